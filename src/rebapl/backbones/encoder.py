@@ -1,0 +1,105 @@
+"""The frozen dual encoder that learners talk to, and its adapter for CLIP as `transformers` has it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rebapl.backbones.text import Piece, Text, TextTokenizer
+from rebapl.backbones.tower import States, Tower
+from rebapl.data.transforms import Preprocessing
+
+
+class DualEncoder:
+    """A frozen image tower and a frozen text tower with a joint feature space.
+
+    Every size is read from the checkpoint. Not an `nn.Module`, so that a learner that keeps one does not take
+    its parameters for its own.
+    """
+
+    def __init__(self, name: str, model: nn.Module, tokenizer: TextTokenizer, preprocessing: Preprocessing):
+        model.eval().requires_grad_(False)
+        config: Any = model.config
+        self.name = name
+        self.model: Any = model
+        self.tokenizer = tokenizer
+        self.preprocessing = preprocessing
+        self.joint_width: int = config.projection_dim
+        self.logit_scale: float = model.logit_scale.exp().item()  # type: ignore[operator]
+        vision, text = self.model.vision_model, self.model.text_model
+        self.vision = Tower(
+            [partial(layer, attention_mask=None) for layer in vision.encoder.layers],
+            config.vision_config.hidden_size,
+            vision.pre_layrnorm,
+            vision.post_layernorm,
+            self.model.visual_projection,
+        )
+        self.text = Tower(
+            [partial(layer, attention_mask=None, is_causal=True) for layer in text.encoder.layers],
+            config.text_config.hidden_size,
+            nn.Identity(),
+            text.final_layer_norm,
+            self.model.text_projection,
+        )
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.logit_scale.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type the frozen towers compute in; features leave them as float32."""
+        return self.model.visual_projection.weight.dtype
+
+    def tokenize(self, sequences: Sequence[Sequence[Piece]]) -> Text:
+        """Token sequences on this encoder's device; see `TextTokenizer.assemble`."""
+        text = self.tokenizer.assemble(sequences)
+        return Text(text.ids.to(self.device), text.read.to(self.device), text.slots.to(self.device))
+
+    def embed_images(self, pixels: Tensor) -> States:
+        """Preprocessed images (B, 3, H, W) as class token and patches with positions, before any layer."""
+        hidden = self.model.vision_model.embeddings(pixels.to(self.device))
+        return States(hidden, torch.zeros(len(hidden), dtype=torch.long, device=hidden.device))
+
+    def token_embeddings(self, ids: Tensor) -> Tensor:
+        """The embeddings of token ids, without positions."""
+        return self.model.text_model.embeddings.token_embedding(ids)
+
+    def embed_text(self, text: Text, fill: Tensor | None = None) -> States:
+        """Token embeddings with positions, the slots filled with vectors (b, d), (C, b, d) given as `fill`."""
+        embeddings = self.token_embeddings(text.ids)
+        if fill is not None:
+            places = text.slots.unsqueeze(-1).expand(-1, -1, embeddings.shape[-1])
+            embeddings = embeddings.scatter(1, places, fill.to(embeddings.dtype).expand(places.shape))
+        positions = self.model.text_model.embeddings.position_embedding.weight[: text.ids.shape[1]]
+        return States(embeddings + positions, text.read)
+
+    def image_features(self, pixels: Tensor) -> Tensor:
+        """Normalised features (B, e) of the frozen image tower."""
+        return F.normalize(self.vision.features(self.vision.run(self.embed_images(pixels))), dim=-1)
+
+    def text_features(self, text: Text) -> Tensor:
+        """Normalised features (C, e) of the frozen text tower."""
+        return F.normalize(self.text.features(self.text.run(self.embed_text(text))), dim=-1)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over the weights as float32 and the settings they do not show.
+
+        A posterior keeps it to recognise its backbone. `load_backbone` reads it before any cast, so that it does
+        not depend on the type computed in.
+        """
+        config = self.model.config
+        towers = (config.vision_config, config.text_config)
+        settings = [(c.num_attention_heads, c.hidden_act, c.layer_norm_eps) for c in towers]
+        digest = hashlib.sha256(repr((settings, self.preprocessing)).encode())
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.float().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()

@@ -1,0 +1,97 @@
+"""One transformer tower, walked layer by layer, so that tokens can be put in at any layer.
+
+A learner says "these tokens at this place of this layer" (`Insert`, `Replace`); nobody forks the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Insert:
+    """Put tokens (n, d) or (B, n, d) in front of position `at`; `None` is the end. The sequence grows by n."""
+
+    tokens: Tensor
+    at: int | None = None
+
+
+@dataclass(frozen=True)
+class Replace:
+    """Overwrite n tokens from position `at` (negative counts from the end) by `mix`·new + (1−`mix`)·old."""
+
+    tokens: Tensor
+    at: int
+    mix: float = 1.0
+
+
+Edit = Insert | Replace
+
+
+@dataclass(frozen=True)
+class States:
+    """Sequences on their way through a tower: hidden (B, L, d) about to enter `layer`.
+
+    `read` (B,) is the position whose last state becomes the feature.
+    """
+
+    hidden: Tensor
+    read: Tensor
+    layer: int = 0
+
+    def edited(self, edit: Edit) -> States:
+        """The same with an edit made; `read` moves when tokens come in front of it."""
+        old = self.hidden
+        new = edit.tokens.to(old.dtype)
+        if new.dim() == 2:
+            new = new.expand(old.shape[0], -1, -1)
+        length, count = old.shape[1], new.shape[1]
+        if isinstance(edit, Insert):
+            at = length if edit.at is None else edit.at
+            hidden = torch.cat([old[:, :at], new, old[:, at:]], dim=1)
+            return replace(self, hidden=hidden, read=self.read + count * (self.read >= at))
+        at = edit.at + length if edit.at < 0 else edit.at
+        if edit.mix != 1.0:
+            new = edit.mix * new + (1 - edit.mix) * old[:, at : at + count]
+        return replace(self, hidden=torch.cat([old[:, :at], new, old[:, at + count :]], dim=1))
+
+
+class Tower:
+    """The layers of one frozen encoder, with what stands before and after them.
+
+    `first_norm` is applied to what enters layer 0 (CLIP's vision tower has one), after that layer's edit.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Callable[[Tensor], Tensor]],
+        width: int,
+        first_norm: Callable[[Tensor], Tensor],
+        last_norm: Callable[[Tensor], Tensor],
+        projection: nn.Linear,
+    ) -> None:
+        self.layers = layers
+        self.width = width
+        self.first_norm = first_norm
+        self.last_norm = last_norm
+        self.projection = projection
+
+    def run(self, states: States, edits: Mapping[int, Edit] | None = None, stop: int | None = None) -> States:
+        """Walk from the states' layer up to `stop` (default: through the last), making `edits[i]` before layer i."""
+        edits = edits or {}
+        stop = len(self.layers) if stop is None else stop
+        for index in range(states.layer, stop):
+            if index in edits:
+                states = states.edited(edits[index])
+            hidden = self.first_norm(states.hidden) if index == 0 else states.hidden
+            states = replace(states, hidden=self.layers[index](hidden), layer=index + 1)
+        return states
+
+    def features(self, states: States) -> Tensor:
+        """The joint-space features (B, e), float32, not normalised, of states that left the last layer."""
+        rows = torch.arange(len(states.hidden), device=states.hidden.device)
+        return self.projection(self.last_norm(states.hidden[rows, states.read])).float()

@@ -1,0 +1,36 @@
+"""A data set: labelled items in three splits, and how to get an item's image."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from PIL import Image
+
+
+class Item(NamedTuple):
+    """One labelled image; `key` is its path below the data root or, for a drawn image, its address."""
+
+    key: str
+    label: int
+    class_name: str
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Items in the order of the published split files, which the few-shot rule depends on.
+
+    `load` turns an item's key into an RGB image. `template` has one `{}` for the class name.
+    """
+
+    name: str
+    template: str
+    train: Sequence[Item]
+    val: Sequence[Item]
+    test: Sequence[Item]
+    load: Callable[[str], Image.Image]
+
+    @property
+    def class_names(self) -> list[str]:
+        """Class names by label, 0 … n−1."""
+        names = {item.label: item.class_name for item in (*self.train, *self.val, *self.test)}
+        return [names[label] for label in sorted(names)]

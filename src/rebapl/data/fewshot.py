@@ -1,0 +1,49 @@
+"""The published few-shot rule and the base/novel rule."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from rebapl.data.dataset import Dataset, Item
+from rebapl.errors import UserError
+
+VAL_SHOTS = 4
+
+
+def few_shot(dataset: Dataset, shots: int, seed: int) -> tuple[list[Item], list[Item]]:
+    """The train and val items that the published lists hold for these shots and this seed.
+
+    One stream seeded with `seed`; labels in order of first appearance; `shots` items of each (all where there
+    are fewer); then `min(shots, 4)` of each from val without reseeding. All classes are sampled: choosing base
+    or novel classes comes after.
+    """
+    if shots < 1:
+        raise UserError(f"shots = {shots}: at least one image per class is needed")
+    rng = random.Random(seed)
+    return _sample(dataset.train, shots, rng), _sample(dataset.val, min(shots, VAL_SHOTS), rng)
+
+
+def _sample(items: Sequence[Item], shots: int, rng: random.Random) -> list[Item]:
+    by_label: dict[int, list[Item]] = {}
+    for item in items:
+        by_label.setdefault(item.label, []).append(item)
+    chosen: list[Item] = []
+    for group in by_label.values():
+        chosen += rng.sample(group, shots) if len(group) >= shots else group
+    return chosen
+
+
+def base_novel(class_names: Sequence[str]) -> tuple[list[int], list[int]]:
+    """The labels of the first ⌈n/2⌉ classes (base) and of the rest (novel)."""
+    if len(class_names) < 2:
+        raise UserError(f"base-to-novel needs at least two classes; there is {len(class_names)}")
+    middle = (len(class_names) + 1) // 2
+    labels = list(range(len(class_names)))
+    return labels[:middle], labels[middle:]
+
+
+def relabelled(items: Sequence[Item], labels: Sequence[int]) -> list[Item]:
+    """The items of these labels, renumbered from 0 in the order given."""
+    number = {label: index for index, label in enumerate(labels)}
+    return [item._replace(label=number[item.label]) for item in items if item.label in number]

@@ -1,0 +1,102 @@
+"""CoOp: learnable context vectors around the class name.
+
+Zhou et al., Learning to Prompt for Vision-Language Models, 2022. Text of a class:
+`[start] v₁ … v_b name . [end]`, the v shared by all classes or one set per class; the name may also stand in
+the middle or in front of them. Only the text tower is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rebapl.backbones import DualEncoder
+from rebapl.backbones.text import Piece
+from rebapl.errors import UserError, unknown
+from rebapl.learners.base import Learner, Output, Recipe
+from rebapl.learners.registry import register
+
+POSITIONS = ("end", "middle", "front")
+
+
+@dataclass(frozen=True)
+class CoOpConfig:
+    """`init` gives words whose embeddings the context starts from; without it, `tokens` vectors of N(0, 0.02²)."""
+
+    tokens: int | None = None
+    init: str | None = "a photo of a"
+    position: str = "end"
+    class_specific: bool = False
+
+    def __post_init__(self) -> None:
+        if self.position not in POSITIONS:
+            raise unknown("position of the class name", self.position, POSITIONS)
+        if self.tokens is not None and self.tokens < 1:
+            raise UserError(f"tokens = {self.tokens}: CoOp needs at least one context token")
+
+
+@register("coop", CoOpConfig)
+class CoOp(Learner):
+    recipe = Recipe(lr=0.002, epochs=200, batch=32)
+    repels_in = "text"
+
+    def __init__(
+        self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: CoOpConfig
+    ) -> None:
+        self.config = config
+        self.init_ids = encoder.tokenizer.words(config.init) if config.init else []
+        self.tokens = config.tokens or len(self.init_ids) or 16
+        if self.init_ids and self.tokens != len(self.init_ids):
+            raise UserError(
+                f"init = {config.init!r} is {len(self.init_ids)} tokens, but tokens = {self.tokens}: give one of "
+                f"the two (init=None draws the context at random)"
+            )
+        super().__init__(encoder, class_names, template)
+        shape = (self.tokens, encoder.text.width)
+        if config.class_specific:
+            shape = (len(self.class_names), *shape)
+        self.context = nn.Parameter(torch.empty(shape, device=encoder.device))
+
+    def prepare_text(self) -> None:
+        if self.config.class_specific and "context" in self._parameters:
+            self._check_class_count()
+        self.text = self.encoder.tokenize([self._pieces(name) for name in self.class_names])
+
+    def _pieces(self, name: str) -> list[Piece]:
+        half = self.tokens // 2
+        return {
+            "end": [self.tokens, f"{name}."],
+            "middle": [half, name, self.tokens - half, "."],
+            "front": [name, self.tokens, "."],
+        }[self.config.position]
+
+    def _check_class_count(self) -> None:
+        if len(self.class_names) != len(self.context):
+            raise UserError(
+                f"class-specific context belongs to its {len(self.context)} classes and cannot be bound to "
+                f"{len(self.class_names)} others: use the shared context (class_specific=False)"
+            )
+
+    @torch.no_grad()
+    def reset(self, generator: torch.Generator) -> None:
+        if self.init_ids:
+            ids = torch.tensor(self.init_ids, device=self.encoder.device)
+            self.context.copy_(self.encoder.token_embeddings(ids).expand(self.context.shape))
+        else:
+            noise = torch.randn(self.context.shape, generator=generator, device=generator.device)
+            self.context.copy_(0.02 * noise)
+
+    @torch.no_grad()
+    def frozen(self, images: Tensor) -> Tensor:
+        return self.encoder.image_features(images)
+
+    def encode_classes(self) -> Mapping[str, Tensor]:
+        states = self.encoder.text.run(self.encoder.embed_text(self.text, self.context))
+        return {"text": F.normalize(self.encoder.text.features(states), dim=-1)}
+
+    def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
+        return Output(self.cosine_logits(frozen, classes["text"]), {"image": frozen}, classes)

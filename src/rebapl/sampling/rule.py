@@ -1,0 +1,237 @@
+"""What all step rules share: target density, prior, estimate of the gradient noise, parameter groups.
+
+Everything is in mean-loss units, so that learning rates mean what they mean in SGD:
+
+    L(θ) = mean loss + ½·wd·‖θ−θ₀‖²,        target density ∝ exp(−N·L(θ)/T)
+
+with N = `num_data`, T = `temperature` (1 is Bayes, 0 is optimisation), prior standard deviation 1/sqrt(N·wd).
+Where the loss is not a negative log-likelihood, the target is a Gibbs posterior.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rebapl.errors import UserError
+from rebapl.sampling import lists
+
+NOISE_DECAY = 0.99
+
+
+class Rule(torch.optim.Optimizer):
+    """Base of the step rules: gradients with the prior's pull, and how much noise the mini-batches already bring.
+
+    `gradient_noise` is None (ignored), a constant γ̂, or "estimate": per coordinate, V̂ is a running mean of
+    ½(g_t − g_{t−1})², the variance of the mini-batch mean gradient (differences of neighbours, because a plain
+    running variance would count the movement of θ as noise). The injected noise is reduced accordingly and never
+    below zero.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor,
+        *,
+        num_data: int,
+        temperature: float = 1.0,
+        weight_decay: float = 0.0,
+        prior_std: float | None = None,
+        center: None | str | Sequence[Tensor] = None,
+        gradient_noise: None | float | str = None,
+        generator: torch.Generator | None = None,
+        foreach: bool | None = None,
+        **more: Any,
+    ) -> None:
+        self.generator = generator
+        self._warned = False
+        self._clamped: Tensor | None = None
+        defaults = {
+            "lr": lr,
+            "num_data": num_data,
+            "temperature": temperature,
+            "weight_decay": weight_decay,
+            "prior_std": prior_std,
+            "center": center,
+            "gradient_noise": gradient_noise,
+            "foreach": foreach,
+            **more,
+        }
+        super().__init__(params, defaults)
+        self.defaults["center"] = None if not isinstance(center, str) else center
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        self._check(group)
+        self._place_center(group)
+
+    def _check(self, group: dict[str, Any]) -> None:
+        for name in ("lr", "temperature", "weight_decay"):
+            value = group[name]
+            if not isinstance(value, Tensor) and not 0 <= value < math.inf:
+                raise UserError(f"{name} is {value}; it must be a finite number that is not negative")
+        if not group["num_data"] >= 1:
+            raise UserError(f"num_data is {group['num_data']}; it is the number of training examples, at least 1")
+        if group["prior_std"] is not None:
+            if group["prior_std"] <= 0:
+                raise UserError(f"prior_std is {group['prior_std']}; it must be positive")
+            if group["weight_decay"] != 0:
+                raise UserError("weight_decay and prior_std both state the prior: give one of them")
+        noise = group["gradient_noise"]
+        if isinstance(noise, str) and noise != "estimate":
+            raise UserError(f"gradient_noise is '{noise}'; accepted: None, a number (γ̂), 'estimate'")
+        if isinstance(noise, (int, float)) and noise < 0:
+            raise UserError(f"gradient_noise is {noise}; a constant γ̂ must not be negative")
+
+    def _place_center(self, group: dict[str, Any]) -> None:
+        center = group["center"]
+        if center is None or center == "given":
+            return
+        if isinstance(center, str):
+            if center != "init":
+                raise UserError(f"center is '{center}'; accepted: None (zero), 'init', or one tensor per parameter")
+            places = [p.detach().clone() for p in group["params"]]
+        else:
+            places = [x.detach().clone() for x in center]
+            if [x.shape for x in places] != [p.shape for p in group["params"]]:
+                raise UserError("center must have one tensor per parameter, of the parameter's shape")
+            group["center"] = "given"
+        for p, place in zip(group["params"], places, strict=True):
+            self.state[p]["center"] = place.to(p)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step. Parameters without a gradient are left alone: no noise, no decay.
+
+        `closure`, if given, re-evaluates the model and returns the loss, which is returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            if group["gradient_noise"] == "estimate":
+                self._update_noise_estimate(params)
+            self._move(group, params, self.gradients(group, params))
+        self.warn_if_clamped(wait=False)
+        return loss
+
+    def _move(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+        raise NotImplementedError
+
+    def restart(self) -> None:
+        """Forget what belongs to the path so far: momentum to zero, a fresh estimate of the gradient noise."""
+        for state in self.state.values():
+            if "momentum_buffer" in state:
+                state["momentum_buffer"].zero_()
+            for name in ("last_gradient", "noise_variance", "noise_weight"):
+                state.pop(name, None)
+
+    def use_foreach(self, group: dict[str, Any]) -> bool:
+        """As torch: one kernel per list by default on a GPU, a loop on a CPU."""
+        if group["foreach"] is None:
+            return all(p.is_cuda for p in group["params"])
+        return group["foreach"]
+
+    def decay(self, group: dict[str, Any]) -> float:
+        """The prior's precision per example: `weight_decay`, or 1/(N·std²)."""
+        if group["prior_std"] is None:
+            return group["weight_decay"]
+        return 1.0 / (group["num_data"] * group["prior_std"] ** 2)
+
+    def gradients(self, group: dict[str, Any], params: Sequence[Tensor]) -> list[Tensor]:
+        """∇L with the prior: g + wd·(θ−θ₀), in the shapes of `params`."""
+        grads = [p.grad for p in params if p.grad is not None]
+        wd = self.decay(group)
+        if wd == 0:
+            return grads
+        foreach = self.use_foreach(group)
+        away = list(params)
+        if group["center"] is not None:
+            centers = [self.state[p]["center"] for p in params]
+            away = list(torch._foreach_sub(away, centers)) if foreach else [
+                p - c for p, c in zip(away, centers, strict=True)
+            ]
+        if foreach:
+            return list(torch._foreach_add(grads, away, alpha=wd))
+        return [g.add(x, alpha=wd) for g, x in zip(grads, away, strict=True)]
+
+    def _update_noise_estimate(self, params: Iterable[Tensor]) -> None:
+        for p in params:
+            state = self.state[p]
+            assert p.grad is not None
+            if "last_gradient" not in state:
+                state["last_gradient"] = p.grad.clone()
+                state["noise_variance"] = torch.zeros_like(p)
+                state["noise_weight"] = torch.zeros((), dtype=p.dtype, device=p.device)
+                continue
+            state["noise_variance"].lerp_((p.grad - state["last_gradient"]).square_().mul_(0.5), 1 - NOISE_DECAY)
+            state["noise_weight"].lerp_(torch.ones_like(state["noise_weight"]), 1 - NOISE_DECAY)
+            state["last_gradient"].copy_(p.grad)
+
+    def gradient_variance(self, p: Tensor) -> Tensor:
+        """V̂ of one parameter, in its shape: zero until two gradients were seen."""
+        state = self.state[p]
+        tiny = torch.finfo(p.dtype).tiny
+        return state["noise_variance"] / state["noise_weight"].clamp_min(tiny)
+
+    def _add_noise(
+        self,
+        group: dict[str, Any],
+        params: Sequence[Tensor],
+        to: Sequence[Tensor],
+        variance: float,
+        weight: float,
+        scale: lists.Scale,
+    ) -> None:
+        """to ← to + scale·sqrt(variance − weight·s)·ε, the root cut at zero.
+
+        s is the variance that the mini-batches bring to the unit-mass momentum in one step: lr·N·V̂ where it is
+        estimated, 2·γ̂·T for a constant γ̂.
+        """
+        noise = lists.normal_like(to, self.generator)
+        if group["gradient_noise"] == "estimate":
+            for x, p, eps in zip(to, params, noise, strict=True):
+                left = variance - weight * group["lr"] * group["num_data"] * self.gradient_variance(p)
+                self._note_clamped(left)
+                x.add_(eps * (left.clamp_min(0).sqrt() * scale))
+            return
+        left = variance - weight * 2 * (group["gradient_noise"] or 0.0) * group["temperature"]
+        if left <= 0 < variance:
+            self._warn()
+        lists.add_(to, noise, math.sqrt(max(left, 0.0)) * scale, foreach=self.use_foreach(group))
+
+    def _note_clamped(self, left: Tensor) -> None:
+        cut = (left <= 0).sum()
+        counts = torch.stack([cut, torch.full_like(cut, left.numel())])
+        self._clamped = counts if self._clamped is None else self._clamped.to(counts.device) + counts
+
+    def acceptance(self) -> Tensor:
+        """Share of coordinates, since the last call, where the mini-batches' noise left room for injected noise."""
+        counts, self._clamped = self._clamped, None
+        return torch.tensor(1.0) if counts is None else 1 - counts[0] / counts[1]
+
+    def warn_if_clamped(self, wait: bool = True) -> None:
+        """Warn, once, if the injected noise had to be cut at zero. Waits for a GPU only if `wait`."""
+        if self._warned or self._clamped is None or (self._clamped.is_cuda and not wait):
+            return
+        if int(self._clamped[0]) > 0:
+            self._warn()
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "the mini-batches' gradient noise alone exceeds what the friction removes: no noise is injected "
+                "and the samples are hotter than `temperature`. Lower lr, lower momentum, or enlarge the batch.",
+                stacklevel=2,
+            )

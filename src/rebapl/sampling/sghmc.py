@@ -1,0 +1,162 @@
+"""Stochastic gradient Hamiltonian Monte Carlo, with four ways to put its parts in order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rebapl.errors import UserError, unknown
+from rebapl.sampling import lists
+from rebapl.sampling.rule import Rule
+
+INTEGRATORS = ("kdod", "symplectic", "printed", "authors")
+
+
+class SGHMC(Rule):
+    """p ← p − h·N·∇L̃(θ);  θ ← θ + ½h·p;  p ← (1−η)·p + sqrt(T·(1−(1−η)²))·ε;  θ ← θ + ½h·p
+
+    Chen, Fox & Guestrin, "Stochastic Gradient Hamiltonian Monte Carlo", 2014. Targets exp(−N·L(θ)/T) with
+    L = mean loss + ½·wd·‖θ−θ₀‖² (see `Rule`). Friction η = 1 − momentum, h = sqrt(lr/N), p of unit mass.
+
+    `integrator`, on a quadratic of curvature λ of N·L, with α = lr/N:
+
+    * "kdod" (kick, half drift, Ornstein–Uhlenbeck, half drift), above: stationary variance T/λ exactly, stable
+      for αλ < 4; kinetic temperature T exactly.
+    * "symplectic": p ← (1−η)·p − h·N·∇L̃ + sqrt(2(η−γ̂)T)·ε; θ ← θ + h·p. Variance (T/λ)/(1 − αλ/(2(2−η))),
+      stable for αλ < 2(2−η); p² averages 2T/(2−η−αλ/2).
+    * "printed", the order in the ReBaPL paper: θ moves by the old p. Variance
+      (T/λ)·2η(2−η+αλ)/((η−αλ)(4−2η+αλ)); blows up at αλ = η.
+    * "authors", the noise of its released code: symplectic order, with temperature·sqrt(2·lr·momentum)/N·ε added
+      to torch's momentum buffer. Its true temperature is lr²·momentum·temperature²/(N·η).
+
+    At temperature 0 the step is torch.optim.SGD's with momentum, exactly, at any schedule of lr (except "printed",
+    which keeps its order). The state is torch's momentum buffer v, with p = −sqrt(lr·N)·v; while sampling, v is
+    rescaled by sqrt(lr_old/lr_new) when lr changes, which keeps p ("authors" leaves it alone, as they do).
+
+    >>> import torch
+    >>> weight = torch.nn.Parameter(torch.ones(3))
+    >>> sampler = SGHMC([weight], lr=0.1, num_data=50, generator=torch.Generator().manual_seed(0))
+    >>> (weight**2).sum().backward()
+    >>> sampler.step()
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor,
+        *,
+        num_data: int,
+        momentum: float = 0.9,
+        temperature: float = 1.0,
+        weight_decay: float = 0.0,
+        prior_std: float | None = None,
+        center: None | str | Sequence[Tensor] = None,
+        gradient_noise: None | float | str = None,
+        integrator: str = "kdod",
+        generator: torch.Generator | None = None,
+        foreach: bool | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            num_data=num_data,
+            momentum=momentum,
+            temperature=temperature,
+            weight_decay=weight_decay,
+            prior_std=prior_std,
+            center=center,
+            gradient_noise=gradient_noise,
+            integrator=integrator,
+            momentum_lr=None,
+            generator=generator,
+            foreach=foreach,
+        )
+
+    def _check(self, group: dict[str, Any]) -> None:
+        super()._check(group)
+        if not 0 <= group["momentum"] < 1:
+            raise UserError(f"momentum is {group['momentum']}; accepted: at least 0 and below 1")
+        if group["integrator"] not in INTEGRATORS:
+            raise unknown("integrator", group["integrator"], INTEGRATORS)
+        if group["integrator"] == "authors" and group["gradient_noise"] is not None:
+            raise UserError("integrator 'authors' has no gradient_noise: leave it out or take another integrator")
+
+    def _move(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
+        foreach = self.use_foreach(group)
+        buffers = [self._buffer(p) for p in params]
+        lr, momentum, order = group["lr"], group["momentum"], group["integrator"]
+        sampling = group["temperature"] > 0
+        if sampling and order != "authors":
+            self._keep_momentum(group, buffers)
+        if sampling and order == "kdod":
+            lists.add_(buffers, grads, foreach=foreach)
+            lists.add_(params, buffers, -0.5 * lr, foreach=foreach)
+            lists.scale_(buffers, momentum, foreach=foreach)
+            self._refresh(group, params, buffers)
+            lists.add_(params, buffers, -0.5 * lr, foreach=foreach)
+        else:
+            if order == "printed":
+                lists.add_(params, buffers, -lr, foreach=foreach)
+            lists.scale_(buffers, momentum, foreach=foreach)
+            lists.add_(buffers, grads, foreach=foreach)
+            if sampling:
+                self._refresh(group, params, buffers)
+            if order != "printed":
+                lists.add_(params, buffers, -lr, foreach=foreach)
+        self._note_lr(group)
+
+    def _buffer(self, p: Tensor) -> Tensor:
+        state = self.state[p]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        return state["momentum_buffer"]
+
+    def _keep_momentum(self, group: dict[str, Any], buffers: list[Tensor]) -> None:
+        """v ← v·sqrt(lr_old/lr_new): the same p at the new lr."""
+        old, new = group["momentum_lr"], group["lr"]
+        if old is None or (not isinstance(new, Tensor) and (old == new or new == 0)):
+            return
+        lists.scale_(buffers, (old / new) ** 0.5, foreach=self.use_foreach(group))
+
+    def _note_lr(self, group: dict[str, Any]) -> None:
+        lr = group["lr"]
+        if isinstance(lr, Tensor) and isinstance(group["momentum_lr"], Tensor):
+            group["momentum_lr"].copy_(lr)
+        else:
+            group["momentum_lr"] = lr.clone() if isinstance(lr, Tensor) else lr
+
+    def _refresh(self, group: dict[str, Any], params: list[Tensor], buffers: list[Tensor]) -> None:
+        """The injected noise, in units of v."""
+        lr, T, momentum = group["lr"], group["temperature"], group["momentum"]
+        friction = 1 - momentum
+        if group["integrator"] == "authors":
+            amplitude = T * (2 * momentum) ** 0.5 / group["num_data"]
+            noise = lists.normal_like(buffers, self.generator)
+            lists.add_(buffers, noise, amplitude * lr**0.5, foreach=self.use_foreach(group))
+            return
+        kdod = group["integrator"] == "kdod"
+        variance = T * (1 - momentum**2) if kdod else 2 * friction * T
+        weight = (1 - friction / 2) ** 2 if kdod else 1.0
+        self._add_noise(group, params, buffers, variance, weight, scale=(lr * group["num_data"]) ** -0.5)
+
+    def kinetic_temperature(self) -> Tensor:
+        """Mean p² over all coordinates that moved, corrected by (2−η)/2 where the integrator needs it.
+
+        A 0-d tensor, not waited for; equals T at equilibrium for small steps.
+        """
+        sums, count = [], 0
+        for group in self.param_groups:
+            buffers = [self.state[p]["momentum_buffer"] for p in group["params"] if "momentum_buffer" in self.state[p]]
+            if not buffers or group["momentum_lr"] is None:
+                continue
+            correction = 1.0 if group["integrator"] == "kdod" else (1 + group["momentum"]) / 2
+            mass = correction * group["momentum_lr"] * group["num_data"]
+            sums += [b.float().square().sum() * mass for b in buffers]
+            count += sum(b.numel() for b in buffers)
+        if not sums:
+            return torch.tensor(math.nan)
+        return torch.stack([s.to(sums[0].device) for s in sums]).sum() / count
