@@ -22,9 +22,7 @@ def learner_and_output(
     encoder: DualEncoder, method: str, settings: dict, names: dict[str, str]
 ) -> tuple[Learner, Output]:
     """`names` maps our parameter names to the oracle's."""
-    learner = build_learner(
-        method, encoder, golden.CLASS_NAMES, golden.TEMPLATE, torch.Generator(), settings
-    )
+    learner = build_learner(method, encoder, golden.CLASS_NAMES, golden.TEMPLATE, torch.Generator(), settings)
     with torch.no_grad():
         for ours, theirs in names.items():
             parameter = learner.get_parameter(ours)

@@ -61,7 +61,8 @@ class TrainBatches:
         chosen = order[place * self.batch : (place + 1) * self.batch]
         rng = python_random(self.seed, "augmentation", step)
         views = [
-            self.preprocessing.random(self.data.images[index], self.crop_scale, rng) for index in chosen.tolist()
+            self.preprocessing.random(self.data.images[index], self.crop_scale, rng)
+            for index in chosen.tolist()
         ]
         pixels = torch.stack(views).to(self.device)
         return self.preprocessing.normalize(pixels), self.data.labels[chosen].to(self.device)

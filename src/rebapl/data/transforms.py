@@ -47,7 +47,9 @@ class Preprocessing:
         return as_tensor(view)
 
 
-def random_box(width: int, height: int, scale: tuple[float, float], rng: random.Random) -> tuple[int, int, int, int]:
+def random_box(
+    width: int, height: int, scale: tuple[float, float], rng: random.Random
+) -> tuple[int, int, int, int]:
     """A box of `scale` of the area and an aspect ratio log-uniform in 3/4 … 4/3; the centre if ten draws do not fit."""
     area = width * height * 1.0
     for _ in range(10):

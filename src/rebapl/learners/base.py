@@ -33,6 +33,16 @@ class Recipe:
     warmup_epochs: int = 1
     warmup_lr: float = 1e-5
     crop_scale: tuple[float, float] = (0.08, 1.0)
+    averaging: tuple[float, float] | None = None
+    """Mean and standard deviation, in epochs, of the Gaussian weights with which parameters are averaged."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What the authors change for a protocol or a data set: settings of the method, fields of its recipe."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,11 @@ class Learner(nn.Module):
 
     recipe: ClassVar[Recipe]
     repels_in: ClassVar[str | None]
+    variants: ClassVar[Mapping[str, Variant]] = {}
+    """By protocol (`cross-dataset`), data set (`eurosat`), or both (`cross-dataset/eurosat`)."""
+
+    noise: torch.Generator | None = None
+    """The stream a stochastic method draws from while training; the loop gives it."""
 
     def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str) -> None:
         super().__init__()

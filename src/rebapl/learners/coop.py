@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rebapl.backbones import DualEncoder
 from rebapl.backbones.text import Piece
 from rebapl.errors import UserError, unknown
-from rebapl.learners.base import Learner, Output, Recipe
+from rebapl.learners.base import Learner, Output, Recipe, Variant
 from rebapl.learners.registry import register
 
 POSITIONS = ("end", "middle", "front")
@@ -43,6 +43,12 @@ class CoOpConfig:
 class CoOp(Learner):
     recipe = Recipe(lr=0.002, epochs=200, batch=32)
     repels_in = "text"
+    variants = {
+        "imagenet": Variant(recipe={"epochs": 50}),
+        "few-shot": Variant(settings={"init": None, "tokens": 16}),
+        "cross-dataset": Variant(settings={"init": None, "tokens": 16}),
+        "domain-generalization": Variant(settings={"init": None, "tokens": 16}),
+    }
 
     def __init__(
         self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: CoOpConfig

@@ -10,7 +10,7 @@ import torch
 
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError, unknown
-from rebapl.learners.base import Learner
+from rebapl.learners.base import Learner, Recipe
 
 METHODS: dict[str, tuple[type[Learner], type[Any]]] = {}
 
@@ -40,9 +40,25 @@ def build_learner(
     known = [field.name for field in dataclasses.fields(config)]
     for key in settings or {}:
         if key not in known:
-            raise unknown(f"setting of method '{method}'", key, known) if known else UserError(
-                f"method '{method}' has no settings, but '{key}' was given"
+            raise (
+                unknown(f"setting of method '{method}'", key, known)
+                if known
+                else UserError(f"method '{method}' has no settings, but '{key}' was given")
             )
     learner = kind(encoder, class_names, template, config(**(settings or {})))  # type: ignore[call-arg]
     learner.reset(generator)
     return learner
+
+
+def published(method: str, protocol: str, dataset: str) -> tuple[dict[str, Any], Recipe]:
+    """The settings and the recipe with which the authors report this method there."""
+    if method not in METHODS:
+        raise unknown("method", method, sorted(METHODS))
+    kind, _ = METHODS[method]
+    settings: dict[str, Any] = {}
+    recipe = kind.recipe
+    for key in (protocol, dataset, f"{protocol}/{dataset}"):
+        if key in kind.variants:
+            settings |= kind.variants[key].settings
+            recipe = dataclasses.replace(recipe, **kind.variants[key].recipe)
+    return settings, recipe

@@ -6,15 +6,14 @@ A scale may be a number or a 0-d tensor; nothing here waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 Scale = float | Tensor
+Tensors = list[Tensor]
 
 
-def add_(xs: Sequence[Tensor], ys: Sequence[Tensor], scale: Scale = 1.0, *, foreach: bool) -> None:
+def add_(xs: Tensors, ys: Tensors, scale: Scale = 1.0, *, foreach: bool) -> None:
     """x ← x + scale·y"""
     if foreach:
         if isinstance(scale, Tensor):
@@ -29,16 +28,19 @@ def add_(xs: Sequence[Tensor], ys: Sequence[Tensor], scale: Scale = 1.0, *, fore
             x.add_(y, alpha=scale)
 
 
-def scale_(xs: Sequence[Tensor], scale: Scale, *, foreach: bool) -> None:
+def scale_(xs: Tensors, scale: Scale, *, foreach: bool) -> None:
     """x ← scale·x"""
     if foreach:
-        torch._foreach_mul_(xs, scale)
+        if isinstance(scale, Tensor):
+            torch._foreach_mul_(xs, scale)
+        else:
+            torch._foreach_mul_(xs, scale)
         return
     for x in xs:
         x.mul_(scale)
 
 
-def normal_like(xs: Sequence[Tensor], generator: torch.Generator | None) -> list[Tensor]:
+def normal_like(xs: Tensors, generator: torch.Generator | None) -> list[Tensor]:
     """Standard normal noise in the shapes of `xs`, drawn with one call where all share device and dtype."""
     kinds = {(x.device, x.dtype) for x in xs}
     if len(kinds) > 1:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,12 +25,12 @@ NOISE_DECAY = 0.99
 
 
 class Rule(torch.optim.Optimizer):
-    """Base of the step rules: gradients with the prior's pull, and how much noise the mini-batches already bring.
+    """Base of the step rules: gradients with the prior's pull, and the noise that mini-batches already bring.
 
-    `gradient_noise` is None (ignored), a constant γ̂, or "estimate": per coordinate, V̂ is a running mean of
-    ½(g_t − g_{t−1})², the variance of the mini-batch mean gradient (differences of neighbours, because a plain
-    running variance would count the movement of θ as noise). The injected noise is reduced accordingly and never
-    below zero.
+    `gradient_noise` is None (ignored), a constant γ̂, or "estimate": per coordinate, V̂ is a running mean
+    of ½(g_t − g_{t−1})², the variance of the mini-batch mean gradient (differences of neighbours, because a
+    plain running variance would count the movement of θ as noise). The injected noise is reduced accordingly
+    and never below zero. `own` holds a rule's own group values.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class Rule(torch.optim.Optimizer):
         temperature: float = 1.0,
         weight_decay: float = 0.0,
         prior_std: float | None = None,
-        center: None | str | Sequence[Tensor] = None,
-        gradient_noise: None | float | str = None,
+        center: str | Sequence[Tensor] | None = None,
+        gradient_noise: float | str | None = None,
         generator: torch.Generator | None = None,
         foreach: bool | None = None,
-        **more: Any,
+        own: Mapping[str, Any],
     ) -> None:
         self.generator = generator
         self._warned = False
@@ -60,7 +60,7 @@ class Rule(torch.optim.Optimizer):
             "center": center,
             "gradient_noise": gradient_noise,
             "foreach": foreach,
-            **more,
+            **own,
         }
         super().__init__(params, defaults)
         self.defaults["center"] = None if not isinstance(center, str) else center
@@ -77,7 +77,9 @@ class Rule(torch.optim.Optimizer):
             if not isinstance(value, Tensor) and not 0 <= value < math.inf:
                 raise UserError(f"{name} is {value}; it must be a finite number that is not negative")
         if not group["num_data"] >= 1:
-            raise UserError(f"num_data is {group['num_data']}; it is the number of training examples, at least 1")
+            raise UserError(
+                f"num_data is {group['num_data']}; it is the number of training examples, at least 1"
+            )
         if group["prior_std"] is not None:
             if group["prior_std"] <= 0:
                 raise UserError(f"prior_std is {group['prior_std']}; it must be positive")
@@ -95,7 +97,9 @@ class Rule(torch.optim.Optimizer):
             return
         if isinstance(center, str):
             if center != "init":
-                raise UserError(f"center is '{center}'; accepted: None (zero), 'init', or one tensor per parameter")
+                raise UserError(
+                    f"center is '{center}'; accepted: None (zero), 'init', or one tensor per parameter"
+                )
             places = [p.detach().clone() for p in group["params"]]
         else:
             places = [x.detach().clone() for x in center]
@@ -106,7 +110,7 @@ class Rule(torch.optim.Optimizer):
             self.state[p]["center"] = place.to(p)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step. Parameters without a gradient are left alone: no noise, no decay.
 
         `closure`, if given, re-evaluates the model and returns the loss, which is returned.
@@ -129,7 +133,7 @@ class Rule(torch.optim.Optimizer):
         raise NotImplementedError
 
     def restart(self) -> None:
-        """Forget what belongs to the path so far: momentum to zero, a fresh estimate of the gradient noise."""
+        """Forget the path so far: momentum to zero, a fresh estimate of the gradient noise."""
         for state in self.state.values():
             if "momentum_buffer" in state:
                 state["momentum_buffer"].zero_()
@@ -148,7 +152,7 @@ class Rule(torch.optim.Optimizer):
             return group["weight_decay"]
         return 1.0 / (group["num_data"] * group["prior_std"] ** 2)
 
-    def gradients(self, group: dict[str, Any], params: Sequence[Tensor]) -> list[Tensor]:
+    def gradients(self, group: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
         """∇L with the prior: g + wd·(θ−θ₀), in the shapes of `params`."""
         grads = [p.grad for p in params if p.grad is not None]
         wd = self.decay(group)
@@ -158,9 +162,11 @@ class Rule(torch.optim.Optimizer):
         away = list(params)
         if group["center"] is not None:
             centers = [self.state[p]["center"] for p in params]
-            away = list(torch._foreach_sub(away, centers)) if foreach else [
-                p - c for p, c in zip(away, centers, strict=True)
-            ]
+            away = (
+                list(torch._foreach_sub(away, centers))
+                if foreach
+                else [p - c for p, c in zip(away, centers, strict=True)]
+            )
         if foreach:
             return list(torch._foreach_add(grads, away, alpha=wd))
         return [g.add(x, alpha=wd) for g, x in zip(grads, away, strict=True)]
@@ -174,7 +180,9 @@ class Rule(torch.optim.Optimizer):
                 state["noise_variance"] = torch.zeros_like(p)
                 state["noise_weight"] = torch.zeros((), dtype=p.dtype, device=p.device)
                 continue
-            state["noise_variance"].lerp_((p.grad - state["last_gradient"]).square_().mul_(0.5), 1 - NOISE_DECAY)
+            state["noise_variance"].lerp_(
+                (p.grad - state["last_gradient"]).square_().mul_(0.5), 1 - NOISE_DECAY
+            )
             state["noise_weight"].lerp_(torch.ones_like(state["noise_weight"]), 1 - NOISE_DECAY)
             state["last_gradient"].copy_(p.grad)
 
@@ -187,16 +195,16 @@ class Rule(torch.optim.Optimizer):
     def _add_noise(
         self,
         group: dict[str, Any],
-        params: Sequence[Tensor],
-        to: Sequence[Tensor],
+        params: list[Tensor],
+        to: list[Tensor],
         variance: float,
         weight: float,
         scale: lists.Scale,
     ) -> None:
         """to ← to + scale·sqrt(variance − weight·s)·ε, the root cut at zero.
 
-        s is the variance that the mini-batches bring to the unit-mass momentum in one step: lr·N·V̂ where it is
-        estimated, 2·γ̂·T for a constant γ̂.
+        s is the variance that the mini-batches bring to the unit-mass momentum in one step: lr·N·V̂ where
+        it is estimated, 2·γ̂·T for a constant γ̂.
         """
         noise = lists.normal_like(to, self.generator)
         if group["gradient_noise"] == "estimate":
@@ -216,7 +224,7 @@ class Rule(torch.optim.Optimizer):
         self._clamped = counts if self._clamped is None else self._clamped.to(counts.device) + counts
 
     def acceptance(self) -> Tensor:
-        """Share of coordinates, since the last call, where the mini-batches' noise left room for injected noise."""
+        """Share of coordinates, since the last call, where gradient noise left room for injected noise."""
         counts, self._clamped = self._clamped, None
         return torch.tensor(1.0) if counts is None else 1 - counts[0] / counts[1]
 
@@ -231,7 +239,8 @@ class Rule(torch.optim.Optimizer):
         if not self._warned:
             self._warned = True
             warnings.warn(
-                "the mini-batches' gradient noise alone exceeds what the friction removes: no noise is injected "
-                "and the samples are hotter than `temperature`. Lower lr, lower momentum, or enlarge the batch.",
+                "the mini-batches' gradient noise alone exceeds what the friction removes: there no noise is "
+                "injected and samples are hotter than `temperature`. Lower lr or momentum, or enlarge the "
+                "batch.",
                 stacklevel=2,
             )

@@ -24,18 +24,19 @@ class SGHMC(Rule):
 
     `integrator`, on a quadratic of curvature λ of N·L, with α = lr/N:
 
-    * "kdod" (kick, half drift, Ornstein–Uhlenbeck, half drift), above: stationary variance T/λ exactly, stable
-      for αλ < 4; kinetic temperature T exactly.
+    * "kdod" (kick, half drift, Ornstein–Uhlenbeck, half drift), above: stationary variance T/λ exactly,
+      stable for αλ < 4; p² averages T exactly.
     * "symplectic": p ← (1−η)·p − h·N·∇L̃ + sqrt(2(η−γ̂)T)·ε; θ ← θ + h·p. Variance (T/λ)/(1 − αλ/(2(2−η))),
       stable for αλ < 2(2−η); p² averages 2T/(2−η−αλ/2).
     * "printed", the order in the ReBaPL paper: θ moves by the old p. Variance
       (T/λ)·2η(2−η+αλ)/((η−αλ)(4−2η+αλ)); blows up at αλ = η.
-    * "authors", the noise of its released code: symplectic order, with temperature·sqrt(2·lr·momentum)/N·ε added
+    * "authors", the noise of its released code: symplectic order, temperature·sqrt(2·lr·momentum)/N·ε added
       to torch's momentum buffer. Its true temperature is lr²·momentum·temperature²/(N·η).
 
-    At temperature 0 the step is torch.optim.SGD's with momentum, exactly, at any schedule of lr (except "printed",
-    which keeps its order). The state is torch's momentum buffer v, with p = −sqrt(lr·N)·v; while sampling, v is
-    rescaled by sqrt(lr_old/lr_new) when lr changes, which keeps p ("authors" leaves it alone, as they do).
+    At temperature 0 the step is torch.optim.SGD's with momentum, exactly, at any schedule of lr (except
+    "printed", which keeps its order). The state is torch's momentum buffer v, with p = −sqrt(lr·N)·v; while
+    sampling, v is rescaled by sqrt(lr_old/lr_new) when lr changes, which keeps p ("authors" leaves it alone,
+    as they do).
 
     >>> import torch
     >>> weight = torch.nn.Parameter(torch.ones(3))
@@ -54,8 +55,8 @@ class SGHMC(Rule):
         temperature: float = 1.0,
         weight_decay: float = 0.0,
         prior_std: float | None = None,
-        center: None | str | Sequence[Tensor] = None,
-        gradient_noise: None | float | str = None,
+        center: str | Sequence[Tensor] | None = None,
+        gradient_noise: float | str | None = None,
         integrator: str = "kdod",
         generator: torch.Generator | None = None,
         foreach: bool | None = None,
@@ -64,16 +65,14 @@ class SGHMC(Rule):
             params,
             lr,
             num_data=num_data,
-            momentum=momentum,
             temperature=temperature,
             weight_decay=weight_decay,
             prior_std=prior_std,
             center=center,
             gradient_noise=gradient_noise,
-            integrator=integrator,
-            momentum_lr=None,
             generator=generator,
             foreach=foreach,
+            own={"momentum": momentum, "integrator": integrator, "momentum_lr": None},
         )
 
     def _check(self, group: dict[str, Any]) -> None:
@@ -83,13 +82,17 @@ class SGHMC(Rule):
         if group["integrator"] not in INTEGRATORS:
             raise unknown("integrator", group["integrator"], INTEGRATORS)
         if group["integrator"] == "authors" and group["gradient_noise"] is not None:
-            raise UserError("integrator 'authors' has no gradient_noise: leave it out or take another integrator")
+            raise UserError(
+                "integrator 'authors' has no gradient_noise: leave it out or take another integrator"
+            )
 
     def _move(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         foreach = self.use_foreach(group)
         buffers = [self._buffer(p) for p in params]
         lr, momentum, order = group["lr"], group["momentum"], group["integrator"]
         sampling = group["temperature"] > 0
+        if sampling and not isinstance(lr, Tensor) and lr == 0:
+            return  # p is kept, θ does not move
         if sampling and order != "authors":
             self._keep_momentum(group, buffers)
         if sampling and order == "kdod":
@@ -118,7 +121,7 @@ class SGHMC(Rule):
     def _keep_momentum(self, group: dict[str, Any], buffers: list[Tensor]) -> None:
         """v ← v·sqrt(lr_old/lr_new): the same p at the new lr."""
         old, new = group["momentum_lr"], group["lr"]
-        if old is None or (not isinstance(new, Tensor) and (old == new or new == 0)):
+        if old is None or (not isinstance(new, Tensor) and old == new):
             return
         lists.scale_(buffers, (old / new) ** 0.5, foreach=self.use_foreach(group))
 
@@ -150,7 +153,11 @@ class SGHMC(Rule):
         """
         sums, count = [], 0
         for group in self.param_groups:
-            buffers = [self.state[p]["momentum_buffer"] for p in group["params"] if "momentum_buffer" in self.state[p]]
+            buffers = [
+                self.state[p]["momentum_buffer"]
+                for p in group["params"]
+                if "momentum_buffer" in self.state[p]
+            ]
             if not buffers or group["momentum_lr"] is None:
                 continue
             correction = 1.0 if group["integrator"] == "kdod" else (1 + group["momentum"]) / 2

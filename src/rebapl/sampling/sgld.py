@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rebapl.sampling import lists
@@ -13,9 +15,9 @@ from rebapl.sampling.rule import Rule
 class SGLD(Rule):
     """θ ← θ − lr·∇L̃(θ) + sqrt(2·lr·T/N)·ε
 
-    Welling & Teh, "Bayesian Learning via Stochastic Gradient Langevin Dynamics", 2011. Targets exp(−N·L(θ)/T),
-    L = mean loss + ½·wd·‖θ−θ₀‖² (see `Rule` for the arguments). On a quadratic of curvature λ of N·L the
-    stationary variance is (T/λ)/(1 − αλ/2), α = lr/N. With `gradient_noise` the injected variance is
+    Welling & Teh, "Bayesian Learning via Stochastic Gradient Langevin Dynamics", 2011. Targets
+    exp(−N·L(θ)/T), L = mean loss + ½·wd·‖θ−θ₀‖² (see `Rule` for the arguments). On a quadratic of
+    curvature λ of N·L the stationary variance is (T/λ)/(1 − αλ/2), α = lr/N. With `gradient_noise` the injected variance is
     2·lr·T/N − lr²·V̂. At temperature 0 the step is plain gradient descent.
 
     >>> import torch
@@ -24,6 +26,34 @@ class SGLD(Rule):
     >>> (weight**2).sum().backward()
     >>> sampler.step()
     """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor,
+        *,
+        num_data: int,
+        temperature: float = 1.0,
+        weight_decay: float = 0.0,
+        prior_std: float | None = None,
+        center: str | Sequence[Tensor] | None = None,
+        gradient_noise: float | str | None = None,
+        generator: torch.Generator | None = None,
+        foreach: bool | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            num_data=num_data,
+            temperature=temperature,
+            weight_decay=weight_decay,
+            prior_std=prior_std,
+            center=center,
+            gradient_noise=gradient_noise,
+            generator=generator,
+            foreach=foreach,
+            own={},
+        )
 
     def _move(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         lists.add_(params, grads, -group["lr"], foreach=self.use_foreach(group))

@@ -1,0 +1,45 @@
+"""Maximum mean discrepancy (Gretton et al., 2012): the paper's first choice of distance.
+
+    d² = mean k(x,x′) + mean k(y,y′) − 2 mean k(x,y),    k(a,b) = mean over σ of exp(−‖a−b‖²/2σ²)
+
+Means run over all pairs, the diagonal included: the biased V-statistic, which is a squared distance and never
+negative (the paper calls its estimator unbiased, and writes this one). σ is ½, 1 and 2 times the median
+distance of the stored cloud, so it is frozen while that sample is remembered; or one fixed bandwidth.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rebapl.errors import UserError
+from rebapl.repulsion.clouds import Stored, median_squared_distance, squared_distances
+
+FACTORS = (0.5, 1.0, 2.0)
+
+
+def prepare(cloud: Tensor, bandwidth: float | None = None) -> Stored:
+    """Keeps the bandwidths (1, b) and the kernel of all stored points (1, m, m). `bandwidth`: one fixed σ."""
+    if bandwidth is None:
+        widths = median_squared_distance(cloud).sqrt() * cloud.new_tensor(FACTORS)
+    elif bandwidth > 0:
+        widths = cloud.new_tensor([bandwidth])
+    else:
+        raise UserError(f"mmd: bandwidth must be positive (or None for the median rule); got {bandwidth}")
+    widths = widths[None]
+    kernel = _kernel(squared_distances(cloud, cloud)[None], widths)
+    return Stored(cloud[None], per_pair={"kernel": kernel}, shared={"bandwidths": widths})
+
+
+def between(x: Tensor, stored: Stored) -> Tensor:
+    """MMD² between x (n, d) and each stored cloud (s, m, d); shape (s,)."""
+    widths = stored.shared["bandwidths"]
+    own = _kernel(squared_distances(x, x)[None], widths).mean((-2, -1))
+    cross = _kernel(squared_distances(x, stored.cloud), widths).mean((-2, -1))
+    return (own + stored.per_pair["kernel"].mean((-2, -1)) - 2 * cross).clamp(min=0)
+
+
+def _kernel(squared: Tensor, widths: Tensor) -> Tensor:
+    """Squared distances (s or 1, n, m) and bandwidths (s, b) → the mixture of kernels (s, n, m)."""
+    rate = -0.5 / widths.square()
+    return torch.exp(squared[:, None] * rate[:, :, None, None]).mean(1)

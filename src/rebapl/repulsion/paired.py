@@ -1,0 +1,36 @@
+"""Mean squared distance between points of the same row: how far each image's features have moved.
+
+    d² = mean over i of ‖x_i − y_i‖²
+
+Unlike the others it is no distance between distributions: it notices two images exchanging their features.
+On one row, the flattened parameters (see `weights`), it is the squared distance in weight space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from rebapl.errors import UserError
+from rebapl.repulsion.clouds import Stored
+
+
+def between(x: Tensor, stored: Stored) -> Tensor:
+    """Mean squared distance between x (n, d) and each stored cloud (s, n, d), row by row; shape (s,)."""
+    if x.shape[0] != stored.cloud.shape[1]:
+        raise UserError(
+            f"metric 'paired' compares row by row and needs equally many points; got {x.shape[0]} and "
+            f"{stored.cloud.shape[1]} stored ones (give rows=, the pool's indices of these points)"
+        )
+    return (x - stored.cloud).square().sum(-1).mean(-1)
+
+
+def weights(parameters: Iterable[Tensor]) -> Tensor:
+    """All parameters as a cloud of one point (1, d), with their gradient: repulsion in weight space.
+
+    >>> weights([torch.ones(2, 2), torch.zeros(3)]).shape
+    torch.Size([1, 7])
+    """
+    return torch.cat([p.flatten() for p in parameters])[None]

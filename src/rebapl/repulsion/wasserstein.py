@@ -1,0 +1,43 @@
+"""Exact Wasserstein-2 (Villani, 2008): the paper's second choice of distance.
+
+    d² = min over γ of Σ γ_ij ‖x_i − y_j‖²,    γ ≥ 0 with row sums 1/n and column sums 1/m
+
+Solved on the host from the detached costs; the gradient in x is that of Σ γ C with the plan held fixed
+(envelope theorem). As many points on both sides: an assignment problem. Otherwise: the linear programme, by
+HiGHS, which is for comparing samples afterwards, not for every step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment, linprog
+from scipy.sparse import eye_array, kron, vstack
+from torch import Tensor
+
+from rebapl.repulsion.clouds import Stored, squared_distances
+
+
+def between(x: Tensor, stored: Stored) -> Tensor:
+    """W₂² between x (n, d) and each stored cloud (s, m, d); shape (s,). Waits for the device, by nature."""
+    y = stored.cloud
+    # costs that are not finite must reach the caller in d², not fail inside the solver
+    costs = np.nan_to_num(squared_distances(x.detach(), y).cpu().double().numpy())
+    if x.shape[0] == y.shape[1]:
+        match = np.stack([linear_sum_assignment(cost)[1] for cost in costs])
+        order = torch.from_numpy(match).to(y.device)[..., None].expand_as(y)
+        return (x - y.gather(1, order)).square().sum(-1).mean(-1)
+    plans = torch.from_numpy(np.stack([_plan(cost) for cost in costs])).to(y)
+    return (plans * squared_distances(x, y)).sum((-2, -1))
+
+
+def _plan(cost: np.ndarray) -> np.ndarray:
+    """The optimal plan (n, m) between uniform weights."""
+    n, m = cost.shape
+    sums = vstack([kron(eye_array(n), np.ones((1, m))), kron(np.ones((1, n)), eye_array(m))]).tocsr()
+    marginals = np.concatenate([np.full(n, 1 / n), np.full(m, 1 / m)])
+    # one of the n + m sums follows from the others
+    solution = linprog(cost.ravel(), A_eq=sums[:-1], b_eq=marginals[:-1], bounds=(0, None), method="highs")
+    if solution.x is None:
+        raise RuntimeError(f"optimal transport between {n} and {m} points was not solved: {solution.message}")
+    return solution.x.reshape(n, m)

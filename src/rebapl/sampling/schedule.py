@@ -1,0 +1,203 @@
+"""Cycles of a cosine step size, each split into exploring and sampling."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from rebapl.errors import UserError
+from rebapl.sampling.rule import Rule
+
+
+class CyclicalSchedule:
+    """lr_t = lr·max(floor, ½(1 + cos πρ)),  ρ = (t−1)/T_c,  t = 1..T_c in each cycle
+
+    Zhang et al., "Cyclical Stochastic Gradient MCMC", 2020. While ρ < `exploration` the temperature is 0 (no
+    injected noise); afterwards it is the optimizer's own, and `samples_per_cycle` samples are marked, evenly
+    spaced, the last at the cycle's end. Momentum starts each cycle at zero unless `keep_momentum`.
+
+    Call `step()` after the optimizer's step. Then `at_sample` and `at_cycle_end` speak of the iteration just
+    done; `exploring`, `burning_in`, `cycle`, `at_cycle_start`, `done` and the optimizer's lr and temperature
+    of the one to come.
+
+    * `floor`: share of lr below which the cosine does not go; 1 is a constant lr, 0 the plain cosine.
+    * `granularity="epoch"` with `steps_per_epoch`: ρ moves once per epoch, as published baselines do.
+    * `warmup_steps`: the first iterations run at `warmup_lr`, in the first cycle, or in each with
+      `warmup_every_cycle`; the cosine's clock runs meanwhile.
+    * `burn_in`, `burn_in_optimizer`: this share at the start of each cycle belongs to another optimiser (of
+      the same parameters), started afresh; `schedule.optimizer` is the one to step. Its lr follows the curve.
+
+    Works on any torch optimizer; those without a temperature only get the learning rate.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(1))
+    >>> sgd = torch.optim.SGD([weight], lr=1.0)
+    >>> schedule = CyclicalSchedule(sgd, steps_per_cycle=4, exploration=0.5, floor=0.1)
+    >>> for _ in range(4):
+    ...     print(round(schedule.lr, 3), schedule.exploring)
+    ...     schedule.optimizer.step()
+    ...     schedule.step()
+    1.0 True
+    0.854 True
+    0.5 False
+    0.146 False
+    >>> schedule.at_sample, schedule.cycle
+    (True, 1)
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        steps_per_cycle: int,
+        *,
+        exploration: float = 0.4,
+        cycles: int | None = None,
+        samples_per_cycle: int = 1,
+        floor: float = 0.05,
+        granularity: str = "step",
+        steps_per_epoch: int | None = None,
+        warmup_steps: int = 0,
+        warmup_lr: float = 1e-5,
+        warmup_every_cycle: bool = False,
+        keep_momentum: bool = False,
+        burn_in: float = 0.0,
+        burn_in_optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        if steps_per_cycle < 1:
+            raise UserError(f"steps_per_cycle is {steps_per_cycle}; it must be at least 1")
+        for name, share in (("exploration", exploration), ("floor", floor), ("burn_in", burn_in)):
+            if not 0 <= share <= 1:
+                raise UserError(f"{name} is {share}; it is a share, from 0 to 1")
+        if granularity not in ("step", "epoch"):
+            raise UserError(f"granularity is '{granularity}'; accepted: step, epoch")
+        if granularity == "epoch" and (not steps_per_epoch or steps_per_cycle % steps_per_epoch):
+            raise UserError(
+                f"granularity 'epoch' needs steps_per_epoch dividing steps_per_cycle ({steps_per_cycle}); "
+                f"given: {steps_per_epoch}"
+            )
+        if (burn_in > 0) != (burn_in_optimizer is not None):
+            raise UserError("burn_in (a share above 0) and burn_in_optimizer go together: give both or none")
+        self.steps_per_cycle, self.cycles = steps_per_cycle, cycles
+        self.floor = floor
+        self._epoch = steps_per_epoch if granularity == "epoch" and steps_per_epoch else 1
+        self._warmup = (warmup_steps, warmup_lr, warmup_every_cycle)
+        self._keep_momentum = keep_momentum
+        self._explore = _steps(exploration, steps_per_cycle)
+        self._burn = _steps(burn_in, steps_per_cycle)
+        self._marks = _sample_marks(self._explore, steps_per_cycle, samples_per_cycle)
+        self._main, self._burner = optimizer, burn_in_optimizer
+        groups = [group for each in self._optimizers() for group in each.param_groups]
+        self._base = [float(group["lr"]) for group in groups]
+        self._temperatures = [group.get("temperature") for group in groups]
+        self.steps = 0
+        self._apply()
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self._main] if self._burner is None else [self._main, self._burner]
+
+    @property
+    def cycle(self) -> int:
+        """The cycle that the next iteration belongs to, from 0."""
+        return self.steps // self.steps_per_cycle
+
+    @property
+    def within(self) -> int:
+        """How many iterations of this cycle are done: t−1."""
+        return self.steps % self.steps_per_cycle
+
+    @property
+    def done(self) -> bool:
+        return self.cycles is not None and self.cycle >= self.cycles
+
+    @property
+    def exploring(self) -> bool:
+        return self.within < self._explore
+
+    @property
+    def burning_in(self) -> bool:
+        return self.within < self._burn
+
+    @property
+    def at_cycle_start(self) -> bool:
+        return self.within == 0
+
+    @property
+    def at_cycle_end(self) -> bool:
+        return self.steps > 0 and self.within == 0
+
+    @property
+    def at_sample(self) -> bool:
+        return self.steps > 0 and (self.within or self.steps_per_cycle) in self._marks
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer whose turn it is."""
+        return self._burner if self._burner is not None and self.burning_in else self._main
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the first group of the optimizer whose turn it is."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def step(self) -> None:
+        """On to the next iteration."""
+        if self.done:
+            raise UserError(f"the schedule's {self.cycles} cycles are over; ask for more with `cycles`")
+        self.steps += 1
+        if self.at_cycle_start:
+            self._restart()
+        self._apply()
+
+    def _restart(self) -> None:
+        if self._burner is not None:
+            self._burner.state.clear()
+        if self._keep_momentum:
+            return
+        if isinstance(self._main, Rule):
+            self._main.restart()
+        else:
+            self._main.state.clear()
+
+    def factor(self) -> float:
+        """max(floor, ½(1 + cos πρ)) for the next iteration."""
+        rho = (self.within // self._epoch) * self._epoch / self.steps_per_cycle
+        return max(self.floor, 0.5 * (1 + math.cos(math.pi * rho)))
+
+    def _apply(self) -> None:
+        warmup_steps, warmup_lr, every = self._warmup
+        warming = self.within < warmup_steps and (every or self.cycle == 0)
+        groups = [group for each in self._optimizers() for group in each.param_groups]
+        for group, base, temperature in zip(groups, self._base, self._temperatures, strict=True):
+            lr = warmup_lr if warming else base * self.factor()
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+            if temperature is not None:
+                group["temperature"] = 0.0 if self.exploring else temperature
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "lrs": list(self._base), "temperatures": list(self._temperatures)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken. Load the optimizers' states as well."""
+        self.steps = state["steps"]
+        self._base, self._temperatures = list(state["lrs"]), list(state["temperatures"])
+        self._apply()
+
+
+def _steps(share: float, total: int) -> int:
+    """How many t have (t−1)/total < share, safe against 0.1·30 = 3.0000000000000004."""
+    return math.ceil(share * total - 1e-9)
+
+
+def _sample_marks(explore: int, total: int, samples: int) -> set[int]:
+    """After which iterations of a cycle to keep a sample: evenly spaced over the sampling stage."""
+    stage = total - explore
+    if samples < 1 or samples > max(stage, 1):
+        raise UserError(
+            f"samples_per_cycle is {samples}; the sampling stage of a cycle has {stage} iterations: "
+            f"accepted from 1 to {max(stage, 1)}"
+        )
+    return {explore + (k * stage) // samples for k in range(1, samples + 1)}

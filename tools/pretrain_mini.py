@@ -1,0 +1,331 @@
+"""Pre-trains the embedded CLIP `mini` on drawn, captioned pictures and writes it as a Hugging Face folder.
+
+    python tools/pretrain_mini.py --out src/rebapl/backbones/mini --pool 1000000 --steps 14000
+
+A pool of pictures is drawn once on all cores, kept on the device as bytes, and augmented there. The loss is
+contrastive: with similarity s_ij of image i and caption j, positives P_i = {j : caption j fits image i} and negatives
+N_i the other captions of the batch,
+
+    L = mean_i mean_{p in P_i} log(1 + sum_{n in N_i} exp(s_in - s_ip)),
+
+averaged with the same expression for captions against images. Captions that fit an image neither compete with one
+another nor count against it, so "a red shape" and "a red striped circle" can both be right.
+"""
+
+import argparse
+import csv
+import json
+import math
+import multiprocessing
+import os
+import platform
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from score_mini import IMAGE_MEAN, IMAGE_STD, Encoders, task_scores
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch.nn import functional
+from transformers import CLIPConfig, CLIPModel, PreTrainedTokenizerFast
+
+from rebapl.data.drawing import Facts, draw_example, fonts
+
+CHUNK = 1000
+"""Pictures to a random seed, so that the pool does not depend on the number of workers."""
+
+HELD_OUT = 2
+"""Chunks drawn beyond the pool to score the finished model on."""
+
+START, END = "<|startoftext|>", "<|endoftext|>"
+POSITIONS = 48
+WIDTH, LAYERS, HEADS = 128, 5, 4
+
+
+class Pool(NamedTuple):
+    """n captioned pictures: images (n, 64, 64, 3) bytes; seen and said (n, facts) integers, 0 for open."""
+
+    images: np.ndarray
+    captions: list[str]
+    seen: np.ndarray
+    said: np.ndarray
+
+
+def draw_chunk(job: tuple[int, int, tuple[Path, ...]]) -> tuple[np.ndarray, list[str], list[Facts], list[Facts]]:
+    """The chunk of a pool with the given number, from a seed of its own."""
+    seed, number, faces = job
+    rng = np.random.default_rng([seed, number])
+    examples = [draw_example(rng, faces) for _ in range(CHUNK)]
+    return (
+        np.stack([example.image for example in examples]),
+        [example.caption for example in examples],
+        [example.seen for example in examples],
+        [example.said for example in examples],
+    )
+
+
+def draw_pool(seed: int, chunks: int, workers: int, faces: tuple[Path, ...]) -> Pool:
+    """All chunks in order, drawn by `workers` processes; every distinct fact gets a number from 1 up."""
+    numbers: list[defaultdict[str, int]] = [defaultdict() for _ in Facts._fields]
+    for number_of in numbers:
+        number_of.default_factory = number_of.__len__
+        number_of[""] = 0
+
+    def numbered(facts: list[Facts]) -> np.ndarray:
+        return np.array([[n[fact] for n, fact in zip(numbers, row, strict=True)] for row in facts], np.int32)
+
+    images = np.empty((chunks * CHUNK, 64, 64, 3), np.uint8)
+    captions: list[str] = []
+    seen, said = [], []
+    jobs = [(seed, number, faces) for number in range(chunks)]
+    with multiprocessing.get_context("fork").Pool(workers) as pool:
+        for number, (pictures, words, shown, told) in enumerate(pool.imap(draw_chunk, jobs)):
+            images[number * CHUNK : (number + 1) * CHUNK] = pictures
+            captions += words
+            seen.append(numbered(shown))
+            said.append(numbered(told))
+    return Pool(images, captions, np.concatenate(seen), np.concatenate(said))
+
+
+def train_tokenizer(captions: Sequence[str], vocabulary: int) -> PreTrainedTokenizerFast:
+    """A lower-casing byte-level BPE tokenizer for captions and plain words; start is token 0, end and padding 1."""
+    words = (Path(__file__).parent / "plain_words.txt").read_text().split()
+    bpe = tokenizers.Tokenizer(models.BPE())
+    bpe.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=[START, END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    # Plain words are repeated, lest the few words of the captions take every merge.
+    bpe.train_from_iterator([*captions, *words * 20], trainer)
+    bpe.post_processor = processors.TemplateProcessing(
+        single=f"{START} $A {END}", special_tokens=[(START, 0), (END, 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token=START,
+        eos_token=END,
+        pad_token=END,
+        unk_token=END,
+        model_max_length=POSITIONS,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def mini_config(vocabulary: int) -> CLIPConfig:
+    """The shape of `mini`: two equal towers, 64-pixel images in patches of 8."""
+    tower = {
+        "hidden_size": WIDTH,
+        "intermediate_size": 4 * WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "projection_dim": WIDTH,
+        "hidden_act": "quick_gelu",
+    }
+    # The text tower pools at the first end token, except that transformers reads eos_token_id 2 in an older way.
+    text = {"vocab_size": vocabulary, "max_position_embeddings": POSITIONS}
+    text |= {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+    vision = {"image_size": 64, "patch_size": 8}
+    return CLIPConfig(text_config=tower | text, vision_config=tower | vision, projection_dim=WIDTH)
+
+
+def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """(n, 64, 64, 3) bytes to (n, 3, 64, 64) normalised: moved, zoomed and turned a little, light and noise varied."""
+    n, device = len(images), images.device
+
+    def uniform(low: float, high: float, *shape: int) -> torch.Tensor:
+        return low + (high - low) * torch.rand(n, *shape, generator=generator, device=device)
+
+    pixels = images.permute(0, 3, 1, 2).float() / 255
+    turn, zoom, stretch = uniform(-0.15, 0.15), uniform(0.82, 1.2), uniform(0.9, 1.1)
+    rows = [
+        torch.stack([zoom * turn.cos(), -zoom * turn.sin(), uniform(-0.12, 0.12)], 1),
+        torch.stack([zoom * stretch * turn.sin(), zoom * stretch * turn.cos(), uniform(-0.12, 0.12)], 1),
+    ]
+    grid = functional.affine_grid(torch.stack(rows, 1), [n, 3, 64, 64], align_corners=False)
+    pixels = functional.grid_sample(pixels, grid, padding_mode="border", align_corners=False)
+    soft = functional.avg_pool2d(functional.pad(pixels, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+    pixels = torch.lerp(pixels, soft, (uniform(-1.5, 1, 1, 1, 1)).clamp(min=0))
+    middle = pixels.mean((1, 2, 3), keepdim=True)
+    pixels = middle + (pixels - middle) * uniform(0.7, 1.15, 1, 1, 1)
+    pixels = pixels * uniform(0.75, 1.15, 1, 1, 1) + uniform(-0.04, 0.04, 3, 1, 1)
+    noise = torch.randn(pixels.shape, generator=generator, device=device)
+    pixels = (pixels + noise * uniform(-0.06, 0.08, 1, 1, 1).clamp(min=0)).clamp(0, 1)
+    return (pixels - IMAGE_MEAN) / IMAGE_STD
+
+
+def fits(seen: torch.Tensor, said: torch.Tensor) -> torch.Tensor:
+    """(n, m) booleans: caption j, with facts said[j], fits image i, with facts seen[i], where both give a fact."""
+    agree = torch.ones(len(seen), len(said), dtype=torch.bool, device=seen.device)
+    for shown, told in zip(seen.unbind(1), said.unbind(1), strict=True):
+        agree &= (told == 0) | (told == shown[:, None])
+    return agree
+
+
+def contrastive_loss(similarity: torch.Tensor, positive: torch.Tensor) -> torch.Tensor:
+    """The loss above for images against captions; similarity and positive are (n, n)."""
+    rivals = similarity.masked_fill(positive, -math.inf).logsumexp(1, keepdim=True)
+    per_pair = functional.softplus(rivals - similarity) * positive
+    return (per_pair.sum(1) / positive.sum(1)).mean()
+
+
+def batches(n: int, size: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
+    """Endless batches of indices; every index comes once before any comes twice, short ends are left out."""
+    while True:
+        order = torch.randperm(n, generator=generator, device=generator.device)
+        yield from order[: n - n % size].split(size)
+
+
+def optimizer_for(model: CLIPModel, lr: float, fused: bool) -> torch.optim.Optimizer:
+    """AdamW that decays matrices only."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices, "weight_decay": 0.05}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98), fused=fused)
+
+
+def train(model: CLIPModel, pool: Pool, tokens: torch.Tensor, chosen: argparse.Namespace, device: str) -> float:
+    """Trains the model in place, writes the log, returns the mean loss of the last hundred steps."""
+    generator = torch.Generator(device).manual_seed(chosen.seed)
+    images, seen, said = (torch.from_numpy(part).to(device) for part in (pool.images, pool.seen, pool.said))
+    tokens = tokens.to(device)
+    optimizer = optimizer_for(model, chosen.lr, fused=device == "cuda")
+    warm_up = min(500, chosen.steps // 10 + 1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: min(step / warm_up, 1) * 0.5 * (1 + math.cos(math.pi * min(step / chosen.steps, 1))),
+    )
+    losses = torch.zeros(chosen.steps, device=device)
+    start = time.perf_counter()
+    with chosen.log.open("w", newline="") as file:
+        log = csv.writer(file)
+        log.writerow(["step", "loss", "lr", "seconds"])
+        for step, index in zip(range(chosen.steps), batches(len(images), chosen.batch, generator), strict=False):
+            schedule_lr = optimizer.param_groups[0]["lr"]
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                image = model.visual_projection(
+                    model.vision_model(pixel_values=augment(images[index], generator)).pooler_output
+                )
+                text = model.text_projection(model.text_model(input_ids=tokens[index].long()).pooler_output)
+            image, text = (functional.normalize(features.float(), dim=-1) for features in (image, text))
+            similarity = model.logit_scale.exp() * image @ text.T
+            positive = fits(seen[index], said[index])
+            loss = (contrastive_loss(similarity, positive) + contrastive_loss(similarity.T, positive.T)) / 2
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            with torch.no_grad():
+                model.logit_scale.clamp_(max=math.log(100))
+                losses[step] = loss.detach()
+            if (step + 1) % 100 == 0 or step + 1 == chosen.steps:
+                seconds = time.perf_counter() - start
+                recent = losses[max(0, step - 99) : step + 1].mean().item()
+                log.writerow([step + 1, f"{recent:.5f}", f"{schedule_lr:.3e}", f"{seconds:.1f}"])
+                if (step + 1) % 1000 == 0 or step < 100:
+                    rate = (step + 1) / seconds
+                    print(f"step {step + 1} loss {recent:.4f}, {rate:.1f} steps/s", flush=True)
+    return losses[-100:].mean().item()
+
+
+def held_out_score(encoders: Encoders, pool: Pool) -> float:
+    """Percent of new pictures whose nearest caption, of all new captions, fits them."""
+    nearest = (encoders.images(pool.images) @ encoders.texts(pool.captions).T).argmax(1).cpu()
+    right = fits(torch.from_numpy(pool.seen), torch.from_numpy(pool.said))
+    return round(100 * right[torch.arange(len(nearest)), nearest].float().mean().item(), 2)
+
+
+def save(model: CLIPModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Writes the weights as float16, the tokenizer, and how images are prepared."""
+    model.half().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    prepare = {
+        "image_processor_type": "CLIPImageProcessor",
+        "do_resize": True,
+        "size": {"shortest_edge": 64},
+        "do_center_crop": True,
+        "crop_size": {"height": 64, "width": 64},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [IMAGE_MEAN] * 3,
+        "image_std": [IMAGE_STD] * 3,
+        "do_convert_rgb": True,
+        "resample": 3,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(prepare, indent=2) + "\n")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the model; made if need be")
+    parser.add_argument("--log", type=Path, help="CSV of step, loss, lr, seconds (default: OUT/loss.csv)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--pool", type=int, default=1_000_000, help=f"pictures to draw, in chunks of {CHUNK}")
+    parser.add_argument("--steps", type=int, default=14_000)
+    parser.add_argument("--batch", type=int, default=2048)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--vocabulary", type=int, default=1500)
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes that draw")
+    parser.add_argument("--fonts", type=Path, help="folder with matplotlib's text faces (default: matplotlib's)")
+    chosen = parser.parse_args()
+    chosen.log = chosen.log or chosen.out / "loss.csv"
+    return chosen
+
+
+def main() -> None:
+    chosen = parse()
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    chunks = math.ceil(chosen.pool / CHUNK)
+    everything = draw_pool(chosen.seed, chunks + HELD_OUT, chosen.workers, fonts.faces(chosen.fonts))
+    pool, new = (Pool(*(part[i] for part in everything)) for i in (slice(chunks * CHUNK), slice(chunks * CHUNK, None)))
+    print(f"drew {len(pool.images)} pictures in {time.perf_counter() - start:.0f} s", flush=True)
+
+    tokenizer = train_tokenizer(pool.captions[:50_000], chosen.vocabulary)
+    encoded = tokenizer(pool.captions, padding=True, truncation=True)["input_ids"]
+    tokens = torch.tensor(np.array(encoded, np.int16))
+    print(f"{len(tokenizer)} tokens; longest caption {tokens.shape[1]}; {time.perf_counter() - start:.0f} s", flush=True)
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.manual_seed(chosen.seed)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    model = CLIPModel(mini_config(len(tokenizer))).to(device)
+    loss = train(model, pool, tokens, chosen, device)
+    save(model, tokenizer, chosen.out)
+
+    encoders = Encoders(chosen.out, device)
+    scores = {"held-out drawings": held_out_score(encoders, new), **task_scores(encoders)}
+    record = {
+        "command": " ".join(["python", *sys.argv]),
+        "seed": chosen.seed,
+        "pool": len(pool.images),
+        "steps": chosen.steps,
+        "batch": chosen.batch,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "final loss": round(loss, 5),
+        "seconds": round(time.perf_counter() - start),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "versions": {
+            "python": platform.python_version(),
+            **{module.__name__: module.__version__ for module in (torch, transformers, tokenizers, np)},
+        },
+        "zero-shot top-1 in percent (training and validation images)": scores,
+    }
+    (chosen.out / "pretraining.json").write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps(record, indent=2))
+
+
+if __name__ == "__main__":
+    main()
