@@ -1,0 +1,29 @@
+"""What all tests share: one thread per process, the reference material where there is some, a skip without a GPU."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+def _shared_folder() -> Path:
+    return Path(os.environ.get("REBAPL_SHARED", Path(__file__).parents[2] / "shared"))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of reference material; tests that need it skip where it is absent."""
+    folder = _shared_folder()
+    if not folder.is_dir():
+        pytest.skip("needs the reference material in ../shared (or $REBAPL_SHARED)")
+    return folder
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
