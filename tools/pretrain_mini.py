@@ -16,29 +16,24 @@ import argparse
 import csv
 import json
 import math
-import multiprocessing
 import os
 import platform
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import tokenizers
 import torch
 import transformers
-from score_mini import IMAGE_MEAN, IMAGE_STD, Encoders, task_scores
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch.nn import functional
 from transformers import CLIPConfig, CLIPModel, PreTrainedTokenizerFast
 
-from rebapl.data.drawing import Facts, draw_example, fonts
-
-CHUNK = 1000
-"""Pictures to a random seed, so that the pool does not depend on the number of workers."""
+from drawn_pool import CHUNK, Pool, draw_pool, fits
+from rebapl.data.drawing import fonts
+from score_mini import IMAGE_MEAN, IMAGE_STD, Encoders, task_scores
 
 HELD_OUT = 2
 """Chunks drawn beyond the pool to score the finished model on."""
@@ -46,51 +41,6 @@ HELD_OUT = 2
 START, END = "<|startoftext|>", "<|endoftext|>"
 POSITIONS = 48
 WIDTH, LAYERS, HEADS = 128, 5, 4
-
-
-class Pool(NamedTuple):
-    """n captioned pictures: images (n, 64, 64, 3) bytes; seen and said (n, facts) integers, 0 for open."""
-
-    images: np.ndarray
-    captions: list[str]
-    seen: np.ndarray
-    said: np.ndarray
-
-
-def draw_chunk(job: tuple[int, int, tuple[Path, ...]]) -> tuple[np.ndarray, list[str], list[Facts], list[Facts]]:
-    """The chunk of a pool with the given number, from a seed of its own."""
-    seed, number, faces = job
-    rng = np.random.default_rng([seed, number])
-    examples = [draw_example(rng, faces) for _ in range(CHUNK)]
-    return (
-        np.stack([example.image for example in examples]),
-        [example.caption for example in examples],
-        [example.seen for example in examples],
-        [example.said for example in examples],
-    )
-
-
-def draw_pool(seed: int, chunks: int, workers: int, faces: tuple[Path, ...]) -> Pool:
-    """All chunks in order, drawn by `workers` processes; every distinct fact gets a number from 1 up."""
-    numbers: list[defaultdict[str, int]] = [defaultdict() for _ in Facts._fields]
-    for number_of in numbers:
-        number_of.default_factory = number_of.__len__
-        number_of[""] = 0
-
-    def numbered(facts: list[Facts]) -> np.ndarray:
-        return np.array([[n[fact] for n, fact in zip(numbers, row, strict=True)] for row in facts], np.int32)
-
-    images = np.empty((chunks * CHUNK, 64, 64, 3), np.uint8)
-    captions: list[str] = []
-    seen, said = [], []
-    jobs = [(seed, number, faces) for number in range(chunks)]
-    with multiprocessing.get_context("fork").Pool(workers) as pool:
-        for number, (pictures, words, shown, told) in enumerate(pool.imap(draw_chunk, jobs)):
-            images[number * CHUNK : (number + 1) * CHUNK] = pictures
-            captions += words
-            seen.append(numbered(shown))
-            said.append(numbered(told))
-    return Pool(images, captions, np.concatenate(seen), np.concatenate(said))
 
 
 def train_tokenizer(captions: Sequence[str], vocabulary: int) -> PreTrainedTokenizerFast:
@@ -162,14 +112,6 @@ def augment(images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     noise = torch.randn(pixels.shape, generator=generator, device=device)
     pixels = (pixels + noise * uniform(-0.06, 0.08, 1, 1, 1).clamp(min=0)).clamp(0, 1)
     return (pixels - IMAGE_MEAN) / IMAGE_STD
-
-
-def fits(seen: torch.Tensor, said: torch.Tensor) -> torch.Tensor:
-    """(n, m) booleans: caption j, with facts said[j], fits image i, with facts seen[i], where both give a fact."""
-    agree = torch.ones(len(seen), len(said), dtype=torch.bool, device=seen.device)
-    for shown, told in zip(seen.unbind(1), said.unbind(1), strict=True):
-        agree &= (told == 0) | (told == shown[:, None])
-    return agree
 
 
 def contrastive_loss(similarity: torch.Tensor, positive: torch.Tensor) -> torch.Tensor:
@@ -268,6 +210,7 @@ def save(model: CLIPModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> 
 
 
 def parse() -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the model; made if need be")
     parser.add_argument("--log", type=Path, help="CSV of step, loss, lr, seconds (default: OUT/loss.csv)")
@@ -285,22 +228,25 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> None:
+    """Draws, trains, saves, scores."""
     chosen = parse()
     chosen.out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     chunks = math.ceil(chosen.pool / CHUNK)
     everything = draw_pool(chosen.seed, chunks + HELD_OUT, chosen.workers, fonts.faces(chosen.fonts))
-    pool, new = (Pool(*(part[i] for part in everything)) for i in (slice(chunks * CHUNK), slice(chunks * CHUNK, None)))
+    pool, new = everything.part(slice(chunks * CHUNK)), everything.part(slice(chunks * CHUNK, None))
     print(f"drew {len(pool.images)} pictures in {time.perf_counter() - start:.0f} s", flush=True)
 
     tokenizer = train_tokenizer(pool.captions[:50_000], chosen.vocabulary)
     encoded = tokenizer(pool.captions, padding=True, truncation=True)["input_ids"]
     tokens = torch.tensor(np.array(encoded, np.int16))
-    print(f"{len(tokenizer)} tokens; longest caption {tokens.shape[1]}; {time.perf_counter() - start:.0f} s", flush=True)
+    print(
+        f"{len(tokenizer)} tokens; longest caption {tokens.shape[1]}; {time.perf_counter() - start:.0f} s", flush=True
+    )
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(chosen.seed)
-    torch.backends.cuda.matmul.allow_tf32 = True
+    torch.set_float32_matmul_precision("high")
     model = CLIPModel(mini_config(len(tokenizer))).to(device)
     loss = train(model, pool, tokens, chosen, device)
     save(model, tokenizer, chosen.out)

@@ -1,1 +1,1 @@
-"""."""
+"""Where images and class names come from."""

@@ -14,13 +14,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a checkpoint wants: short side to `resize` px, centre crop of `crop` px, channels normalised."""
+    """What a checkpoint wants: short side to `resize` px, centre crop of `crop` px, channels normalised.
+
+    With `square`, both sides are made `resize` px, whatever the shape was.
+    """
 
     resize: int
     crop: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
     resample: int = Image.Resampling.BICUBIC
+    square: bool = False
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """uint8 (…, 3, H, W) to normalised float32."""
@@ -29,11 +33,14 @@ class Preprocessing:
         return (pixels.float() / 255 - mean) / std
 
     def centre(self, image: Image.Image) -> Tensor:
-        """The test-time view, uint8 (3, crop, crop): the short side resized, then the centre."""
+        """The test-time view, uint8 (3, crop, crop): resized, then the centre."""
+        image = image.convert("RGB")  # before resizing: palettes and transparency cannot be interpolated
         width, height = image.size
         short = min(width, height)
         # The long side is rounded down, as the published pipelines do.
         size = (int(self.resize * width / short), int(self.resize * height / short))
+        if self.square:
+            size = (self.resize, self.resize)
         image = image.resize(size, self.resample)
         left, top = (size[0] - self.crop) // 2, (size[1] - self.crop) // 2
         return as_tensor(image.crop((left, top, left + self.crop, top + self.crop)))
@@ -41,15 +48,14 @@ class Preprocessing:
     def random(self, image: Image.Image, scale: tuple[float, float], rng: random.Random) -> Tensor:
         """The training view, uint8 (3, crop, crop): a random resized crop of that share of the area, maybe flipped."""
         box = random_box(*image.size, scale, rng)
-        view = image.resize((self.crop, self.crop), self.resample, box=box)
+        # Cropped before it is resized, as the published pipelines do: no pixel outside the box takes part.
+        view = image.convert("RGB").crop(box).resize((self.crop, self.crop), self.resample)
         if rng.random() < 0.5:
             view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return as_tensor(view)
 
 
-def random_box(
-    width: int, height: int, scale: tuple[float, float], rng: random.Random
-) -> tuple[int, int, int, int]:
+def random_box(width: int, height: int, scale: tuple[float, float], rng: random.Random) -> tuple[int, int, int, int]:
     """A box of `scale` of the area and an aspect ratio log-uniform in 3/4 … 4/3; the centre if ten draws do not fit."""
     area = width * height * 1.0
     for _ in range(10):

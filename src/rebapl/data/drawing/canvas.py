@@ -14,10 +14,10 @@ SIZE = 64
 OVERSAMPLING = 4
 """Masks are drawn this many times larger, so that edges come out smooth."""
 
-Field = NDArray[np.float32]
+Field = NDArray[np.floating]
 """(SIZE, SIZE): a number in [0, 1] for each pixel, such as the share of it that a shape covers."""
 
-Picture = NDArray[np.float32]
+Picture = NDArray[np.floating]
 """(SIZE, SIZE, 3): colours in [0, 1]."""
 
 Points = NDArray[np.float64]

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-Colour = NDArray[np.float32]
+Colour = NDArray[np.floating]
 """Red, green and blue in [0, 1]."""
 
 COLOURS: dict[str, tuple[int, int, int]] = {

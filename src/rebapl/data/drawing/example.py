@@ -14,7 +14,7 @@ class Facts(NamedTuple):
     colour: str = ""
     texture: str = ""
     size: str = ""
-    count: str = ""
+    amount: str = ""
     background: str = ""
     position: str = ""
 

@@ -21,6 +21,9 @@ from rebapl.data.drawing.wording import NUMBER_WORDS, caption, on_background, pi
 RADII = {"small": (6.5, 10.0), "medium": (13.0, 18.0), "large": (22.0, 29.0)}
 """Range of a shape's radius in pixels by the name of its size."""
 
+SEE_THROUGH = 0.1
+"""Share of textured shapes that have no second tone, so that the ground shows between the marks."""
+
 _WITH_TEXTURE = {
     "striped": "with stripes",
     "dotted": "with dots",
@@ -59,7 +62,7 @@ def paint_shape(
     centre: tuple[float, float],
     radius: float,
 ) -> Picture:
-    """The picture with one filled shape on it, a little turned and stretched; a fifth let the ground show through."""
+    """The picture with one filled shape on it, a little turned and stretched; some let the ground show through."""
     turn, stretch = rng.normal(0, 0.15), rng.uniform(0.85, 1.15)
     inner = hole(shape)
     coverage = polygon_mask(
@@ -68,7 +71,7 @@ def paint_shape(
     )
     period = float(np.clip(radius * rng.uniform(0.4, 0.7), 3.5, 12))
     share = texture(rng, pattern, period, centre, rng.uniform(0, np.pi))
-    if pattern not in ("solid", "shaded") and rng.random() < 0.2:
+    if pattern not in ("solid", "shaded") and rng.random() < SEE_THROUGH:
         rim = coverage - polygon_mask(place(outline(shape), centre, radius - 2, turn, stretch))
         return lay(picture, np.maximum(coverage * (1 - share), rim), colours[0])
     paint = lay(np.broadcast_to(colours[0], (SIZE, SIZE, 3)), share, colours[1])
@@ -99,9 +102,9 @@ def _describe(rng: np.random.Generator, seen: Facts) -> tuple[str, Facts]:
     )
     if (said.colour or said.texture) and rng.random() < 0.06:
         said = said._replace(thing="")
-    several = seen.count != "one"
+    several = seen.amount != "one"
     if not several and rng.random() < 0.85:
-        said = said._replace(count="")
+        said = said._replace(amount="")
     noun = said.thing or "shape"
     words = [said.colour, said.texture]
     after = ""
@@ -110,7 +113,7 @@ def _describe(rng: np.random.Generator, seen: Facts) -> tuple[str, Facts]:
     elif rng.random() < 0.3:
         words.reverse()
     phrase = " ".join(word for word in (said.size, *words, plural(noun) if several else noun) if word) + after
-    phrase = f"{said.count} {phrase}" if said.count else with_article(phrase)
+    phrase = f"{said.amount} {phrase}" if said.amount else with_article(phrase)
     if said.position:
         phrase += f" in the {said.position}"
     if said.background:
@@ -172,6 +175,10 @@ def draw_pair(rng: np.random.Generator) -> Example:
         words = [size if rng.random() < 0.4 else "", str(colour), pattern if rng.random() < 0.6 else "", str(shape)]
         phrases.append(with_article(" ".join(word for word in words if word)))
     phrase = f"{phrases[0]} {relation} {phrases[1]}"
+    if rng.random() < 0.4:
+        sides = ("on the left", "on the right") if beside else ("at the top", "at the bottom")
+        first, second = (pick(rng, ("there is {}", "you can see {}", "stands {}")).format(part) for part in phrases)
+        phrase = f"two different things: {sides[0]} {first}, and {sides[1]} {second}"
     seen = Facts("pair", phrase, background=ground)
     said = seen._replace(background="")
     if ground != "neutral" and rng.random() < 0.4:

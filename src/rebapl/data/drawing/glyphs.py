@@ -21,14 +21,14 @@ from rebapl.data.drawing.canvas import (
 )
 from rebapl.data.drawing.colours import COLOURS, Colour, shade_of, tone_apart_from
 from rebapl.data.drawing.example import Example, Facts
-from rebapl.data.drawing.skeletons import CAPITALS, DIGITS, SMALL_LETTERS, strokes_of
+from rebapl.data.drawing.skeletons import CAPITALS, DIGITS, strokes_of
 from rebapl.data.drawing.wording import NUMBER_WORDS, caption, on_background, pick, with_article
 
-WRITTEN = 0.45
+WRITTEN = 0.25
 """Share of glyphs drawn as strokes rather than set in a typeface."""
 
 COARSE = 0.35
-"""Share of glyphs seen at a resolution of 8 to 16 pixels."""
+"""Share of glyphs seen at a resolution of 10 to 18 pixels."""
 
 _MANNERS = {"printed": ("printed", "typed"), "written": ("handwritten-looking", "handwritten", "hand-drawn")}
 
@@ -94,7 +94,7 @@ def _degrade(rng: np.random.Generator, coverage: Field) -> Field:
     chance = rng.random()
     if chance < COARSE:
         resample = (Image.Resampling.NEAREST, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC)
-        return coarsen(coverage, int(rng.choice([8, 10, 12, 16])), resample[rng.integers(3)])
+        return coarsen(coverage, int(rng.choice([10, 12, 14, 18])), resample[rng.integers(3)])
     if chance < COARSE + 0.2:
         return blur(coverage, int(rng.integers(1, 8)))
     return coverage
@@ -135,7 +135,7 @@ def draw_glyph(rng: np.random.Generator, glyphs: str, faces: Sequence[Path]) -> 
     """One of the glyphs, printed or written, in any colour, light on dark or dark on light."""
     glyph = glyphs[rng.integers(len(glyphs))]
     by_hand = rng.random() < WRITTEN
-    coverage = written(rng, glyph) if by_hand else printed(rng, glyph, faces[rng.integers(len(faces))])
+    coverage = written(rng, glyph) if by_hand else printed(rng, glyph, faces[int(rng.integers(len(faces)))])
     coverage = _degrade(rng, coverage)
     colour, ink = _ink(rng)
     if rng.random() < 0.45:
@@ -153,5 +153,3 @@ def draw_glyph(rng: np.random.Generator, glyphs: str, faces: Sequence[Path]) -> 
     seen = seen._replace(texture="written" if by_hand else "printed")
     phrase, said = _phrase(rng, seen, capital)
     return Example(to_pixels(picture), caption(rng, phrase), seen, said)
-
-

@@ -47,7 +47,7 @@ def _crescent() -> Points:
     radius = float(np.hypot(tip[0] - centre[0], tip[1]))
     angle = float(np.arctan2(-tip[1], tip[0] - centre[0]))
     inner = _arc(radius, 2 * np.pi - angle, angle, centre)
-    return np.concatenate([outer, inner]) + [0.12, 0]
+    return np.concatenate([outer, inner]) + np.array([0.12, 0])
 
 
 def _arrow() -> Points:

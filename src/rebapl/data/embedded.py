@@ -1,0 +1,108 @@
+"""The tasks that come with the package: real handwritten digits, and pictures drawn when they are asked for.
+
+A drawn picture is a function of its task and key, `split/class name/number`, so nothing is stored, only what is
+used is drawn, and splits cannot share a picture.
+"""
+
+import hashlib
+from collections.abc import Callable
+from functools import cache, partial
+
+import numpy as np
+from PIL import Image
+
+from rebapl.data.dataset import Dataset, Item
+from rebapl.data.drawing.canvas import SIZE, to_pixels
+from rebapl.data.drawing.outlined import STYLES
+from rebapl.data.drawing.pens import draw_letter
+from rebapl.data.drawing.skeletons import CAPITALS
+from rebapl.data.drawing.wording import NUMBER_WORDS
+
+PER_CLASS = {"train": 32, "val": 8, "test": 20}
+"""Pictures of each class in the drawn tasks."""
+
+_SHAPES = ("circle", "square", "triangle", "star", "heart", "cross", "crescent", "arrow")
+_COLOURS = ("red", "green", "blue", "yellow", "purple", "orange")
+_TEXTURES = ("striped", "dotted", "checkered", "zigzag")
+
+
+def shape_classes() -> list[tuple[str, str, str]]:
+    """The 48 (colour, texture, shape) of the shapes tasks.
+
+    Each half of 24, base and novel, holds all 6 colours, 4 textures and 8 shapes equally often. A shape comes three
+    times in a half, twice in one colour and twice in one texture, so that nothing can be guessed from the rest.
+    No colour and shape of the first half meet again in the second.
+    """
+    classes = []
+    for half in range(2):
+        for number, shape in enumerate(_SHAPES):
+            first, second = (number + 3 * half) % 6, (2 + number % 4 + 3 * half) % 6
+            texture, other = (number + 2 * half) % 4, (number + 2 * half + 1) % 4
+            for colour, pattern in ((first, texture), (first, other), (second, texture)):
+                classes.append((_COLOURS[colour], _TEXTURES[pattern], shape))
+    return classes
+
+
+def _rng(address: str) -> np.random.Generator:
+    """A random generator that depends on the address alone."""
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(address.encode()).digest()[:8], "big"))
+
+
+def _drawn(name: str, template: str, class_names: list[str], load: Callable[[str], Image.Image]) -> Dataset:
+    def split(part: str) -> tuple[Item, ...]:
+        return tuple(
+            Item(f"{part}/{class_name}/{number:03d}", label, class_name)
+            for label, class_name in enumerate(class_names)
+            for number in range(PER_CLASS[part])
+        )
+
+    return Dataset(name, template, split("train"), split("val"), split("test"), load)
+
+
+def _shapes(name: str) -> Dataset:
+    def load(key: str) -> Image.Image:
+        colour, texture, shape = key.split("/")[1].split()
+        return Image.fromarray(to_pixels(STYLES[name](_rng(f"{name}/{key}"), colour, texture, shape)))
+
+    return _drawn(name, "a photo of a {}.", [" ".join(words) for words in shape_classes()], load)
+
+
+def _letters() -> Dataset:
+    def load(key: str) -> Image.Image:
+        return Image.fromarray(to_pixels(draw_letter(_rng(f"letters/{key}"), key.split("/")[1])))
+
+    return _drawn("letters", "a photo of the letter {}.", list(CAPITALS), load)
+
+
+@cache
+def _digit_scans() -> tuple[np.ndarray, np.ndarray]:
+    """Images (1797, 8, 8) from 0 to 16, and labels."""
+    from sklearn.datasets import load_digits  # late: scikit-learn is slow to import and only this task needs it
+
+    bunch = load_digits()
+    return bunch.images, bunch.target
+
+
+def _digits() -> Dataset:
+    """Scikit-learn's handwritten digits; of every ten images of a digit five train, two validate, three test."""
+
+    def load(key: str) -> Image.Image:
+        scan = _digit_scans()[0][int(key.split("/")[2])]
+        grey = Image.fromarray((scan * 255 / 16).round().astype(np.uint8))
+        return grey.resize((SIZE, SIZE), Image.Resampling.BICUBIC).convert("RGB")
+
+    labels = _digit_scans()[1]
+    items: dict[str, list[Item]] = {"train": [], "val": [], "test": []}
+    for label, word in enumerate(NUMBER_WORDS):
+        for position, index in enumerate(np.flatnonzero(labels == label)):
+            part = ("train", "val", "test")[np.searchsorted([5, 7], position % 10, side="right")]
+            items[part].append(Item(f"{part}/{word}/{index:04d}", label, word))
+    return Dataset("digits", "a photo of the number {}.", items["train"], items["val"], items["test"], load)
+
+
+EMBEDDED: dict[str, Callable[[], Dataset]] = {
+    "digits": _digits,
+    **{name: partial(_shapes, name) for name in STYLES},
+    "letters": _letters,
+}
+"""The embedded tasks by name."""

@@ -1,0 +1,120 @@
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from rebapl.data.drawing import draw_example
+from rebapl.data.embedded import EMBEDDED, PER_CLASS, shape_classes
+
+DRAWN = [name for name in EMBEDDED if name != "digits"]
+SHAPES = [name for name in DRAWN if name != "letters"]
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    return {name: task() for name, task in EMBEDDED.items()}
+
+
+def pixels(data, item):
+    return np.asarray(data.load(item.key))
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_a_key_always_gives_the_same_64_pixel_rgb_image(tasks, name):
+    item = tasks[name].test[7]
+    image = tasks[name].load(item.key)
+    assert image.mode == "RGB"
+    assert image.size == (64, 64)
+    assert np.array_equal(np.asarray(image), pixels(EMBEDDED[name](), item))
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_every_class_draws_and_no_image_comes_twice(tasks, name):
+    data = tasks[name]
+    per_class = {}
+    for split in (data.train, data.test):
+        for item in split:
+            per_class.setdefault((split is data.train, item.label), []).append(item)
+    some = [item for items in per_class.values() for item in items[:3]]
+    assert len(per_class) == 2 * len(data.class_names)
+    assert len({pixels(data, item).tobytes() for item in some}) == len(some)
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_splits_share_no_key_and_hold_every_class(tasks, name):
+    data = tasks[name]
+    keys = [item.key for split in (data.train, data.val, data.test) for item in split]
+    assert len(set(keys)) == len(keys)
+    for split in (data.train, data.val, data.test):
+        assert {(item.label, item.class_name) for item in split} == set(enumerate(data.class_names))
+    assert data.template.count("{}") == 1
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_drawn_tasks_have_equally_many_images_of_each_class(tasks, name):
+    for part, count in PER_CLASS.items():
+        assert set(Counter(item.label for item in getattr(tasks[name], part)).values()) == {count}
+
+
+def test_digits_are_all_of_scikit_learns_split_alike_in_every_class(tasks):
+    data = tasks["digits"]
+    assert data.class_names == ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    splits = [Counter(item.label for item in split) for split in (data.train, data.val, data.test)]
+    assert sum(map(len, (data.train, data.val, data.test))) == 1797
+    for label in range(10):
+        counts = np.array([split[label] for split in splits])
+        assert counts / counts.sum() == pytest.approx([0.5, 0.2, 0.3], abs=0.02)
+
+
+def test_a_digit_is_its_scan_enlarged(tasks):
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    item = tasks["digits"].test[100]
+    index = int(item.key.split("/")[-1])
+    assert bunch.target[index] == item.label
+    blocks = pixels(tasks["digits"], item)[..., 0].reshape(8, 8, 8, 8).mean((1, 3)) / 255 * 16
+    assert np.corrcoef(blocks.ravel(), bunch.images[index].ravel())[0, 1] > 0.98
+
+
+def test_both_halves_of_the_shapes_hold_every_attribute_equally_often_in_new_combinations():
+    classes = shape_classes()
+    assert len(set(classes)) == len(classes) == 48
+    halves = classes[:24], classes[24:]
+    for attribute, kinds in enumerate((6, 4, 8)):
+        for half in halves:
+            counts = Counter(words[attribute] for words in half)
+            assert len(counts) == kinds
+            assert set(counts.values()) == {24 // kinds}
+    pairs = [{(colour, shape) for colour, _, shape in half} for half in halves]
+    assert not pairs[0] & pairs[1]
+
+
+def test_all_shapes_tasks_have_the_same_classes_and_keys_but_other_images(tasks):
+    plain = tasks["shapes"]
+    for name in SHAPES[1:]:
+        assert tasks[name].class_names == plain.class_names
+        assert list(tasks[name].test) == list(plain.test)
+        assert not np.array_equal(pixels(tasks[name], plain.test[0]), pixels(plain, plain.test[0]))
+
+
+def brightness(data):
+    return np.mean([pixels(data, item).mean() for item in data.val[::8]])
+
+
+def test_the_shifts_do_what_they_are_called(tasks):
+    assert brightness(tasks["shapes-lowlight"]) < 0.4 * brightness(tasks["shapes"])
+    plain, inverted = brightness(tasks["shapes"]), brightness(tasks["shapes-inverted"])
+    assert plain + inverted == pytest.approx(255, abs=25)
+
+
+def roughness(image):
+    return np.abs(np.diff(image.astype(float), axis=1)).mean()
+
+
+@pytest.mark.parametrize("name", ["shapes", "letters"])
+def test_the_tasks_are_rougher_than_what_the_model_was_trained_on(tasks, name):
+    rng = np.random.default_rng(0)
+    trained = np.median([roughness(draw_example(rng).image) for _ in range(200)])
+    data = tasks[name]
+    assert np.median([roughness(pixels(data, item)) for item in data.val[::4]]) > 1.5 * trained
