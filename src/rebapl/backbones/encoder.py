@@ -1,52 +1,44 @@
-"""The frozen dual encoder that learners talk to, and its adapter for CLIP as `transformers` has it."""
+"""The frozen dual encoder that learners talk to, whatever its architecture."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from rebapl.backbones.architectures import ARCHITECTURES
 from rebapl.backbones.text import Piece, Text, TextTokenizer
-from rebapl.backbones.tower import States, Tower
+from rebapl.backbones.tower import States
 from rebapl.data.transforms import Preprocessing
+from rebapl.errors import unknown
 
 
 class DualEncoder:
     """A frozen image tower and a frozen text tower with a joint feature space.
 
-    Every size is read from the checkpoint. Not an `nn.Module`, so that a learner that keeps one does not take
-    its parameters for its own.
+    `model` is one of `transformers`; what is particular to its kind stands in `ARCHITECTURES`. Every size is read
+    from the checkpoint. Not an `nn.Module`, so that a learner that keeps one does not take its parameters for
+    its own.
     """
 
-    def __init__(self, name: str, model: nn.Module, tokenizer: TextTokenizer, preprocessing: Preprocessing):
+    def __init__(self, name: str, model: Any, tokenizer: TextTokenizer, preprocessing: Preprocessing):
         model.eval().requires_grad_(False)
-        config: Any = model.config
+        kind = getattr(model.config, "model_type", type(model).__name__)
+        if kind not in ARCHITECTURES:
+            raise unknown("kind of dual encoder", kind, ARCHITECTURES)
         self.name = name
-        self.model: Any = model
+        self.model = model
         self.tokenizer = tokenizer
         self.preprocessing = preprocessing
-        self.joint_width: int = config.projection_dim
-        self.logit_scale: float = model.logit_scale.exp().item()  # type: ignore[operator]
-        vision, text = self.model.vision_model, self.model.text_model
-        self.vision = Tower(
-            [partial(layer, attention_mask=None) for layer in vision.encoder.layers],
-            config.vision_config.hidden_size,
-            vision.pre_layrnorm,
-            vision.post_layernorm,
-            self.model.visual_projection,
-        )
-        self.text = Tower(
-            [partial(layer, attention_mask=None, is_causal=True) for layer in text.encoder.layers],
-            config.text_config.hidden_size,
-            nn.Identity(),
-            text.final_layer_norm,
-            self.model.text_projection,
-        )
+        self.vision, self.text = ARCHITECTURES[kind].towers(model)
+        self.joint_width: int = self.text.projection.out_features
+        self.logit_scale: float = model.logit_scale.exp().item()
+        self.logit_bias: float = model.logit_bias.item() if hasattr(model, "logit_bias") else 0.0
 
     @property
     def device(self) -> torch.device:
@@ -55,7 +47,7 @@ class DualEncoder:
     @property
     def dtype(self) -> torch.dtype:
         """The type the frozen towers compute in; features leave them as float32."""
-        return self.model.visual_projection.weight.dtype
+        return self.model.logit_scale.dtype
 
     def tokenize(self, sequences: Sequence[Sequence[Piece]]) -> Text:
         """Token sequences on this encoder's device; see `TextTokenizer.assemble`."""
@@ -63,7 +55,7 @@ class DualEncoder:
         return Text(text.ids.to(self.device), text.read.to(self.device), text.slots.to(self.device))
 
     def embed_images(self, pixels: Tensor) -> States:
-        """Preprocessed images (B, 3, H, W) as class token and patches with positions, before any layer."""
+        """Preprocessed images (B, 3, H, W) as tokens with positions, before any layer; a class token comes first."""
         hidden = self.model.vision_model.embeddings(pixels.to(self.device))
         return States(hidden, torch.zeros(len(hidden), dtype=torch.long, device=hidden.device))
 
@@ -87,6 +79,10 @@ class DualEncoder:
     def text_features(self, text: Text) -> Tensor:
         """Normalised features (C, e) of the frozen text tower."""
         return F.normalize(self.text.features(self.text.run(self.embed_text(text))), dim=-1)
+
+    def logits(self, image: Tensor, text: Tensor) -> Tensor:
+        """scale·cos + bias (B, C) of normalised features (B, e) and (C, e); the bias is 0 but for SigLIP."""
+        return self.logit_scale * image @ text.mT + self.logit_bias
 
     @cached_property
     def fingerprint(self) -> str:

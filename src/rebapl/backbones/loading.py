@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rebapl.backbones.architectures import ARCHITECTURES, Architecture
 from rebapl.backbones.encoder import DualEncoder
+from rebapl.backbones.preprocessor import read_preprocessing
 from rebapl.backbones.text import TextTokenizer
 from rebapl.data.transforms import Preprocessing
 from rebapl.errors import UserError
@@ -20,7 +23,7 @@ _ACCEPTED = (
     f"preprocessor_config.json), or a hub id such as '{DEFAULT}'"
 )
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "spiece.model")
 
 
 def load_backbone(
@@ -37,15 +40,17 @@ def load_backbone(
     (128, 5)
     """
     source = _source(str(name_or_path))
-    config = _read_config(source)
-    if config.get("model_type") != "clip":
+    kind = _read_json(source, "config.json").get("model_type")
+    if kind not in ARCHITECTURES:
         raise UserError(
-            f"backbone '{name_or_path}' is a '{config.get('model_type')}' checkpoint, not a dual encoder that is "
-            f"supported. Accepted model types: clip"
+            f"backbone '{name_or_path}' is a '{kind}' checkpoint, not a dual encoder that is supported. Accepted "
+            f"model types: {', '.join(ARCHITECTURES)}"
         )
-    tokenizer = _load_tokenizer(source)
-    preprocessing = _load_preprocessing(source, config)
-    model = _load_model(source)
+    architecture = ARCHITECTURES[kind]
+    config = _load_config(source)
+    tokenizer = _load_tokenizer(source, architecture, config)
+    preprocessing = _load_preprocessing(source, architecture, config)
+    model = _load_model(source, architecture)
     name = name_or_path if str(name_or_path) == "mini" else source
     encoder = DualEncoder(str(name), model, tokenizer, preprocessing)
     _ = encoder.fingerprint  # before the cast: it names the checkpoint, whatever type it computes in
@@ -58,9 +63,9 @@ def _source(name: str) -> str:
     if name == "mini":
         return str(Path(__file__).parent / "mini")
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         return str(folder.resolve())
-    if folder.exists():
+    if folder.is_file():
         raise UserError(f"backbone '{name}' is a file. Accepted: {_ACCEPTED}")
     if not _HUB_ID.fullmatch(name) or name.startswith("."):
         raise UserError(f"unknown backbone '{name}': no such folder. Accepted: {_ACCEPTED}")
@@ -71,21 +76,9 @@ def _is_local(source: str) -> bool:
     return Path(source).is_dir()
 
 
-def _read_json(source: str, filename: str) -> dict[str, Any]:
-    """A JSON file of the checkpoint, from the folder or fetched from the hub."""
-    path = Path(source) / filename
-    if not _is_local(source):
-        from transformers.utils import cached_file
-
-        try:
-            path = Path(cached_file(source, filename))
-        except OSError as error:
-            raise UserError(
-                f"backbone '{source}' is neither a local folder nor could its {filename} be fetched from the hub "
-                f"({str(error).splitlines()[0]}). Accepted: {_ACCEPTED}"
-            ) from error
-    elif not path.is_file():
-        raise UserError(f"backbone folder '{source}' has no {filename}. Accepted: {_ACCEPTED}")
+def _read_json(source: str, *names: str) -> dict[str, Any]:
+    """The first of these JSON files that the checkpoint has, from the folder or fetched from the hub."""
+    path = _find(source, names)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -95,79 +88,86 @@ def _read_json(source: str, filename: str) -> dict[str, Any]:
     return content
 
 
-def _read_config(source: str) -> dict[str, Any]:
-    return _read_json(source, "config.json")
+def _find(source: str, names: Sequence[str]) -> Path:
+    if _is_local(source):
+        for name in names:
+            if (Path(source) / name).is_file():
+                return Path(source) / name
+        raise UserError(f"backbone folder '{source}' has no {names[0]}. Accepted: {_ACCEPTED}")
+    from transformers.utils import cached_file
+
+    failures: list[OSError] = []
+    for name in names:
+        try:
+            return Path(cached_file(source, name))
+        except OSError as error:
+            failures.append(error)
+    raise UserError(
+        f"backbone '{source}' is neither a local folder nor could its {names[0]} be fetched from the hub "
+        f"({_first_line(failures[0])}). Accepted: {_ACCEPTED}"
+    ) from failures[0]
 
 
-def _load_tokenizer(source: str) -> TextTokenizer:
-    from transformers import AutoConfig, AutoTokenizer
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def _load_config(source: str) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(source)
+    except Exception as error:  # whatever a wrong value makes the library raise
+        raise UserError(
+            f"config.json of backbone '{source}' cannot be used ({' '.join(str(error).split())})"
+        ) from error
+
+
+def _load_tokenizer(source: str, architecture: Architecture, config: Any) -> TextTokenizer:
+    from transformers import AutoTokenizer
 
     if _is_local(source) and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
         raise UserError(
-            f"backbone folder '{source}' has no tokenizer: {' or '.join(_TOKENIZER_FILES)} (with merges.txt) is "
-            f"needed beside config.json"
+            f"backbone folder '{source}' has no tokenizer: tokenizer.json, or vocab.json with merges.txt, or "
+            f"spiece.model is needed beside config.json"
         )
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
     except Exception as error:  # whatever a broken tokenizer file makes the library raise
         raise UserError(
-            f"the tokenizer of backbone '{source}' cannot be read ({type(error).__name__}: {error}): fetch "
-            f"tokenizer.json again"
+            f"the tokenizer of backbone '{source}' cannot be read ({type(error).__name__}: {_first_line(error)}): "
+            f"fetch tokenizer.json again (a spiece.model alone needs: pip install sentencepiece protobuf)"
         ) from error
-    limit = AutoConfig.from_pretrained(source).text_config.max_position_embeddings
-    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
-    ids = tokenizer("a")["input_ids"]
-    if start is None or end is None or ids[0] != start or ids[-1] != end:
-        raise UserError(
-            f"the tokenizer of backbone '{source}' does not put a start and an end token around text, as a CLIP "
-            f"tokenizer does"
-        )
-
-    def encode(text: str) -> list[int]:
-        return tokenizer(text, verbose=False)["input_ids"]
-
-    return TextTokenizer(encode, start, end, limit)
-
-
-def _load_preprocessing(source: str, config: dict[str, Any]) -> Preprocessing:
-    given = _read_json(source, "preprocessor_config.json")
-    image_size = config.get("vision_config", {}).get("image_size", 224)
-
-    def edge(value: Any) -> int:
-        return int(value.get("shortest_edge", value.get("height", 0)) if isinstance(value, dict) else value)
-
-    crop = edge(given.get("crop_size", image_size))
-    if crop != image_size:
-        raise UserError(
-            f"backbone '{source}': preprocessor_config.json crops to {crop} px but the model sees {image_size} px"
-        )
     try:
-        return Preprocessing(
-            resize=edge(given.get("size", image_size)),
-            crop=crop,
-            mean=tuple(given["image_mean"]),
-            std=tuple(given["image_std"]),
-            resample=int(given.get("resample", 3)),
-        )
-    except KeyError as error:
-        raise UserError(f"backbone '{source}': preprocessor_config.json has no {error}") from error
+        return architecture.text_tokenizer(tokenizer, config.text_config.max_position_embeddings)
+    except UserError as error:
+        raise UserError(f"the tokenizer of backbone '{source}' does not fit: {error}") from error
 
 
-def _load_model(source: str) -> Any:
+def _load_preprocessing(source: str, architecture: Architecture, config: Any) -> Preprocessing:
+    given = _read_json(source, "preprocessor_config.json", "processor_config.json")
+    given = given.get("image_processor", given)
+    try:
+        return read_preprocessing(given, config.vision_config.image_size, architecture.crops)
+    except UserError as error:
+        raise UserError(f"preprocessor_config.json of backbone '{source}': {error}") from error
+
+
+def _load_model(source: str, architecture: Architecture) -> Any:
+    import transformers
     from safetensors import SafetensorError
-    from transformers import CLIPModel
     from transformers.utils import logging
 
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        model, report = CLIPModel.from_pretrained(
+        model, report = getattr(transformers, architecture.model_class).from_pretrained(
             source, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True
         )
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
         raise UserError(
             f"the weights of backbone '{source}' cannot be read ({type(error).__name__}: "
-            f"{str(error).splitlines()[0]}): the file is missing, truncated or of another model; fetch it again"
+            f"{_first_line(error)}): the file is missing, truncated or of another model; fetch it again"
         ) from error
     finally:
         if bars:

@@ -17,9 +17,9 @@ _NO_SPACE_BEFORE = ".,;:!?"
 
 @dataclass(frozen=True)
 class Text:
-    """C token sequences cut after the longest end-of-text.
+    """C token sequences: cut after the longest end-of-text, or padded to the full length, as the backbone needs.
 
-    ids (C, L), read (C,) the end-of-text positions, slots (C, b) the positions that learnable vectors fill.
+    ids (C, L), read (C,) the positions features are read at, slots (C, b) those that learnable vectors fill.
     """
 
     ids: Tensor
@@ -47,16 +47,30 @@ def clean_class_names(names: Sequence[str]) -> list[str]:
 class TextTokenizer:
     """Turns pieces of text and slots into padded token sequences.
 
-    `encode` maps a string to ids that begin with `start` and end with `end`, as a checkpoint's tokenizer does.
-    `limit` is the number of positions the text tower has. Attention is causal, so what follows the longest
-    end-of-text changes no feature and is cut off.
+    `encode` maps a string to ids that begin with `start`, if there is one, and end with `end`, as a checkpoint's
+    tokenizer does. `limit` is the number of positions the text tower has. Without `pad`, attention is causal
+    and features are read at the end token: what follows the longest one changes no feature and is cut off. With
+    `pad`, all sequences are filled up to `limit` with it and read at the last position.
     """
 
-    def __init__(self, encode: Callable[[str], list[int]], start: int, end: int, limit: int) -> None:
+    def __init__(
+        self,
+        encode: Callable[[str], list[int]],
+        start: int | None,
+        end: int,
+        limit: int,
+        pad: int | None = None,
+    ) -> None:
         self.encode = encode
         self.start = start
         self.end = end
         self.limit = limit
+        self.pad = pad
+
+    @property
+    def first(self) -> int:
+        """The position of the first word or slot: 1 after a start token, else 0."""
+        return 0 if self.start is None else 1
 
     def words(self, text: str, continued: bool = False) -> list[int]:
         """The ids of a text without start and end; `continued` when other words stand in front of it."""
@@ -64,19 +78,23 @@ class TextTokenizer:
             return self._inner(text)
         lead = "a"
         joint = lead + ("" if text[0] in _NO_SPACE_BEFORE else " ") + text
-        return self._inner(joint)[len(self._inner(lead)) :]
+        ids = self._inner(joint)[len(self._inner(lead)) :]
+        if not ids and text != ".":  # some tokenizers drop punctuation
+            raise _nothing_in(text)
+        return ids
 
     def assemble(self, sequences: Sequence[Sequence[Piece]]) -> Text:
         """Sequences such as `[4, "cat."]`: four slots, then words. All must have equally many slots."""
         rows, slots = [], []
         for pieces in sequences:
-            ids, places = [self.start], []
+            ids: list[int] = [] if self.start is None else [self.start]
+            places: list[int] = []
             for piece in pieces:
                 if isinstance(piece, int):
                     places += range(len(ids), len(ids) + piece)
-                    ids += [self.start] * piece
+                    ids += [self.end if self.start is None else self.start] * piece
                 elif piece:
-                    ids += self.words(piece, continued=len(ids) > 1)
+                    ids += self.words(piece, continued=len(ids) > self.first)
             ids.append(self.end)
             if len(ids) > self.limit:
                 text = " ".join(f"[{piece} tokens]" if isinstance(piece, int) else piece for piece in pieces)
@@ -86,15 +104,28 @@ class TextTokenizer:
                 )
             rows.append(ids)
             slots.append(places)
-        longest = max(map(len, rows))
-        ids = torch.tensor([row + [self.end] * (longest - len(row)) for row in rows])
-        read = torch.tensor([len(row) - 1 for row in rows])
-        return Text(ids, read, torch.tensor(slots, dtype=torch.long).reshape(len(rows), -1))
+        return self._pad(rows, torch.tensor(slots, dtype=torch.long).reshape(len(rows), -1))
+
+    def _pad(self, rows: list[list[int]], slots: Tensor) -> Text:
+        if self.pad is None:
+            length, filler = max(map(len, rows)), self.end
+            read = torch.tensor([len(row) - 1 for row in rows])
+        else:
+            length, filler = self.limit, self.pad
+            read = torch.full((len(rows),), self.limit - 1)
+        return Text(torch.tensor([row + [filler] * (length - len(row)) for row in rows]), read, slots)
 
     def _inner(self, text: str) -> list[int]:
-        ids = self.encode(text)[1:-1]
+        ids = self.encode(text)[self.first : -1]
         if not ids:
-            raise UserError(f"the tokenizer finds nothing in {text!r}: give a name in letters or digits")
-        if self.end in ids or self.start in ids:
-            raise UserError(f"{text!r} contains one of the tokenizer's special tokens: choose another name")
+            raise _nothing_in(text)
+        if {self.start, self.end, self.pad} & set(ids):
+            raise UserError(
+                f"{text!r} contains one of the tokenizer's special tokens, or a character that it does not know: "
+                f"choose another name"
+            )
         return ids
+
+
+def _nothing_in(text: str) -> UserError:
+    return UserError(f"the tokenizer finds nothing in {text!r}: give a name in letters or digits")

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Insert:
-    """Put tokens (n, d) or (B, n, d) in front of position `at`; `None` is the end. The sequence grows by n."""
+    """Put tokens (n, d) or (B, n, d) in front of position `at`; `None` is the end. The sequence grows by n.
+
+    A negative `at` counts from the end.
+    """
 
     tokens: Tensor
     at: int | None = None
@@ -50,11 +54,14 @@ class States:
         if new.dim() == 2:
             new = new.expand(old.shape[0], -1, -1)
         length, count = old.shape[1], new.shape[1]
+        at = length if edit.at is None else edit.at
+        at = at + length if at < 0 else at
+        room = length - (count if isinstance(edit, Replace) else 0)
+        if not 0 <= at <= room:
+            raise ValueError(f"{count} tokens at position {edit.at} do not fit into a sequence of {length}")
         if isinstance(edit, Insert):
-            at = length if edit.at is None else edit.at
             hidden = torch.cat([old[:, :at], new, old[:, at:]], dim=1)
             return replace(self, hidden=hidden, read=self.read + count * (self.read >= at))
-        at = edit.at + length if edit.at < 0 else edit.at
         if edit.mix != 1.0:
             new = edit.mix * new + (1 - edit.mix) * old[:, at : at + count]
         return replace(self, hidden=torch.cat([old[:, :at], new, old[:, at + count :]], dim=1))
@@ -63,7 +70,8 @@ class States:
 class Tower:
     """The layers of one frozen encoder, with what stands before and after them.
 
-    `first_norm` is applied to what enters layer 0 (CLIP's vision tower has one), after that layer's edit.
+    `first_norm` is applied to what enters layer 0 (CLIP's vision tower has one), after that layer's edit. The feature
+    is `projection` of the state at the read position, or of what `pool` makes of all states (B, L, d) → (B, d).
     """
 
     def __init__(
@@ -72,13 +80,15 @@ class Tower:
         width: int,
         first_norm: Callable[[Tensor], Tensor],
         last_norm: Callable[[Tensor], Tensor],
-        projection: nn.Linear,
+        projection: Any,
+        pool: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.layers = layers
         self.width = width
         self.first_norm = first_norm
         self.last_norm = last_norm
         self.projection = projection
+        self.pool = pool
 
     def run(self, states: States, edits: Mapping[int, Edit] | None = None, stop: int | None = None) -> States:
         """Walk from the states' layer up to `stop` (default: through the last), making `edits[i]` before layer i."""
@@ -93,5 +103,7 @@ class Tower:
 
     def features(self, states: States) -> Tensor:
         """The joint-space features (B, e), float32, not normalised, of states that left the last layer."""
+        if self.pool is not None:
+            return self.projection(self.pool(self.last_norm(states.hidden))).float()
         rows = torch.arange(len(states.hidden), device=states.hidden.device)
         return self.projection(self.last_norm(states.hidden[rows, states.read])).float()
