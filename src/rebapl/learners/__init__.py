@@ -1,7 +1,26 @@
 """Prompt learners: one file per published method, one small interface; nothing about sampling."""
 
-from rebapl.learners import coop, zero_shot
+from rebapl.learners import app, bayesian, cocoop, coop, ivlp, maple, mmrl, mmrl_plus, proda, promptsrc, vpt, zero_shot
 from rebapl.learners.base import Learner, Output, Recipe
 from rebapl.learners.registry import METHODS, build_learner, register
 
-__all__ = ["METHODS", "Learner", "Output", "Recipe", "build_learner", "coop", "register", "zero_shot"]
+__all__ = [
+    "METHODS",
+    "Learner",
+    "Output",
+    "Recipe",
+    "app",
+    "bayesian",
+    "build_learner",
+    "cocoop",
+    "coop",
+    "ivlp",
+    "maple",
+    "mmrl",
+    "mmrl_plus",
+    "proda",
+    "promptsrc",
+    "register",
+    "vpt",
+    "zero_shot",
+]

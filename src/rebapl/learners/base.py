@@ -59,17 +59,16 @@ class Output:
 
     def rows(self, rows: slice | Tensor) -> Output:
         """The same for some of the images: how reference images share a pass with the training batch."""
-        return replace(
-            self, logits=self.logits[rows], per_image={name: x[rows] for name, x in self.per_image.items()}
-        )
+        return replace(self, logits=self.logits[rows], per_image={name: x[rows] for name, x in self.per_image.items()})
 
     def cloud(self, space: str) -> Tensor:
         """The points (n, d) of a named space: any cloud here, `both`, `logits` or `probabilities`."""
         derived = {
             "logits": lambda: self.logits,
             "probabilities": lambda: self.logits.softmax(-1),
-            "both": lambda: torch.cat([self.per_image["image"], self.per_class["text"]]),
         }
+        if "text" in self.per_class:  # not where every image has its own text features
+            derived["both"] = lambda: torch.cat([self.per_image["image"], self.per_class["text"]])
         if space in derived:
             return derived[space]()
         clouds = {**self.per_class, **self.per_image}
@@ -92,6 +91,9 @@ class Learner(nn.Module):
     variants: ClassVar[Mapping[str, Variant]] = {}
     """By protocol (`cross-dataset`), data set (`eurosat`), or both (`cross-dataset/eurosat`)."""
 
+    transfer: bool = False
+    """Bound to another data set than the one it was trained on, where a method may predict differently."""
+
     noise: torch.Generator | None = None
     """The stream a stochastic method draws from while training; the loop gives it."""
 
@@ -107,9 +109,13 @@ class Learner(nn.Module):
         self.class_names = clean_class_names(class_names)
         self.prepare_text()
 
-    def bind(self, class_names: Sequence[str], template: str | None = None) -> Learner:
-        """The same learner for other class names; its parameters are shared, not copied."""
+    def bind(self, class_names: Sequence[str], template: str | None = None, transfer: bool = False) -> Learner:
+        """The same learner for other class names; its parameters are shared, not copied.
+
+        `transfer` says that the images are of another data set than those trained on, even if classes are not.
+        """
         other = copy.copy(self)
+        other.transfer = transfer
         other._set_classes(class_names, template or self.template)
         return other
 
@@ -143,4 +149,4 @@ class Learner(nn.Module):
 
     def cosine_logits(self, image: Tensor, text: Tensor) -> Tensor:
         """Logits (B, C) of normalised features (B, e) and (C, e)."""
-        return self.encoder.logit_scale * image @ text.T
+        return self.encoder.logits(image, text)

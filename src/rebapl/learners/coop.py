@@ -18,9 +18,21 @@ from rebapl.backbones import DualEncoder
 from rebapl.backbones.text import Piece
 from rebapl.errors import UserError, unknown
 from rebapl.learners.base import Learner, Output, Recipe, Variant
+from rebapl.learners.initial import context_ids, draw_tokens
 from rebapl.learners.registry import register
 
 POSITIONS = ("end", "middle", "front")
+
+
+def pieces(name: str, tokens: int, position: str) -> list[Piece]:
+    """The text of a class: its name at the end of, in the middle of or in front of `tokens` context tokens."""
+    half = tokens // 2
+    around: dict[str, list[Piece]] = {
+        "end": [tokens, f"{name}."],
+        "middle": [half, name, tokens - half, "."],
+        "front": [name, tokens, "."],
+    }
+    return around[position]
 
 
 @dataclass(frozen=True)
@@ -50,19 +62,11 @@ class CoOp(Learner):
         "domain-generalization": Variant(settings={"init": None, "tokens": 16}),
     }
 
-    def __init__(
-        self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: CoOpConfig
-    ) -> None:
+    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: CoOpConfig) -> None:
         self.config = config
-        self.init_ids = encoder.tokenizer.words(config.init) if config.init else []
-        self.tokens = config.tokens or len(self.init_ids) or 16
-        if self.init_ids and self.tokens != len(self.init_ids):
-            raise UserError(
-                f"init = {config.init!r} is {len(self.init_ids)} tokens, but tokens = {self.tokens}: give one of "
-                f"the two (init=None draws the context at random)"
-            )
+        self.tokens, self.init_ids = context_ids(encoder, config.tokens, config.init, otherwise=16)
         super().__init__(encoder, class_names, template)
-        shape = (self.tokens, encoder.text.width)
+        shape: tuple[int, ...] = (self.tokens, encoder.text.width)
         if config.class_specific:
             shape = (len(self.class_names), *shape)
         self.context = nn.Parameter(torch.empty(shape, device=encoder.device))
@@ -70,15 +74,8 @@ class CoOp(Learner):
     def prepare_text(self) -> None:
         if self.config.class_specific and "context" in self._parameters:
             self._check_class_count()
-        self.text = self.encoder.tokenize([self._pieces(name) for name in self.class_names])
-
-    def _pieces(self, name: str) -> list[Piece]:
-        half = self.tokens // 2
-        return {
-            "end": [self.tokens, f"{name}."],
-            "middle": [half, name, self.tokens - half, "."],
-            "front": [name, self.tokens, "."],
-        }[self.config.position]
+        position = self.config.position
+        self.text = self.encoder.tokenize([pieces(name, self.tokens, position) for name in self.class_names])
 
     def _check_class_count(self) -> None:
         if len(self.class_names) != len(self.context):
@@ -87,14 +84,8 @@ class CoOp(Learner):
                 f"{len(self.class_names)} others: use the shared context (class_specific=False)"
             )
 
-    @torch.no_grad()
     def reset(self, generator: torch.Generator) -> None:
-        if self.init_ids:
-            ids = torch.tensor(self.init_ids, device=self.encoder.device)
-            self.context.copy_(self.encoder.token_embeddings(ids).expand(self.context.shape))
-        else:
-            noise = torch.randn(self.context.shape, generator=generator, device=generator.device)
-            self.context.copy_(0.02 * noise)
+        draw_tokens(self.context, self.encoder, self.init_ids, generator)
 
     @torch.no_grad()
     def frozen(self, images: Tensor) -> Tensor:

@@ -1,0 +1,113 @@
+"""APP: CoOp with a prior that depends on the data, for particles under Stein variational gradient descent.
+
+Cho et al., Make Prompts Adaptable: Bayesian Modeling for Vision-Language Prompt Learning with Data-Dependent Prior,
+2024. The learner holds one particle, a context v of b vectors, and the prior's network π: e → e/16 → d_t with a ReLU
+between, on the normalised image feature x. The `svgd` inference runs the particles (4 in the paper) side by side.
+
+    L = CE(z_v, y) + λ·‖mean_b v − mean_B π(x)‖²  +  CE(z_π, y)
+
+z_v are CoOp's logits. z_π are those of a text whose every context vector is the batch's mean of π(x); they train the
+network, and the middle term, in which π is a constant, leaves it alone. So the last term does not change what the
+particle sees. (The authors train π by it first, then the particle with the rest; here both go on together.) In
+prediction every image has its own text π(x), and the logits are α·z_v + (1−α)·z_π, α = 0.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rebapl.backbones import DualEncoder
+from rebapl.errors import UserError
+from rebapl.learners.base import Output, Recipe, Variant
+from rebapl.learners.cocoop import REDUCTION
+from rebapl.learners.coop import CoOp, CoOpConfig
+from rebapl.learners.initial import draw_linear, undrawn_linear
+from rebapl.learners.registry import register
+
+SEQUENCES = 4096  # in one text pass
+
+
+@dataclass(frozen=True)
+class APPConfig(CoOpConfig):
+    """CoOp's settings; `prior_weight` is λ, published as 1/shots; `particle_share` is α."""
+
+    tokens: int | None = 16
+    init: str | None = None
+    prior_weight: float = 1 / 16
+    particle_share: float = 0.7
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.prior_weight >= 0:
+            raise UserError(f"prior_weight = {self.prior_weight}: the weight of a term cannot be negative")
+        if not 0 <= self.particle_share <= 1:
+            raise UserError(f"particle_share = {self.particle_share}: the particle's share is a number from 0 to 1")
+
+
+_WEAK_PRIOR = {"prior_weight": 1 / 256}
+_SMALL_BATCH = Variant(_WEAK_PRIOR, {"batch": 32})
+
+
+@register("app", APPConfig)
+class APP(CoOp):
+    config: APPConfig
+    recipe = Recipe(lr=0.002, epochs=20, batch=128)
+    variants = {
+        "few-shot": Variant(recipe={"epochs": 40}),
+        "imagenet": Variant(recipe={"epochs": 10}),
+        "oxford_flowers": _SMALL_BATCH,
+        "fgvc_aircraft": _SMALL_BATCH,
+        "stanford_cars": _SMALL_BATCH,
+        "eurosat": Variant(_WEAK_PRIOR),
+        "oxford_pets": Variant(_WEAK_PRIOR),
+        "food101": Variant(_WEAK_PRIOR),
+    }
+
+    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: APPConfig) -> None:
+        super().__init__(encoder, class_names, template, config)
+        hidden = max(1, encoder.joint_width // REDUCTION)
+        self.squeeze = undrawn_linear(encoder.joint_width, hidden, encoder.device)
+        self.expand = undrawn_linear(hidden, encoder.text.width, encoder.device)
+
+    def reset(self, generator: torch.Generator) -> None:
+        super().reset(generator)
+        draw_linear(self.squeeze, generator)
+        draw_linear(self.expand, generator)
+
+    def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
+        """`prior` (B, d_t) are π(x). The prior takes part in the logits in evaluation mode only."""
+        prior = self.expand(F.relu(self.squeeze(frozen)))
+        logits = self.cosine_logits(frozen, classes["text"])
+        if not self.training:
+            share = self.config.particle_share
+            parts = prior.split(max(1, SEQUENCES // len(self.class_names)))
+            text = torch.cat([self._prior_text(part) for part in parts])
+            logits = share * logits + (1 - share) * self.cosine_logits(frozen.unsqueeze(1), text).squeeze(1)
+        return Output(logits, {"image": frozen, "prior": prior}, classes)
+
+    def loss(self, output: Output, labels: Tensor) -> Tensor:
+        return self.particle_loss(output, labels) + self.prior_loss(output, labels)
+
+    def particle_loss(self, output: Output, labels: Tensor) -> Tensor:
+        """CE(z_v, y) + λ·‖mean_b v − mean_B π(x)‖²: what the authors' particle sees."""
+        logits = self.cosine_logits(output.per_image["image"], output.per_class["text"])
+        centre = output.per_image["prior"].mean(0).detach()
+        distance = (self.context.mean(-2) - centre).square().sum()
+        return F.cross_entropy(logits, labels) + self.config.prior_weight * distance
+
+    def prior_loss(self, output: Output, labels: Tensor) -> Tensor:
+        """CE(z_π, y) with the batch's mean of π(x) as every context vector: what the authors' network sees."""
+        (text,) = self._prior_text(output.per_image["prior"].mean(0, keepdim=True))
+        return F.cross_entropy(self.cosine_logits(output.per_image["image"], text), labels)
+
+    def _prior_text(self, prior: Tensor) -> Tensor:
+        """Normalised text features (B, C, e) with each of the vectors (B, d_t) as every context vector."""
+        count, classes = len(prior), len(self.class_names)
+        fill = prior[:, None, None].expand(-1, classes, self.tokens, -1).flatten(0, 1)
+        states = self.encoder.text.run(self.encoder.embed_text(self.text.repeated(count), fill))
+        return F.normalize(self.encoder.text.features(states), dim=-1).unflatten(0, (count, classes))

@@ -1,0 +1,145 @@
+"""Variational Bayesian prompt learning: CoOp's context, shifted by a Gaussian residual.
+
+Derakhshani et al., Bayesian Prompt Learning for Image-Language Model Generalization, 2023. With r ~ q = N(μ, σ²), one
+vector of the text width added to every context vector,
+
+    L = −log 1/L·Σₗ p(y | x, v + rₗ) + β·KL(q ‖ N(0, 1)),    KL = mean_d ½·(σ² + μ² − 1 − log σ²)
+
+for L samples rₗ = μ + σ·εₗ, β = 0.001. μ and log σ² are free parameters, or come from the normalised image feature by
+two networks e → e/2 → e/2 → d_t with ELUs between, so that every image has its own text features: B·L·C sequences.
+Prediction averages the probabilities of L samples, so the logits are log-probabilities. All images of a pass see the
+same ε; when predicting, the same ones every time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rebapl.backbones import DualEncoder
+from rebapl.errors import UserError
+from rebapl.learners.base import Output, Recipe, Variant
+from rebapl.learners.coop import CoOp, CoOpConfig
+from rebapl.learners.initial import draw_linear, undrawn_linear
+from rebapl.learners.noise import noise_of
+from rebapl.learners.registry import register
+
+
+@dataclass(frozen=True)
+class BayesianConfig(CoOpConfig):
+    """CoOp's settings; `samples` is L, `divergence` is β; `conditional` on the image, or one q for all."""
+
+    samples: int = 10
+    divergence: float = 0.001
+    conditional: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.samples < 1:
+            raise UserError(f"samples = {self.samples}: at least one sample of the residual is needed")
+        if not self.divergence >= 0:
+            raise UserError(f"divergence = {self.divergence}: the weight of a term cannot be negative")
+
+
+def _network(encoder: DualEncoder) -> nn.Sequential:
+    inputs, hidden, device = encoder.joint_width, max(1, encoder.joint_width // 2), encoder.device
+    return nn.Sequential(
+        undrawn_linear(inputs, hidden, device),
+        nn.ELU(),
+        undrawn_linear(hidden, hidden, device),
+        nn.ELU(),
+        undrawn_linear(hidden, encoder.text.width, device),
+    )
+
+
+@register("bpl", BayesianConfig)
+class BayesianPrompts(CoOp):
+    config: BayesianConfig
+    recipe = Recipe(lr=0.002, epochs=10, batch=1)
+    variants = {
+        name: Variant({"samples": samples}, {"epochs": epochs})
+        for name, samples, epochs in (
+            ("base-to-novel/caltech101", 20, 20),
+            ("base-to-novel/oxford_pets", 40, 20),
+            ("base-to-novel/stanford_cars", 20, 40),
+            ("base-to-novel/oxford_flowers", 10, 40),
+            ("base-to-novel/food101", 20, 20),
+            ("base-to-novel/sun397", 20, 10),
+            ("base-to-novel/dtd", 40, 10),
+            ("base-to-novel/eurosat", 20, 60),
+            ("base-to-novel/ucf101", 5, 20),
+        )
+    }
+
+    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: BayesianConfig) -> None:
+        super().__init__(encoder, class_names, template, config)
+        if config.conditional:
+            self.mean_network = _network(encoder)
+            self.log_variance_network = _network(encoder)
+        else:
+            self.mean = nn.Parameter(torch.empty(encoder.text.width, device=encoder.device))
+            self.log_variance = nn.Parameter(torch.empty(encoder.text.width, device=encoder.device))
+
+    def reset(self, generator: torch.Generator) -> None:
+        """A free q starts at mean 0, its log-variances uniform between 0 and 1."""
+        super().reset(generator)
+        if self.config.conditional:
+            for layer in (*self.mean_network, *self.log_variance_network):
+                if isinstance(layer, nn.Linear):
+                    draw_linear(layer, generator)
+            return
+        with torch.no_grad():
+            self.mean.zero_()
+            shape = self.log_variance.shape
+            self.log_variance.copy_(torch.rand(shape, generator=generator, device=generator.device))
+
+    def encode_classes(self) -> Mapping[str, Tensor]:
+        """`samples` (C, L, e) and their normalised mean `text` (C, e), unless they wait for the image."""
+        if self.config.conditional:
+            return {}
+        samples = self._text_samples(self._residuals(self.mean, self.log_variance))
+        return {"text": F.normalize(samples.mean(1), dim=-1), "samples": samples}
+
+    def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
+        """Where the image has a say, `text` has a row per image: its C mean features side by side, (B, C·e)."""
+        if not self.config.conditional:
+            residual = {"mean": self.mean, "log_variance": self.log_variance}
+            clouds = {name: vector.expand(len(frozen), -1) for name, vector in residual.items()}
+            return Output(self._log_probability(frozen, classes["samples"]), {"image": frozen, **clouds}, classes)
+        mean, log_variance = self.mean_network(frozen), self.log_variance_network(frozen)
+        residuals = self._residuals(mean.unsqueeze(1), log_variance.unsqueeze(1))
+        samples = torch.stack([self._text_samples(of_image) for of_image in residuals])
+        logits = torch.cat([self._log_probability(x.unsqueeze(0), w) for x, w in zip(frozen, samples, strict=True)])
+        text = F.normalize(samples.mean(2).flatten(1), dim=-1)
+        return Output(logits, {"image": frozen, "text": text, "mean": mean, "log_variance": log_variance}, classes)
+
+    def loss(self, output: Output, labels: Tensor) -> Tensor:
+        mean, log_variance = output.per_image["mean"], output.per_image["log_variance"]
+        divergence = 0.5 * (log_variance.exp() + mean.square() - 1 - log_variance).mean()
+        return F.cross_entropy(output.logits, labels) + self.config.divergence * divergence
+
+    def _residuals(self, mean: Tensor, log_variance: Tensor) -> Tensor:
+        """L samples (…, L, d) of residuals with mean and log-variance (…, 1, d) or (d,)."""
+        noise = noise_of(self)
+        shape = (self.config.samples, self.encoder.text.width)
+        epsilon = torch.randn(shape, generator=noise, device=noise.device).to(mean.device)
+        return mean + epsilon * (0.5 * log_variance).exp()
+
+    def _text_samples(self, residuals: Tensor) -> Tensor:
+        """Normalised text features (C, L, e) for residuals (L, d)."""
+        count, classes = len(residuals), len(self.class_names)
+        contexts = self.context + residuals[:, None, None]
+        fill = contexts.expand(count, classes, -1, -1).flatten(0, 1)
+        states = self.encoder.text.run(self.encoder.embed_text(self.text.repeated(count), fill))
+        features = F.normalize(self.encoder.text.features(states), dim=-1)
+        return features.unflatten(0, (count, classes)).transpose(0, 1)
+
+    def _log_probability(self, image: Tensor, samples: Tensor) -> Tensor:
+        """log 1/L·Σₗ softmax (B, C) of image features (B, e) and the classes' L text features (C, L, e)."""
+        logits = self.cosine_logits(image, samples.transpose(0, 1))
+        return logits.log_softmax(-1).logsumexp(0) - math.log(samples.shape[1])

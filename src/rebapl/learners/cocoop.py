@@ -1,0 +1,85 @@
+"""CoCoOp: CoOp's context, shifted for every image by a small network.
+
+Zhou et al., Conditional Prompt Learning for Vision-Language Models, 2022. With the normalised image feature x and
+context vectors v₁ … v_b, the text of a class for this image is
+
+    [start] v₁ + π(x) … v_b + π(x) name . [end],    π: e → e/16 → d_t with a ReLU between,
+
+so that every image has its own text features: B·C sequences for B images and C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rebapl.backbones import DualEncoder
+from rebapl.errors import UserError
+from rebapl.learners.base import Learner, Output, Recipe
+from rebapl.learners.initial import context_ids, draw_linear, draw_tokens, undrawn_linear
+from rebapl.learners.registry import register
+
+SEQUENCES = 4096  # in one text pass
+REDUCTION = 16
+
+
+@dataclass(frozen=True)
+class CoCoOpConfig:
+    """`init` gives words whose embeddings the context starts from; without it, `tokens` vectors of N(0, 0.02²)."""
+
+    tokens: int | None = None
+    init: str | None = "a photo of a"
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None and self.tokens < 1:
+            raise UserError(f"tokens = {self.tokens}: CoCoOp needs at least one context token")
+
+
+@register("cocoop", CoCoOpConfig)
+class CoCoOp(Learner):
+    recipe = Recipe(lr=0.002, epochs=10, batch=1)
+    repels_in = "text"
+
+    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: CoCoOpConfig) -> None:
+        self.tokens, self.init_ids = context_ids(encoder, config.tokens, config.init, otherwise=4)
+        super().__init__(encoder, class_names, template)
+        hidden = max(1, encoder.joint_width // REDUCTION)
+        self.context = nn.Parameter(torch.empty(self.tokens, encoder.text.width, device=encoder.device))
+        self.squeeze = undrawn_linear(encoder.joint_width, hidden, encoder.device)
+        self.expand = undrawn_linear(hidden, encoder.text.width, encoder.device)
+
+    def prepare_text(self) -> None:
+        self.text = self.encoder.tokenize([[self.tokens, f"{name}."] for name in self.class_names])
+
+    def reset(self, generator: torch.Generator) -> None:
+        draw_tokens(self.context, self.encoder, self.init_ids, generator)
+        draw_linear(self.squeeze, generator)
+        draw_linear(self.expand, generator)
+
+    @torch.no_grad()
+    def frozen(self, images: Tensor) -> Tensor:
+        return self.encoder.image_features(images)
+
+    def encode_classes(self) -> Mapping[str, Tensor]:
+        """Nothing: text features wait for the image."""
+        return {}
+
+    def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
+        """`text` is a cloud with a row per image here: its C text features side by side, (B, C·e), of length 1."""
+        parts = frozen.split(max(1, SEQUENCES // len(self.class_names)))
+        text = torch.cat([self._text_features(part) for part in parts])
+        logits = self.cosine_logits(frozen.unsqueeze(1), text).squeeze(1)
+        return Output(logits, {"image": frozen, "text": F.normalize(text.flatten(1), dim=-1)}, classes)
+
+    def _text_features(self, image: Tensor) -> Tensor:
+        """Normalised text features (B, C, e) for normalised image features (B, e)."""
+        shift = self.expand(F.relu(self.squeeze(image)))
+        contexts = self.context + shift.unsqueeze(1)
+        count = len(self.class_names)
+        states = self.encoder.embed_text(self.text.repeated(len(image)), contexts.repeat_interleave(count, dim=0))
+        features = self.encoder.text.features(self.encoder.text.run(states))
+        return F.normalize(features, dim=-1).unflatten(0, (len(image), count))

@@ -1,0 +1,65 @@
+"""Initial distributions of parameters, drawn from a given generator, whatever device the parameters are on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rebapl.backbones import DualEncoder
+from rebapl.errors import UserError
+
+STD = 0.02
+
+
+@torch.no_grad()
+def draw_normal(tensor: Tensor, generator: torch.Generator, std: float = STD) -> None:
+    """Fill with N(0, std²)."""
+    tensor.copy_(std * torch.randn(tensor.shape, generator=generator, device=generator.device))
+
+
+@torch.no_grad()
+def draw_uniform(tensor: Tensor, generator: torch.Generator, bound: float) -> None:
+    """Fill uniformly between −bound and bound."""
+    tensor.copy_(bound * (2 * torch.rand(tensor.shape, generator=generator, device=generator.device) - 1))
+
+
+def draw_linear(linear: nn.Linear, generator: torch.Generator) -> None:
+    """PyTorch's default for a linear layer: weight and bias uniform in ±1/√(inputs)."""
+    for tensor in (linear.weight, linear.bias):
+        if tensor is not None:
+            draw_uniform(tensor, generator, bound=1 / math.sqrt(linear.in_features))
+
+
+def context_ids(encoder: DualEncoder, tokens: int | None, init: str | None, otherwise: int) -> tuple[int, list[int]]:
+    """How many context tokens, and the ids they start from: those of the words `init`, or none for a random start."""
+    ids = encoder.tokenizer.words(init) if init else []
+    count = tokens or len(ids) or otherwise
+    if ids and count != len(ids):
+        raise UserError(
+            f"init = {init!r} is {len(ids)} tokens, but tokens = {count}: give one of the two (init=None draws the "
+            f"context at random)"
+        )
+    return count, ids
+
+
+def draw_tokens(tensor: Tensor, encoder: DualEncoder, ids: Sequence[int], generator: torch.Generator) -> None:
+    """Fill (…, b, d) with the embeddings of b ids, or with Normal(0.02) where there are none."""
+    if ids:
+        copy_embeddings(tensor, encoder, ids)
+    else:
+        draw_normal(tensor, generator)
+
+
+@torch.no_grad()
+def copy_embeddings(tensor: Tensor, encoder: DualEncoder, ids: Sequence[int]) -> None:
+    """Fill (…, b, d) with the embeddings of b token ids."""
+    embeddings = encoder.token_embeddings(torch.tensor(ids, device=encoder.device))
+    tensor.copy_(embeddings.expand(tensor.shape))
+
+
+def undrawn_linear(inputs: int, outputs: int, device: torch.device) -> nn.Linear:
+    """A linear layer whose numbers are yet to be drawn; building it touches no global random state."""
+    return nn.utils.skip_init(nn.Linear, inputs, outputs, device=device)

@@ -1,0 +1,241 @@
+"""MMRL: representation tokens shared by both towers, in their upper layers, and a second head for images.
+
+Guo & Gu, MMRL: Multi-Modal Representation Learning for Vision-Language Models, 2025. Tokens R (b, w) that belong to no
+modality are mapped into each upper layer of each tower by a linear layer of its own:
+
+    text     [start] Tₗ(R) a photo of a name . [end]        vision     [class] Vₗ(R) patches
+
+They are put in at the first of these layers and overwritten at the later ones. An image has two features: x of its
+class token, and r, the mean of its representation tokens after the last norm, through a projection P of its own.
+With the text features w, and x̄, w̄ those of the frozen model, all normalised, and logits 100·x·wᵀ, 100·r·wᵀ,
+
+    L = α·CE(100·x·wᵀ, y) + (1−α)·CE(100·r·wᵀ, y) + λ·(1 − mean x·x̄) + λ·(1 − mean w·w̄)
+
+The second head knows the classes and images it was trained on. So the logits are α·100·x·wᵀ + (1−α)·100·r·wᵀ for the
+classes of training, and 100·x·wᵀ alone for other classes and for other data sets: see `mixes_heads`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rebapl.backbones import DualEncoder, Edit, Insert, Replace, States, Tower
+from rebapl.errors import UserError
+from rebapl.learners.base import Learner, Output, Recipe, Variant
+from rebapl.learners.depth import scaled_depth
+from rebapl.learners.initial import draw_linear, draw_normal, undrawn_linear
+from rebapl.learners.registry import register
+from rebapl.learners.taught import TaughtStates, with_teacher
+
+SCALE = 100.0  # of both heads' logits, whatever the backbone's own scale
+LAYERS_OF_12 = 7
+AFTER_FIRST = 1  # the place behind the class token, and behind start-of-text
+
+
+@dataclass(frozen=True)
+class MMRLConfig:
+    """`tokens` of `width` in the last `layers` (without a number: 7/12 of them); α and λ of the equation."""
+
+    tokens: int = 5
+    width: int = 512
+    layers: int | None = None
+    class_share: float = 0.7
+    consistency: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "width"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} = {getattr(self, name)}: give at least 1")
+        if not 0 <= self.class_share <= 1:
+            raise UserError(f"class_share = {self.class_share}: the class head's share is a number from 0 to 1")
+        if not self.consistency >= 0:
+            raise UserError(f"consistency = {self.consistency}: the weight of a term cannot be negative")
+
+
+class RepresentationLearner(Learner):
+    """What MMRL and MMRL++ share: all but where the layers' tokens and the second head's projection come from."""
+
+    config: MMRLConfig
+    recipe = Recipe(lr=0.001, epochs=10, batch=4, optimizer="adamw", crop_scale=(0.5, 1.0))
+    repels_in = "image"
+
+    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: MMRLConfig) -> None:
+        if encoder.vision.pool is not None:
+            raise UserError(
+                "MMRL puts its tokens behind the class token, and this backbone's images have none: use a CLIP backbone"
+            )
+        self.config = config
+        self.vision_layers = _last_layers(encoder.vision, config.layers)
+        self.text_layers = _last_layers(encoder.text, config.layers)
+        super().__init__(encoder, class_names, template)
+        self.trained_on = frozenset(self.class_names)
+        """The classes it was built with. `bind` leaves them as they are."""
+        self.tokens = nn.Parameter(torch.empty(config.tokens, config.width, device=encoder.device))
+
+    def vision_tokens(self) -> list[Tensor]:
+        """Tokens (b, d_v) for each of the vision layers."""
+        raise NotImplementedError
+
+    def text_tokens(self) -> list[Tensor]:
+        """Tokens (b, d_t) for each of the text layers."""
+        raise NotImplementedError
+
+    def project(self, representation: Tensor) -> Tensor:
+        """The second head: (B, d_v) → (B, e)."""
+        raise NotImplementedError
+
+    @property
+    def mix(self) -> float:
+        """The share of a layer's own tokens against those that flow in from the layer before."""
+        return 1.0
+
+    @property
+    def mixes_heads(self) -> bool:
+        """Whether the logits are those of both heads: only for classes, and the data set, of training."""
+        return not self.transfer and self.trained_on.issuperset(self.class_names)
+
+    @torch.no_grad()
+    def prepare_text(self) -> None:
+        text = self.encoder.tokenize([[self.template.format(name)] for name in self.class_names])
+        tower = self.encoder.text
+        self.lower_text = tower.run(self.encoder.embed_text(text), stop=self.text_layers.start)
+        self.frozen_text = F.normalize(tower.features(tower.run(self.lower_text)), dim=-1)
+
+    @torch.no_grad()
+    def frozen(self, images: Tensor) -> States:
+        """The layers below the first with tokens; in training mode also what the frozen model says of the images."""
+        lower = self.encoder.vision.run(self.encoder.embed_images(images), stop=self.vision_layers.start)
+        return with_teacher(self.encoder, lower) if self.training else lower
+
+    def encode_classes(self) -> Mapping[str, Tensor]:
+        states = self.encoder.text.run(self.lower_text, self._edits(self.text_layers, self.text_tokens()))
+        return {"text": F.normalize(self.encoder.text.features(states), dim=-1)}
+
+    def respond(self, frozen: States, classes: Mapping[str, Tensor]) -> Output:
+        tower = self.encoder.vision
+        states = tower.run(frozen, self._edits(self.vision_layers, self.vision_tokens()))
+        among = states.hidden[:, AFTER_FIRST : AFTER_FIRST + self.config.tokens]
+        clouds = {
+            "image": F.normalize(tower.features(states), dim=-1),
+            "representation": F.normalize(self.project(tower.last_norm(among).float().mean(1)), dim=-1),
+        }
+        if isinstance(frozen, TaughtStates) and frozen.teacher is not None:
+            clouds["frozen_image"] = frozen.teacher
+        by_class, by_representation = _both_logits(clouds, classes)
+        share = self.config.class_share if self.mixes_heads else 1.0
+        return Output(share * by_class + (1 - share) * by_representation, clouds, classes)
+
+    def loss(self, output: Output, labels: Tensor) -> Tensor:
+        if "frozen_image" not in output.per_image:
+            raise UserError(
+                "MMRL's loss compares with the frozen model's image features, which are computed in training mode "
+                "only: call learner.train() before the pass"
+            )
+        by_class, by_representation = _both_logits(output.per_image, output.per_class)
+        share = self.config.class_share
+        like_image = (output.per_image["image"] * output.per_image["frozen_image"]).sum(-1).mean()
+        like_text = (output.per_class["text"] * self.frozen_text).sum(-1).mean()
+        return (
+            share * F.cross_entropy(by_class, labels)
+            + (1 - share) * F.cross_entropy(by_representation, labels)
+            + self.config.consistency * ((1 - like_image) + (1 - like_text))
+        )
+
+    def _edits(self, layers: range, tokens: Sequence[Tensor]) -> dict[int, Edit]:
+        edits: dict[int, Edit] = {
+            layer: Replace(new, AFTER_FIRST, self.mix) for layer, new in zip(layers, tokens, strict=True)
+        }
+        edits[layers.start] = Insert(tokens[0], AFTER_FIRST)
+        return edits
+
+
+def _both_logits(images: Mapping[str, Tensor], classes: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The logits (B, C) of the class head and of the representation head."""
+    text = classes["text"].T
+    return SCALE * images["image"] @ text, SCALE * images["representation"] @ text
+
+
+def _last_layers(tower: Tower, given: int | None) -> range:
+    """The layers, counted from 0, that get tokens. The first cannot: tokens come between layers."""
+    count = len(tower.layers)
+    if given is None:
+        given = scaled_depth(LAYERS_OF_12, count)
+    if not 1 <= given < count:
+        raise UserError(
+            f"layers = {given}: representation tokens enter behind the first layer, and this backbone has towers of "
+            f"{count} layers: give a number from 1 to {count - 1}"
+        )
+    return range(count - given, count)
+
+
+_CONSISTENCY = {
+    "imagenet": 0.5,
+    "caltech101": 0.5,
+    "oxford_pets": 0.2,
+    "stanford_cars": 7.0,
+    "oxford_flowers": 4.0,
+    "food101": 5.0,
+    "fgvc_aircraft": 6.0,
+    "sun397": 6.0,
+    "dtd": 6.0,
+    "ucf101": 3.0,
+}
+RECIPES: Mapping[str, Mapping[str, object]] = {
+    "base-to-novel/imagenet": {"epochs": 5, "batch": 32},
+    "few-shot": {"epochs": 50, "batch": 32},
+    "few-shot/imagenet": {"epochs": 5},
+    "cross-dataset": {"epochs": 1, "batch": 32, "warmup_epochs": 0},
+    "domain-generalization": {"epochs": 1, "batch": 32, "warmup_epochs": 0},
+}
+"""By protocol and data set: what the authors change of the recipe, for MMRL and MMRL++ alike."""
+
+
+def variants(settings: Mapping[str, Mapping[str, object]]) -> dict[str, Variant]:
+    """Settings by protocol and data set, joined with the recipes."""
+    keys = [*settings, *(key for key in RECIPES if key not in settings)]
+    return {key: Variant(settings.get(key, {}), RECIPES.get(key, {})) for key in keys}
+
+
+@register("mmrl", MMRLConfig)
+class MMRL(RepresentationLearner):
+    variants = variants(
+        {
+            **{f"base-to-novel/{name}": {"consistency": value} for name, value in _CONSISTENCY.items()},
+            "base-to-novel/eurosat": {"consistency": 0.01, "width": 2048},
+            "few-shot": {"consistency": 0.5},
+            "few-shot/eurosat": {"width": 2048},
+            "cross-dataset": {"consistency": 0.2},
+            "domain-generalization": {"consistency": 0.2},
+        }
+    )
+
+    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: MMRLConfig) -> None:
+        super().__init__(encoder, class_names, template, config)
+        device, vision, text = encoder.device, encoder.vision, encoder.text
+        self.to_vision = nn.ModuleList(undrawn_linear(config.width, vision.width, device) for _ in self.vision_layers)
+        self.to_text = nn.ModuleList(undrawn_linear(config.width, text.width, device) for _ in self.text_layers)
+        self.representation_projection = nn.Parameter(torch.empty(vision.width, encoder.joint_width, device=device))
+
+    def reset(self, generator: torch.Generator) -> None:
+        """The linear layers of one tower start alike, as the authors' do."""
+        draw_normal(self.tokens, generator)
+        first: nn.Linear
+        for first, *others in (self.to_vision, self.to_text):  # type: ignore[assignment]
+            draw_linear(first, generator)
+            for other in others:
+                other.load_state_dict(first.state_dict())
+        draw_normal(self.representation_projection, generator, std=self.encoder.vision.width**-0.5)
+
+    def vision_tokens(self) -> list[Tensor]:
+        return [linear(self.tokens) for linear in self.to_vision]
+
+    def text_tokens(self) -> list[Tensor]:
+        return [linear(self.tokens) for linear in self.to_text]
+
+    def project(self, representation: Tensor) -> Tensor:
+        return representation @ self.representation_projection

@@ -1,0 +1,175 @@
+"""MMRL++: MMRL with few parameters and tokens that flow from layer to layer.
+
+Guo & Gu, MMRL++: Parameter-Efficient and Interaction-Aware Representation Learning for Vision-Language Models, 2025.
+Per tower, one matrix W is shared by all layers; layer l adds a residual of rank ρ and a bias of its own:
+
+    Vₗ(R) = R·(W + AₗBₗ)ᵀ + cₗ
+
+The tokens at a layer are β·Vₗ(R) + (1−β)·(those that flow in from the layer before). The second head is the backbone's
+own projection plus a residual A·B. All B start at zero. Text, loss and prediction are MMRL's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rebapl.backbones import DualEncoder
+from rebapl.errors import UserError
+from rebapl.learners.initial import draw_linear, draw_normal, draw_uniform, undrawn_linear
+from rebapl.learners.mmrl import MMRLConfig, RepresentationLearner, variants
+from rebapl.learners.registry import register
+
+
+@dataclass(frozen=True)
+class MMRLPlusConfig(MMRLConfig):
+    """MMRL's settings; `mix` is β; the ranks of the layers' residuals and of the second head's."""
+
+    mix: float = 0.9
+    rank: int = 4
+    projection_rank: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.mix <= 1:
+            raise UserError(f"mix = {self.mix}: the share of a layer's own tokens is a number from 0 to 1")
+        for name in ("rank", "projection_rank"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} = {getattr(self, name)}: give at least 1")
+
+
+class Residual(nn.Module):
+    """A matrix A·B of low rank, shape (outputs, inputs); zero at the start."""
+
+    def __init__(self, outputs: int, inputs: int, rank: int, device: torch.device) -> None:
+        super().__init__()
+        self.left = nn.Parameter(torch.empty(outputs, rank, device=device))
+        self.right = nn.Parameter(torch.empty(rank, inputs, device=device))
+
+    def reset(self, generator: torch.Generator) -> None:
+        draw_uniform(self.left, generator, bound=self.left.shape[1] ** -0.5)
+        nn.init.zeros_(self.right)
+
+    def forward(self) -> Tensor:
+        return self.left @ self.right
+
+
+class SharedAligner(nn.Module):
+    """One weight for all layers, and for each layer a residual and a bias."""
+
+    def __init__(self, inputs: int, outputs: int, layers: int, rank: int, device: torch.device) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, device=device))
+        self.residuals = nn.ModuleList(Residual(outputs, inputs, rank, device) for _ in range(layers))
+        self.biases = nn.ParameterList(torch.empty(outputs, device=device) for _ in range(layers))
+
+    def reset(self, generator: torch.Generator) -> None:
+        """All layers start as one linear layer."""
+        outputs, inputs = self.weight.shape
+        linear = undrawn_linear(inputs, outputs, self.weight.device)
+        draw_linear(linear, generator)
+        with torch.no_grad():
+            self.weight.copy_(linear.weight)
+            for bias in self.biases:
+                bias.copy_(linear.bias)
+        for residual in self._residuals():
+            residual.reset(generator)
+
+    def forward(self, tokens: Tensor) -> list[Tensor]:
+        """Tokens (b, inputs) as each layer sees them, (b, outputs)."""
+        return [
+            F.linear(tokens, self.weight + residual(), bias)
+            for residual, bias in zip(self._residuals(), self.biases, strict=True)
+        ]
+
+    def _residuals(self) -> Iterable[Residual]:
+        return self.residuals  # type: ignore[return-value]
+
+
+_MIX_AND_CONSISTENCY = {
+    "imagenet": (0.9, 0.2),
+    "caltech101": (0.6, 3.0),
+    "oxford_pets": (0.7, 0.01),
+    "stanford_cars": (0.7, 6.0),
+    "oxford_flowers": (0.4, 7.0),
+    "food101": (0.1, 1.0),
+    "fgvc_aircraft": (0.9, 2.0),
+    "sun397": (0.5, 3.0),
+    "dtd": (0.9, 7.0),
+    "eurosat": (0.2, 0.01),
+    "ucf101": (0.9, 3.0),
+}
+_TRANSFER_MIX = {
+    "cross-dataset": {
+        "imagenet": 0.9,
+        "caltech101": 0.6,
+        "oxford_pets": 0.6,
+        "stanford_cars": 0.3,
+        "oxford_flowers": 0.4,
+        "food101": 0.3,
+        "fgvc_aircraft": 0.9,
+        "sun397": 0.7,
+        "dtd": 0.5,
+        "eurosat": 0.3,
+        "ucf101": 0.9,
+    },
+    "domain-generalization": {
+        "imagenet": 0.9,
+        "imagenetv2": 0.9,
+        "imagenet_sketch": 0.7,
+        "imagenet_a": 0.8,
+        "imagenet_r": 0.9,
+    },
+}
+
+
+@register("mmrl++", MMRLPlusConfig)
+class MMRLPlus(RepresentationLearner):
+    """Transfer trains on the source's β and predicts on each target with the target's, which changes no parameter."""
+
+    config: MMRLPlusConfig
+    variants = variants(
+        {
+            **{
+                f"{protocol}/{name}": {"mix": mix, "consistency": consistency}
+                for protocol in ("base-to-novel", "few-shot")
+                for name, (mix, consistency) in _MIX_AND_CONSISTENCY.items()
+            },
+            **{protocol: {"consistency": 0.1} for protocol in _TRANSFER_MIX},
+            **{
+                f"{protocol}/{name}": {"mix": mix}
+                for protocol, targets in _TRANSFER_MIX.items()
+                for name, mix in targets.items()
+            },
+        }
+    )
+
+    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: MMRLPlusConfig) -> None:
+        super().__init__(encoder, class_names, template, config)
+        device, vision, text = encoder.device, encoder.vision, encoder.text
+        self.to_vision = SharedAligner(config.width, vision.width, len(self.vision_layers), config.rank, device)
+        self.to_text = SharedAligner(config.width, text.width, len(self.text_layers), config.rank, device)
+        self.projection = Residual(vision.width, encoder.joint_width, config.projection_rank, device)
+
+    @property
+    def mix(self) -> float:
+        return self.config.mix
+
+    def reset(self, generator: torch.Generator) -> None:
+        draw_normal(self.tokens, generator)
+        for part in (self.to_vision, self.to_text, self.projection):
+            part.reset(generator)
+
+    def vision_tokens(self) -> list[Tensor]:
+        return self.to_vision(self.tokens)
+
+    def text_tokens(self) -> list[Tensor]:
+        return self.to_text(self.tokens)
+
+    def project(self, representation: Tensor) -> Tensor:
+        own = self.encoder.vision.projection
+        return own(representation.to(own.weight.dtype)).float() + representation @ self.projection()

@@ -1,0 +1,132 @@
+"""ProDA: many prompts, and the distribution of the text features they give.
+
+Lu et al., Prompt Distribution Learning, 2022. P prompts of b tokens each; the class name stands in front of the first
+quarter of them, in the middle of the second quarter and at the end of the rest. Class c has normalised text features
+w_cp, of mean w̄_c (not normalised again). With the image feature x, s = exp(logit_scale) and the covariances
+Σ_cc′(x) = Σ_d x_d²·Σ_p (w_cpd − w̄_cd)(w_c′pd − w̄_c′d) / (P+1), diagonal in the feature space, the upper bound on the
+expected loss under Gaussian features, and a term that keeps prompts without class name apart, are
+
+    L = CE(s·x·w̄_c + ½·s²·(Σ_yy + Σ_cc − 2·Σ_yc), y) + λ·mean_{p≠q} |cos(u_p, u_q)|
+
+u_p being the feature of prompt p with nothing behind it. Prediction is with the logits s·x·w̄_c of all prompts. A
+training pass takes `at_once` of them, drawn at random, except in the last term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rebapl.backbones import DualEncoder, Text
+from rebapl.errors import UserError
+from rebapl.learners.base import Learner, Output, Recipe
+from rebapl.learners.coop import pieces
+from rebapl.learners.initial import draw_normal
+from rebapl.learners.noise import noise_of
+from rebapl.learners.registry import register
+
+SEQUENCES = 4096  # in one text pass
+ORDER = ("front", "middle", "end")
+
+
+@dataclass(frozen=True)
+class ProDAConfig:
+    """`prompts` of `tokens` each, `at_once` of them in a training pass; `orthogonality` is λ."""
+
+    prompts: int = 32
+    tokens: int = 16
+    at_once: int = 4
+    orthogonality: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "tokens", "at_once"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} = {getattr(self, name)}: give at least 1")
+        if not self.orthogonality >= 0:
+            raise UserError(f"orthogonality = {self.orthogonality}: the weight of a term cannot be negative")
+
+
+@register("proda", ProDAConfig)
+class ProDA(Learner):
+    recipe = Recipe(lr=0.001, epochs=100, batch=20)
+    repels_in = "text"
+
+    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: ProDAConfig) -> None:
+        self.config = config
+        quarter = config.prompts // 4
+        order = [0] * quarter + [1] * quarter + [2] * (config.prompts - 2 * quarter)
+        self.positions = torch.tensor(order, device=encoder.device)
+        super().__init__(encoder, class_names, template)
+        shape = (config.prompts, config.tokens, encoder.text.width)
+        self.context = nn.Parameter(torch.empty(shape, device=encoder.device))
+
+    def prepare_text(self) -> None:
+        """The classes' text for each position of the name: (3·C) sequences, and one without a name."""
+        tokens = self.config.tokens
+        names = self.class_names
+        self.text = self.encoder.tokenize([pieces(name, tokens, position) for position in ORDER for name in names])
+        self.nameless = self.encoder.tokenize([[tokens, "."]])
+
+    def reset(self, generator: torch.Generator) -> None:
+        draw_normal(self.context, generator)
+
+    @torch.no_grad()
+    def frozen(self, images: Tensor) -> Tensor:
+        return self.encoder.image_features(images)
+
+    def encode_classes(self) -> Mapping[str, Tensor]:
+        """`text` (C, e) is the mean over prompts, shorter than 1; `prompts` (C, P, e) are the normalised features."""
+        chosen = self._chosen()
+        parts = chosen.split(max(1, SEQUENCES // len(self.class_names)))
+        features = torch.cat([self._class_features(part) for part in parts]).transpose(0, 1)
+        return {"text": features.mean(1), "prompts": features}
+
+    def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
+        return Output(self.cosine_logits(frozen, classes["text"]), {"image": frozen}, classes)
+
+    def loss(self, output: Output, labels: Tensor) -> Tensor:
+        bound = output.logits + self._half_variance(output, labels)
+        return F.cross_entropy(bound, labels) + self.config.orthogonality * self.overlap()
+
+    def overlap(self) -> Tensor:
+        """The mean |cos| between different prompts without a class name."""
+        count = self.config.prompts
+        features = self._features(self.nameless.repeated(count), self.context)
+        apart = (features @ features.T).abs().sum() - features.square().sum()
+        return apart / max(1, count * (count - 1))
+
+    def _half_variance(self, output: Output, labels: Tensor) -> Tensor:
+        """½·s²·(Σ_yy + Σ_cc − 2·Σ_yc) (B, C), without ever holding the C·C covariances of every dimension."""
+        prompts = output.per_class["prompts"]
+        spread = prompts - output.per_class["text"].unsqueeze(1)
+        squares = output.per_image["image"].square()
+        own = squares.unsqueeze(1) * spread[labels]
+        covariance = own.flatten(1) @ spread.flatten(1).T
+        variance = squares @ spread.square().sum(1).T
+        own_variance = variance.gather(1, labels.unsqueeze(1))
+        scale = self.encoder.logit_scale
+        return 0.5 * scale**2 * (own_variance + variance - 2 * covariance) / (prompts.shape[1] + 1)
+
+    def _chosen(self) -> Tensor:
+        """The prompts of this pass: all, or in training a random few."""
+        count, some = self.config.prompts, self.config.at_once
+        device = self.encoder.device
+        if not self.training or some >= count:
+            return torch.arange(count, device=device)
+        noise = noise_of(self)
+        return torch.randperm(count, generator=noise, device=noise.device)[:some].to(device)
+
+    def _class_features(self, chosen: Tensor) -> Tensor:
+        """Normalised features (p, C, e) of some prompts with every class name."""
+        count = len(self.class_names)
+        rows = (self.positions[chosen].unsqueeze(1) * count + torch.arange(count, device=chosen.device)).flatten()
+        text = Text(self.text.ids[rows], self.text.read[rows], self.text.slots[rows])
+        return self._features(text, self.context[chosen].repeat_interleave(count, dim=0)).unflatten(0, (-1, count))
+
+    def _features(self, text: Text, fill: Tensor) -> Tensor:
+        states = self.encoder.text.run(self.encoder.embed_text(text, fill))
+        return F.normalize(self.encoder.text.features(states), dim=-1)

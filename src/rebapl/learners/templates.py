@@ -1,0 +1,84 @@
+"""Sets of text templates, and the features of class names in several of them.
+
+CLIP's authors wrote 80 templates for ImageNet (`imagenet_templates.txt`) and chose 7 that do almost as well;
+PromptSRC takes the first 60.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rebapl.backbones import DualEncoder
+from rebapl.errors import UserError, unknown
+
+_IMAGENET = tuple(files(__package__).joinpath("imagenet_templates.txt").read_text(encoding="utf-8").splitlines())
+
+TEMPLATE_SETS: dict[str, tuple[str, ...]] = {
+    "imagenet-7": (
+        "itap of a {}.",
+        "a bad photo of the {}.",
+        "a origami {}.",
+        "a photo of the large {}.",
+        "a {} in a video game.",
+        "art of the {}.",
+        "a photo of the small {}.",
+    ),
+    "imagenet-60": _IMAGENET[:60],
+    "imagenet-80": _IMAGENET,
+}
+
+
+def read_templates(given: str | Sequence[str]) -> tuple[str, ...]:
+    """The templates of a named set, or those given themselves, each with `{}` once.
+
+    >>> read_templates("a drawing of a {}."), len(read_templates("imagenet-7"))
+    (('a drawing of a {}.',), 7)
+    """
+    if isinstance(given, str) and "{}" not in given:
+        if given not in TEMPLATE_SETS:
+            raise unknown("set of templates", given, TEMPLATE_SETS, more=", or templates with '{}' for the class name")
+        return TEMPLATE_SETS[given]
+    templates = (given,) if isinstance(given, str) else tuple(given)
+    if not templates:
+        raise UserError("templates: at least one is needed")
+    for template in templates:
+        if not isinstance(template, str) or template.count("{}") != 1:
+            raise UserError(f"template {template!r} must hold '{{}}' once, where the class name goes")
+    return templates
+
+
+@torch.no_grad()
+def mean_features(
+    encoder: DualEncoder,
+    class_names: Sequence[str],
+    given: str | Sequence[str],
+    normalised: bool,
+    own: str | None = None,
+) -> Tensor:
+    """The normalised mean (C, e) over templates of the frozen text features, themselves `normalised` first or not.
+
+    Templates as in `read_templates`, and `own` beside them. Those of a named set in which the backbone cannot read
+    every name (its vocabulary or its room is too small) are left out.
+    """
+    templates = read_templates(given)
+    optional = isinstance(given, str) and given in TEMPLATE_SETS
+    total = torch.zeros(len(class_names), encoder.joint_width, device=encoder.device)
+    refusal: UserError | None = None
+    for template in dict.fromkeys([*templates, *([] if own is None else [own])]):
+        try:
+            text = encoder.tokenize([[template.replace("{}", name)] for name in class_names])
+        except UserError as error:
+            if not optional or template == own:
+                raise
+            refusal = error
+            continue
+        features = encoder.text.features(encoder.text.run(encoder.embed_text(text)))
+        total += F.normalize(features, dim=-1) if normalised else features
+    if refusal is not None and not total.any():
+        raise refusal
+    return F.normalize(total, dim=-1)

@@ -1,0 +1,101 @@
+"""Class names as people write them: handled, or refused with the name and the reason."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from methods import CASES
+from torch import Tensor
+
+import rebapl.backbones
+from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.errors import UserError
+from rebapl.learners import METHODS, build_learner
+
+ODD = ["McDonald's", "AC/DC", "Käsespätzle", "🐸", "🐸 frog", "C++", "rock & roll", "{}", "Ünïcödé, naïve"]
+LONG = "a very long name of " + " ".join(["word"] * 55)
+TOO_LONG = "an endless name of " + " ".join(["word"] * 90)
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+@pytest.fixture(scope="session")
+def mini() -> DualEncoder:
+    if not (Path(rebapl.backbones.__file__).parent / "mini").is_dir():
+        pytest.skip("the embedded backbone is not there")
+    return load_backbone("mini")
+
+
+def logits(method: str, encoder: DualEncoder, names: list[str]) -> Tensor:
+    template = "a drawing of a {}, a type of thing."
+    learner = build_learner(method, encoder, names, template, torch.Generator().manual_seed(0), CASES[method].settings)
+    size = encoder.preprocessing.crop
+    return learner.eval()(torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))).logits
+
+
+def refusal(method: str, encoder: DualEncoder, name: str) -> str | None:
+    """Why the name is refused; nothing where it is handled."""
+    try:
+        given = logits(method, encoder, ["cat", name])
+    except UserError as error:
+        return str(error)
+    assert given.isfinite().all()
+    return None
+
+
+@every_method
+def test_odd_names_are_handled(encoder: DualEncoder, method: str) -> None:
+    given = logits(method, encoder, ODD)
+    assert given.isfinite().all()
+    apart = (given[:, :, None] - given[:, None, :]).abs().amin(0) + 9 * torch.eye(len(ODD))
+    assert apart.min() > 0, "two names have the same text"
+
+
+@pytest.mark.parametrize("backbone", ["encoder", "mini"])
+@pytest.mark.parametrize("name", [*ODD, LONG, TOO_LONG])
+@pytest.mark.parametrize("method", ["zero-shot", "coop", "maple"])
+def test_any_name_is_handled_or_refused_by_name(
+    request: pytest.FixtureRequest, backbone: str, name: str, method: str
+) -> None:
+    reason = refusal(method, request.getfixturevalue(backbone), name)
+    if reason is not None:
+        assert name in reason
+        assert any(part in reason for part in ("too long", "finds nothing", "special tokens"))
+
+
+@every_method
+def test_sixty_words_fit_or_are_refused(encoder: DualEncoder, method: str) -> None:
+    reason = refusal(method, encoder, LONG)
+    assert reason is None or (LONG in reason and "room for 77" in reason)
+
+
+@every_method
+def test_a_name_without_room_is_refused(encoder: DualEncoder, method: str) -> None:
+    with pytest.raises(UserError, match="room for 77") as refusal:
+        logits(method, encoder, ["cat", TOO_LONG])
+    assert TOO_LONG in str(refusal.value)
+
+
+@every_method
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (["cat", ""], r"class name 1 \(''\) is empty"),
+        (["cat", " _ "], r"class name 1 \(' _ '\) is empty"),
+        (["cat", "dog", "cat"], "'cat' is given twice"),
+        ([], "no class names"),
+    ],
+)
+def test_names_that_cannot_be_are_refused(encoder: DualEncoder, method: str, names: list[str], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        logits(method, encoder, names)
+
+
+@every_method
+def test_binding_checks_names_too(build: Any, method: str) -> None:
+    with pytest.raises(UserError, match="is empty"):
+        build(method).bind(["cat", ""])
+
+
+def test_underscores_are_spaces(encoder: DualEncoder) -> None:
+    torch.testing.assert_close(logits("coop", encoder, ["red_cat", "dog"]), logits("coop", encoder, ["red cat", "dog"]))

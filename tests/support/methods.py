@@ -1,0 +1,131 @@
+"""What the shared suite needs to know of each method. A registered method without an entry fails the suite."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import plain
+import plain_distributions
+import plain_mmrl
+from torch import Tensor
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`plain`: the second implementation.
+
+    `counts`: settings and the number of learnable parameters they give on ViT-B/16. `options`: further settings for
+    which logits and gradients are compared. `settings`: those of all other tests.
+    """
+
+    plain: Callable[[plain.Task, plain.Parameters], tuple[Tensor, Tensor]]
+    counts: tuple[tuple[Settings, int], ...]
+    settings: Settings
+    options: tuple[Settings, ...] = ()
+    starts_as_zero_shot: tuple[Settings, str] | None = None
+    """The settings with which it does, with the template "a photo of a {}.", and in which cloud (text, logits)."""
+    random_start: bool = True
+    """Whether `reset` draws anything with its published settings."""
+    training_clouds: frozenset[str] = frozenset()
+    """Clouds that exist in training mode only."""
+    noisy_training: bool = False
+    """Whether logits in training mode are others than in evaluation mode: noise is drawn, or a part waits (APP's)."""
+    bfloat16_tolerance: float = 0.03
+    """By how much probabilities may differ from float32's. It grows with the scale of the logits: 10, MMRL's 100."""
+
+
+CASES: dict[str, Case] = {
+    "zero-shot": Case(
+        plain.zero_shot,
+        counts=(({}, 0),),
+        settings={},
+        options=({"templates": "a bad photo of the {}."},),
+        starts_as_zero_shot=({}, "logits"),
+        random_start=False,
+    ),
+    "coop": Case(
+        plain.coop,
+        counts=(({}, 2_048), ({"init": None, "tokens": 16}, 8_192)),
+        settings={},
+        options=(
+            {"init": None, "tokens": 5, "position": "middle"},
+            {"position": "front"},
+            {"class_specific": True},
+        ),
+        starts_as_zero_shot=({}, "logits"),
+        random_start=False,
+    ),
+    "cocoop": Case(plain.cocoop, counts=(({}, 35_360),), settings={}, options=({"init": None, "tokens": 2},)),
+    "vpt": Case(
+        plain.vpt,
+        counts=(({}, 73_728), ({"depth": 1}, 6_144)),
+        settings={},
+        options=({"depth": 1}, {"depth": 3, "tokens": 2, "text": None}),
+        starts_as_zero_shot=({}, "text"),
+    ),
+    "ivlp": Case(
+        plain.ivlp,
+        counts=(({}, 30_720), ({"tokens": 4, "depth": 9}, 46_080)),
+        settings={},
+        options=({"tokens": 4, "depth": 3}, {"tokens": 5, "depth": 1}),
+        starts_as_zero_shot=({"depth": 1}, "text"),
+    ),
+    "maple": Case(
+        plain.maple,
+        counts=(({}, 3_555_072), ({"depth": 3}, 1_185_024)),
+        settings={},
+        options=({"depth": 1}, {"tokens": 3, "depth": 2}, {"init": None}),
+        starts_as_zero_shot=({"depth": 1}, "text"),
+    ),
+    "promptsrc": Case(
+        plain.promptsrc,
+        counts=(({}, 46_080),),
+        settings={},
+        options=({"depth": 1}, {"tokens": 2}),
+        starts_as_zero_shot=({"depth": 1}, "text"),
+        training_clouds=frozenset({"frozen_image"}),
+    ),
+    "mmrl": Case(
+        plain_mmrl.mmrl,
+        counts=(({}, 4_992_256), ({"width": 2048}, 18_762_496)),
+        settings={"width": 24},
+        options=({"width": 24, "layers": 3, "tokens": 2, "class_share": 0.4, "consistency": 3.0},),
+        training_clouds=frozenset({"frozen_image"}),
+        bfloat16_tolerance=0.1,  # its logit scale is 100
+    ),
+    "mmrl++": Case(
+        plain_mmrl.mmrl_plus,
+        counts=(({}, 813_312),),
+        settings={"width": 24, "mix": 0.6},
+        options=({"width": 24, "layers": 3, "rank": 2, "projection_rank": 3}, {"width": 24, "mix": 0.0, "layers": 1}),
+        training_clouds=frozenset({"frozen_image"}),
+        bfloat16_tolerance=0.1,
+    ),
+    "proda": Case(
+        plain_distributions.proda,
+        counts=(({}, 262_144),),
+        settings={"prompts": 6, "tokens": 5, "at_once": 3},
+        options=({"prompts": 4, "tokens": 4}, {"prompts": 1, "tokens": 3, "orthogonality": 2.0}),
+        noisy_training=True,
+    ),
+    "bpl": Case(
+        plain_distributions.bpl,
+        counts=(({}, 3_072), ({"conditional": True}, 659_456)),
+        settings={"samples": 3},
+        options=(
+            {"samples": 2, "conditional": True},
+            {"samples": 2, "class_specific": True, "divergence": 2.0},
+            {"samples": 1, "init": None, "tokens": 3, "position": "middle"},
+        ),
+        noisy_training=True,
+    ),
+    "app": Case(
+        plain_distributions.app,
+        counts=(({}, 8_192 + 33_312),),
+        settings={"tokens": 5},
+        options=({"tokens": 4, "position": "middle", "prior_weight": 2.0}, {"tokens": 3, "class_specific": True}),
+        noisy_training=True,
+    ),
+}
