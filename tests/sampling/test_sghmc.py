@@ -16,15 +16,13 @@ CHAINS = 20_000
 N = 50
 
 
-def stationary(curvature, temperature=1.0, steps=400, chains=CHAINS, noise=0.0, start=None, **settings):
-    """Runs `chains` independent one-dimensional chains on N·L = ½·λ·θ²; `noise` is the gradient noise's std."""
+def stationary(curvature, temperature=1.0, steps=400, chains=CHAINS, **settings):
+    """Runs `chains` independent one-dimensional chains on N·L = ½·λ·θ²."""
     generator = torch.Generator().manual_seed(1)
     theta = torch.nn.Parameter(torch.randn(chains, generator=generator) * (temperature / curvature) ** 0.5)
     sampler = SGHMC([theta], num_data=N, temperature=temperature, generator=generator, **settings)
     for _ in range(steps):
         theta.grad = theta.detach() * (curvature / N)
-        if noise:
-            theta.grad += noise * torch.randn(chains, generator=generator)
         sampler.step()
     return theta.detach(), sampler
 
@@ -44,9 +42,7 @@ def variance_of(integrator, friction, step, curvature, temperature):
 def test_stationary_variance_is_the_closed_form(integrator, friction, step):
     curvature = 3.0
     # the printed order at αλ = ½·friction relaxes at half the rate: run it longer
-    theta, _ = stationary(
-        curvature, lr=step * N / curvature, momentum=1 - friction, integrator=integrator, steps=500
-    )
+    theta, _ = stationary(curvature, lr=step * N / curvature, momentum=1 - friction, integrator=integrator, steps=500)
     assert_variance(theta, variance_of(integrator, friction, step, curvature, 1.0))
 
 
@@ -112,9 +108,7 @@ def test_correlated_gaussian(integrator):
     precision = torch.linalg.inv(wanted)
     generator = torch.Generator().manual_seed(2)
     theta = torch.nn.Parameter(torch.randn(CHAINS, 2, generator=generator, dtype=torch.float64))
-    sampler = SGHMC(
-        [theta], lr=0.01 * N, momentum=0.9, num_data=N, integrator=integrator, generator=generator
-    )
+    sampler = SGHMC([theta], lr=0.01 * N, momentum=0.9, num_data=N, integrator=integrator, generator=generator)
     for _ in range(600):
         theta.grad = theta.detach() @ precision / N
         sampler.step()
@@ -129,9 +123,7 @@ def test_lr_changes_keep_the_momentum_and_the_density(integrator):
     """lr jumps by factors of nine every step: only the rescaled buffer keeps the variance of p, and so of θ."""
     generator = torch.Generator().manual_seed(3)
     theta = torch.nn.Parameter(torch.randn(CHAINS, generator=generator))
-    sampler = SGHMC(
-        [theta], lr=0.01 * N, momentum=0.9, num_data=N, integrator=integrator, generator=generator
-    )
+    sampler = SGHMC([theta], lr=0.01 * N, momentum=0.9, num_data=N, integrator=integrator, generator=generator)
     for step in range(600):
         sampler.param_groups[0]["lr"] = (0.0009 if step % 2 else 0.0001) * N
         theta.grad = theta.detach() / N
@@ -139,6 +131,30 @@ def test_lr_changes_keep_the_momentum_and_the_density(integrator):
     correction = 1.0 if integrator == "kdod" else 2 / 1.9
     p = sampler.state[theta]["momentum_buffer"] * (0.0009 * N * N) ** 0.5
     assert_variance(p, correction)
+
+
+@pytest.mark.parametrize("integrator", ["kdod", "symplectic"])
+@pytest.mark.parametrize("gradient_noise", ["constant", "estimate"])
+def test_known_gradient_noise_is_taken_off_exactly(integrator, gradient_noise):
+    """Gradient noise that alone makes 60 % of T per step in p², at friction ½; bias allowed: αλ = 0.02."""
+    curvature, lr, brought = 1.0, 0.02 * N, 0.6
+    std = (brought / (lr * N)) ** 0.5
+    generator = torch.Generator().manual_seed(4)
+    theta = torch.nn.Parameter(torch.randn(CHAINS, generator=generator))
+    sampler = SGHMC(
+        [theta],
+        lr=lr,
+        momentum=0.5,
+        num_data=N,
+        integrator=integrator,
+        gradient_noise="estimate" if gradient_noise == "estimate" else brought / 2,
+        generator=generator,
+    )
+    for _ in range(400):
+        theta.grad = theta.detach() * (curvature / N) + std * torch.randn(CHAINS, generator=generator)
+        sampler.step()
+    found = theta.detach().square().mean().item()
+    assert abs(found - 1) < 5 * (2 / CHAINS) ** 0.5 + 0.02
 
 
 def models():
@@ -160,7 +176,7 @@ def test_at_temperature_zero_each_step_is_torch_sgd(integrator, foreach, curve):
     )
     b = torch.optim.SGD(theirs.parameters(), lr, momentum=0.9, weight_decay=5e-4, foreach=foreach)
     curves = {
-        "constant": lambda t: lr,
+        "constant": lambda _: lr,
         "cosine": lambda t: lr * 0.5 * (1 + math.cos(math.pi * t / 60)),
         "warm-up jump": lambda t: 1e-5 if t < 20 else lr,
     }
@@ -226,5 +242,5 @@ def test_unknown_integrator_and_bad_momentum_say_what_is_accepted():
     theta = torch.nn.Parameter(torch.ones(2))
     with pytest.raises(UserError, match="symplectic"):
         SGHMC([theta], lr=0.1, num_data=10, integrator="sympletic")
-    with pytest.raises(UserError, match="momentum is 1.5"):
+    with pytest.raises(UserError, match=r"momentum is 1\.5"):
         SGHMC([theta], lr=0.1, num_data=10, momentum=1.5)

@@ -18,9 +18,7 @@ def test_stationary_variance_is_the_closed_form(step, temperature):
     curvature = 4.0
     generator = torch.Generator().manual_seed(0)
     theta = torch.nn.Parameter(torch.randn(CHAINS, generator=generator) * (temperature / curvature) ** 0.5)
-    sampler = SGLD(
-        [theta], lr=step * N / curvature, num_data=N, temperature=temperature, generator=generator
-    )
+    sampler = SGLD([theta], lr=step * N / curvature, num_data=N, temperature=temperature, generator=generator)
     for _ in range(150):
         theta.grad = theta.detach() * (curvature / N)
         sampler.step()

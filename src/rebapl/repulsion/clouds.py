@@ -83,9 +83,7 @@ class Stored:
         """Samples one after another along s, on the last one's device; all of one distance and one pool."""
         shapes = {tuple(part.cloud.shape[1:]) for part in parts}
         if len(shapes) > 1:
-            raise UserError(
-                f"all remembered clouds must be of the same reference points; got shapes {sorted(shapes)}"
-            )
+            raise UserError(f"all remembered clouds must be of the same reference points; got shapes {sorted(shapes)}")
         device = parts[-1].cloud.device
         tensors = [part.map(lambda x: x.to(device)).tensors() for part in parts]
         return Stored.from_tensors({name: torch.cat([t[name] for t in tensors]) for name in tensors[0]})

@@ -60,9 +60,7 @@ def check_options(metric: str, options: dict[str, object]) -> None:
     accepted = takes(metric)
     for name in options:
         if name not in accepted:
-            raise UserError(
-                f"metric '{metric}' has no option '{name}'; it takes {', '.join(accepted) or 'none'}"
-            )
+            raise UserError(f"metric '{metric}' has no option '{name}'; it takes {', '.join(accepted) or 'none'}")
 
 
 def squared_distance(x: Tensor, y: Tensor, metric: str = "mmd", **options: object) -> Tensor:

@@ -30,5 +30,5 @@ def norms(x: Tensor, y: Tensor) -> Tensor:
     """All distances (…, n, m), 0 with gradient 0 where the squared distance is lost in rounding."""
     squared = squared_distances(x, y)
     size = (y.detach() - y.detach().mean(-2, keepdim=True)).square().sum(-1).amax(-1)[..., None, None]
-    apart = squared > 16 * torch.finfo(squared.dtype).eps * size
+    apart = ~(squared <= 16 * torch.finfo(squared.dtype).eps * size)  # so that nan stays nan
     return torch.where(apart, torch.where(apart, squared, 1).sqrt(), 0)

@@ -159,8 +159,8 @@ class Repulsion:
         """
         if self._memory is None:
             raise UserError(
-                "repulsion: nothing is remembered yet; call it only when repulsion.active(schedule), and begin "
-                "each cycle with repulsion.new_cycle()"
+                "repulsion: nothing is remembered yet; call it only when repulsion.active(schedule), and "
+                "begin each cycle with repulsion.new_cycle()"
             )
         requires_dependence(cloud)
         x = as_points(cloud)
@@ -211,9 +211,7 @@ class Repulsion:
     def choose(pool_size: int, n: int, generator: torch.Generator) -> Tensor:
         """A random n of the pool's points, all of them if there are no more; indices (n,)."""
         if n < 1 or pool_size < 1:
-            raise UserError(
-                f"repulsion: cannot choose {n} of {pool_size} reference points; both must be positive"
-            )
+            raise UserError(f"repulsion: cannot choose {n} of {pool_size} reference points; both must be positive")
         return torch.randperm(pool_size, generator=generator, device=generator.device)[:n]
 
     def state_dict(self) -> dict[str, Any]:
@@ -232,9 +230,7 @@ class Repulsion:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`; the settings are this object's own."""
         if state["metric"] != self.metric:
-            raise UserError(
-                f"repulsion: the saved memory is for metric '{state['metric']}', not '{self.metric}'"
-            )
+            raise UserError(f"repulsion: the saved memory is for metric '{state['metric']}', not '{self.metric}'")
 
         def stored(kind: str) -> list[Stored]:
             tensors = {n[len(kind) + 1 :]: x for n, x in state.items() if n.startswith(f"{kind}.")}
@@ -257,8 +253,8 @@ def requires_dependence(cloud: Tensor, parameters: Sequence[Tensor] | None = Non
         found = torch.autograd.grad(cloud.sum(), parameters, retain_graph=True, allow_unused=True)
     if not cloud.requires_grad or all(g is None for g in found):
         raise UserError(
-            "repulsion: these features do not depend on the learned parameters, so nothing can be repelled in "
-            "their space (image features of a text-only learner? a pass under torch.no_grad?); choose another"
+            "repulsion: these features do not depend on the learned parameters, so nothing can be repelled "
+            "in their space (image features of a text-only learner? a pass under torch.no_grad?); choose another"
         )
 
 

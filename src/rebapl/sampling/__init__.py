@@ -1,7 +1,34 @@
 """Step rules as torch optimizers, the cyclical schedule, the one chain loop, presets."""
 
+from rebapl.sampling.begin import begin
+from rebapl.sampling.chain import Chain
+from rebapl.sampling.diagnostics import Diagnostics
+from rebapl.sampling.guard import NonFiniteError
+from rebapl.sampling.presets import PRESETS, preset, preset_values
+from rebapl.sampling.reference import Learnable
+from rebapl.sampling.sample import Batches, Sample
 from rebapl.sampling.schedule import CyclicalSchedule
+from rebapl.sampling.settings import Adaptive, Inference, Repelling
 from rebapl.sampling.sghmc import SGHMC
 from rebapl.sampling.sgld import SGLD
+from rebapl.sampling.svgd import SVGD
 
-__all__ = ["SGHMC", "SGLD", "CyclicalSchedule"]
+__all__ = [
+    "PRESETS",
+    "SGHMC",
+    "SGLD",
+    "SVGD",
+    "Adaptive",
+    "Batches",
+    "Chain",
+    "CyclicalSchedule",
+    "Diagnostics",
+    "Inference",
+    "Learnable",
+    "NonFiniteError",
+    "Repelling",
+    "Sample",
+    "begin",
+    "preset",
+    "preset_values",
+]

@@ -22,6 +22,17 @@ from rebapl.errors import UserError
 from rebapl.sampling import lists
 
 NOISE_DECAY = 0.99
+NOISE_TRUST = 0.5  # of the running mean's full weight, reached after 70 gradients; before, V̂ is shrunk
+CUT_SHARE = 0.05  # of coordinates without injected noise, above which to warn
+
+
+def prior_decay(weight_decay: float, prior_std: float | None, num_data: int) -> float:
+    """The prior as a decay in mean-loss units: wd, or 1/(N·std²).
+
+    >>> prior_decay(0.0, prior_std=5.0, num_data=80)
+    0.0005
+    """
+    return weight_decay if prior_std is None else 1.0 / (num_data * prior_std**2)
 
 
 class Rule(torch.optim.Optimizer):
@@ -50,7 +61,8 @@ class Rule(torch.optim.Optimizer):
     ) -> None:
         self.generator = generator
         self._warned = False
-        self._clamped: Tensor | None = None
+        self._clamped: Tensor | None = None  # coordinates cut at zero, and all, so far
+        self._read: Tensor | None = None
         defaults = {
             "lr": lr,
             "num_data": num_data,
@@ -77,9 +89,7 @@ class Rule(torch.optim.Optimizer):
             if not isinstance(value, Tensor) and not 0 <= value < math.inf:
                 raise UserError(f"{name} is {value}; it must be a finite number that is not negative")
         if not group["num_data"] >= 1:
-            raise UserError(
-                f"num_data is {group['num_data']}; it is the number of training examples, at least 1"
-            )
+            raise UserError(f"num_data is {group['num_data']}; it is the number of training examples, at least 1")
         if group["prior_std"] is not None:
             if group["prior_std"] <= 0:
                 raise UserError(f"prior_std is {group['prior_std']}; it must be positive")
@@ -97,9 +107,7 @@ class Rule(torch.optim.Optimizer):
             return
         if isinstance(center, str):
             if center != "init":
-                raise UserError(
-                    f"center is '{center}'; accepted: None (zero), 'init', or one tensor per parameter"
-                )
+                raise UserError(f"center is '{center}'; accepted: None (zero), 'init', or one tensor per parameter")
             places = [p.detach().clone() for p in group["params"]]
         else:
             places = [x.detach().clone() for x in center]
@@ -147,10 +155,8 @@ class Rule(torch.optim.Optimizer):
         return group["foreach"]
 
     def decay(self, group: dict[str, Any]) -> float:
-        """The prior's precision per example: `weight_decay`, or 1/(N·std²)."""
-        if group["prior_std"] is None:
-            return group["weight_decay"]
-        return 1.0 / (group["num_data"] * group["prior_std"] ** 2)
+        """The prior's decay in a group."""
+        return prior_decay(group["weight_decay"], group["prior_std"], group["num_data"])
 
     def gradients(self, group: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
         """∇L with the prior: g + wd·(θ−θ₀), in the shapes of `params`."""
@@ -180,17 +186,14 @@ class Rule(torch.optim.Optimizer):
                 state["noise_variance"] = torch.zeros_like(p)
                 state["noise_weight"] = torch.zeros((), dtype=p.dtype, device=p.device)
                 continue
-            state["noise_variance"].lerp_(
-                (p.grad - state["last_gradient"]).square_().mul_(0.5), 1 - NOISE_DECAY
-            )
+            state["noise_variance"].lerp_((p.grad - state["last_gradient"]).square_().mul_(0.5), 1 - NOISE_DECAY)
             state["noise_weight"].lerp_(torch.ones_like(state["noise_weight"]), 1 - NOISE_DECAY)
             state["last_gradient"].copy_(p.grad)
 
     def gradient_variance(self, p: Tensor) -> Tensor:
-        """V̂ of one parameter, in its shape: zero until two gradients were seen."""
+        """V̂ of one parameter, in its shape; shrunk towards zero while few gradients were seen."""
         state = self.state[p]
-        tiny = torch.finfo(p.dtype).tiny
-        return state["noise_variance"] / state["noise_weight"].clamp_min(tiny)
+        return state["noise_variance"] / state["noise_weight"].clamp_min(NOISE_TRUST)
 
     def _add_noise(
         self,
@@ -225,14 +228,17 @@ class Rule(torch.optim.Optimizer):
 
     def acceptance(self) -> Tensor:
         """Share of coordinates, since the last call, where gradient noise left room for injected noise."""
-        counts, self._clamped = self._clamped, None
-        return torch.tensor(1.0) if counts is None else 1 - counts[0] / counts[1]
+        if self._clamped is None:
+            return torch.tensor(1.0)
+        counts = self._clamped if self._read is None else self._clamped - self._read
+        self._read = self._clamped
+        return 1 - counts[0] / counts[1]
 
     def warn_if_clamped(self, wait: bool = True) -> None:
-        """Warn, once, if the injected noise had to be cut at zero. Waits for a GPU only if `wait`."""
+        """Warn, once, if the injected noise was cut at zero in many places. Waits for a GPU only if `wait`."""
         if self._warned or self._clamped is None or (self._clamped.is_cuda and not wait):
             return
-        if int(self._clamped[0]) > 0:
+        if float(self._clamped[0]) > CUT_SHARE * float(self._clamped[1]):
             self._warn()
 
     def _warn(self) -> None:

@@ -24,8 +24,8 @@ class CyclicalSchedule:
 
     * `floor`: share of lr below which the cosine does not go; 1 is a constant lr, 0 the plain cosine.
     * `granularity="epoch"` with `steps_per_epoch`: ρ moves once per epoch, as published baselines do.
-    * `warmup_steps`: the first iterations run at `warmup_lr`, in the first cycle, or in each with
-      `warmup_every_cycle`; the cosine's clock runs meanwhile.
+    * `warmup_steps`: so many first iterations run at `warmup_lr`, in the first `warmup_cycles` cycles; the
+      cosine's clock runs meanwhile.
     * `burn_in`, `burn_in_optimizer`: this share at the start of each cycle belongs to another optimiser (of
       the same parameters), started afresh; `schedule.optimizer` is the one to step. Its lr follows the curve.
 
@@ -59,7 +59,7 @@ class CyclicalSchedule:
         steps_per_epoch: int | None = None,
         warmup_steps: int = 0,
         warmup_lr: float = 1e-5,
-        warmup_every_cycle: bool = False,
+        warmup_cycles: int = 1,
         keep_momentum: bool = False,
         burn_in: float = 0.0,
         burn_in_optimizer: torch.optim.Optimizer | None = None,
@@ -81,19 +81,21 @@ class CyclicalSchedule:
         self.steps_per_cycle, self.cycles = steps_per_cycle, cycles
         self.floor = floor
         self._epoch = steps_per_epoch if granularity == "epoch" and steps_per_epoch else 1
-        self._warmup = (warmup_steps, warmup_lr, warmup_every_cycle)
+        self._warmup = (warmup_steps, warmup_lr, warmup_cycles)
         self._keep_momentum = keep_momentum
         self._explore = _steps(exploration, steps_per_cycle)
         self._burn = _steps(burn_in, steps_per_cycle)
         self._marks = _sample_marks(self._explore, steps_per_cycle, samples_per_cycle)
         self._main, self._burner = optimizer, burn_in_optimizer
-        groups = [group for each in self._optimizers() for group in each.param_groups]
+        groups = [group for each in self.optimizers for group in each.param_groups]
         self._base = [float(group["lr"]) for group in groups]
         self._temperatures = [group.get("temperature") for group in groups]
         self.steps = 0
         self._apply()
 
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The main optimizer, and that of the burn-in if there is one."""
         return [self._main] if self._burner is None else [self._main, self._burner]
 
     @property
@@ -165,9 +167,9 @@ class CyclicalSchedule:
         return max(self.floor, 0.5 * (1 + math.cos(math.pi * rho)))
 
     def _apply(self) -> None:
-        warmup_steps, warmup_lr, every = self._warmup
-        warming = self.within < warmup_steps and (every or self.cycle == 0)
-        groups = [group for each in self._optimizers() for group in each.param_groups]
+        warmup_steps, warmup_lr, warmup_cycles = self._warmup
+        warming = self.within < warmup_steps and self.cycle < warmup_cycles
+        groups = [group for each in self.optimizers for group in each.param_groups]
         for group, base, temperature in zip(groups, self._base, self._temperatures, strict=True):
             lr = warmup_lr if warming else base * self.factor()
             if isinstance(group["lr"], torch.Tensor):

@@ -82,9 +82,7 @@ class SGHMC(Rule):
         if group["integrator"] not in INTEGRATORS:
             raise unknown("integrator", group["integrator"], INTEGRATORS)
         if group["integrator"] == "authors" and group["gradient_noise"] is not None:
-            raise UserError(
-                "integrator 'authors' has no gradient_noise: leave it out or take another integrator"
-            )
+            raise UserError("integrator 'authors' has no gradient_noise: leave it out or take another integrator")
 
     def _move(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         foreach = self.use_foreach(group)
@@ -153,11 +151,7 @@ class SGHMC(Rule):
         """
         sums, count = [], 0
         for group in self.param_groups:
-            buffers = [
-                self.state[p]["momentum_buffer"]
-                for p in group["params"]
-                if "momentum_buffer" in self.state[p]
-            ]
+            buffers = [self.state[p]["momentum_buffer"] for p in group["params"] if "momentum_buffer" in self.state[p]]
             if not buffers or group["momentum_lr"] is None:
                 continue
             correction = 1.0 if group["integrator"] == "kdod" else (1 + group["momentum"]) / 2

@@ -1,0 +1,68 @@
+"""Stops a run whose numbers are no longer finite, without waiting for the device at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from rebapl.errors import UserError
+
+ADVICE = {
+    "loss": "lr is the likely cause: lower it, or lengthen the warm-up",
+    "repulsion": "the repulsion is the likely cause: lower `strength`, raise `epsilon`, or take size='normalised'",
+    "gradient": "lr (or the precision of the backbone) is the likely cause: lower lr, or compute in float32",
+    "force": "the repulsion is the likely cause: raise `epsilon`, lower `strength`, or take size='normalised'",
+    "parameters": "lr or temperature is the likely cause: lower them",
+}
+
+
+class NonFiniteError(UserError):
+    """A term became infinite or NaN. `step` is the iteration, `term` what it was; the last good state is back."""
+
+    def __init__(self, step: int, term: str, good_step: int) -> None:
+        super().__init__(
+            f"the {term} is not finite at step {step}: {ADVICE[term]}. The parameters are those after step {good_step}."
+        )
+        self.step, self.term, self.good_step = step, term, good_step
+
+
+class Guard:
+    """Notes, on the device, the first step at which each term was not finite; `first` reads it (and waits).
+
+    >>> guard = Guard("cpu")
+    >>> guard.note(step=7, loss=torch.tensor(1.0))
+    >>> guard.note(step=8, loss=torch.tensor(float("nan")))
+    >>> guard.first()
+    (8, 'loss')
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.terms = list(ADVICE)
+        self._never = torch.iinfo(torch.int64).max
+        self._seen = torch.full((len(self.terms),), self._never, device=device)
+
+    def note(self, step: int, **values: Tensor) -> None:
+        """`values` are 0-d tensors named as in ADVICE."""
+        for name, value in values.items():
+            place = self.terms.index(name)
+            when = torch.where(value.detach().isfinite(), self._never, step)
+            self._seen[place] = torch.minimum(self._seen[place], when)
+
+    def first(self) -> tuple[int, str] | None:
+        """The earliest step and term that was not finite; None if all were."""
+        steps = self._seen.tolist()
+        step = min(steps)
+        return None if step == self._never else (step, self.terms[steps.index(step)])
+
+    def clear(self) -> None:
+        self._seen.fill_(self._never)
+
+
+def total_norm(tensors: Iterable[Tensor]) -> Tensor:
+    """The Euclidean norm of all tensors together; shape (), not waited for."""
+    found = list(tensors)
+    if not found:
+        return torch.zeros(())
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found)))

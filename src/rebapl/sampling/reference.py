@@ -1,0 +1,107 @@
+"""The feature clouds that the repulsion compares: what is run for them, and what is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rebapl.errors import UserError
+from rebapl.repulsion import Repulsion, requires_dependence, weights
+
+
+class OutputLike(Protocol):
+    """What a learner says about a batch; `rebapl.learners.Output` is one."""
+
+    @property
+    def logits(self) -> Tensor: ...
+    @property
+    def per_class(self) -> Mapping[str, Tensor]: ...
+    def rows(self, rows: slice) -> Any: ...
+    def cloud(self, space: str) -> Tensor: ...
+
+
+class Learnable(Protocol):
+    """What the loop needs of a learner: any nn.Module of this shape."""
+
+    def __call__(self, images: Tensor) -> Any: ...
+    def loss(self, output: Any, labels: Tensor) -> Tensor: ...
+    def named_parameters(self) -> Any: ...
+    def modules(self) -> Any: ...
+    def eval(self) -> Any: ...
+    def reset(self, generator: torch.Generator) -> None: ...
+
+
+@contextmanager
+def evaluating(learner: Learnable) -> Iterator[None]:
+    """In evaluation mode inside, each part back in its own mode after; no gradients."""
+    modes = [(module, module.training) for module in learner.modules()]
+    learner.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+class Reference:
+    """The reference pool of a run, seen in one feature space.
+
+    Clouds with a row per image come from n random pool images that ride in the training batch's pass; clouds
+    with a row per class (text) and the weights need no images. `both` has rows of either kind.
+    """
+
+    def __init__(
+        self, learner: Learnable, space: str, pool: Tensor | None, n: int, example: Tensor, chunk: int = 64
+    ) -> None:
+        """`pool`: (P, 3, H, W), not augmented; `example`: any image (1, 3, H, W), to see what the space is."""
+        self.learner, self.space, self.pool, self.n, self.chunk = learner, space, pool, n, chunk
+        self.parameters = [p for _, p in learner.named_parameters() if p.requires_grad]
+        self.example = example
+        self.per_image = False
+        if space != "weights":
+            output = learner(example)
+            requires_dependence(output.cloud(space), self.parameters)
+            self.per_image = space not in output.per_class
+        if self.per_image and pool is None:
+            raise UserError(
+                f"repulsion in the space '{space}' needs reference images: give un-augmented training images, or repel "
+                f"in the weights or one of: {', '.join(output.per_class) or '(no per-class space here)'}"
+            )
+
+    def choose(self, generator: torch.Generator) -> Tensor | None:
+        """Which pool images ride along this step, (n,); None where none are needed."""
+        if not self.per_image:
+            return None
+        assert self.pool is not None
+        return Repulsion.choose(len(self.pool), self.n, generator).to(self.pool.device)
+
+    def objective(self, images: Tensor, labels: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Mean loss of the batch, the cloud (n, d) of this step, and which points of the stored cloud it is."""
+        if rows is None:
+            output = self.learner(images)
+            cloud = weights(self.parameters) if self.space == "weights" else output.cloud(self.space)
+            return self.learner.loss(output, labels), cloud, None
+        assert self.pool is not None
+        output = self.learner(torch.cat([images, self.pool[rows]]))
+        loss = self.learner.loss(output.rows(slice(0, len(images))), labels)
+        cloud = output.rows(slice(len(images), None)).cloud(self.space)
+        extra = len(cloud) - len(rows)  # rows per class, behind those per image
+        points = torch.cat([rows, torch.arange(extra, device=rows.device) + len(self.pool)]) if extra else rows
+        return loss, cloud, points
+
+    @torch.no_grad()
+    def stored(self) -> Tensor:
+        """The cloud of the current parameters on the whole pool (P, d): what is remembered of a sample."""
+        if self.space == "weights":
+            return weights(self.parameters)
+        if not self.per_image:
+            return self.learner(self.example).cloud(self.space)
+        assert self.pool is not None
+        parts = [(self.learner(part).cloud(self.space), len(part)) for part in self.pool.split(self.chunk)]
+        per_image = [cloud[:count] for cloud, count in parts]
+        return torch.cat([*per_image, parts[0][0][parts[0][1] :]])

@@ -1,0 +1,288 @@
+"""Every distance, value and gradient, against other libraries, brute force and finite differences."""
+
+import math
+
+import numpy as np
+import ot
+import pytest
+import torch
+from scipy.spatial.distance import cdist
+from scipy.stats import energy_distance, wasserstein_distance
+from torch import Tensor
+
+from rebapl.errors import UserError
+from rebapl.repulsion import DISTANCES, Distance, Stored, sinkhorn, sliced, squared_distance
+from rebapl.repulsion.clouds import median_squared_distance, squared_distances
+
+ALL = list(DISTANCES)
+BETWEEN_DISTRIBUTIONS = [name for name in ALL if name != "paired"]
+
+
+def two_clouds(n: int = 9, m: int = 9, d: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    return x, 0.7 * torch.randn(m, d, generator=generator, dtype=torch.float64) + 0.5
+
+
+def mmd_by_hand(x: np.ndarray, y: np.ndarray, widths: list[float]) -> float:
+    def k(a: np.ndarray, b: np.ndarray) -> float:
+        return np.mean([np.exp(-cdist(a, b, "sqeuclidean") / (2 * w * w)) for w in widths])
+
+    return k(x, x) + k(y, y) - 2 * k(x, y)
+
+
+def entropic_cost(x: np.ndarray, y: np.ndarray, r: float) -> float:
+    """min Σ γ C + r KL(γ | uniform), with POT's plan."""
+    cost = cdist(x, y, "sqeuclidean")
+    n, m = cost.shape
+    plan = ot.sinkhorn(
+        np.full(n, 1 / n), np.full(m, 1 / m), cost, r, method="sinkhorn_log", numItermax=1000, warn=False
+    )
+    return float((plan * cost).sum() + r * (plan * np.log(plan * n * m)).sum())
+
+
+def test_pairwise_squared_distances_match_scipy() -> None:
+    x, y = two_clouds(7, 5)
+    np.testing.assert_allclose(squared_distances(x, y), cdist(x, y, "sqeuclidean"), rtol=1e-12)
+    batched = squared_distances(x, torch.stack([y, 2 * y]))
+    np.testing.assert_allclose(batched[1], cdist(x, 2 * y, "sqeuclidean"), rtol=1e-12)
+
+
+def test_pairwise_squared_distances_survive_a_large_offset_and_autocast() -> None:
+    x, y = two_clouds()
+    expected = cdist(x, y, "sqeuclidean")
+    far = squared_distances(x.float() + 1000, y.float() + 1000)  # plain x² + y² − 2xy is off by about 1 here
+    np.testing.assert_allclose(far, expected, rtol=5e-3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        np.testing.assert_allclose(squared_distances(x.float(), y.float()), expected, rtol=1e-5)
+
+
+def test_rounding_never_makes_a_squared_distance_negative() -> None:
+    for seed in range(20):
+        x = two_clouds(30, d=8, seed=seed)[0].float()
+        assert squared_distances(x, x).min() >= 0
+        for metric in ALL:
+            assert squared_distance(x.flip(0), x, metric) >= 0, metric
+
+
+@pytest.mark.parametrize("m", [9, 6])
+def test_mmd_matches_brute_force(m: int) -> None:
+    x, y = two_clouds(9, m)
+    median = float(np.median(cdist(y, y)[np.triu_indices(m, 1)]))
+    lower = float(np.sort(cdist(y, y)[np.triu_indices(m, 1)])[(m * (m - 1) // 2 - 1) // 2])  # torch's median
+    assert lower == pytest.approx(median, rel=0.2)
+    expected = mmd_by_hand(x.numpy(), y.numpy(), [0.5 * lower, lower, 2 * lower])
+    assert squared_distance(x, y, "mmd").item() == pytest.approx(expected, rel=1e-10)
+    fixed = mmd_by_hand(x.numpy(), y.numpy(), [1.3])
+    assert squared_distance(x, y, "mmd", bandwidth=1.3).item() == pytest.approx(fixed, rel=1e-10)
+
+
+@pytest.mark.parametrize("m", [9, 6, 4])
+def test_wasserstein_matches_pot(m: int) -> None:
+    x, y = two_clouds(9, m)
+    expected = ot.emd2([], [], ot.dist(x.numpy(), y.numpy()))
+    assert squared_distance(x, y, "wasserstein").item() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("m", [9, 6])
+def test_sinkhorn_matches_pot(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = two_clouds(9, m)
+    r = 0.3 * median_squared_distance(y).item()
+    a, b = x.numpy(), y.numpy()
+    expected = entropic_cost(a, b, r) - 0.5 * entropic_cost(a, a, r) - 0.5 * entropic_cost(b, b, r)
+    assert squared_distance(x, y, "sinkhorn", regularisation=0.3).item() == pytest.approx(expected, rel=3e-3)
+    monkeypatch.setattr(sinkhorn, "ITERATIONS", 2000)
+    assert squared_distance(x, y, "sinkhorn", regularisation=0.3).item() == pytest.approx(expected, rel=1e-7)
+
+
+def test_sinkhorn_nears_wasserstein_and_mean_shift_at_its_ends() -> None:
+    x, y = two_clouds()
+    exact = squared_distance(x, y, "wasserstein").item()
+    assert squared_distance(x, y, "sinkhorn", regularisation=0.01).item() == pytest.approx(exact, rel=0.05)
+    shift = (x.mean(0) - y.mean(0)).square().sum().item()
+    assert squared_distance(x, y, "sinkhorn", regularisation=1e3).item() == pytest.approx(shift, rel=0.01)
+
+
+@pytest.mark.parametrize("m", [9, 6, 4])
+def test_sliced_matches_pot_on_the_same_directions(m: int) -> None:
+    x, y = two_clouds(9, m)
+    directions = ot.sliced.get_random_projections(4, 50, seed=1)
+    expected = ot.sliced_wasserstein_distance(x.numpy(), y.numpy(), projections=directions, p=2) ** 2
+    ours = sliced.between(x, sliced.with_directions(y, torch.from_numpy(directions)))
+    assert ours.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_sliced_draws_from_the_generator_it_is_given() -> None:
+    x, y = two_clouds()
+    one, same, other = (
+        squared_distance(x, y, "sliced", projections=3, generator=torch.Generator().manual_seed(s)) for s in (5, 5, 6)
+    )
+    assert one == same
+    assert one != other
+
+
+@pytest.mark.parametrize("m", [9, 6])
+def test_energy_matches_brute_force_and_scipy(m: int) -> None:
+    x, y = two_clouds(9, m)
+    expected = 2 * cdist(x, y).mean() - cdist(x, x).mean() - cdist(y, y).mean()
+    assert squared_distance(x, y, "energy").item() == pytest.approx(expected, rel=1e-10)
+    on_line = energy_distance(x[:, 0].numpy(), y[:, 0].numpy()) ** 2
+    assert squared_distance(x[:, :1], y[:, :1], "energy").item() == pytest.approx(on_line, rel=1e-6)
+
+
+def test_on_a_line_transport_is_sorting() -> None:
+    x, y = two_clouds(8, 8, 1)
+    expected = np.mean((np.sort(x[:, 0]) - np.sort(y[:, 0])) ** 2)
+    for metric in ("wasserstein", "sliced"):
+        assert squared_distance(x, y, metric).item() == pytest.approx(expected, rel=1e-9)
+    # a shift moves every quantile, so that W1 (scipy's) is the root of W2²
+    shifted = wasserstein_distance(x[:, 0].numpy(), x[:, 0].numpy() + 3)
+    assert squared_distance(x + 3, x, "sliced").sqrt().item() == pytest.approx(shifted)
+
+
+def test_paired_is_row_by_row() -> None:
+    x, y = two_clouds()
+    expected = np.mean([np.sum((a - b) ** 2) for a, b in zip(x.numpy(), y.numpy(), strict=True)])
+    assert squared_distance(x, y, "paired").item() == pytest.approx(expected)
+    with pytest.raises(UserError, match="equally many points; got 9 and 5"):
+        squared_distance(x, y[:5], "paired")
+
+
+@pytest.mark.parametrize("unequal", [False, True])
+@pytest.mark.parametrize("metric", ALL)
+def test_gradient_matches_finite_differences(metric: str, unequal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinkhorn, "ITERATIONS", 300)  # the envelope theorem is for converged potentials
+    if metric == "paired" and unequal:
+        pytest.skip("paired needs equal sizes")
+    x, y = two_clouds(6, 4 if unequal else 6, 3)
+    options = {"regularisation": 0.5} if metric == "sinkhorn" else {}
+    variable = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(squared_distance(variable, y, metric, **options), variable)
+    step = 1e-5
+    numeric = torch.zeros_like(x)
+    for i in range(x.numel()):
+        e = torch.zeros(x.numel(), dtype=x.dtype)
+        e[i] = step
+        up, down = (squared_distance(x + s * e.view_as(x), y, metric, **options) for s in (1, -1))
+        numeric.view(-1)[i] = (up - down) / (2 * step)
+    assert (gradient - numeric).norm() < 1e-7 * numeric.norm()
+
+
+@pytest.mark.parametrize("metric", BETWEEN_DISTRIBUTIONS)
+def test_order_of_points_does_not_matter(metric: str) -> None:
+    x, y = two_clouds()
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(2))
+    expected = squared_distance(x, y, metric).item()
+    assert squared_distance(x[order], y, metric).item() == pytest.approx(expected, rel=1e-9)
+    assert squared_distance(x, y[order], metric).item() == pytest.approx(expected, rel=1e-9)
+    assert squared_distance(x[order], y, "paired") != squared_distance(x, y, "paired")
+
+
+@pytest.mark.parametrize("metric", ALL)
+def test_symmetric_for_equal_length_scales(metric: str) -> None:
+    x, y = two_clouds()
+    y = x @ torch.linalg.qr(torch.randn(4, 4, dtype=x.dtype, generator=torch.Generator().manual_seed(1)))[0]
+    assert squared_distance(x, y, metric).item() == pytest.approx(squared_distance(y, x, metric).item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("metric", ALL)
+def test_equal_clouds_give_zero_with_a_finite_gradient(metric: str, dtype: torch.dtype) -> None:
+    x = two_clouds(12)[0].to(dtype)
+    variable = x.clone().requires_grad_()
+    value = squared_distance(variable, x, metric)
+    value.backward()
+    assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert 0 <= value.item() < 1e-6
+    assert variable.grad is not None
+    assert variable.grad.isfinite().all()
+    assert variable.grad.norm() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("metric", ALL)
+def test_half_precision_inputs_are_computed_in_single(metric: str, dtype: torch.dtype) -> None:
+    x, y = (cloud.to(dtype) for cloud in two_clouds())
+    variable = x.clone().requires_grad_()
+    value = squared_distance(variable, y, metric)
+    value.backward()
+    assert value.item() == pytest.approx(squared_distance(x.double(), y.double(), metric).item(), rel=1e-4)
+    assert variable.grad is not None
+    assert variable.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("metric", ALL)
+def test_repeated_points_give_finite_gradients(metric: str) -> None:
+    x, y = two_clouds(8, 8)
+    x[1], x[2], y[1] = x[0], y[0], y[0]
+    variable = x.float().requires_grad_()
+    squared_distance(variable, y.float(), metric).backward()
+    assert variable.grad is not None
+    assert variable.grad.isfinite().all()
+    assert variable.grad.norm() > 0.01
+
+
+@pytest.mark.parametrize("metric", ALL)
+def test_cached_statistics_of_a_subset_equal_a_fresh_computation(metric: str) -> None:
+    """The step looks statistics up by rows; only the length scale stays that of the whole pool."""
+    x, pool = two_clouds(6, 20)
+    rows = torch.tensor([17, 3, 4, 0, 11, 8])
+    distance = DISTANCES[metric]
+    kept = distance.prepare(pool).rows(rows)
+    fixed: dict[str, object] = {
+        "sinkhorn": {
+            "regularisation": 0.1 * float(median_squared_distance(pool) / median_squared_distance(pool[rows]))
+        },
+    }.get(metric, {})
+    if metric == "mmd":
+        widths = kept.shared["bandwidths"][0].tolist()
+        fresh = mmd_by_hand(x.numpy(), pool[rows].numpy(), widths)
+    else:
+        fresh = distance.between(x, distance.prepare(pool[rows], **fixed)).item()
+    assert distance.between(x, kept).item() == pytest.approx(fresh, rel=1e-9)
+
+
+@pytest.mark.parametrize("metric", ALL)
+def test_several_stored_samples_at_once_equal_one_by_one(metric: str) -> None:
+    x, pool = two_clouds(9, 9)
+    stored = [DISTANCES[metric].prepare(c * pool) for c in (1.0, 1.5, -0.4)]
+    joined = DISTANCES[metric].between(x, Stored.join(stored))
+    single = [DISTANCES[metric].between(x, s).item() for s in stored]
+    assert joined.tolist() == pytest.approx(single, rel=1e-12)
+
+
+def test_non_finite_features_reach_the_caller() -> None:
+    """The chain reports them; the exact solver must not fail first."""
+    x, y = two_clouds()
+    x[0, 0] = math.nan
+    for metric in ALL:
+        assert not squared_distance(x, y, metric).isfinite(), metric
+
+
+def test_a_new_distance_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mean_shift(x: Tensor, stored: Stored) -> Tensor:
+        return (x.mean(0) - stored.cloud.mean(1)).square().sum(-1)
+
+    monkeypatch.setitem(DISTANCES, "mean-shift", Distance(mean_shift))
+    x, _ = two_clouds()
+    assert squared_distance(x, x + 1, "mean-shift").item() == pytest.approx(4)
+
+
+def test_bad_input_is_refused_with_what_is_accepted() -> None:
+    x, y = two_clouds()
+    with pytest.raises(UserError, match=r"did you mean 'sinkhorn'\? Accepted: mmd, wasserstein"):
+        squared_distance(x, y, "sinkhron")
+    with pytest.raises(UserError, match="metric 'energy' has no option 'bandwidth'; it takes none"):
+        squared_distance(x, y, "energy", bandwidth=1.0)
+    with pytest.raises(UserError, match=r"bandwidth must be positive .* got -1"):
+        squared_distance(x, y, "mmd", bandwidth=-1.0)
+    with pytest.raises(UserError, match="regularisation must be positive; got 0"):
+        squared_distance(x, y, "sinkhorn", regularisation=0)
+    with pytest.raises(UserError, match="projections must be at least 1; got 0"):
+        squared_distance(x, y, "sliced", projections=0)
+    with pytest.raises(UserError, match="4 and 3 dimensions"):
+        squared_distance(x, y[:, :3])
+    with pytest.raises(UserError, match=r"shape \(9, 4, 1\)"):
+        squared_distance(x[..., None], y)
+    with pytest.raises(UserError, match=r"bandwidth=.*metric='paired'"):
+        squared_distance(x[:1], y[:1], "mmd")

@@ -1,0 +1,278 @@
+"""The one loop: cycles, restarts, repulsion, averaging, adaptive cycles, resuming, stopping."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rebapl.errors import UserError
+from rebapl.sampling import Adaptive, Chain, Inference, NonFiniteError, Repelling
+
+from .toy import ToyLearner, batches, data
+
+BASE = Inference(lr=0.05, epochs=2, batch=8, temperature=0.01, cycles=3)
+REPEL = Repelling(reference=6, pool=16, measure_every=3)
+
+
+def settings(**changes) -> Inference:
+    return Inference(**{**vars(BASE), **changes})
+
+
+def chain(inference=BASE, learner=None, **more) -> Chain:
+    options = {"num_data": 40, "steps_per_epoch": 5, "reference": data()[0], **more}
+    return Chain(learner or ToyLearner(), inference, batches, **options)
+
+
+def values(samples):
+    return torch.stack([torch.cat([x.flatten() for x in sample.parameters.values()]) for sample in samples])
+
+
+def test_samples_come_from_each_cycle_and_hold_only_what_is_learned():
+    samples = list(chain(settings(samples_per_cycle=2)).run())
+    assert [(s.cycle, s.step) for s in samples] == [(0, 7), (0, 10), (1, 17), (1, 20), (2, 27), (2, 30)]
+    assert set(samples[0].parameters) == {"image", "text"}
+    assert all(x.dtype == torch.float32 and not x.requires_grad for x in samples[0].parameters.values())
+    assert len(values(samples).unique(dim=0)) == 6
+
+
+def test_at_temperature_zero_one_cycle_is_training_with_torch():
+    learner, other = ToyLearner(), ToyLearner()
+    inference = settings(temperature=0.0, cycles=1, exploration=1.0, floor=1.0, weight_decay=1e-3)
+    (sample,) = chain(inference, learner).run()
+    sgd = torch.optim.SGD([other.image, other.text], lr=0.05, momentum=0.9, weight_decay=1e-3)
+    for step in range(10):
+        x, y = batches(step)
+        sgd.zero_grad()
+        other.loss(other(x), y).backward()
+        sgd.step()
+    assert torch.equal(sample.parameters["image"], other.image.detach())
+
+
+def test_warm_cycles_go_on_and_cold_ones_start_afresh():
+    starts = {}
+    for restart in ("warm", "cold"):
+        run = chain(settings(restart=restart, cycles=2))
+        for _ in range(10):
+            sample = run.step() or None
+        end = sample.parameters["image"]
+        before = run.learner.image.detach().clone()
+        run.schedule.optimizer.param_groups[0]["lr"] = 0.0
+        run.step()
+        starts[restart] = (run.learner.image.detach() - end).abs().max().item()
+        assert torch.equal(before, end)
+    assert starts["warm"] == 0.0
+    assert starts["cold"] > 0.1
+
+
+def test_chains_side_by_side_each_go_on_from_their_own_end():
+    samples = list(chain(settings(chains=2, cycles=2)).run())
+    assert [(s.cycle, s.chain) for s in samples] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    a0, b0, a1, b1 = values(samples)
+    assert (a0 - a1).norm() < (a0 - b0).norm()
+    assert (b0 - b1).norm() < (a0 - b0).norm()
+
+
+def test_reference_images_ride_in_the_same_pass_only_while_the_repulsion_acts():
+    learner = ToyLearner()
+    run = chain(settings(repulsion=REPEL, cycles=2), learner)
+    assert learner.seen == [1]  # one look at the feature space
+    for _ in run.run():
+        pass
+    first, pool, rest = learner.seen[1:11], learner.seen[11], learner.seen[12:]
+    assert first == [8] * 10
+    assert pool == 16
+    assert rest == [8 + 6] * 4 + [8] * 6 + [16]
+
+
+def test_repulsion_moves_the_next_cycle_further_from_the_last():
+    """Paired over 10 seeds: the distance between consecutive samples' features grows by over 3 standard errors."""
+    gains = []
+    for seed in range(10):
+        distance = []
+        for repulsion in (None, Repelling(reference=16, pool=40, fraction=3.0, metric="paired", measure_every=1)):
+            run = chain(settings(repulsion=repulsion, cycles=2, temperature=1e-6, exploration=1.0), ToyLearner(seed))
+            features = []
+            for _ in run.run():
+                with torch.no_grad():
+                    features.append(run.learner(data()[0]).cloud("image"))
+            distance.append((features[0] - features[1]).square().mean().item())
+        gains.append(distance[1] - distance[0])
+    gains = torch.tensor(gains)
+    assert gains.mean() > 3 * gains.std() / 10**0.5
+
+
+@pytest.mark.parametrize("space", ["image", "text", "both", "logits", "weights"])
+def test_every_space_repels(space):
+    metric = "paired" if space == "weights" else "mmd"
+    learner = ToyLearner()
+    run = chain(settings(repulsion=Repelling(space=space, reference=6, pool=16, metric=metric), cycles=2), learner)
+    assert len(list(run.run())) == 2
+    assert run.repulsion.norms[1] > 0
+    riding = space not in ("text", "weights")
+    assert (max(learner.seen[:-1]) > 8) is riding
+
+
+def test_a_space_that_cannot_move_and_a_missing_pool_are_refused_at_once():
+    with pytest.raises(UserError, match="do not depend"):
+        chain(settings(repulsion=Repelling(space="raw")))
+    with pytest.raises(UserError, match="needs reference images"):
+        chain(settings(repulsion=REPEL), reference=None)
+    assert chain(settings(repulsion=Repelling(space="text")), reference=None).repulsion is not None
+
+
+def test_samples_are_looked_at_in_evaluation_mode_and_each_part_keeps_its_own():
+    class Modes(ToyLearner):
+        def __init__(self):
+            super().__init__()
+            self.part = torch.nn.Dropout().eval()
+            self.modes = []
+
+        def forward(self, images):
+            self.modes.append(self.training)
+            return super().forward(images)
+
+    learner = Modes()
+    list(chain(settings(repulsion=REPEL, cycles=1), learner).run())
+    assert learner.modes == [True] * 11 + [False]
+    assert learner.training
+    assert not learner.part.training
+
+
+def test_averaging_weighs_the_epochs_of_the_cycle():
+    ends = []
+    plain = chain(settings(temperature=0.0, cycles=1, epochs=4))
+    for step in range(20):
+        plain.step()
+        if step % 5 == 4:
+            ends.append(plain.learner.image.detach().clone())
+    (sample,) = chain(settings(temperature=0.0, cycles=1, epochs=4, averaging=(3.0, 1.0))).run()
+    weights = torch.exp(-0.5 * (torch.arange(1.0, 5.0) - 3) ** 2)
+    wanted = sum(w * end for w, end in zip(weights / weights.sum(), ends, strict=True))
+    torch.testing.assert_close(sample.parameters["image"], wanted)
+
+
+RESUMABLE = {
+    "sghmc": {},
+    "sgld": {"sampler": "sgld"},
+    "repulsion": {"repulsion": REPEL},
+    "sliced, all": {"repulsion": Repelling(reference=6, pool=16, metric="sliced", memory="all", stage="both")},
+    "chains, cold": {"chains": 2, "cycles": 2, "restart": "cold", "repulsion": REPEL},
+    "chains, warm": {"chains": 2, "cycles": 2, "repulsion": REPEL, "samples_per_cycle": 2},
+    "burn-in": {"burn_in": 0.3, "gradient_noise": "estimate", "center": "init", "weight_decay": 0.1},
+    "averaging": {"averaging": (1.0, 1.0), "temperature": 0.0},
+    "adamw": {"sampler": "adamw", "temperature": 0.0, "warmup_epochs": 1, "granularity": "epoch"},
+    "adaptive": {"adaptive": Adaptive(), "cycles": 4},
+}
+
+
+@pytest.mark.parametrize("name", RESUMABLE)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name, tmp_path):
+    inference = settings(**RESUMABLE[name])
+    more = {"held_out": data(20, seed=5)}
+    whole = list(chain(inference, **more).run())
+    for stop in (3, 10, 14):
+        first = chain(inference, **more)
+        for _ in range(stop):
+            first.step()
+        torch.save(first.state_dict(), tmp_path / "state.pt")
+        del first
+        second = chain(inference, ToyLearner(seed=99), **more)
+        second.load_state_dict(torch.load(tmp_path / "state.pt"))
+        list(second.run())
+        assert torch.equal(values(second.samples), values(whole))
+        assert [(s.cycle, s.chain, s.step) for s in second.samples] == [(s.cycle, s.chain, s.step) for s in whole]
+
+
+def test_adaptive_cycles_stop_when_nothing_is_gained():
+    """At a vanishing step size every cycle gives the same sample: two cycles show it, the rest is not run."""
+    idle = settings(lr=1e-9, temperature=0.0, cycles=10, adaptive=Adaptive())
+    run = chain(idle, held_out=data(20, seed=5))
+    assert len(list(run.run())) == 2
+    assert run.done
+    patient = chain(settings(**{**vars(idle), "adaptive": Adaptive(patience=3)}), held_out=data(20, seed=5))
+    assert len(list(patient.run())) == 4
+    different = settings(temperature=0.0, restart="cold", cycles=4, adaptive=Adaptive(min_diversity_gain=-1.0))
+    assert len(list(chain(different, held_out=data(20, seed=5)).run())) == 4
+    with pytest.raises(UserError, match="held_out"):
+        chain(idle)
+
+
+def test_same_seed_same_run_and_global_randomness_is_untouched():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    runs = [values(chain(settings(repulsion=REPEL), seed=seed).run()) for seed in (1, 1, 2)]
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+class Breaks(ToyLearner):
+    """Its loss, or only the gradient of it, is not finite from its 13th pass on."""
+
+    def __init__(self, term):
+        super().__init__()
+        self.term, self.calls = term, 0
+
+    def loss(self, output, labels):
+        self.calls += 1
+        loss = super().loss(output, labels)
+        if self.calls <= 12:
+            return loss
+        if self.term == "loss":
+            return loss * float("nan")
+        return loss + (output.logits.detach() - output.logits).abs().sum().sqrt() * 1.0  # value 0, gradient 0·inf
+
+
+@pytest.mark.parametrize("term", ["loss", "gradient"])
+def test_a_non_finite_term_stops_the_run_and_leaves_the_last_good_state(term):
+    learner = Breaks(term)
+    run = chain(settings(samples_per_cycle=1), learner, check_every=4)
+    with pytest.raises(NonFiniteError, match=f"the {term} is not finite at step 12") as error:
+        list(run.run())
+    assert error.value.step == 12
+    assert error.value.good_step == 12
+    assert "lower" in str(error.value)
+    good = chain(settings(samples_per_cycle=1), ToyLearner(), check_every=4)
+    for _ in range(12):
+        good.step()
+    assert torch.equal(learner.image, good.learner.image)
+    assert len(run.samples) == 1
+    learner.calls = -1000
+    assert len(list(run.run())) == 2
+    assert torch.equal(values(run.samples), values([*list(chain(settings(), ToyLearner()).run())]))
+
+
+def test_a_non_finite_repulsion_is_named():
+    run = chain(settings(repulsion=Repelling(reference=6, pool=16, size="absolute", strength=1e38)), check_every=1)
+    with pytest.raises(NonFiniteError, match=r"not finite at step \d+: the repulsion is the likely cause"):
+        list(run.run())
+
+
+def test_diagnostics_read_the_temperature_and_the_norms():
+    run = chain(settings(repulsion=REPEL, gradient_noise="estimate", temperature=1.0), record_every=1)
+    list(run.run())
+    rows = run.diagnostics.rows()
+    assert [row["step"] for row in rows] == list(range(30))
+    assert all(row["gradient_norm"] > 0 for row in rows)
+    assert rows[0]["temperature"] == 0.0
+    assert rows[9]["temperature"] == 1.0
+    assert rows[12]["force_norm"] > 0
+    assert rows[12]["distance"] > 0
+    assert "force_norm" not in rows[0]
+    assert 0 < rows[9]["acceptance"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"sampler": "sgmcmc"}, "Accepted: sghmc"),
+        ({"restart": "hot"}, "warm, cold"),
+        ({"cycles": 0}, "cycles is 0"),
+        ({"sampler": "adamw"}, "temperature 0"),
+        ({"averaging": (3.0, 1.0), "samples_per_cycle": 2}, "one sample per cycle"),
+        ({"keep_momentum": True, "chains": 2}, "one chain"),
+    ],
+)
+def test_bad_settings_say_what_is_accepted(changes, says):
+    with pytest.raises(UserError, match=says):
+        settings(**changes)

@@ -1,0 +1,53 @@
+"""The record per step reads what it says, at equilibrium."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rebapl.sampling import SGHMC, SGLD, CyclicalSchedule, Diagnostics
+
+from .conftest import Z
+
+N, CHAINS, T = 50, 20_000, 0.3
+
+
+@pytest.mark.parametrize("center", [None, "init"])
+def test_both_temperatures_read_the_temperature(center):
+    """Kinetic: mean of χ²₁; configurational: θ·∇U of a Gaussian, the same law. Standard error T·sqrt(2/n)."""
+    generator = torch.Generator().manual_seed(0)
+    theta = torch.nn.Parameter(torch.full((CHAINS,), 2.0))
+    # the prior alone is the target: N·L = ½·λ·(θ−θ₀)², λ = N·wd
+    sampler = SGHMC(
+        [theta], lr=0.02 * N / 5.0, num_data=N, temperature=T, weight_decay=0.1, center=center, generator=generator
+    )
+    record = Diagnostics()
+    for step in range(400):
+        theta.grad = torch.zeros_like(theta)
+        if step == 399:
+            record.before(step, sampler, theta.sum())
+        sampler.step()
+    record.after(sampler)
+    (row,) = record.rows()
+    error = Z * T * (2 / CHAINS) ** 0.5
+    assert abs(row["kinetic_temperature"] - T) < error
+    assert abs(row["configurational_temperature"] - T) < error
+    assert row["temperature"] == T
+    assert row["acceptance"] == 1.0
+
+
+def test_it_works_on_any_optimizer_and_keeps_the_lr_of_the_step():
+    theta = torch.nn.Parameter(torch.ones(3))
+    for optimizer in (torch.optim.AdamW([theta], lr=1.0), SGLD([theta], lr=torch.tensor(1.0), num_data=5)):
+        schedule, record = CyclicalSchedule(optimizer, 4, floor=0.0), Diagnostics()
+        for step in range(3):
+            theta.grad = torch.ones(3)
+            record.before(step, optimizer, theta.sum())
+            optimizer.step()
+            record.after(optimizer)
+            schedule.step()
+        rows = record.rows()
+        assert [row["lr"] for row in rows] == pytest.approx([1.0, 0.8536, 0.5], abs=1e-4)
+        assert rows[0]["gradient_norm"] == pytest.approx(3**0.5)
+        record.clear()
+        assert record.rows() == []

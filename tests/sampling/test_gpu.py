@@ -1,0 +1,97 @@
+"""On a GPU: the same numbers by either path, no waiting in a step, and a step that can be captured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rebapl.sampling import SGHMC, Chain, Inference, Repelling
+
+from .toy import ToyLearner, batches, data
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+def parameters():
+    generator = torch.Generator("cuda").manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(n, 7, device="cuda", generator=generator)) for n in (3, 50, 1000)]
+
+
+def walk(params, sampler, steps):
+    for _ in range(steps):
+        for p in params:
+            p.grad = p.detach() * 0.1
+        sampler.step()
+
+
+@pytest.mark.parametrize("integrator", ["kdod", "symplectic"])
+@pytest.mark.parametrize("noise", [None, "estimate"])
+def test_foreach_equals_the_plain_path_and_nothing_waits(integrator, noise):
+    runs = []
+    for foreach in (True, False):
+        params = parameters()
+        sampler = SGHMC(
+            params,
+            lr=0.05,
+            num_data=40,
+            weight_decay=0.01,
+            gradient_noise=noise,
+            integrator=integrator,
+            foreach=foreach,
+            generator=torch.Generator("cuda").manual_seed(1),
+        )
+        walk(params, sampler, 2)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            walk(params, sampler, 10)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        runs.append([p.detach().clone() for p in params])
+    for a, b in zip(*runs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_a_captured_step_follows_the_learning_rate_and_draws_fresh_noise():
+    params, generator = parameters(), torch.Generator("cuda").manual_seed(1)
+    lr = torch.tensor(0.05, device="cuda")
+    sampler = SGHMC(params, lr=lr, num_data=40, generator=generator)
+    for p in params:
+        p.grad = torch.zeros_like(p)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            sampler.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(generator)
+    with torch.cuda.graph(graph):
+        sampler.step()
+    moves = []
+    for value in (0.05, 0.05, 1e-12):
+        lr.fill_(value)
+        before = params[2].detach().clone()
+        graph.replay()
+        moves.append(params[2].detach() - before)
+    assert not torch.equal(moves[0], moves[1])
+    assert moves[0].abs().max() > 1e-3
+    assert moves[2].abs().max() < 1e-3 * moves[0].abs().max()
+
+
+def test_the_loop_runs_there_without_waiting_between_checks():
+    learner = ToyLearner().cuda()
+    inference = Inference(
+        lr=0.05, epochs=2, batch=8, temperature=0.01, cycles=2, repulsion=Repelling(reference=6, pool=16)
+    )
+
+    given = [tuple(x.cuda() for x in batches(step)) for step in range(20)]
+    run = Chain(
+        learner, inference, given.__getitem__, num_data=40, steps_per_epoch=5, reference=data()[0], check_every=1000
+    )
+    for step in range(20):
+        quiet = step not in (0, 9, 10, 19)  # the ends and beginnings of cycles keep samples
+        torch.cuda.set_sync_debug_mode("error" if quiet else "default")
+        try:
+            run.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert len(run.samples) == 2

@@ -1,0 +1,102 @@
+"""Presets are data: what each resolves to, and where each value comes from."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rebapl.errors import UserError
+from rebapl.learners.base import Recipe
+from rebapl.sampling import PRESETS, Chain, Inference, begin, preset, preset_values
+
+from .toy import ToyLearner, batches, data
+
+MAPLE = Recipe(lr=0.0035, epochs=5, batch=4)
+MMRL = Recipe(lr=0.001, epochs=10, batch=4, optimizer="adamw")
+PROMPTSRC = Recipe(lr=0.0025, epochs=20, batch=4, averaging=(15.0, 1.0))
+ORIGINS = {"recipe", "paper", "authors' code", "definition", "ours"}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(("method", "recipe"), [("maple", MAPLE), ("mmrl", MMRL), ("promptsrc", PROMPTSRC)])
+def test_every_preset_resolves_runs_and_says_where_its_values_come_from(name, method, recipe):
+    assert {value.origin for value in preset_values(name, recipe, method).values()} <= ORIGINS
+    repulsion = None if preset(name, recipe, method).repulsion is None else {"reference": 6, "pool": 16}
+    inference = preset(name, recipe, method, epochs=2, averaging=None, lr=1e-4, repulsion=repulsion)
+    run = begin(ToyLearner(), inference, batches, num_data=40, steps_per_epoch=5, reference=data()[0])
+    samples = list(run.run())
+    assert run.steps_done == run.steps_in_all
+    assert math.isfinite(run.last_loss)
+    assert len(samples) == inference.cycles * inference.chains * inference.samples_per_cycle
+
+
+def test_mle_is_the_published_recipe():
+    inference = preset("mle", MAPLE, "maple")
+    assert (inference.lr, inference.epochs, inference.batch) == (0.0035, 5, 4)
+    assert (inference.temperature, inference.cycles, inference.sampler) == (0.0, 1, "sghmc")
+    learner, other = ToyLearner(), ToyLearner()
+    (sample,) = Chain(learner, inference, batches, num_data=40, steps_per_epoch=10).run()
+    sgd = torch.optim.SGD([other.image, other.text], lr=1.0, momentum=0.9, weight_decay=5e-4)
+    for step in range(50):
+        epoch = step // 10
+        cosine = 0.0035 * 0.5 * (1 + math.cos(math.pi * epoch / 5))
+        sgd.param_groups[0]["lr"] = cosine if epoch else 1e-5
+        x, y = batches(step)
+        sgd.zero_grad()
+        other.loss(other(x), y).backward()
+        sgd.step()
+    torch.testing.assert_close(sample.parameters["image"], other.image.detach(), rtol=0, atol=1e-7)
+
+
+def test_mle_of_an_adamw_recipe_is_adamw_and_of_an_averaging_one_averages():
+    assert preset("mle", MMRL).sampler == "adamw"
+    assert preset("mle", PROMPTSRC).averaging == (15.0, 1.0)
+    assert preset("rebapl", PROMPTSRC).averaging is None
+
+
+def test_what_the_literature_compares_with_is_the_same_loop():
+    shape = {
+        name: (i.cycles, i.restart, i.temperature > 0, i.sampler, i.repulsion is not None)
+        for name in PRESETS
+        for i in [preset(name, MAPLE, "maple")]
+    }
+    assert shape["ensemble"][:3] == (3, "cold", False)
+    assert shape["snapshot"][:3] == (3, "warm", False)
+    assert shape["sgld"] == (1, "warm", True, "sgld", False)
+    assert shape["csghmc"] == (3, "warm", True, "sghmc", False)
+    assert shape["rebapl"] == (3, "warm", True, "sghmc", True)
+    assert preset("sghmc", MAPLE).floor == 1.0  # a constant rate
+
+
+def test_rebapl_takes_the_papers_table_where_it_names_the_method():
+    maple, mmrl = preset("rebapl", MAPLE, "maple"), preset("rebapl", MMRL, "mmrl")
+    assert (maple.lr, maple.batch, maple.epochs, maple.cycles) == (0.002, 1, 5, 3)
+    assert (maple.repulsion.metric, maple.repulsion.reference) == ("mmd", 32)
+    assert (mmrl.lr, mmrl.batch, mmrl.epochs) == (0.001, 4, 5)
+    assert (mmrl.repulsion.metric, mmrl.repulsion.reference) == ("wasserstein", 64)
+    assert mmrl.burn_in == 0.4
+    assert maple.burn_in == 0.0
+    assert preset_values("rebapl", MAPLE, "maple")["lr"].origin == "paper"
+    assert preset_values("rebapl", PROMPTSRC, "promptsrc")["lr"].origin == "recipe"
+    printed = preset("rebapl-paper", MAPLE, "maple")
+    assert printed.repulsion.strength == 0.5  # ξ/lr
+    assert printed.integrator == "printed"
+    authors = preset("rebapl-authors", MAPLE, "maple")
+    assert (authors.repulsion.strength, authors.repulsion.reference) == (0.75, 5)
+    assert (authors.integrator, authors.temperature) == ("authors", 100.0)
+
+
+def test_changes_go_on_top_and_unknown_ones_are_named():
+    changed = preset("rebapl", MAPLE, "maple", cycles=5, repulsion={"metric": "energy"})
+    assert isinstance(changed, Inference)
+    assert changed.cycles == 5
+    assert (changed.repulsion.metric, changed.repulsion.reference) == ("energy", 32)
+    assert preset("rebapl", MAPLE, repulsion=None).repulsion is None
+    with pytest.raises(UserError, match="did you mean 'cycles'"):
+        preset("rebapl", MAPLE, cycels=5)
+    with pytest.raises(UserError, match="did you mean 'metric'"):
+        preset("rebapl", MAPLE, repulsion={"metrik": "mmd"})
+    with pytest.raises(UserError, match="did you mean 'csghmc'"):
+        preset("csghcm", MAPLE)

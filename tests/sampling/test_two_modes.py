@@ -1,0 +1,60 @@
+"""Repulsion finds the second mode; far too much of it finds neither (the paper's toy remark).
+
+A mixture of two Gaussians, 6 standard deviations apart: from the left mode, three cycles of cyclical SGHMC. A
+run visits a mode if a kept sample lies within 3 standard deviations of its centre.
+"""
+
+from __future__ import annotations
+
+import torch
+from scipy.stats import beta
+
+from rebapl.repulsion import Repulsion, kick, weights
+from rebapl.sampling import SGHMC, CyclicalSchedule
+
+MODES, STD, RUNS = torch.tensor([[-1.5, 0.0], [1.5, 0.0]]), 0.5, 40
+
+
+def potential(theta):
+    return -torch.logsumexp(-(theta - MODES).square().sum(-1) / (2 * STD**2), -1)
+
+
+def visited(strength, seed, cycles=3, steps=60):
+    """Which modes (2,) one run visits."""
+    generator = torch.Generator().manual_seed(seed)
+    theta = torch.nn.Parameter(MODES[0] + 0.5 * STD * torch.randn(2, generator=generator))
+    sampler = SGHMC([theta], lr=0.04, num_data=1, momentum=0.8, generator=generator)
+    schedule = CyclicalSchedule(sampler, steps, exploration=0.5)
+    repulsion = Repulsion("paired", size="absolute", strength=strength, scale=1.0, stage="both")
+    samples = []
+    for _ in range(cycles * steps):
+        loss = potential(theta)
+        if strength and repulsion.active(schedule):
+            if schedule.at_cycle_start:
+                kick([theta], repulsion.kick, generator)
+                loss = potential(theta)
+            loss = loss + repulsion(weights([theta]))
+        sampler.zero_grad()
+        loss.backward()
+        sampler.step()
+        schedule.step()
+        if schedule.at_sample:
+            samples.append(theta.detach().clone())
+            repulsion.remember(weights([theta]))
+    return ((torch.stack(samples)[:, None] - MODES).norm(dim=-1) < 3 * STD).any(0)
+
+
+def share(strength):
+    """Share of runs that visit both modes, with its exact (Clopper–Pearson) 99.9 % interval."""
+    both = sum(bool(visited(strength, seed).all()) for seed in range(RUNS))
+    low = beta.ppf(0.0005, both, RUNS - both + 1) if both else 0.0
+    high = beta.ppf(0.9995, both + 1, RUNS - both) if both < RUNS else 1.0
+    return both / RUNS, low, high
+
+
+def test_repulsion_visits_both_modes_and_far_too_much_does_not():
+    """The intervals do not overlap: at equal shares that happens in fewer than 1 of 1000 seeds."""
+    without, moderate, excessive = share(0.0), share(200.0), share(5000.0)
+    assert without[2] < moderate[1], (without, moderate)
+    assert excessive[2] < moderate[1], (excessive, moderate)
+    assert moderate[0] > 0.6
