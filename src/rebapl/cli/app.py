@@ -61,9 +61,16 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the table and the figure.")] = Path("demo"),
 ) -> None:
     """Base-to-novel on two embedded tasks: about two minutes on two cores."""
-    from rebapl.experiments.demo import run_demo
+    from rich.console import Console
 
-    run_demo(out)
+    from rebapl.cli.progress import StepProgress
+    from rebapl.experiments.demo import run_demo
+    from rebapl.experiments.report import base_novel_table
+
+    with StepProgress("loading") as progress:
+        rows = run_demo(out, progress.begin)
+    Console().print(base_novel_table(rows, "base-to-novel, 16 shots, seed 1, embedded backbone"))
+    print(f"the table is in {out / 'table.md'}, the figure in {out / 'figure.png'}")
 
 
 @app.command()
@@ -102,8 +109,9 @@ def train(
         method_settings=settings["method"],
         inference_settings=settings["inference"],
     )
-    with StepProgress(f"{method} · {inference} on {data}") as progress:
-        trained = train_run(config, out, device=device, progress=progress)
+    with StepProgress("loading") as progress:
+        bar = progress.begin(f"{method} · {inference} on {data}")
+        trained = train_run(config, out, device=device, progress=bar)
     print(f"{'trained' if trained else 'already trained'}: {out}; score it with: rebapl evaluate {out}")
 
 
@@ -124,8 +132,9 @@ def evaluate(
 @app.command("list")
 def list_() -> None:
     """Name the data sets, methods and kinds of inference there are."""
-    from rich.console import Console
+    from rebapl.data.embedded import EMBEDDED
+    from rebapl.learners import METHODS
+    from rebapl.sampling import PRESETS
 
-    from rebapl.experiments.report import names_table
-
-    Console().print(names_table())
+    for title, names in (("data sets", EMBEDDED), ("methods", METHODS), ("inference", PRESETS)):
+        print(f"{title + ':':<11} {', '.join(names)}")

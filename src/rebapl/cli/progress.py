@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 
 class StepProgress:
-    """Called with (steps done, steps in all, mean loss lately); shows a bar on stderr while it is open."""
+    """A bar on stderr per training, while it is open."""
 
     def __init__(self, title: str) -> None:
         self.progress = Progress(
@@ -18,7 +19,6 @@ class StepProgress:
             MofNCompleteColumn(),
             TextColumn("{task.fields[loss]}"),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
             console=Console(stderr=True),
         )
         self.bar = self.progress.add_task(title, total=None, loss="")
@@ -32,9 +32,12 @@ class StepProgress:
     ) -> None:
         self.progress.stop()
 
-    def __call__(self, done: int, total: int, loss: float) -> None:
-        self.progress.update(self.bar, completed=done, total=total, loss=f"loss {loss:.3f}")
+    def begin(self, title: str) -> Callable[[int, int, float], None]:
+        """The callback that moves the bar of the next training."""
+        self.progress.update(self.bar, visible=self.progress.tasks[self.bar].completed > 0)
+        self.bar = self.progress.add_task(title, total=None, loss="")
 
-    def retitle(self, title: str) -> None:
-        """Begin a bar for the next thing."""
-        self.progress.update(self.bar, description=title, completed=0, total=None, loss="")
+        def moved(done: int, total: int, loss: float) -> None:
+            self.progress.update(self.bar, completed=done, total=total, loss=f"loss {loss:.3f}")
+
+        return moved

@@ -17,6 +17,7 @@ class LabelledImages:
     """Decoded images and labels (N,) of some items of a data set."""
 
     def __init__(self, dataset: Dataset, items: Sequence[Item]) -> None:
+        self.dataset = dataset
         self.images: list[Image.Image] = [dataset.load(item.key).convert("RGB") for item in items]
         self.labels = torch.tensor([item.label for item in items], dtype=torch.long)
 
@@ -31,7 +32,8 @@ class LabelledImages:
 class TrainBatches:
     """`batches(step)` gives augmented, normalised images (B, 3, H, W) and labels (B,) of that step.
 
-    Each epoch is a new random order, its incomplete last batch dropped (unless there is no complete one).
+    Each epoch is a new random order, its incomplete last batch dropped (unless there is no complete one). The data
+    set may ask for milder crops than `crop_scale`, the share of an image's area.
     Everything is derived from the seed and the step, so a resumed run sees what an uninterrupted one sees.
     """
 
@@ -47,7 +49,8 @@ class TrainBatches:
         self.data = data
         self.preprocessing = preprocessing
         self.batch = min(batch, len(data))
-        self.crop_scale = crop_scale
+        self.crop_scale = (max(crop_scale[0], data.dataset.min_crop), crop_scale[1])
+        self.flip = data.dataset.flip
         self.seed = seed
         self.device = device
 
@@ -60,9 +63,7 @@ class TrainBatches:
         order = torch.randperm(len(self.data), generator=generator(self.seed, "order", epoch))
         chosen = order[place * self.batch : (place + 1) * self.batch]
         rng = python_random(self.seed, "augmentation", step)
-        views = [
-            self.preprocessing.random(self.data.images[index], self.crop_scale, rng)
-            for index in chosen.tolist()
-        ]
+        images = (self.data.images[index] for index in chosen.tolist())
+        views = [self.preprocessing.random(image, self.crop_scale, rng, self.flip) for image in images]
         pixels = torch.stack(views).to(self.device)
         return self.preprocessing.normalize(pixels), self.data.labels[chosen].to(self.device)

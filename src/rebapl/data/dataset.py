@@ -19,7 +19,8 @@ class Item(NamedTuple):
 class Dataset:
     """Items in the order of the published split files, which the few-shot rule depends on.
 
-    `load` turns an item's key into an RGB image. `template` has one `{}` for the class name.
+    `load` turns an item's key into an RGB image. `template` has one `{}` for the class name. What augmentation must
+    leave of an image for its label to stay true: at least `min_crop` of its area, and no mirroring unless `flip`.
     """
 
     name: str
@@ -28,6 +29,8 @@ class Dataset:
     val: Sequence[Item]
     test: Sequence[Item]
     load: Callable[[str], Image.Image]
+    min_crop: float = 0.0
+    flip: bool = True
 
     @property
     def class_names(self) -> list[str]:

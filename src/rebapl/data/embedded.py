@@ -21,6 +21,12 @@ from rebapl.data.drawing.wording import NUMBER_WORDS
 PER_CLASS = {"train": 32, "val": 8, "test": 20}
 """Pictures of each class in the drawn tasks."""
 
+ENLARGED = 4
+"""A pixel of a scanned digit becomes a square of so many pixels."""
+
+MIN_CROP = 0.5
+"""Less of these small pictures may not show the thing at all."""
+
 _SHAPES = ("circle", "square", "triangle", "star", "heart", "cross", "crescent", "arrow")
 _COLOURS = ("red", "green", "blue", "yellow", "purple", "orange")
 _TEXTURES = ("striped", "dotted", "checkered", "zigzag")
@@ -48,7 +54,7 @@ def _rng(address: str) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(hashlib.sha256(address.encode()).digest()[:8], "big"))
 
 
-def _drawn(name: str, template: str, class_names: list[str], load: Callable[[str], Image.Image]) -> Dataset:
+def _drawn(name: str, template: str, class_names: list[str], load: Callable[[str], Image.Image], flip: bool) -> Dataset:
     def split(part: str) -> tuple[Item, ...]:
         return tuple(
             Item(f"{part}/{class_name}/{number:03d}", label, class_name)
@@ -56,7 +62,7 @@ def _drawn(name: str, template: str, class_names: list[str], load: Callable[[str
             for number in range(PER_CLASS[part])
         )
 
-    return Dataset(name, template, split("train"), split("val"), split("test"), load)
+    return Dataset(name, template, split("train"), split("val"), split("test"), load, MIN_CROP, flip)
 
 
 def _shapes(name: str) -> Dataset:
@@ -64,14 +70,14 @@ def _shapes(name: str) -> Dataset:
         colour, texture, shape = key.split("/")[1].split()
         return Image.fromarray(to_pixels(STYLES[name](_rng(f"{name}/{key}"), colour, texture, shape)))
 
-    return _drawn(name, "a photo of a {}.", [" ".join(words) for words in shape_classes()], load)
+    return _drawn(name, "a photo of a {}.", [" ".join(words) for words in shape_classes()], load, flip=True)
 
 
 def _letters() -> Dataset:
     def load(key: str) -> Image.Image:
         return Image.fromarray(to_pixels(draw_letter(_rng(f"letters/{key}"), key.split("/")[1])))
 
-    return _drawn("letters", "a photo of the letter {}.", list(CAPITALS), load)
+    return _drawn("letters", "a photo of the letter {}.", list(CAPITALS), load, flip=False)
 
 
 @cache
@@ -87,9 +93,9 @@ def _digits() -> Dataset:
     """Scikit-learn's handwritten digits; of every ten images of a digit five train, two validate, three test."""
 
     def load(key: str) -> Image.Image:
-        scan = _digit_scans()[0][int(key.split("/")[2])]
-        grey = Image.fromarray((scan * 255 / 16).round().astype(np.uint8))
-        return grey.resize((SIZE, SIZE), Image.Resampling.BICUBIC).convert("RGB")
+        scan = (_digit_scans()[0][int(key.split("/")[2])] * 255 / 16).round().astype(np.uint8)
+        squares = scan.repeat(ENLARGED, axis=0).repeat(ENLARGED, axis=1)
+        return Image.fromarray(np.pad(squares, (SIZE - len(squares)) // 2)).convert("RGB")
 
     labels = _digit_scans()[1]
     items: dict[str, list[Item]] = {"train": [], "val": [], "test": []}
@@ -97,7 +103,8 @@ def _digits() -> Dataset:
         for position, index in enumerate(np.flatnonzero(labels == label)):
             part = ("train", "val", "test")[np.searchsorted([5, 7], position % 10, side="right")]
             items[part].append(Item(f"{part}/{word}/{index:04d}", label, word))
-    return Dataset("digits", "a photo of the number {}.", items["train"], items["val"], items["test"], load)
+    splits = items["train"], items["val"], items["test"]
+    return Dataset("digits", "a photo of the number {}.", *splits, load, MIN_CROP, flip=False)
 
 
 EMBEDDED: dict[str, Callable[[], Dataset]] = {

@@ -45,12 +45,12 @@ class Preprocessing:
         left, top = (size[0] - self.crop) // 2, (size[1] - self.crop) // 2
         return as_tensor(image.crop((left, top, left + self.crop, top + self.crop)))
 
-    def random(self, image: Image.Image, scale: tuple[float, float], rng: random.Random) -> Tensor:
-        """The training view, uint8 (3, crop, crop): a random resized crop of that share of the area, maybe flipped."""
+    def random(self, image: Image.Image, scale: tuple[float, float], rng: random.Random, flip: bool = True) -> Tensor:
+        """The training view, uint8 (3, crop, crop): a random crop of that share of the area, mirrored every other time."""
         box = random_box(*image.size, scale, rng)
         # Cropped before it is resized, as the published pipelines do: no pixel outside the box takes part.
         view = image.convert("RGB").crop(box).resize((self.crop, self.crop), self.resample)
-        if rng.random() < 0.5:
+        if flip and rng.random() < 0.5:
             view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return as_tensor(view)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -18,8 +18,7 @@ _BEST = {"base": max, "novel": max, "hm": max, "nll": min, "ece": min}
 _BLUE, _ORANGE, _BLACK, _GREEN = "#0072B2", "#E69F00", "#000000", "#009E73"  # Okabe–Ito: safe for colour-blind eyes
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """Base-to-novel scores of one method on one task, with the seconds it took to train."""
 
     task: str
@@ -59,6 +58,18 @@ def base_novel_table(rows: Sequence[Row], title: str) -> Table:
             table.add_row(
                 task if index == 0 else "", row.method, *cells, f"{row.seconds:.0f}", end_section=row is group[-1]
             )
+    return table
+
+
+def scores_table(results: Mapping[str, Any], title: str) -> Table:
+    """The scores of one run: a row per test part, and the harmonic mean below where there is one."""
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    for name in ("classes", "accuracy ↑", "NLL ↓", "ECE ↓", "images"):
+        table.add_column(name, justify="left" if name == "classes" else "right")
+    for name, part in results["parts"].items():
+        table.add_row(name, f"{part['accuracy']:.2f}", f"{part['nll']:.4f}", f"{part['ece']:.2f}", f"{part['images']}")
+    if "base_to_novel" in results:
+        table.caption = f"harmonic mean {results['base_to_novel']['hm']:.2f}"
     return table
 
 

@@ -2,7 +2,7 @@
 
 from rebapl.learners import app, bayesian, cocoop, coop, ivlp, maple, mmrl, mmrl_plus, proda, promptsrc, vpt, zero_shot
 from rebapl.learners.base import Learner, Output, Recipe
-from rebapl.learners.registry import METHODS, build_learner, register
+from rebapl.learners.registry import METHODS, build_learner, published, register
 
 __all__ = [
     "METHODS",

@@ -22,7 +22,7 @@ CHUNK = 256  # images in one pass
 class Posterior:
     """Stacked samples of the parameters of `learner`: name → (S, …), with weights (S,) that sum to one.
 
-    `about` is what is known of its making: method, settings, seed and the like.
+    `about` is what is known of its making: the class names and the template learned with, method, settings, seed.
     """
 
     learner: Learner
@@ -38,7 +38,8 @@ class Posterior:
         if not samples:
             raise UserError("a posterior needs at least one sample")
         stacked = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
-        return cls(learner, stacked, torch.full((len(samples),), 1 / len(samples)), about)
+        learned = {"class_names": learner.class_names, "template": learner.template, **about}
+        return cls(learner, stacked, torch.full((len(samples),), 1 / len(samples)), learned)
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -47,9 +48,9 @@ class Posterior:
     def class_names(self) -> list[str]:
         return self.learner.class_names
 
-    def bind(self, class_names: Sequence[str], template: str | None = None) -> Posterior:
-        """The same samples for other class names."""
-        return replace(self, learner=self.learner.bind(class_names, template))
+    def bind(self, class_names: Sequence[str], template: str | None = None, transfer: bool = False) -> Posterior:
+        """The same samples for other class names; `transfer` if the images are of another data set."""
+        return replace(self, learner=self.learner.bind(class_names, template, transfer))
 
     @torch.no_grad()
     def sample_logits(self, views: Tensor) -> Tensor:
@@ -60,8 +61,8 @@ class Posterior:
         chunks = []
         for chunk in views.split(CHUNK):
             frozen = self.learner.frozen(self.learner.encoder.preprocessing.normalize(chunk.to(device)))
-            outputs = [call("respond", frozen, c) for call, c in zip(calls, classes, strict=True)]
-            chunks.append(torch.stack([output.logits.float().cpu() for output in outputs]))
+            each = zip(calls, classes, strict=True)
+            chunks.append(torch.stack([call("respond", frozen, c).logits.float().cpu() for call, c in each]))
         return torch.cat(chunks, dim=1)
 
     def probabilities(self, views: Tensor) -> Tensor:

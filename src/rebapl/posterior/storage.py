@@ -22,6 +22,7 @@ from rebapl.learners import build_learner
 from rebapl.posterior.posterior import Posterior
 
 FORMAT = 1
+ABOUT = ("method", "method_settings", "inference", "seed", "data", "class_names", "template")
 MANIFEST = "posterior.json"
 SAMPLES = "samples.safetensors"
 
@@ -37,10 +38,8 @@ def save_posterior(posterior: Posterior, folder: Path | str) -> Path:
         manifest = {
             "format": FORMAT,
             "backbone": {"name": learner.encoder.name, "sha256": learner.encoder.fingerprint},
-            "class_names": learner.class_names,
-            "template": learner.template,
             "weights": posterior.weights.tolist(),
-            **posterior.about,
+            **{key: posterior.about[key] for key in ABOUT},
             "samples_sha256": sha256(temporary / SAMPLES),
             "versions": {
                 "rebapl": __version__,
@@ -92,7 +91,7 @@ def load_posterior(
             manifest["method_settings"],
         )
         weights = torch.tensor(manifest["weights"])
-        about = {key: manifest[key] for key in ("method", "method_settings", "inference", "seed")}
+        about = {key: manifest[key] for key in ABOUT}
     except KeyError as error:
         raise UserError(
             f"{folder / MANIFEST} has no {error}: it was edited; train the posterior again"
@@ -103,4 +102,4 @@ def load_posterior(
         raise UserError(
             f"{samples} does not hold the parameters of method '{manifest['method']}': train it again"
         )
-    return Posterior(learner, stacked, weights, about)
+    return Posterior(learner.eval(), stacked, weights, about)

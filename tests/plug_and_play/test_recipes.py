@@ -1,0 +1,157 @@
+"""The recipes of docs/plug-and-play.md, run as they stand there."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import pytest
+import torch
+
+import rebapl.backbones
+from rebapl.sampling import Chain, preset
+
+PAGE = Path(__file__).parents[2] / "docs" / "plug-and-play.md"
+
+
+def blocks(heading: str) -> list[str]:
+    """The Python blocks under a heading of the page."""
+    section = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    (text,) = [part for part in section if part.startswith(heading)]
+    found = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(found) == 3, heading
+    return found
+
+
+def run(program: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "recipe"}
+    exec(compile(program, str(PAGE), "exec"), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def learner_recipe(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    program = "\n".join(blocks("A learner of your own"))
+    assert 'load_backbone("mini")' in program
+    if not (Path(rebapl.backbones.__file__).parent / "mini").is_dir():
+        folder = checkpoints.write_clip(tmp_path_factory.mktemp("clip"))
+        program = program.replace('load_backbone("mini")', f"load_backbone({str(folder)!r})")
+    return run(program)
+
+
+class TestALearnerOfYourOwn:
+    def test_every_cycle_gives_another_sample(self, learner_recipe: dict[str, Any]) -> None:
+        shifts = learner_recipe["posterior"].samples["shift"]
+        assert list(learner_recipe["posterior"].samples) == ["shift"]
+        assert len(shifts) == 3
+        assert torch.pdist(shifts).min() > 1e-3
+
+    def test_samples_fit_the_data_better_than_the_start(self, learner_recipe: dict[str, Any]) -> None:
+        learner, posterior = learner_recipe["learner"], learner_recipe["posterior"]
+        images, labels = learner_recipe["images"], learner_recipe["labels"]
+        with torch.no_grad():
+            learner.reset(torch.Generator().manual_seed(0))
+            before = learner.loss(learner(images), labels)
+            for shift in posterior.samples["shift"]:
+                learner.shift.copy_(shift)
+                assert learner.loss(learner(images), labels) < before
+
+    def test_prediction_averages_the_samples(self, learner_recipe: dict[str, Any]) -> None:
+        learner, posterior = learner_recipe["learner"], learner_recipe["posterior"]
+        answers = []
+        with torch.no_grad():
+            for shift in posterior.samples["shift"]:
+                learner.shift.copy_(shift)
+                answers.append(learner(learner_recipe["images"]).logits.softmax(-1))
+        torch.testing.assert_close(learner_recipe["probabilities"], torch.stack(answers).mean(0))
+
+    def test_its_own_loss_is_the_one_that_is_sampled(self, learner_recipe: dict[str, Any]) -> None:
+        """With a penalty that dwarfs everything else, samples end up near zero."""
+
+        class Penalised(learner_recipe["FeatureShift"]):  # type: ignore[misc]
+            def loss(self, output: Any, labels: torch.Tensor) -> torch.Tensor:
+                return super().loss(output, labels) + 20 * self.shift.square().sum()
+
+        learner = Penalised(learner_recipe["encoder"], learner_recipe["task"].train.class_names)
+        learner.reset(torch.Generator().manual_seed(0))
+        chain = self.chain(learner, learner_recipe)
+        sizes = [sample.parameters["shift"].norm() for sample in chain.run()]
+        assert max(sizes) < 0.5 * learner_recipe["posterior"].samples["shift"].norm(dim=1).min()
+
+    def test_repulsion_acts_from_the_second_cycle_on(self, learner_recipe: dict[str, Any]) -> None:
+        def samples(**changes: Any) -> list[torch.Tensor]:
+            learner = learner_recipe["FeatureShift"](
+                learner_recipe["encoder"], learner_recipe["task"].train.class_names
+            )
+            learner.reset(torch.Generator().manual_seed(0))
+            chain = self.chain(learner, learner_recipe, cycles=2, **changes)
+            return [sample.parameters["shift"] for sample in chain.run()]
+
+        repelled, free = samples(), samples(repulsion={"fraction": 0.0})
+        assert torch.equal(repelled[0], free[0])
+        assert not torch.allclose(repelled[1], free[1], atol=1e-5)
+
+    def test_it_binds_to_other_classes(self, learner_recipe: dict[str, Any]) -> None:
+        bound = learner_recipe["posterior"].bind(["cat", "old dog"])
+        assert bound.probabilities(learner_recipe["views"][:5]).shape == (5, 2)
+
+    @staticmethod
+    def chain(learner: Any, recipe: dict[str, Any], **changes: Any) -> Chain:
+        return Chain(
+            learner,
+            preset("rebapl", learner.recipe, warmup_epochs=0, **changes),
+            recipe["batches"],
+            num_data=len(recipe["labels"]),
+            steps_per_epoch=len(recipe["labels"]) // 8,
+            reference=recipe["images"],
+            seed=1,
+        )
+
+
+def run_prompt_recipe(count: int) -> dict[str, Any]:
+    """The first `count` blocks of the second recipe; the language model and its sentences are the same every time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return run("\n".join(blocks("A model outside this package")[:count]))
+
+
+@pytest.fixture(scope="module")
+def prompt_recipe() -> dict[str, Any]:
+    pytest.importorskip("peft", reason="the recipe for soft prompts of language models needs peft")
+    return run_prompt_recipe(3)
+
+
+class TestAModelOutsideThisPackage:
+    def test_only_the_prompt_is_sampled(self, prompt_recipe: dict[str, Any]) -> None:
+        (prompt,) = prompt_recipe["prompt"]
+        assert prompt.shape == (4, 32)
+        assert all(p.grad is None for p in prompt_recipe["language_model"].parameters())
+
+    def test_every_cycle_gives_another_sample(self, prompt_recipe: dict[str, Any]) -> None:
+        samples = torch.stack([sample for (sample,) in prompt_recipe["samples"]]).flatten(1)
+        assert len(samples) == 3
+        assert samples.isfinite().all()
+        assert torch.pdist(samples).min() > 0.1
+
+    def test_repulsion_remembered_the_cycle_before(self, prompt_recipe: dict[str, Any]) -> None:
+        assert len(prompt_recipe["repulsion"]) == 1
+        loss, force = prompt_recipe["repulsion"].norms
+        assert force.item() == pytest.approx(0.3 * loss.item(), rel=1e-4)
+
+    def test_samples_fit_the_data_better_than_the_start(self, prompt_recipe: dict[str, Any]) -> None:
+        start = run_prompt_recipe(1)
+        data, model = start["data"], start["model"]
+        with torch.no_grad():
+            before = model(input_ids=data, labels=data).loss
+            for (sample,) in prompt_recipe["samples"]:
+                start["prompt"][0].copy_(sample)
+                assert model(input_ids=data, labels=data).loss < before - 1
+
+    def test_prediction_averages_the_samples(self, prompt_recipe: dict[str, Any]) -> None:
+        found = prompt_recipe["next_token"](prompt_recipe["data"])
+        assert found.shape == (40, 20)
+        torch.testing.assert_close(found.sum(1), torch.ones(40))
+        assert found[:, :5].sum(1).mean() > 0.4, "the five words of the data; a quarter would be chance"
+        with torch.no_grad():
+            last = prompt_recipe["model"](input_ids=prompt_recipe["data"]).logits[:, -1].softmax(-1)
+        assert not torch.allclose(found, last, atol=1e-4), "the last sample alone is not the average"
