@@ -41,7 +41,8 @@ def test_mle_is_the_published_recipe():
     sgd = torch.optim.SGD([other.image, other.text], lr=1.0, momentum=0.9, weight_decay=5e-4)
     for step in range(50):
         epoch = step // 10
-        cosine = 0.0035 * 0.5 * (1 + math.cos(math.pi * epoch / 5))
+        # published training starts the cosine's clock after the warm-up, over as many epochs as the whole run has
+        cosine = 0.0035 * 0.5 * (1 + math.cos(math.pi * (epoch - 1) / 5))
         sgd.param_groups[0]["lr"] = cosine if epoch else 1e-5
         x, y = batches(step)
         sgd.zero_grad()
@@ -66,23 +67,23 @@ def test_what_the_literature_compares_with_is_the_same_loop():
     assert shape["snapshot"][:3] == (3, "warm", False)
     assert shape["sgld"] == (1, "warm", True, "sgld", False)
     assert shape["csghmc"] == (3, "warm", True, "sghmc", False)
-    assert shape["rebapl"] == (3, "warm", True, "sghmc", True)
+    assert shape["rebapl"] == (3, "cold", True, "sghmc", True)
     assert preset("sghmc", MAPLE).floor == 1.0  # a constant rate
 
 
-def test_rebapl_takes_the_papers_table_where_it_names_the_method():
-    maple, mmrl = preset("rebapl", MAPLE, "maple"), preset("rebapl", MMRL, "mmrl")
+def test_the_paper_preset_takes_the_papers_table_where_it_names_the_method():
+    maple, mmrl = preset("rebapl-paper", MAPLE, "maple"), preset("rebapl-paper", MMRL, "mmrl")
     assert (maple.lr, maple.batch, maple.epochs, maple.cycles) == (0.002, 1, 5, 3)
     assert (maple.repulsion.metric, maple.repulsion.reference) == ("mmd", 32)
     assert (mmrl.lr, mmrl.batch, mmrl.epochs) == (0.001, 4, 5)
     assert (mmrl.repulsion.metric, mmrl.repulsion.reference) == ("wasserstein", 64)
     assert mmrl.burn_in == 0.4
     assert maple.burn_in == 0.0
-    assert preset_values("rebapl", MAPLE, "maple")["lr"].origin == "paper"
-    assert preset_values("rebapl", PROMPTSRC, "promptsrc")["lr"].origin == "recipe"
-    printed = preset("rebapl-paper", MAPLE, "maple")
-    assert printed.repulsion.strength == 0.5  # ξ/lr
-    assert printed.integrator == "printed"
+    assert maple.repulsion.strength == 0.5  # ξ/lr
+    assert (maple.temperature, maple.restart, maple.repulsion.stage) == (1.0, "warm", "both")
+    assert preset_values("rebapl-paper", MAPLE, "maple")["lr"].origin == "paper"
+    assert preset_values("rebapl-paper", PROMPTSRC, "promptsrc")["lr"].origin == "recipe"
+    assert preset_values("rebapl", MAPLE, "maple")["lr"] == preset_values("mle", MAPLE, "maple")["lr"]
     authors = preset("rebapl-authors", MAPLE, "maple")
     assert (authors.repulsion.strength, authors.repulsion.reference) == (0.75, 5)
     assert (authors.integrator, authors.temperature) == ("authors", 100.0)

@@ -93,11 +93,18 @@ def test_warm_up_overrides_the_first_iterations_only(cycles):
 
 
 def test_per_epoch_cosine_with_a_first_epoch_at_1e_5():
-    """The values Dassl logs for MaPLe: 5 epochs at 0.0035, the first at 1e-5."""
+    """As MaPLe is trained: 5 epochs at 0.0035, the first at 1e-5, and the cosine of 5 epochs begins after it."""
     options = {"floor": 0.0, "granularity": "epoch", "steps_per_epoch": 2, "warmup_steps": 2}
     rows, _ = trace(CyclicalSchedule(sampler(0.0035), 10, exploration=1.0, **options), 10)
-    published = [1e-5, 3.1658e-3, 2.2908e-3, 1.2092e-3, 3.3422e-4]
-    assert [rows[2 * e][0] for e in range(5)] == pytest.approx(published, rel=1e-4)
+    theta = torch.nn.Parameter(torch.zeros(1))
+    sgd = torch.optim.SGD([theta], lr=0.0035)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, 5)
+    published = [1e-5]
+    for _ in range(4):
+        published.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        cosine.step()
+    assert [rows[2 * e][0] for e in range(5)] == pytest.approx(published, rel=1e-9)
     assert all(rows[2 * e][0] == rows[2 * e + 1][0] for e in range(5))
 
 

@@ -58,7 +58,7 @@ OPTIMISE = {
 SAMPLE = {
     **RECIPE,
     **_are("authors' code", exploration=0.4),
-    **_are("ours", temperature=1e-3, integrator="kdod", gradient_noise=None),
+    **_are("ours", temperature=0.1, integrator="kdod", gradient_noise=None),
 }
 
 CYCLICAL = {
@@ -71,6 +71,7 @@ CYCLICAL = {
 REBAPL = {
     **CYCLICAL,
     **_are("definition", sampler="sghmc"),
+    **_are("ours", restart="cold"),
     **_repel("paper", metric="mmd", reference=32, potential="inverse", memory="previous"),
     **_repel("ours", size="normalised", fraction=0.3, epsilon=1.0, stage="exploration", kick=0.01),
 }
@@ -96,17 +97,17 @@ PRESETS: dict[str, dict[str, Value]] = {
     "csgld": {**CYCLICAL, **_are("definition", sampler="sgld")},
     "csghmc": {**CYCLICAL, **_are("definition", sampler="sghmc")},
     "rebapl": REBAPL,
-    # the equations as printed: θ moved by the old momentum; ξ outside the step size is strength = ξ/lr inside the loss
+    # ξ, which the paper puts outside the step size, is strength = ξ/lr inside the loss
     "rebapl-paper": {
         **REBAPL,
-        **_are("paper", integrator="printed", temperature=1.0, floor=0.0),
+        **_are("paper", temperature=1.0),
+        **_are("authors' code", restart="warm"),
         **_repel("paper", size="absolute", stage="both", strength=0.5),
-        **_repel("ours", epsilon=1e-6, scale=1.0),
     },
     "rebapl-authors": {
         **REBAPL,
         **_are("authors' code", integrator="authors", temperature=100.0, floor=0.0, keep_momentum=True),
-        **_are("authors' code", granularity="epoch"),
+        **_are("authors' code", granularity="epoch", restart="warm"),
         **_repel("authors' code", metric="paired", reference=5, pool=128, size="absolute", strength=0.75),
         **_repel("authors' code", space="both", epsilon=1e-6, scale=1.0, kick=0.0),
         **_repel("paper", stage="both"),
@@ -114,12 +115,12 @@ PRESETS: dict[str, dict[str, Value]] = {
     "svgd": {
         **RECIPE,
         **_are("definition", sampler="svgd", cycles=1, exploration=1.0, floor=0.0),
-        **_are("ours", chains=3, temperature=1e-3),
+        **_are("ours", chains=3, temperature=0.1),
         **_repel("ours", space="weights", reference=32, kick=0.1),
     },
 }
 
-# The paper's table, where it names the method.
+# The paper's table of settings, for the two methods it has.
 PAPER_TABLE: dict[str, dict[str, Value]] = {
     "maple": {
         **_are("paper", lr=0.002, batch=1, epochs=5, weight_decay=5e-4),
@@ -130,20 +131,18 @@ PAPER_TABLE: dict[str, dict[str, Value]] = {
         **_repel("paper", metric="wasserstein", reference=64, strength=1e-4 / 0.001),
     },
 }
-FOLLOW_THE_TABLE = ("rebapl", "rebapl-paper")
 
 
 def preset_values(name: str, recipe: Recipe, method: str = "") -> dict[str, Value]:
     """Every setting of a preset for a learner, with its origin; nested ones as `repulsion.metric`.
 
-    `method` is the learner's name: for those in the paper's table, ReBaPL takes its values.
+    `method` is the learner's name: `rebapl-paper` takes the values of the paper's table for those it names.
     """
     if name not in PRESETS:
         raise unknown("inference", name, PRESETS)
     values = dict(PRESETS[name])
-    if name in FOLLOW_THE_TABLE:
-        table = PAPER_TABLE.get(method, {})
-        values |= {k: v for k, v in table.items() if k != "repulsion.strength" or name == "rebapl-paper"}
+    if name == "rebapl-paper":
+        values |= PAPER_TABLE.get(method, {})
     elif name == "rebapl-authors" and method == "maple":
         values |= _are("authors' code", lr=0.002, batch=1, epochs=5)
     values |= _optimizer(values, recipe)
@@ -181,8 +180,8 @@ def preset(name: str, recipe: Recipe, method: str = "", **changes: Any) -> Infer
     >>> from types import SimpleNamespace
     >>> recipe = SimpleNamespace(lr=0.0035, epochs=5, batch=4, optimizer="sgd", momentum=0.9, weight_decay=5e-4,
     ...                          warmup_epochs=1, warmup_lr=1e-5, averaging=None)
-    >>> preset("rebapl", recipe, "maple", cycles=5).lr
-    0.002
+    >>> preset("rebapl", recipe, "maple", cycles=5).lr, preset("rebapl-paper", recipe, "maple").lr
+    (0.0035, 0.002)
     """
     values = {key: entry.value for key, entry in preset_values(name, recipe, method).items()}
     known = [f.name for f in fields(Inference)]

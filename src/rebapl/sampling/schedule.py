@@ -24,8 +24,8 @@ class CyclicalSchedule:
 
     * `floor`: share of lr below which the cosine does not go; 1 is a constant lr, 0 the plain cosine.
     * `granularity="epoch"` with `steps_per_epoch`: ρ moves once per epoch, as published baselines do.
-    * `warmup_steps`: so many first iterations run at `warmup_lr`, in the first `warmup_cycles` cycles; the
-      cosine's clock runs meanwhile.
+    * `warmup_steps`: so many first iterations run at `warmup_lr`, in the first `warmup_cycles` cycles. Meanwhile
+      the cosine's clock runs ("step"), or stands still and does not come to its end ("epoch", as published).
     * `burn_in`, `burn_in_optimizer`: this share at the start of each cycle belongs to another optimiser (of
       the same parameters), started afresh; `schedule.optimizer` is the one to step. Its lr follows the curve.
 
@@ -80,7 +80,8 @@ class CyclicalSchedule:
             raise UserError("burn_in (a share above 0) and burn_in_optimizer go together: give both or none")
         self.steps_per_cycle, self.cycles = steps_per_cycle, cycles
         self.floor = floor
-        self._epoch = steps_per_epoch if granularity == "epoch" and steps_per_epoch else 1
+        self._per_epoch = granularity == "epoch"
+        self._epoch = steps_per_epoch if self._per_epoch and steps_per_epoch else 1
         self._warmup = (warmup_steps, warmup_lr, warmup_cycles)
         self._keep_momentum = keep_momentum
         self._explore = _steps(exploration, steps_per_cycle)
@@ -163,8 +164,10 @@ class CyclicalSchedule:
 
     def factor(self) -> float:
         """max(floor, ½(1 + cos πρ)) for the next iteration."""
-        rho = (self.within // self._epoch) * self._epoch / self.steps_per_cycle
-        return max(self.floor, 0.5 * (1 + math.cos(math.pi * rho)))
+        warmup_steps, _, warmup_cycles = self._warmup
+        waited = warmup_steps if self._per_epoch and self.cycle < warmup_cycles else 0
+        epochs = max(self.within - waited, 0) // self._epoch
+        return max(self.floor, 0.5 * (1 + math.cos(math.pi * epochs * self._epoch / self.steps_per_cycle)))
 
     def _apply(self) -> None:
         warmup_steps, warmup_lr, warmup_cycles = self._warmup
