@@ -61,7 +61,11 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
         if folder.exists():
             old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.old."))
             folder.replace(old)
-            temporary.replace(folder)
+            try:
+                temporary.replace(folder)
+            except BaseException:
+                old.replace(folder)
+                raise
             shutil.rmtree(old)
         else:
             temporary.replace(folder)

@@ -20,7 +20,30 @@ VALUES = json.loads((Path(__file__).parent / "golden.json").read_text())
 CLASS_NAMES = ["red cat", "dog", "big old tree"]
 TEMPLATE = "a photo of a {}."
 LABELS = torch.tensor([0, 2, 1])
-_WORDS = ". , a photo of type texture red green blue cat dog bird fish old big small tree house car x".split()
+_WORDS = [
+    *".,",
+    *[
+        "a",
+        "photo",
+        "of",
+        "type",
+        "texture",
+        "red",
+        "green",
+        "blue",
+        "cat",
+        "dog",
+        "bird",
+        "fish",
+        "old",
+        "big",
+        "small",
+        "tree",
+        "house",
+        "car",
+        "x",
+    ],
+]
 _START, _END = 62, 63
 _TEXT = {
     "vocab_size": 64,

@@ -49,7 +49,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[  # noqa: ARG001 (its callback does the work)
+    version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
@@ -67,7 +67,7 @@ def demo(
     from rebapl.experiments.demo import run_demo
     from rebapl.experiments.report import base_novel_table
 
-    with StepProgress("loading") as progress:
+    with StepProgress() as progress:
         rows = run_demo(out, progress.begin)
     Console().print(base_novel_table(rows, "base-to-novel, 16 shots, seed 1, embedded backbone"))
     print(f"the table is in {out / 'table.md'}, the figure in {out / 'figure.png'}")
@@ -109,7 +109,7 @@ def train(
         method_settings=settings["method"],
         inference_settings=settings["inference"],
     )
-    with StepProgress("loading") as progress:
+    with StepProgress() as progress:
         bar = progress.begin(f"{method} · {inference} on {data}")
         trained = train_run(config, out, device=device, progress=bar)
     print(f"{'trained' if trained else 'already trained'}: {out}; score it with: rebapl evaluate {out}")
@@ -127,6 +127,18 @@ def evaluate(
     from rebapl.experiments.run import evaluate_run
 
     Console().print(scores_table(evaluate_run(run, device=device), title=str(run)))
+
+
+@app.command()
+def toy(
+    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("toy"),
+    seed: Annotated[int, typer.Option(help="The one seed of the pictures.")] = 1,
+) -> None:
+    """Draw the paper's two-mode example: potential, repulsion, trajectories, modes visited (PNG and PDF)."""
+    from rebapl.experiments.toy import draw_toy
+
+    for path in draw_toy(out, seed):
+        print(path)
 
 
 @app.command("list")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 
 class StepProgress:
-    """A bar on stderr per training, while it is open."""
+    """A bar on stderr per training, each from its first step on, while this is open."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self) -> None:
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -21,7 +22,6 @@ class StepProgress:
             TimeElapsedColumn(),
             console=Console(stderr=True),
         )
-        self.bar = self.progress.add_task(title, total=None, loss="")
 
     def __enter__(self) -> StepProgress:
         self.progress.start()
@@ -33,11 +33,13 @@ class StepProgress:
         self.progress.stop()
 
     def begin(self, title: str) -> Callable[[int, int, float], None]:
-        """The callback that moves the bar of the next training."""
-        self.progress.update(self.bar, visible=self.progress.tasks[self.bar].completed > 0)
-        self.bar = self.progress.add_task(title, total=None, loss="")
+        """The callback that moves the bar of the next training; a loss that is not known yet is left out."""
+        bars: list[TaskID] = []
 
         def moved(done: int, total: int, loss: float) -> None:
-            self.progress.update(self.bar, completed=done, total=total, loss=f"loss {loss:.3f}")
+            if not bars:
+                bars.append(self.progress.add_task(title, loss=""))
+            shown = "" if math.isnan(loss) else f"loss {loss:.3f}"
+            self.progress.update(bars[0], completed=done, total=total, loss=shown)
 
         return moved

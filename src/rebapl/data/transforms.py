@@ -46,7 +46,7 @@ class Preprocessing:
         return as_tensor(image.crop((left, top, left + self.crop, top + self.crop)))
 
     def random(self, image: Image.Image, scale: tuple[float, float], rng: random.Random, flip: bool = True) -> Tensor:
-        """The training view, uint8 (3, crop, crop): a random crop of that share of the area, mirrored every other time."""
+        """The training view, uint8 (3, crop, crop): a random crop of that share of the area, half of them mirrored."""
         box = random_box(*image.size, scale, rng)
         # Cropped before it is resized, as the published pipelines do: no pixel outside the box takes part.
         view = image.convert("RGB").crop(box).resize((self.crop, self.crop), self.resample)

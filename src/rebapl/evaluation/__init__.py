@@ -1,5 +1,36 @@
-"""Scores of predictions: accuracy, likelihood, calibration."""
+"""Scores of predictions: accuracy, likelihood, calibration, selective prediction, outside images, diversity."""
 
-from rebapl.evaluation.scores import base_novel_scores, harmonic_mean, scores
+from rebapl.evaluation.diversity import (
+    Diversity,
+    disagreement_matrix,
+    effective_samples,
+    measure_diversity,
+    wasserstein_matrix,
+)
+from rebapl.evaluation.outside import all_outside_scores, outside_scores
+from rebapl.evaluation.predictions import prediction_scores
+from rebapl.evaluation.scores import (
+    adaptive_calibration_error,
+    area_under_risk_coverage,
+    base_novel_scores,
+    brier,
+    harmonic_mean,
+    scores,
+)
 
-__all__ = ["base_novel_scores", "harmonic_mean", "scores"]
+__all__ = [
+    "Diversity",
+    "adaptive_calibration_error",
+    "all_outside_scores",
+    "area_under_risk_coverage",
+    "base_novel_scores",
+    "brier",
+    "disagreement_matrix",
+    "effective_samples",
+    "harmonic_mean",
+    "measure_diversity",
+    "outside_scores",
+    "prediction_scores",
+    "scores",
+    "wasserstein_matrix",
+]

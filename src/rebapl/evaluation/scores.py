@@ -1,4 +1,11 @@
-"""Scores of predicted probabilities."""
+"""Scores of predicted probabilities (N, C) against labels (N,).
+
+With confidence c_n = max p(·|x_n) and right_n = [argmax p(·|x_n) = y_n]:
+
+    Brier   1/N Σ_n Σ_c (p_nc − [y_n = c])²                                  from 0 to 2
+    ECE     Σ_b |B_b|/N · |mean right − mean confidence in B_b|              B_b: 15 bins of equal width, or mass
+    AURC    1/N Σ_k (errors among the k surest) / k                          surest first; ties in no particular order
+"""
 
 from __future__ import annotations
 
@@ -12,14 +19,15 @@ ECE_BINS = 15
 
 
 def scores(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
-    """Top-1 accuracy in percent, mean negative log-likelihood in nats, expected calibration error in percent.
+    """Top-1 accuracy, ECE, adaptive ECE and AURC in percent; mean negative log-likelihood in nats; Brier score.
 
     probabilities (N, C) in float32, labels (N,).
 
     >>> scores(torch.tensor([[0.8, 0.2], [0.4, 0.6]]), torch.tensor([0, 0]))["accuracy"]
     50.0
     """
-    right = probabilities.argmax(-1) == labels
+    confidence, answers = probabilities.max(-1)
+    right = answers == labels
     # The floor is float32's smallest step from 0: an impossible event costs about 16 nats, not infinity.
     likelihood = probabilities.gather(1, labels[:, None]).clamp_min(torch.finfo(torch.float32).eps)
     ece = multiclass_calibration_error(probabilities, labels, probabilities.shape[1], n_bins=ECE_BINS)
@@ -27,7 +35,41 @@ def scores(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
         "accuracy": 100 * right.double().mean().item(),
         "nll": -likelihood.double().log().mean().item(),
         "ece": 100 * ece.item(),
+        "adaptive_ece": 100 * adaptive_calibration_error(confidence, right),
+        "brier": brier(probabilities, labels),
+        "aurc": 100 * area_under_risk_coverage(1 - confidence, right),
     }
+
+
+def brier(probabilities: Tensor, labels: Tensor) -> float:
+    """The mean squared distance of probabilities (N, C) from the truth, from 0 to 2.
+
+    >>> brier(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
+    0.5
+    """
+    truth = torch.nn.functional.one_hot(labels, probabilities.shape[1])
+    return (probabilities.double() - truth).square().sum(-1).mean().item()
+
+
+def adaptive_calibration_error(confidence: Tensor, right: Tensor, bins: int = ECE_BINS) -> float:
+    """The calibration error with bins of (nearly) equal numbers of images, from confidence (N,) and right (N,)."""
+    order = confidence.argsort(stable=True)
+    gaps = right[order].double() - confidence[order].double()
+    return sum(abs(part.sum().item()) for part in gaps.tensor_split(bins)) / len(gaps)
+
+
+def area_under_risk_coverage(uncertainty: Tensor, right: Tensor) -> float:
+    """The mean, over k, of the share of errors among the k least uncertain images; from (N,) and (N,).
+
+    Among images of equal uncertainty every order is as good: the expectation over them is taken.
+
+    >>> area_under_risk_coverage(torch.tensor([0.1, 0.2]), torch.tensor([True, False]))
+    0.25
+    """
+    _, block, sizes = uncertainty.unique(sorted=True, return_inverse=True, return_counts=True)
+    errors = torch.zeros(len(sizes), dtype=torch.float64).index_add(0, block, (~right).double())
+    each = (errors / sizes).repeat_interleave(sizes)
+    return (each.cumsum(0) / torch.arange(1, len(right) + 1)).mean().item()
 
 
 def harmonic_mean(base: float, novel: float) -> float:

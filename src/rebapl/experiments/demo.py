@@ -28,7 +28,13 @@ class Choice(NamedTuple):
 
 
 TASKS = ("digits", "shapes")
-SELECTION = (Choice("zero-shot", "none", None), Choice("coop", "mle", 10))
+SELECTION = (
+    Choice("zero-shot", "none", None),
+    Choice("coop", "mle", 5),
+    Choice("maple", "mle", 3),
+    Choice("maple", "ensemble", 3),
+    Choice("maple", "rebapl", 3),
+)
 SHOTS, SEED, TEST_IMAGES = 16, 1, 240
 
 

@@ -120,7 +120,7 @@ def base_novel_figure(rows: Sequence[Row], path: Path) -> Path:
         for ax in (accuracy, error):
             ax.spines[["top", "right"]].set_visible(False)
     axes[-1][0].set_xlabel("accuracy (%)")
-    axes[-1][1].set_xlabel("expected calibration error (%), lower is better")
+    axes[-1][1].set_xlabel("calibration error (%)")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles[:3], labels[:3], loc="outside upper right", ncols=3, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)

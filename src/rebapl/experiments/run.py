@@ -17,7 +17,7 @@ from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.task import Task, load_task
 from rebapl.errors import UserError
 from rebapl.evaluation import base_novel_scores
-from rebapl.experiments.training import Progress, evaluate, fit
+from rebapl.experiments.training import Progress, Training, evaluate
 from rebapl.files import read_json, write_json
 from rebapl.posterior import load_posterior, save_posterior
 
@@ -71,8 +71,7 @@ def train_run(config: RunConfig, out: Path, *, device: str | None = None, progre
     device = best_device(device)
     task = config.task()
     encoder = load_run_backbone(config.backbone, device)
-    write_json(out / CONFIG, asdict(config))
-    posterior = fit(
+    training = Training(
         task,
         encoder,
         config.method,
@@ -80,10 +79,9 @@ def train_run(config: RunConfig, out: Path, *, device: str | None = None, progre
         epochs=config.epochs,
         method_settings=config.method_settings,
         inference_settings=config.inference_settings,
-        checkpoint=out / CHECKPOINT,
-        progress=progress,
     )
-    save_posterior(posterior, out / POSTERIOR)
+    write_json(out / CONFIG, asdict(config))
+    save_posterior(training.run(out / CHECKPOINT, progress), out / POSTERIOR)
     (out / CHECKPOINT).unlink(missing_ok=True)
     return True
 

@@ -27,6 +27,65 @@ CHECKPOINT_SECONDS = 30
 """How much work an interruption may cost."""
 
 
+class Training:
+    """Everything that `fit` needs, checked and built before any work starts; `run` does the work."""
+
+    def __init__(
+        self,
+        task: Task,
+        encoder: DualEncoder,
+        method: str = "coop",
+        inference: str = "mle",
+        *,
+        seed: int | None = None,
+        epochs: int | None = None,
+        method_settings: Mapping[str, Any] | None = None,
+        inference_settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        seed = task.seed if seed is None else seed
+        settings, recipe = published(method, task.protocol, task.dataset.name)
+        settings |= method_settings or {}
+        changes = {**({} if epochs is None else {"epochs": epochs}), **(inference_settings or {})}
+        self.learner = build_learner(
+            method, encoder, task.train.class_names, task.dataset.template, generator(seed, "initialisation"), settings
+        )
+        self.about = {"method": method, "method_settings": settings, "seed": seed, "data": task.dataset.name}
+        self.chain: Chain | SVGD | None = None
+        if not any(True for _ in self.learner.parameters()):
+            self.about["inference"] = {"name": "none"}
+            return
+        chosen = preset(inference, recipe, method, **changes)
+        self.about["inference"] = {"name": inference, **dataclasses.asdict(chosen)}
+        data = LabelledImages(task.dataset, task.train.items)
+        batches = TrainBatches(data, encoder.preprocessing, chosen.batch, recipe.crop_scale, seed, encoder.device)
+        self.chain = begin(
+            self.learner.train(),
+            chosen,
+            batches,
+            num_data=len(data),
+            steps_per_epoch=batches.steps_per_epoch,
+            seed=seed,
+            reference=_reference_images(data, encoder, chosen, seed),
+            held_out=_held_out(task, encoder, chosen),
+        )
+
+    def run(self, checkpoint: Path | None = None, progress: Progress | None = None) -> Posterior:
+        """Train, going on from the checkpoint if there is one, and keeping one meanwhile."""
+        if self.chain is None:
+            return Posterior.of(self.learner.eval(), [{}], self.about)
+        if checkpoint is not None and checkpoint.exists():
+            self.chain.load_state_dict(load_checkpoint(checkpoint))
+        saved = time.monotonic()
+        while not self.chain.done:
+            self.chain.step()
+            if progress is not None:
+                progress(self.chain.steps_done, self.chain.steps_in_all, self.chain.last_loss)
+            if checkpoint is not None and time.monotonic() - saved > CHECKPOINT_SECONDS:
+                save_checkpoint(self.chain.state_dict(), checkpoint)
+                saved = time.monotonic()
+        return Posterior.of(self.learner.eval(), [sample.parameters for sample in self.chain.samples], self.about)
+
+
 def fit(
     task: Task,
     encoder: DualEncoder,
@@ -46,45 +105,17 @@ def fit(
     and the two mappings override them. With a `checkpoint` path, interrupted work goes on where it was. `seed`
     defaults to the task's.
     """
-    seed = task.seed if seed is None else seed
-    settings, recipe = published(method, task.protocol, task.dataset.name)
-    settings |= method_settings or {}
-    learner = build_learner(
-        method, encoder, task.train.class_names, task.dataset.template, generator(seed, "initialisation"), settings
-    )
-    about = {"method": method, "method_settings": settings, "seed": seed, "data": task.dataset.name}
-    if not any(True for _ in learner.parameters()):
-        return Posterior.of(learner.eval(), [{}], {**about, "inference": {"name": "none"}})
-    changes = {**({} if epochs is None else {"epochs": epochs}), **(inference_settings or {})}
-    chosen = preset(inference, recipe, method, **changes)
-    data = LabelledImages(task.dataset, task.train.items)
-    batches = TrainBatches(data, encoder.preprocessing, chosen.batch, recipe.crop_scale, seed, encoder.device)
-    chain = begin(
-        learner.train(),
-        chosen,
-        batches,
-        num_data=len(data),
-        steps_per_epoch=batches.steps_per_epoch,
+    training = Training(
+        task,
+        encoder,
+        method,
+        inference,
         seed=seed,
-        reference=_reference_images(data, encoder, chosen, seed),
-        held_out=_held_out(task, encoder, chosen),
+        epochs=epochs,
+        method_settings=method_settings,
+        inference_settings=inference_settings,
     )
-    if checkpoint is not None and checkpoint.exists():
-        chain.load_state_dict(load_checkpoint(checkpoint))
-    _run(chain, checkpoint, progress)
-    about["inference"] = {"name": inference, **dataclasses.asdict(chosen)}
-    return Posterior.of(learner.eval(), [sample.parameters for sample in chain.samples], about)
-
-
-def _run(chain: Chain | SVGD, checkpoint: Path | None, progress: Progress | None) -> None:
-    saved = time.monotonic()
-    while not chain.done:
-        chain.step()
-        if progress is not None:
-            progress(chain.steps_done, chain.steps_in_all, chain.last_loss)
-        if checkpoint is not None and time.monotonic() - saved > CHECKPOINT_SECONDS:
-            save_checkpoint(chain.state_dict(), checkpoint)
-            saved = time.monotonic()
+    return training.run(checkpoint, progress)
 
 
 def _reference_images(

@@ -20,6 +20,7 @@ __all__ = [
     "mmrl_plus",
     "proda",
     "promptsrc",
+    "published",
     "register",
     "vpt",
     "zero_shot",

@@ -1,6 +1,19 @@
-"""Samples in memory and on disk; prediction by all of them together."""
+"""Samples in memory and on disk; prediction by all of them together, with its uncertainty."""
 
+from rebapl.posterior.abstention import choose_threshold
 from rebapl.posterior.posterior import Posterior
+from rebapl.posterior.prediction import UNCERTAINTIES, Prediction, Threshold, Top
+from rebapl.posterior.stacking import stacking_weights
 from rebapl.posterior.storage import load_posterior, save_posterior
 
-__all__ = ["Posterior", "load_posterior", "save_posterior"]
+__all__ = [
+    "UNCERTAINTIES",
+    "Posterior",
+    "Prediction",
+    "Threshold",
+    "Top",
+    "choose_threshold",
+    "load_posterior",
+    "save_posterior",
+    "stacking_weights",
+]

@@ -5,17 +5,23 @@ p(y|x) = Σ_s ω_s p(y|x, θ_s), the ω uniform unless said otherwise: probabili
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rebapl.errors import UserError
 from rebapl.learners import Learner
+from rebapl.posterior import passes
+from rebapl.posterior.abstention import choose_threshold
+from rebapl.posterior.images import Images, read_images
+from rebapl.posterior.passes import at_sample as at_sample
+from rebapl.posterior.prediction import Average, Prediction, Threshold, predicted
+from rebapl.posterior.stacking import stacking_weights
 
-CHUNK = 256  # images in one pass
+WEIGHT_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -23,17 +29,23 @@ class Posterior:
     """Stacked samples of the parameters of `learner`: name → (S, …), with weights (S,) that sum to one.
 
     `about` is what is known of its making: the class names and the template learned with, method, settings, seed.
+    `threshold` says when to answer "I don't know"; see `fit_threshold`.
     """
 
     learner: Learner
     samples: Mapping[str, Tensor]
     weights: Tensor
     about: Mapping[str, Any] = field(default_factory=dict)
+    threshold: Threshold | None = None
+
+    def __post_init__(self) -> None:
+        check_weights(self.weights)
+        for name, stack in self.samples.items():
+            if len(stack) != len(self.weights):
+                raise UserError(f"{len(self.weights)} weights for {len(stack)} samples of '{name}': one each is needed")
 
     @classmethod
-    def of(
-        cls, learner: Learner, samples: Sequence[Mapping[str, Tensor]], about: Mapping[str, Any]
-    ) -> Posterior:
+    def of(cls, learner: Learner, samples: Sequence[Mapping[str, Tensor]], about: Mapping[str, Any]) -> Posterior:
         """The uniformly weighted posterior of samples given one by one."""
         if not samples:
             raise UserError("a posterior needs at least one sample")
@@ -52,42 +64,86 @@ class Posterior:
         """The same samples for other class names; `transfer` if the images are of another data set."""
         return replace(self, learner=self.learner.bind(class_names, template, transfer))
 
-    @torch.no_grad()
-    def sample_logits(self, views: Tensor) -> Tensor:
-        """Logits (S, N, C) of every sample for test-time views, uint8 (N, 3, H, W)."""
-        calls = [at_sample(self.learner, sample) for sample in self._each()]
-        classes = [call("encode_classes") for call in calls]
-        device = self.learner.encoder.device
-        chunks = []
-        for chunk in views.split(CHUNK):
-            frozen = self.learner.frozen(self.learner.encoder.preprocessing.normalize(chunk.to(device)))
-            each = zip(calls, classes, strict=True)
-            chunks.append(torch.stack([call("respond", frozen, c).logits.float().cpu() for call, c in each]))
-        return torch.cat(chunks, dim=1)
+    def sample(self, index: int) -> Posterior:
+        """One of the samples as a posterior of its own."""
+        alone = {name: stack[index : index + 1] for name, stack in self.samples.items()}
+        return replace(self, samples=alone, weights=torch.ones(1), threshold=None)
+
+    def sample_logits(self, views: Tensor, together: int | None = None) -> Tensor:
+        """Logits (S, N, C) of every sample for test-time views, uint8 (N, 3, H, W).
+
+        `together` samples share one mapped call; by default as many as pay (see `passes.samples_together`).
+        """
+        return passes.sample_logits(self.learner, self.samples, len(self), views, together)
+
+    def sample_clouds(self, views: Tensor, space: str | None = None) -> Tensor:
+        """The points (S, n, d) of every sample in a feature space (default: where the method repels), for a few views.
+
+        n is the number of views, or of classes in a space such as `text`.
+        """
+        space = space or self.learner.repels_in
+        if space is None:
+            raise UserError(f"method '{self.about.get('method')}' learns no features: name a space, such as 'image'")
+        return passes.sample_clouds(self.learner, self.samples, len(self), views, space)
 
     def probabilities(self, views: Tensor) -> Tensor:
         """The posterior predictive (N, C)."""
-        return torch.einsum("s,snc->nc", self.weights, self.sample_logits(views).softmax(-1))
+        return self.predict_views(views).probabilities
 
-    def _each(self) -> Iterator[dict[str, Tensor]]:
-        device = self.learner.encoder.device
-        for index in range(len(self)):
-            yield {name: stack[index].to(device) for name, stack in self.samples.items()}
+    def predict(
+        self,
+        images: Images,
+        *,
+        class_names: Sequence[str] | None = None,
+        template: str | None = None,
+        transfer: bool = False,
+        average: Average = "probabilities",
+    ) -> Prediction:
+        """What all samples together say of images: a file, a folder, pictures, or uint8 arrays; see `read_images`.
+
+        `class_names` and `template` replace those bound. Every image is read before anything is computed.
+        """
+        bound = self
+        if class_names is not None or template is not None or transfer:
+            bound = self.bind(self.class_names if class_names is None else class_names, template, transfer)
+        names, views = read_images(images, self.learner.encoder.preprocessing)
+        return bound.predict_views(views, average=average, names=names)
+
+    def predict_views(
+        self, views: Tensor, *, average: Average = "probabilities", names: Sequence[str] | None = None
+    ) -> Prediction:
+        """The same for test-time views, uint8 (N, 3, H, W), that are already resized and cropped."""
+        logits = self.sample_logits(views)
+        names = [f"image {index}" for index in range(len(views))] if names is None else names
+        return predicted(logits, self.weights, self.class_names, names, average, self.threshold)
+
+    def with_weights(self, weights: Tensor) -> Posterior:
+        """The same samples weighted otherwise. A threshold does not stay: it was chosen for other probabilities."""
+        return replace(self, weights=weights, threshold=None)
+
+    def fit_weights(self, views: Tensor, labels: Tensor) -> Posterior:
+        """Weighted so that held-out labels (N,) of views (N, 3, H, W) are most likely; see `stacking_weights`."""
+        return self.with_weights(stacking_weights(self.sample_logits(views).log_softmax(-1), labels))
+
+    def fit_threshold(
+        self,
+        views: Tensor,
+        labels: Tensor,
+        *,
+        risk: float | None = None,
+        coverage: float | None = None,
+        by: str = "max-probability",
+        average: Average = "probabilities",
+    ) -> Posterior:
+        """With the threshold that suits held-out labels (N,) of views (N, 3, H, W); see `choose_threshold`."""
+        prediction = self.predict_views(views, average=average)
+        return replace(self, threshold=choose_threshold(prediction, labels, risk=risk, coverage=coverage, by=by))
 
 
-class _Methods(nn.Module):
-    """Makes every method of a learner callable through `forward`, which `functional_call` needs."""
-
-    def __init__(self, learner: Learner) -> None:
-        super().__init__()
-        self.learner = learner
-
-    def forward(self, method: str, *arguments: Any) -> Any:
-        return getattr(self.learner, method)(*arguments)
-
-
-def at_sample(learner: Learner, sample: Mapping[str, Tensor]) -> Callable[..., Any]:
-    """Calls `(method, *arguments)` of a learner as if its parameters were the sample's."""
-    parameters = {f"learner.{name}": tensor for name, tensor in sample.items()}
-    methods = _Methods(learner)
-    return lambda method, *arguments: torch.func.functional_call(methods, parameters, (method, *arguments))
+def check_weights(weights: Tensor) -> None:
+    """Refuse weights (S,) that are not finite, are negative somewhere, or do not sum to one."""
+    if weights.ndim != 1 or len(weights) == 0:
+        raise UserError(f"weights are one number per sample; got shape {tuple(weights.shape)}")
+    total = float(weights.double().sum())
+    if not bool(weights.isfinite().all()) or bool((weights < 0).any()) or abs(total - 1) > WEIGHT_TOLERANCE:
+        raise UserError(f"weights must be finite, not negative, and sum to one; got {weights.tolist()}, sum {total:g}")

@@ -57,6 +57,7 @@ OPTIMISE = {
 
 SAMPLE = {
     **RECIPE,
+    **_are("paper", warmup_epochs=0),  # Algorithm 1 has the cosine alone
     **_are("authors' code", exploration=0.4),
     **_are("ours", temperature=0.1, integrator="kdod", gradient_noise=None),
 }

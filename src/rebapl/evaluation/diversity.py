@@ -1,0 +1,105 @@
+"""How different the samples of a posterior are: in their features and in their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rebapl.posterior import Posterior
+from rebapl.repulsion import squared_distance
+
+IMAGES = 100
+"""Test images that the distances are measured on, as in the paper."""
+
+
+@dataclass(frozen=True)
+class Diversity:
+    """Of S samples: `distance` and `disagreement` (S, S), zero on the diagonal, and the numbers below.
+
+    `distance` is Wasserstein-2 (not squared) between the samples' clouds in `space`; `disagreement` the share of
+    images that two samples answer differently.
+    """
+
+    space: str
+    images: int
+    distance: Tensor
+    disagreement: Tensor
+    weights: Tensor
+
+    @property
+    def mean_distance(self) -> float:
+        """Over different pairs; 0 for one sample."""
+        return mean_of_pairs(self.distance)
+
+    @property
+    def mean_disagreement(self) -> float:
+        """Over different pairs; 0 for one sample."""
+        return mean_of_pairs(self.disagreement)
+
+    @property
+    def by_weights(self) -> float:
+        """The effective number of samples that the weights leave: 1/Σ ω²."""
+        return effective_samples(self.weights)
+
+    @property
+    def by_answers(self) -> float:
+        """The effective number of samples by how alike their answers are; see `effective_samples`."""
+        return effective_samples(self.weights, 1 - self.disagreement)
+
+
+def measure_diversity(posterior: Posterior, views: Tensor, space: str | None = None) -> Diversity:
+    """Of the samples on at most 100 of the test-time views, uint8 (N, 3, H, W), spread evenly over them.
+
+    `space` is the one in which the method repels by default: `image` for methods that prompt the image tower, `text`
+    (a point per class) for those that learn text only.
+    """
+    if len(views) > IMAGES:
+        views = views[[index * len(views) // IMAGES for index in range(IMAGES)]]
+    space = space or posterior.learner.repels_in or "image"
+    return Diversity(
+        space=space,
+        images=len(views),
+        distance=wasserstein_matrix(posterior.sample_clouds(views, space)),
+        disagreement=disagreement_matrix(posterior.sample_logits(views).argmax(-1)),
+        weights=posterior.weights,
+    )
+
+
+def wasserstein_matrix(clouds: Tensor | Sequence[Tensor]) -> Tensor:
+    """W₂ between clouds (S, n, d), each a uniform distribution over its points; (S, S), symmetric."""
+    count = len(clouds)
+    matrix = torch.zeros(count, count)
+    for i in range(count):
+        for j in range(i):
+            squared = squared_distance(clouds[i], clouds[j], "wasserstein")
+            matrix[i, j] = matrix[j, i] = squared.clamp_min(0).sqrt()
+    return matrix
+
+
+def disagreement_matrix(answers: Tensor) -> Tensor:
+    """The share of images that two samples answer differently, (S, S), from answers (S, N)."""
+    return (answers[:, None] != answers[None]).double().mean(-1).float()
+
+
+def effective_samples(weights: Tensor, similarity: Tensor | None = None) -> float:
+    """1 / Σ_st ω_s ω_t Z_st (Leinster & Cobbold, 2012, order 2): from 1, all alike, to S.
+
+    Z_st from 0 to 1 says how alike samples s and t are, 1 on the diagonal. Without it samples count as entirely
+    different, Z = I, and what remains is 1/Σ ω². With Z the share of images answered alike, S samples that always
+    agree count as one.
+
+    >>> effective_samples(torch.tensor([0.5, 0.5])), effective_samples(torch.tensor([0.5, 0.5]), torch.ones(2, 2))
+    (2.0, 1.0)
+    """
+    weights = weights.double()
+    alike = torch.eye(len(weights)) if similarity is None else similarity
+    return 1 / (weights @ alike.double() @ weights).item()
+
+
+def mean_of_pairs(matrix: Tensor) -> float:
+    """The mean of a matrix (S, S) without its diagonal; 0 for S = 1."""
+    count = len(matrix)
+    return 0.0 if count == 1 else ((matrix.double().sum() - matrix.double().trace()) / (count * (count - 1))).item()

@@ -1,0 +1,132 @@
+"""`posterior.json`: what it takes to use `samples.safetensors`, with checksums of that file and of itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+import transformers
+
+from rebapl import __version__
+from rebapl.errors import UserError
+from rebapl.posterior.posterior import Posterior, check_weights
+from rebapl.posterior.prediction import UNCERTAINTIES, Threshold
+
+FORMAT = 1
+ABOUT = ("method", "method_settings", "inference", "seed", "data", "class_names", "template")
+MANIFEST = "posterior.json"
+SAMPLES = "samples.safetensors"
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "backbone": (dict,),
+    "weights": (list,),
+    "threshold": (dict, type(None)),
+    "method": (str,),
+    "method_settings": (dict,),
+    "inference": (dict,),
+    "seed": (int,),
+    "data": (str,),
+    "class_names": (list,),
+    "template": (str,),
+    "samples_sha256": (str,),
+    "versions": (dict,),
+}
+_NAMES = {dict: "an object", list: "a list", str: "text", int: "a whole number", type(None): "null"}
+
+
+def build_manifest(posterior: Posterior, samples_sha256: str) -> dict[str, Any]:
+    """The content of `posterior.json`."""
+    encoder = posterior.learner.encoder
+    missing = [key for key in ABOUT if key not in posterior.about]
+    if missing:
+        raise UserError(f"a posterior is saved with what is known of its making: `about` lacks {', '.join(missing)}")
+    manifest = {
+        "format": FORMAT,
+        "backbone": {"name": encoder.name, "sha256": encoder.fingerprint},
+        "weights": posterior.weights.tolist(),
+        "threshold": None if posterior.threshold is None else asdict(posterior.threshold),
+        **{key: posterior.about[key] for key in ABOUT},
+        "samples_sha256": samples_sha256,
+        "versions": {
+            "rebapl": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "safetensors": safetensors.__version__,
+        },
+    }
+    return {**manifest, "sha256": content_sha256(manifest)}
+
+
+def content_sha256(manifest: Mapping[str, Any]) -> str:
+    """The checksum of everything in a manifest but the checksum itself, however it is laid out in the file."""
+    rest = json.loads(json.dumps({key: value for key, value in manifest.items() if key != "sha256"}))
+    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def check_manifest(manifest: Mapping[str, Any], path: Path) -> None:
+    """Refuse a manifest of another format, edited, or with anything missing or of the wrong type."""
+    _check_format(manifest, path)
+    if content_sha256(manifest) != manifest.get("sha256"):
+        raise UserError(
+            f"{path} is not as it was written (its checksum differs): it was edited or damaged; restore the file, or "
+            "train the posterior again"
+        )
+    for key, types in _TYPES.items():
+        if key not in manifest:
+            raise _broken(path, f"it has no '{key}'")
+        if not isinstance(manifest[key], types) or isinstance(manifest[key], bool):
+            raise _broken(path, f"'{key}' is {manifest[key]!r} and not {' or '.join(_NAMES[kind] for kind in types)}")
+    for key in ("name", "sha256"):
+        if not isinstance(manifest["backbone"].get(key), str):
+            raise _broken(path, f"'backbone' has no {key}")
+    for key, kinds in (("class_names", str), ("weights", float)):
+        if not manifest[key] or not all(isinstance(value, kinds) for value in manifest[key]):
+            raise _broken(path, f"'{key}' is {manifest[key]!r}")
+    try:
+        check_weights(torch.tensor(manifest["weights"], dtype=torch.float32))
+    except UserError as error:
+        raise _broken(path, str(error)) from error
+
+
+def read_threshold(given: Mapping[str, Any] | None, path: Path) -> Threshold | None:
+    """The threshold of a manifest, if one was chosen."""
+    if given is None:
+        return None
+    try:
+        threshold = Threshold(**{**given, "class_names": tuple(given["class_names"])})
+        numbers = (threshold.value, threshold.risk, threshold.coverage, threshold.images)
+        if threshold.by not in UNCERTAINTIES or not all(isinstance(number, int | float) for number in numbers):
+            raise TypeError(f"by {threshold.by!r}, numbers {numbers}")
+    except (TypeError, KeyError) as error:
+        raise _broken(path, f"'threshold' cannot be used ({error})") from error
+    return threshold
+
+
+def _check_format(manifest: Mapping[str, Any], path: Path) -> None:
+    given = manifest.get("format")
+    if given == FORMAT and not isinstance(given, bool):
+        return
+    versions = manifest.get("versions")
+    writer = versions.get("rebapl", "unknown") if isinstance(versions, dict) else "unknown"
+    if isinstance(given, int) and given > FORMAT:
+        raise UserError(
+            f"{path} has format {given}, and this version of rebapl reads {FORMAT}: it was written by a newer one "
+            f"({writer}); install that"
+        )
+    raise UserError(
+        f"{path} has format {given!r}, and this version of rebapl reads {FORMAT}: install the version that wrote it "
+        f"({writer}), or train the posterior again"
+    )
+
+
+def _broken(path: Path, what: str) -> UserError:
+    return UserError(f"{path} does not describe a posterior: {what}; train the posterior again")

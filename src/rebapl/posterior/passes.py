@@ -1,0 +1,119 @@
+"""The passes of many samples through one learner, each part computed as rarely as it can be.
+
+What depends on the images alone (`Learner.frozen`) is computed once for all samples, so a method that learns text
+only sees each image once. Text features are computed once per sample. What needs both an image and a sample runs
+sample by sample, or for a group of samples in one mapped call, where the method's samples each walk the image tower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rebapl.backbones import States
+from rebapl.learners import Learner, Output
+
+CHUNK = 256
+"""Images in one pass."""
+
+MAPPED_BYTES = 8 * 2**30
+"""Working memory of one call that is mapped over samples; as many samples go together as fit into it."""
+
+WORKING_COPIES = 16
+"""A layer's working memory in units of the states it is given: attention, four times the width, sums."""
+
+
+class _Methods(nn.Module):
+    """Makes every method of a learner callable through `forward`, which `functional_call` needs."""
+
+    def __init__(self, learner: Learner) -> None:
+        super().__init__()
+        self.learner = learner
+
+    def forward(self, method: str, *arguments: Any) -> Any:
+        return getattr(self.learner, method)(*arguments)
+
+
+def at_sample(learner: Learner, sample: Mapping[str, Tensor]) -> Callable[..., Any]:
+    """Calls `(method, *arguments)` of a learner as if its parameters were the sample's."""
+    parameters = {f"learner.{name}": tensor for name, tensor in sample.items()}
+    methods = _Methods(learner)
+    return lambda method, *arguments: torch.func.functional_call(methods, parameters, (method, *arguments))
+
+
+def samples_together(frozen: Tensor | States) -> int:
+    """How many samples one call may be mapped over: 1 where nothing is gained by mapping.
+
+    Nothing is for methods that have all of the image done in `frozen`, nor without a GPU: there the samples' passes
+    are as quick one after another, and attention has no mapped form.
+    """
+    if not isinstance(frozen, States) or frozen.hidden.device.type == "cpu":
+        return 1
+    return room_for(frozen)
+
+
+def room_for(frozen: States) -> int:
+    """How many samples' passes over these states fit into `MAPPED_BYTES`."""
+    hidden = frozen.hidden
+    return max(1, MAPPED_BYTES // (hidden.numel() * hidden.element_size() * WORKING_COPIES))
+
+
+@torch.no_grad()
+def sample_logits(
+    learner: Learner, samples: Mapping[str, Tensor], count: int, views: Tensor, together: int | None = None
+) -> Tensor:
+    """Logits (S, N, C), float32 on the CPU, of S = `count` stacked samples, for views uint8 (N, 3, H, W).
+
+    `together` samples go into one mapped call; by default as `samples_together` decides.
+    """
+    stacks = {name: stack.to(learner.encoder.device) for name, stack in samples.items()}
+    classes = [call("encode_classes") for call in _calls(learner, stacks, count)]
+    chunks = []
+    for chunk in views.split(CHUNK):
+        frozen = _frozen(learner, chunk)
+        size = samples_together(frozen) if together is None else together
+        if size > 1 and stacks:
+            logits = _mapped(learner, stacks, classes, frozen, size)
+        else:
+            calls = zip(_calls(learner, stacks, count), classes, strict=True)
+            logits = torch.stack([call("respond", frozen, of_sample).logits for call, of_sample in calls])
+        chunks.append(logits.float().cpu())
+    return torch.cat(chunks, dim=1)
+
+
+@torch.no_grad()
+def sample_clouds(learner: Learner, samples: Mapping[str, Tensor], count: int, views: Tensor, space: str) -> Tensor:
+    """The points (S, n, d) of a named feature space of every sample, in one pass over views uint8 (N, 3, H, W).
+
+    n is N, or C where the space has a row per class.
+    """
+    stacks = {name: stack.to(learner.encoder.device) for name, stack in samples.items()}
+    frozen = _frozen(learner, views)
+    outputs: Iterator[Output] = (
+        call("respond", frozen, call("encode_classes")) for call in _calls(learner, stacks, count)
+    )
+    return torch.stack([output.cloud(space).float().cpu() for output in outputs])
+
+
+def _calls(learner: Learner, stacks: Mapping[str, Tensor], count: int) -> Iterator[Callable[..., Any]]:
+    for index in range(count):
+        yield at_sample(learner, {name: stack[index] for name, stack in stacks.items()})
+
+
+def _frozen(learner: Learner, views: Tensor) -> Any:
+    return learner.frozen(learner.encoder.preprocessing.normalize(views.to(learner.encoder.device)))
+
+
+def _mapped(
+    learner: Learner, stacks: dict[str, Tensor], classes: list[Mapping[str, Tensor]], frozen: Any, size: int
+) -> Tensor:
+    """The logits (S, B, C) in calls of `size` samples each."""
+
+    def respond(sample: dict[str, Tensor], of_sample: dict[str, Tensor]) -> Tensor:
+        return at_sample(learner, sample)("respond", frozen, of_sample).logits
+
+    stacked = {name: torch.stack([of_sample[name] for of_sample in classes]) for name in classes[0]}
+    return torch.func.vmap(respond, chunk_size=size)(stacks, stacked)

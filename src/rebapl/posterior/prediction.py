@@ -1,0 +1,178 @@
+"""What a posterior says of images: averaged probabilities, and how sure it is.
+
+With samples' probabilities p_s(c|x), weights ω and H[p] = −Σ_c p_c log p_c in nats:
+
+    average           p = Σ_s ω_s p_s               or, with average="logits", p = softmax(Σ_s ω_s z_s)
+    predictive        H[p]                          all uncertainty
+    expected          Σ_s ω_s H[p_s]                what samples themselves are unsure of: ambiguous images
+    mutual            H[Σ_s ω_s p_s] − Σ_s ω_s H[p_s] ≥ 0        what they disagree about: unfamiliar images
+    disagreement      1 − Σ_c v_c²,   v_c = Σ_s ω_s·[argmax p_s = c]      the probability that two samples, drawn
+                                                                       by their weights, give different answers
+
+The interval of a class at level 1 − α goes from the smallest p_s at or below which samples of weight ≥ α/2 lie to the
+largest at or above which samples of weight ≥ α/2 lie. With few samples (all ω ≥ α/2) that is from the least to the
+greatest. It says how far samples differ; the average need not lie inside where a few samples differ greatly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from rebapl.errors import UserError, unknown
+
+Average = Literal["probabilities", "logits"]
+LEVEL = 0.9
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Answer "I don't know" where the uncertainty named `by` is above `value`.
+
+    It belongs to the averaging and the class names it was chosen with; `risk` (errors among what was answered) and
+    `coverage` (share answered) are those on the `images` held-out images it was chosen on.
+    """
+
+    by: str
+    value: float
+    average: str
+    class_names: tuple[str, ...]
+    risk: float
+    coverage: float
+    images: int
+
+
+class Top(NamedTuple):
+    """The k likeliest classes of N images, likeliest first; all (N, k): labels, probabilities and their intervals."""
+
+    labels: Tensor
+    probabilities: Tensor
+    low: Tensor
+    high: Tensor
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Probabilities (N, C) of N images (`names`) among C classes, with those of each sample (S, N, C)."""
+
+    class_names: list[str]
+    names: list[str]
+    probabilities: Tensor
+    per_sample: Tensor
+    weights: Tensor
+    average: str = "probabilities"
+    threshold: Threshold | None = None
+    """The posterior's, where it was chosen for these class names and this averaging."""
+
+    def __len__(self) -> int:
+        return len(self.probabilities)
+
+    @property
+    def labels(self) -> Tensor:
+        """The likeliest class (N,)."""
+        return self.probabilities.argmax(-1)
+
+    @property
+    def predictive_entropy(self) -> Tensor:
+        """H[p] (N,) of the probabilities given here."""
+        return entropy(self.probabilities)
+
+    @property
+    def expected_entropy(self) -> Tensor:
+        """Σ ω H[p_s] (N,)."""
+        return self.weights @ entropy(self.per_sample)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """H[Σ ω p_s] − Σ ω H[p_s] (N,), also where logits were averaged."""
+        mixture = torch.einsum("s,snc->nc", self.weights, self.per_sample)
+        return (entropy(mixture) - self.expected_entropy).clamp_min(0)
+
+    @property
+    def disagreement(self) -> Tensor:
+        """The probability (N,) that two samples drawn by their weights answer differently."""
+        votes = torch.zeros_like(self.probabilities)
+        votes.scatter_add_(1, self.per_sample.argmax(-1).T, self.weights.expand(len(self), -1))
+        return (1 - votes.square().sum(-1)).clamp_min(0)
+
+    def uncertainty(self, by: str = "max-probability") -> Tensor:
+        """One of `UNCERTAINTIES` by name (N,): the higher, the less sure."""
+        if by not in UNCERTAINTIES:
+            raise unknown("uncertainty", by, UNCERTAINTIES)
+        return UNCERTAINTIES[by](self)
+
+    def interval(self, level: float = LEVEL) -> tuple[Tensor, Tensor]:
+        """Lower and upper ends (N, C) of the samples' probabilities."""
+        if not 0 < level < 1:
+            raise UserError(f"level = {level}: the level of an interval is between 0 and 1")
+        tail = (1 - level) / 2
+        return _tail(self.per_sample, self.weights, tail), -_tail(-self.per_sample, self.weights, tail)
+
+    def top(self, k: int = 3, level: float = LEVEL) -> Top:
+        """The k likeliest classes, all if there are fewer."""
+        if k < 1:
+            raise UserError(f"top {k}: ask for at least one class")
+        probabilities, labels = self.probabilities.topk(min(k, len(self.class_names)), dim=-1)
+        low, high = (end.gather(1, labels) for end in self.interval(level))
+        return Top(labels, probabilities, low, high)
+
+    def unsure(self, threshold: Threshold | None = None) -> Tensor:
+        """Where to say "I don't know" (N,), by the threshold given or the posterior's own."""
+        threshold = threshold or self.threshold
+        if threshold is None:
+            raise UserError(
+                "there is no threshold for these class names and this averaging: choose one on validation images "
+                "(`choose_threshold`, or `rebapl evaluate RUN --fit-threshold`)"
+            )
+        return self.uncertainty(threshold.by) > threshold.value
+
+
+UNCERTAINTIES: dict[str, Callable[[Prediction], Tensor]] = {
+    "max-probability": lambda prediction: 1 - prediction.probabilities.amax(-1),
+    "entropy": lambda prediction: prediction.predictive_entropy,
+    "mutual-information": lambda prediction: prediction.mutual_information,
+    "disagreement": lambda prediction: prediction.disagreement,
+}
+"""By name, higher where less sure: 1 − max_c p_c, H[p], mutual information, disagreement."""
+
+
+def predicted(
+    logits: Tensor,
+    weights: Tensor,
+    class_names: Sequence[str],
+    names: Sequence[str],
+    average: Average = "probabilities",
+    threshold: Threshold | None = None,
+) -> Prediction:
+    """The prediction from samples' logits (S, N, C)."""
+    if average not in get_args(Average):
+        raise unknown("average", average, get_args(Average))
+    per_sample = logits.softmax(-1)
+    if average == "probabilities":
+        probabilities = torch.einsum("s,snc->nc", weights, per_sample)
+    else:
+        probabilities = torch.einsum("s,snc->nc", weights, logits).softmax(-1)
+    suits = threshold is not None and (threshold.average, threshold.class_names) == (average, tuple(class_names))
+    return Prediction(
+        list(class_names), list(names), probabilities, per_sample, weights, average, threshold if suits else None
+    )
+
+
+def entropy(probabilities: Tensor) -> Tensor:
+    """−Σ_c p_c log p_c over the last dimension, in nats; 0·log 0 = 0.
+
+    >>> entropy(torch.tensor([0.5, 0.5]))  # log 2
+    tensor(0.6931)
+    """
+    return torch.special.entr(probabilities).sum(-1)
+
+
+def _tail(values: Tensor, weights: Tensor, tail: float) -> Tensor:
+    """The smallest of values (S, N, C) at or below which samples of weight ≥ `tail` lie, (N, C)."""
+    ordered, order = values.sort(0)
+    reached = weights[order].cumsum(0) >= tail * (1 - 1e-5)  # a sum of float weights may miss by a little
+    return ordered.gather(0, reached.int().argmax(0, keepdim=True))[0]
