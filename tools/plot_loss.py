@@ -9,6 +9,7 @@ from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 
 def plot(log: Path, out: Path) -> None:
@@ -20,6 +21,9 @@ def plot(log: Path, out: Path) -> None:
     axes = figure.subplots()
     axes.plot([int(row["step"]) for row in rows], [float(row["loss"]) for row in rows], color="#0072B2")
     axes.set(xlabel="step", ylabel="contrastive loss (mean of 100 steps)", yscale="log")
+    ticks = [0.3, 0.5, 1, 2, 4, 8]
+    axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(out, dpi=160)

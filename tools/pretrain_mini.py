@@ -1,6 +1,6 @@
 """Pre-trains the embedded CLIP `mini` on drawn, captioned pictures and writes it as a Hugging Face folder.
 
-    python tools/pretrain_mini.py --out src/rebapl/backbones/mini --pool 1000000 --steps 14000
+    python tools/pretrain_mini.py --out src/rebapl/backbones/mini --pool 800000 --steps 7000
 
 A pool of pictures is drawn once on all cores, kept on the device as bytes, and augmented there. The loss is
 contrastive: with similarity s_ij of image i and caption j, positives P_i = {j : caption j fits image i} and negatives
@@ -215,8 +215,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="folder for the model; made if need be")
     parser.add_argument("--log", type=Path, help="CSV of step, loss, lr, seconds (default: OUT/loss.csv)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--pool", type=int, default=1_000_000, help=f"pictures to draw, in chunks of {CHUNK}")
-    parser.add_argument("--steps", type=int, default=14_000)
+    parser.add_argument("--pool", type=int, default=800_000, help=f"pictures to draw, in chunks of {CHUNK}")
+    parser.add_argument("--steps", type=int, default=7_000)
     parser.add_argument("--batch", type=int, default=2048)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--vocabulary", type=int, default=1500)

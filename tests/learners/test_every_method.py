@@ -278,6 +278,20 @@ def test_bfloat16_agrees_with_float32(build: Any, images: Tensor, labels: Tensor
             assert parameter.grad.isfinite().all(), name
 
 
+@every_method
+def test_autocast_to_bfloat16_agrees_with_float32(build: Any, images: Tensor, labels: Tensor, method: str) -> None:
+    learner = build(method, CASES[method].settings)
+    expected = output_of(learner, images)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = output_of(learner, images)
+        loss = learner.loss(output, labels)
+    difference = (output.logits.float().softmax(-1) - expected.logits.softmax(-1)).abs().max()
+    assert difference < CASES[method].bfloat16_tolerance
+    if list(learner.parameters()):
+        loss.backward()
+        assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in learner.parameters())
+
+
 class NoFloat16(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))

@@ -1,7 +1,7 @@
 """The pictures of the task `shapes` and its shifts: thin outlines with marks inside, on clutter and noise.
 
 Pre-training shows filled shapes in two tones; here only lines carry the colour. The constants set how hard the
-tasks are; they were chosen by zero-shot scores on training and validation images.
+tasks are; zero-shot scores on training and validation images (`tools/score_mini.py`) say whether they are right.
 """
 
 from collections.abc import Callable, Sequence
