@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from rebapl import __version__
-from rebapl.cli.values import parse_settings
+from rebapl.cli.predict import predict
+from rebapl.cli.values import parse_settings, parse_threshold
 from rebapl.errors import UserError
 
 app = typer.Typer(
@@ -118,15 +119,40 @@ def train(
 @app.command()
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a trained run.")],
+    fit_weights: Annotated[
+        bool, typer.Option("--fit-weights", help="First weight the samples by their fit to the validation images.")
+    ] = False,
+    fit_threshold: Annotated[
+        str | None,
+        typer.Option(help="First choose when to say 'I don't know' on them: risk=0.05, or coverage=0.9[,by=entropy]."),
+    ] = None,
+    outside: Annotated[
+        str | None, typer.Option(help="Score how well other images are told apart: novel, or another data set.")
+    ] = None,
+    heat_map: Annotated[
+        bool, typer.Option("--heat-map", help="Draw how far apart samples are: diversity.png.")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
 ) -> None:
     """Score a trained run on its test images and store the results in it."""
     from rich.console import Console
 
+    from rebapl.experiments.diversity_figure import diversity_figure
     from rebapl.experiments.report import scores_table
     from rebapl.experiments.run import evaluate_run
 
-    Console().print(scores_table(evaluate_run(run, device=device), title=str(run)))
+    threshold = None if fit_threshold is None else parse_threshold(fit_threshold)
+    results = evaluate_run(run, device=device, fit_weights=fit_weights, fit_threshold=threshold, outside=outside)
+    Console().print(scores_table(results, title=str(run)))
+    for by, found in results.get("outside", {}).get(outside, {}).items():
+        print(f"outside {outside} by {by}: AUROC {found['auroc']:.1f}, FPR95 {found['fpr95']:.1f}")
+    if heat_map:
+        if "diversity" not in results:
+            raise UserError(f"{run} has one sample: there are no distances to draw")
+        print(f"the distances between samples: {diversity_figure(results['diversity'], run / 'diversity.png')}")
+
+
+app.command()(predict)
 
 
 @app.command()

@@ -29,6 +29,24 @@ def parse_settings(given: Sequence[str]) -> dict[str, dict[str, Any]]:
     return settings
 
 
+def parse_threshold(given: str) -> dict[str, Any]:
+    """What a threshold is to hold, and on which uncertainty.
+
+    >>> parse_threshold("risk=0.05"), parse_threshold("coverage=0.9,by=entropy")
+    ({'risk': 0.05}, {'coverage': 0.9, 'by': 'entropy'})
+    """
+    wanted = {
+        key.strip(): _parse(value.strip()) for key, _, value in (word.partition("=") for word in given.split(","))
+    }
+    aims = [key for key in ("risk", "coverage") if isinstance(wanted.get(key), int | float)]
+    if len(aims) != 1 or wanted.keys() - {*aims, "by"}:
+        raise UserError(
+            f"--fit-threshold {given}: write risk=0.05 (the share of wrong answers allowed) or coverage=0.9 (the share "
+            "to answer), and after a comma, if you like, by=entropy"
+        )
+    return wanted
+
+
 def _parse(value: str) -> Any:
     try:
         return json.loads(value)

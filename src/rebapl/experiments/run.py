@@ -18,8 +18,9 @@ from rebapl.data.task import Task, load_task
 from rebapl.errors import UserError
 from rebapl.evaluation import base_novel_scores
 from rebapl.experiments.training import Progress, Training, evaluate
+from rebapl.experiments.uncertainty import diversity_on_test, diversity_record, fit_on_validation, score_outside
 from rebapl.files import read_json, write_json
-from rebapl.posterior import load_posterior, save_posterior
+from rebapl.posterior import Posterior, load_posterior, save_posterior
 
 CONFIG, POSTERIOR, RESULTS, CHECKPOINT = "config.json", "posterior", "results.json", "checkpoint.safetensors"
 
@@ -57,7 +58,25 @@ def best_device(wanted: str | None = None) -> str:
 
 def load_run_backbone(name: str, device: str) -> DualEncoder:
     """The backbone as runs use it: the frozen towers in bfloat16 on a GPU, float32 elsewhere."""
-    return load_backbone(name, device, torch.bfloat16 if device.startswith("cuda") else torch.float32)
+    return load_backbone(name, device, _run_dtype(device))
+
+
+def _run_dtype(device: str) -> torch.dtype:
+    return torch.bfloat16 if device.startswith("cuda") else torch.float32
+
+
+def load_trained(path: Path, *, device: str | None = None, backbone: str | None = None) -> Posterior:
+    """The posterior of a run folder, or in a posterior's own; `backbone` if that is not where it was in training."""
+    folder = path / POSTERIOR if (path / CONFIG).exists() or (path / POSTERIOR).exists() else path
+    if not folder.exists():
+        raise _untrained(path) if (path / CONFIG).exists() else UserError(f"{path}: there is no such run or posterior")
+    device = best_device(device)
+    encoder = None if backbone is None else load_run_backbone(backbone, device)
+    return load_posterior(folder, encoder, device, _run_dtype(device))
+
+
+def _untrained(path: Path) -> UserError:
+    return UserError(f"{path} is not trained yet: run the same `rebapl train` again and it goes on where it was")
 
 
 def train_run(config: RunConfig, out: Path, *, device: str | None = None, progress: Progress | None = None) -> bool:
@@ -95,17 +114,36 @@ def read_config(out: Path) -> RunConfig:
         raise UserError(f"{out / CONFIG} is not the configuration of this version ({error})") from error
 
 
-def evaluate_run(out: Path, *, device: str | None = None) -> dict[str, Any]:
-    """Score a trained run, store the result in `results.json` and return it: per part and, for base and novel, both."""
+def evaluate_run(
+    out: Path,
+    *,
+    device: str | None = None,
+    fit_weights: bool = False,
+    fit_threshold: Mapping[str, Any] | None = None,
+    outside: str | None = None,
+) -> dict[str, Any]:
+    """Score a trained run, store the result in `results.json` and return it: per part and, for base and novel, both.
+
+    `fit_weights` and `fit_threshold` (`risk` or `coverage`, `by`) first fit these on the run's validation images and
+    store them in the posterior. `outside` names a test part or a data set to be told from the trained classes.
+    """
     config = read_config(out)
     if not (out / POSTERIOR).exists():
-        raise UserError(f"{out} is not trained yet: run the same `rebapl train` again and it goes on where it was")
+        raise _untrained(out)
     encoder = load_run_backbone(config.backbone, best_device(device))
     posterior = load_posterior(out / POSTERIOR, encoder)
-    parts = evaluate(posterior, config.task())
+    task = config.task()
+    if fit_weights or fit_threshold:
+        posterior = fit_on_validation(posterior, task, weights=fit_weights, **(fit_threshold or {}))
+        save_posterior(posterior, out / POSTERIOR)
+    parts = evaluate(posterior, task)
     results: dict[str, Any] = {"parts": parts}
     if {"base", "novel"} <= parts.keys():
         results["base_to_novel"] = base_novel_scores(parts["base"], parts["novel"])
+    if len(posterior) > 1:
+        results["diversity"] = diversity_record(diversity_on_test(posterior, task))
+    if outside is not None:
+        results["outside"] = {outside: score_outside(posterior, task, outside)}
     write_json(out / RESULTS, results)
     return results
 

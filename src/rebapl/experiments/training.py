@@ -13,7 +13,7 @@ import torch
 from rebapl.backbones import DualEncoder
 from rebapl.data.batches import LabelledImages, TrainBatches
 from rebapl.data.task import Part, Task
-from rebapl.evaluation import scores
+from rebapl.evaluation import prediction_scores
 from rebapl.experiments.checkpoint import load_checkpoint, save_checkpoint
 from rebapl.learners import build_learner, published
 from rebapl.posterior import Posterior
@@ -137,13 +137,13 @@ def _held_out(task: Task, encoder: DualEncoder, inference: Inference) -> tuple[t
     return encoder.preprocessing.normalize(data.views(encoder.preprocessing)), data.labels
 
 
-def evaluate(posterior: Posterior, task: Task) -> dict[str, dict[str, float]]:
-    """Scores of the posterior on each test part of a task: name → accuracy, nll, ece and number of images."""
+def evaluate(posterior: Posterior, task: Task) -> dict[str, dict[str, Any]]:
+    """Scores of the posterior on each test part of a task: name → accuracy, nll, ece …; see `prediction_scores`."""
     return {name: _evaluate_part(posterior, task, part) for name, part in task.tests.items()}
 
 
-def _evaluate_part(posterior: Posterior, task: Task, part: Part) -> dict[str, float]:
+def _evaluate_part(posterior: Posterior, task: Task, part: Part) -> dict[str, Any]:
     data = LabelledImages(task.dataset, part.items)
     views = data.views(posterior.learner.encoder.preprocessing)
-    probabilities = posterior.bind(part.class_names, task.dataset.template).probabilities(views)
-    return {**scores(probabilities, data.labels), "images": len(data)}
+    prediction = posterior.bind(part.class_names, task.dataset.template).predict_views(views)
+    return prediction_scores(prediction, data.labels)

@@ -18,7 +18,7 @@ from rebapl.posterior import passes
 from rebapl.posterior.abstention import choose_threshold
 from rebapl.posterior.images import Images, read_images
 from rebapl.posterior.passes import at_sample as at_sample
-from rebapl.posterior.prediction import Average, Prediction, Threshold, predicted
+from rebapl.posterior.prediction import Average, Prediction, Threshold, check_average, predicted
 from rebapl.posterior.stacking import stacking_weights
 
 WEIGHT_TOLERANCE = 1e-4
@@ -61,8 +61,13 @@ class Posterior:
         return self.learner.class_names
 
     def bind(self, class_names: Sequence[str], template: str | None = None, transfer: bool = False) -> Posterior:
-        """The same samples for other class names; `transfer` if the images are of another data set."""
-        return replace(self, learner=self.learner.bind(class_names, template, transfer))
+        """The same samples for other class names; `transfer` if the images are of another data set.
+
+        A threshold stays only with the template it was chosen with; for which class names it counts, it knows itself.
+        """
+        alike = template in (None, self.learner.template) and transfer == self.learner.transfer
+        bound = self.learner.bind(class_names, template, transfer)
+        return replace(self, learner=bound, threshold=self.threshold if alike else None)
 
     def sample(self, index: int) -> Posterior:
         """One of the samples as a posterior of its own."""
@@ -103,10 +108,11 @@ class Posterior:
 
         `class_names` and `template` replace those bound. Every image is read before anything is computed.
         """
+        check_average(average)
+        names, views = read_images(images, self.learner.encoder.preprocessing)
         bound = self
         if class_names is not None or template is not None or transfer:
             bound = self.bind(self.class_names if class_names is None else class_names, template, transfer)
-        names, views = read_images(images, self.learner.encoder.preprocessing)
         return bound.predict_views(views, average=average, names=names)
 
     def predict_views(

@@ -27,6 +27,10 @@ from rebapl.errors import UserError, unknown
 
 Average = Literal["probabilities", "logits"]
 LEVEL = 0.9
+NO_THRESHOLD = (
+    "no threshold was chosen for these class names and this averaging: choose one on validation images "
+    "(`choose_threshold`, or `rebapl evaluate RUN --fit-threshold coverage=0.9`)"
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,10 @@ class Threshold:
     risk: float
     coverage: float
     images: int
+
+    def suits(self, class_names: Sequence[str], average: str) -> bool:
+        """Whether it was chosen for these."""
+        return (self.average, self.class_names) == (average, tuple(class_names))
 
 
 class Top(NamedTuple):
@@ -124,10 +132,7 @@ class Prediction:
         """Where to say "I don't know" (N,), by the threshold given or the posterior's own."""
         threshold = threshold or self.threshold
         if threshold is None:
-            raise UserError(
-                "there is no threshold for these class names and this averaging: choose one on validation images "
-                "(`choose_threshold`, or `rebapl evaluate RUN --fit-threshold`)"
-            )
+            raise UserError(NO_THRESHOLD)
         return self.uncertainty(threshold.by) > threshold.value
 
 
@@ -149,17 +154,20 @@ def predicted(
     threshold: Threshold | None = None,
 ) -> Prediction:
     """The prediction from samples' logits (S, N, C)."""
-    if average not in get_args(Average):
-        raise unknown("average", average, get_args(Average))
+    check_average(average)
     per_sample = logits.softmax(-1)
     if average == "probabilities":
         probabilities = torch.einsum("s,snc->nc", weights, per_sample)
     else:
         probabilities = torch.einsum("s,snc->nc", weights, logits).softmax(-1)
-    suits = threshold is not None and (threshold.average, threshold.class_names) == (average, tuple(class_names))
-    return Prediction(
-        list(class_names), list(names), probabilities, per_sample, weights, average, threshold if suits else None
-    )
+    threshold = threshold if threshold is not None and threshold.suits(class_names, average) else None
+    return Prediction(list(class_names), list(names), probabilities, per_sample, weights, average, threshold)
+
+
+def check_average(average: str) -> None:
+    """Refuse what is no way of averaging."""
+    if average not in get_args(Average):
+        raise unknown("average", average, get_args(Average))
 
 
 def entropy(probabilities: Tensor) -> Tensor:

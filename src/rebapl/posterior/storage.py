@@ -84,7 +84,8 @@ def load_posterior(
 def _read_samples(path: Path, learner: Learner, count: int, method: str) -> dict[str, Tensor]:
     """The stacks of `count` samples, if they are those of the learner's parameters, and finite."""
     try:
-        stacked = load_file(path)
+        # Cloned, so that they lie in memory as those saved did: where a tensor begins decides how sums are rounded.
+        stacked = {name: stack.clone() for name, stack in load_file(path).items()}
     except SafetensorError as error:
         raise UserError(f"{path} cannot be read ({error}): train the posterior again") from error
     expected = {name: (count, *value.shape) for name, value in learner.named_parameters()}

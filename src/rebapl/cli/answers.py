@@ -1,0 +1,90 @@
+"""A prediction as a table, JSON or CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rebapl.posterior import Prediction
+from rebapl.posterior.prediction import LEVEL
+
+FORMATS = ("table", "json", "csv")
+WIDTH = 120
+UNSURE = "I don't know"
+MEASURES = ("entropy", "expected_entropy", "mutual_information", "disagreement")
+
+
+def records(prediction: Prediction, top: int, abstain: bool) -> list[dict[str, Any]]:
+    """One record per image, unrounded: `answer` is None where the posterior should not answer."""
+    best = prediction.top(top)
+    unsure = prediction.unsure().tolist() if abstain else [False] * len(prediction)
+    measures = {
+        "entropy": prediction.predictive_entropy,
+        "expected_entropy": prediction.expected_entropy,
+        "mutual_information": prediction.mutual_information,
+        "disagreement": prediction.disagreement,
+    }
+    columns = list(zip(*(part.tolist() for part in best), strict=True))
+    answers = []
+    for index, (name, doubt) in enumerate(zip(prediction.names, unsure, strict=True)):
+        classes = [
+            {"class": prediction.class_names[label], "probability": probability, "low": low, "high": high}
+            for label, probability, low, high in zip(*columns[index], strict=True)
+        ]
+        record = {"image": name, "answer": None if doubt else classes[0]["class"], "top": classes}
+        answers.append({**record, **{key: values[index].item() for key, values in measures.items()}})
+    return answers
+
+
+def as_json(prediction: Prediction, answers: list[dict[str, Any]]) -> str:
+    """All records with what they were made with."""
+    head = {"class_names": prediction.class_names, "average": prediction.average, "interval_level": LEVEL}
+    return json.dumps({**head, "samples": len(prediction.weights), "images": answers}, indent=2, ensure_ascii=False)
+
+
+def as_csv(answers: list[dict[str, Any]]) -> str:
+    """A line per image; the likeliest classes side by side, numbered from 1."""
+    places = range(1, len(answers[0]["top"]) + 1)
+    fields = ("class", "probability", "low", "high")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["image", "answer", *MEASURES, *(f"{field}_{place}" for place in places for field in fields)])
+    for answer in answers:
+        classes = [each[field] for each in answer["top"] for field in fields]
+        said = UNSURE if answer["answer"] is None else answer["answer"]
+        writer.writerow([answer["image"], said, *(answer[key] for key in MEASURES), *classes])
+    return text.getvalue().rstrip("\n")
+
+
+def as_table(answers: list[dict[str, Any]], samples: int, coloured: bool) -> str:
+    """For a terminal: a row per image and class, the image's measures beside its first."""
+    table = Table(
+        caption=f"interval: where {LEVEL:.0%} of the {samples} samples' weight lies" if samples > 1 else None,
+        caption_justify="left",
+    )
+    table.add_column("image", overflow="fold")
+    table.add_column("answer")
+    for name in ("probability", "interval", "entropy", "mutual information"):
+        table.add_column(name, justify="right")
+    for answer in answers:
+        first, *others = answer["top"]
+        unsure = answer["answer"] is None
+        said = f"{UNSURE} ({first['class']}?)" if unsure else first["class"]
+        measures = (f"{answer['entropy']:.3f}", f"{answer['mutual_information']:.3f}")
+        table.add_row(escape(answer["image"]), escape(said), *_numbers(first), *measures, end_section=not others)
+        for other in others:
+            last = other is others[-1]
+            table.add_row("", f"[dim]{escape(other['class'])}[/dim]", *_numbers(other), "", "", end_section=last)
+    text = io.StringIO()
+    Console(file=text, width=None if coloured else WIDTH, force_terminal=coloured, no_color=not coloured).print(table)
+    return text.getvalue().rstrip("\n")
+
+
+def _numbers(place: dict[str, Any]) -> tuple[str, str]:
+    return f"{place['probability']:.3f}", f"{place['low']:.3f} … {place['high']:.3f}"

@@ -1,0 +1,73 @@
+"""`rebapl predict`: what a trained run says of images."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from rebapl.errors import UserError, unknown
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="Folder of a trained run, or of a posterior.")],
+    images: Annotated[list[Path], typer.Argument(help="Images, and folders of images.")],
+    classes: Annotated[str | None, typer.Option(help="Other class names, separated by commas.")] = None,
+    classes_file: Annotated[Path | None, typer.Option(help="Other class names, one per line of a file.")] = None,
+    template: Annotated[
+        str | None, typer.Option(help="Text with {} for the class name, if the method uses one.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many classes to show per image.")] = 3,
+    format_: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
+    out: Annotated[Path | None, typer.Option(help="File to write to instead of the terminal.")] = None,
+    average: Annotated[
+        str, typer.Option(help="What to average over samples: probabilities or logits.")
+    ] = "probabilities",
+    abstain: Annotated[bool, typer.Option("--abstain", help="Say 'I don't know' above the fitted threshold.")] = False,
+    backbone: Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
+) -> None:
+    """Predict images with all samples of a run, and say how sure they are."""
+    from rebapl.cli.answers import FORMATS, as_csv, as_json, as_table, records
+    from rebapl.experiments.run import load_trained
+    from rebapl.files import write_atomically
+    from rebapl.posterior.images import image_files
+    from rebapl.posterior.prediction import NO_THRESHOLD, Average
+
+    if format_ not in FORMATS:
+        raise unknown("format", format_, FORMATS)
+    names = _class_names(classes, classes_file)
+    files = [file for each in images for file in image_files(each)]
+    posterior = load_trained(run, device=device, backbone=backbone)
+    if abstain and not (posterior.threshold and posterior.threshold.suits(names or posterior.class_names, average)):
+        raise UserError(NO_THRESHOLD)
+    prediction = posterior.predict(files, class_names=names, template=template, average=cast(Average, average))
+    answers = records(prediction, top, abstain)
+    if format_ == "json":
+        text = as_json(prediction, answers)
+    elif format_ == "csv":
+        text = as_csv(answers)
+    else:
+        text = as_table(answers, len(posterior), coloured=out is None and sys.stdout.isatty())
+    if out is None:
+        print(text)
+    else:
+        write_atomically(out, text + "\n")
+        print(f"{len(answers)} images: {out}")
+
+
+def _class_names(classes: str | None, file: Path | None) -> list[str] | None:
+    """The class names given, if any."""
+    if classes is not None and file is not None:
+        raise UserError("give the class names with --classes or with --classes-file, not both")
+    if classes is not None:
+        return [name.strip() for name in classes.split(",")]
+    if file is None:
+        return None
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--classes-file {file} cannot be read ({error})") from error
+    return [line.strip() for line in lines if line.strip()]

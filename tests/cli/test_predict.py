@@ -1,0 +1,174 @@
+"""`rebapl predict` and what `rebapl evaluate` fits, as a person meets them."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from rebapl.cli.app import app, main
+from rebapl.cli.values import parse_threshold
+from rebapl.errors import UserError
+from rebapl.experiments.run import RunConfig, load_trained, train_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "run"
+    config = RunConfig(
+        data="digits",
+        method="maple",
+        inference="ensemble",
+        backbone="mini",
+        shots=2,
+        epochs=1,
+        test_images=10,
+        inference_settings={"cycles": 2},
+    )
+    train_run(config, out, device="cpu")
+    return out
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    for seed, name in enumerate(("a.png", "b [1].png", "c.jpg")):
+        noise = np.random.default_rng(seed).integers(0, 256, (70, 90, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(folder / name)
+    return folder
+
+
+def rebapl(*words: object) -> str:
+    """What it prints; a `UserError` comes through."""
+    result = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_json_holds_the_prediction_unrounded(run: Path, images: Path) -> None:
+    content = json.loads(rebapl("predict", run, images, "--format", "json", "--top", 2))
+    prediction = load_trained(run, device="cpu").predict(images)
+    low, high = prediction.interval()
+    assert content["class_names"] == ["zero", "one", "two", "three", "four"]
+    assert (content["samples"], content["average"], content["interval_level"]) == (2, "probabilities", 0.9)
+    for index, image in enumerate(content["images"]):
+        best = int(prediction.labels[index])
+        assert image["image"] == prediction.names[index]
+        assert image["answer"] == image["top"][0]["class"] == content["class_names"][best]
+        assert len(image["top"]) == 2
+        assert image["top"][0]["probability"] == prediction.probabilities[index, best].item()
+        assert image["top"][0]["low"] == low[index, best].item()
+        assert image["top"][0]["high"] == high[index, best].item()
+        assert image["mutual_information"] == prediction.mutual_information[index].item()
+        assert image["entropy"] == prediction.predictive_entropy[index].item()
+
+
+def test_csv_holds_the_same_as_json(run: Path, images: Path) -> None:
+    words = ["predict", run, images / "a.png", images / "c.jpg"]
+    rows = list(csv.DictReader(io.StringIO(rebapl(*words, "--format", "csv"))))
+    records = json.loads(rebapl(*words, "--format", "json"))["images"]
+    assert [row["image"] for row in rows] == [str(images / "a.png"), str(images / "c.jpg")]
+    for row, record in zip(rows, records, strict=True):
+        assert row["answer"] == record["answer"]
+        for key in ("entropy", "expected_entropy", "mutual_information", "disagreement"):
+            assert float(row[key]) == record[key]
+        for place, best in enumerate(record["top"], start=1):
+            assert row[f"class_{place}"] == best["class"]
+            for key in ("probability", "low", "high"):
+                assert float(row[f"{key}_{place}"]) == best[key]
+
+
+def test_the_table_shows_every_image_and_its_answer(run: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(images)
+    shown = rebapl("predict", run, ".", "--top", 1)
+    for word in ("a.png", "b [1].png", "c.jpg", "probability", "interval", "mutual information", "90%"):
+        assert word in shown
+    answer = json.loads(rebapl("predict", run, images, "--format", "json"))["images"][0]["answer"]
+    assert answer in shown
+
+
+def test_other_class_names_from_the_command_line_or_a_file(run: Path, images: Path, tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_text("cat\n\nbig dog\n")
+    words = ["predict", run / "posterior", images / "a.png", "--format", "json"]
+    given = json.loads(rebapl(*words, "--classes", "cat, big dog"))
+    assert given["class_names"] == ["cat", "big dog"]
+    assert json.loads(rebapl(*words, "--classes-file", tmp_path / "classes.txt")) == given
+    averaged = json.loads(rebapl(*words, "--classes", "cat, big dog", "--average", "logits"))
+    assert averaged["average"] == "logits"
+    assert averaged["images"][0]["top"][0]["probability"] != given["images"][0]["top"][0]["probability"]
+
+
+@pytest.mark.parametrize("kind", ["table", "json", "csv"])
+def test_a_file_gets_what_the_terminal_would(run: Path, images: Path, tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "answers" / "x"
+    shown = rebapl("predict", run, images, "--format", kind)
+    assert "3 images" in rebapl("predict", run, images, "--format", kind, "--out", out)
+    assert out.read_text() == shown
+
+
+def test_it_says_that_it_does_not_know_above_the_threshold(run: Path, images: Path) -> None:
+    with pytest.raises(UserError, match="no threshold was chosen"):
+        rebapl("predict", run, images, "--abstain")
+    shown = rebapl("evaluate", run, "--fit-weights", "--fit-threshold", "coverage=0.1,by=entropy", "--outside", "novel")
+    assert "outside novel by entropy: AUROC" in shown
+    threshold = load_trained(run, device="cpu").threshold
+    assert threshold is not None
+    records = json.loads(rebapl("predict", run, images, "--abstain", "--format", "json"))["images"]
+    assert [record["answer"] is None for record in records] == [r["entropy"] > threshold.value for r in records]
+    unsure = [record["answer"] is None for record in records]
+    assert any(unsure)  # noise is not a digit
+    assert rebapl("predict", run, images, "--abstain").count("I don't know") == sum(unsure)
+    rows = csv.DictReader(io.StringIO(rebapl("predict", run, images, "--abstain", "--format", "csv")))
+    assert [row["answer"] == "I don't know" for row in rows] == unsure
+    with pytest.raises(UserError, match="no threshold was chosen"):
+        rebapl("predict", run, images, "--abstain", "--classes", "cat,dog")
+
+
+def test_the_heat_map_is_drawn(run: Path) -> None:
+    assert "diversity.png" in rebapl("evaluate", run, "--heat-map").replace("\n", "")
+    assert (run / "diversity.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--format", "xml"], "unknown format 'xml'"),
+        (["--average", "mean"], "unknown average 'mean'"),
+        (["--classes", "cat", "--classes-file", "x"], "not both"),
+        (["--classes", "cat,,dog"], "is empty"),
+        (["--classes-file", "nowhere.txt"], r"nowhere\.txt cannot be read"),
+        (["--template", "no place"], "template"),
+        (["--backbone", "nowhere"], "unknown backbone 'nowhere'"),
+        (["nowhere.png"], r"nowhere\.png: no such image or folder"),
+    ],
+)
+def test_bad_input_is_refused(run: Path, images: Path, words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        rebapl("predict", run, images, *words)
+
+
+def test_one_clear_line_names_the_bad_image(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.png").write_bytes(b"not an image")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", ["rebapl", "predict", str(run), "bad.png"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    shown = capsys.readouterr()
+    assert left.value.code == 2
+    assert shown.err.startswith("error: bad.png cannot be read as an image")
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+@pytest.mark.parametrize("given", ["", "risk", "risk=low", "risk=0.1,coverage=0.5", "by=entropy", "risk=0.1,x=2"])
+def test_thresholds_that_make_no_sense_are_refused(given: str) -> None:
+    with pytest.raises(UserError, match=r"write risk=0\.05"):
+        parse_threshold(given)

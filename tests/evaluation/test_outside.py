@@ -1,0 +1,58 @@
+"""Telling outside images apart, against brute force and scikit-learn's curve."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_curve
+
+from rebapl.errors import UserError
+from rebapl.evaluation import all_outside_scores, outside_scores
+from rebapl.posterior import UNCERTAINTIES
+from rebapl.posterior.prediction import Prediction, predicted
+
+
+def uncertainties(decimals: int) -> tuple[torch.Tensor, torch.Tensor]:
+    stream = torch.Generator().manual_seed(0)
+    inside, outside = torch.rand(73, generator=stream), torch.rand(41, generator=stream) + 0.3
+    return inside.round(decimals=decimals), outside.round(decimals=decimals)
+
+
+@pytest.mark.parametrize("decimals", [6, 1])
+def test_auroc_counts_pairs(decimals: int) -> None:
+    inside, outside = uncertainties(decimals)
+    pairs = [1.0 if b > a else 0.5 if b == a else 0.0 for a in inside.tolist() for b in outside.tolist()]
+    assert outside_scores(inside, outside)["auroc"] == pytest.approx(100 * np.mean(pairs))
+
+
+@pytest.mark.parametrize("decimals", [6, 1])
+@pytest.mark.parametrize("count", [73, 20, 19, 1])
+def test_fpr95_equals_the_curve(decimals: int, count: int) -> None:
+    inside, outside = uncertainties(decimals)
+    inside = inside[:count]
+    truth = [1] * len(inside) + [0] * len(outside)  # the inside is what is to be recognised
+    false, true, _ = roc_curve(truth, [*(-inside).tolist(), *(-outside).tolist()], drop_intermediate=False)
+    expected = false[np.flatnonzero(true >= 0.95 - 1e-12)[0]]
+    assert outside_scores(inside, outside)["fpr95"] == pytest.approx(100 * expected)
+
+
+def test_perfect_and_useless() -> None:
+    assert outside_scores(torch.zeros(5), torch.ones(4)) == {"auroc": 100.0, "fpr95": 0.0}
+    assert outside_scores(torch.ones(5), torch.ones(4)) == {"auroc": 50.0, "fpr95": 100.0}
+    with pytest.raises(UserError, match="both kinds"):
+        outside_scores(torch.ones(5), torch.ones(0))
+
+
+def test_every_uncertainty_is_scored_among_the_same_classes() -> None:
+    stream = torch.Generator().manual_seed(1)
+
+    def prediction(scale: float, names: list[str]) -> Prediction:
+        logits = scale * torch.randn(3, 20, len(names), generator=stream)
+        return predicted(logits, torch.full((3,), 1 / 3), names, ["x"] * 20)
+
+    sure, unsure = prediction(20.0, ["a", "b"]), prediction(0.1, ["a", "b"])
+    found = all_outside_scores(sure, unsure)
+    assert found.keys() == UNCERTAINTIES.keys()
+    assert found["entropy"]["auroc"] > 70
+    assert found["entropy"] == outside_scores(sure.predictive_entropy, unsure.predictive_entropy)
+    with pytest.raises(UserError, match="same class names"):
+        all_outside_scores(sure, prediction(1.0, ["a", "c"]))

@@ -1,0 +1,68 @@
+"""Posteriors made by hand: a learner of any method, its parameters moved at random."""
+
+from collections.abc import Callable
+
+import pytest
+import small_clip
+import torch
+from methods import CASES
+from torch import Tensor
+
+from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.learners import build_learner
+from rebapl.posterior import Posterior
+
+torch.set_num_threads(1)
+
+NAMES = ["red cat", "dog", "big old tree", "house"]
+Make = Callable[..., Posterior]
+
+
+@pytest.fixture(scope="session")
+def encoder() -> DualEncoder:
+    return small_clip.small_encoder()
+
+
+@pytest.fixture(scope="session")
+def mini() -> DualEncoder:
+    return load_backbone("mini")
+
+
+@pytest.fixture(scope="session")
+def make(encoder: DualEncoder) -> Make:
+    """`make(method, samples)`: a posterior of so many samples around a learner's start."""
+
+    def posterior(
+        method: str = "coop", samples: int = 3, backbone: DualEncoder = encoder, settings: dict | None = None
+    ) -> Posterior:
+        settings = dict(CASES[method].settings if settings is None else settings)
+        stream = torch.Generator().manual_seed(5)
+        template = "a drawing of a {}."
+        learner = build_learner(method, backbone, NAMES, template, torch.Generator().manual_seed(2), settings)
+        around = [
+            {
+                name: x.detach().cpu() + 0.2 * torch.randn(x.shape, generator=stream)
+                for name, x in learner.named_parameters()
+            }
+            for _ in range(samples)
+        ]
+        about = {
+            "method": method,
+            "method_settings": settings,
+            "inference": {"name": "hand"},
+            "seed": 1,
+            "data": "none",
+        }
+        return Posterior.of(learner.eval(), around, about)
+
+    return posterior
+
+
+def random_views(count: int, size: int = 16, seed: int = 0) -> Tensor:
+    stream = torch.Generator().manual_seed(seed)
+    return torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=stream)
+
+
+@pytest.fixture
+def views() -> Tensor:
+    return random_views(7)

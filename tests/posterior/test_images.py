@@ -1,0 +1,98 @@
+"""Images in every form that is accepted, and those that are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from rebapl.data.transforms import Preprocessing
+from rebapl.errors import UserError
+from rebapl.posterior.images import read_images
+
+SIZES = Preprocessing(resize=16, crop=16, mean=(0.5,) * 3, std=(0.5,) * 3)
+
+
+def picture(seed: int, width: int = 20, height: int = 16) -> Image.Image:
+    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(noise)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    picture(0).save(tmp_path / "a.png")
+    picture(1).save(tmp_path / "b" / "c.PNG")
+    picture(2).convert("L").save(tmp_path / "d.bmp")
+    picture(3).save(tmp_path / ".hidden" / "e.png")
+    (tmp_path / "notes.txt").write_text("not an image")
+    return tmp_path
+
+
+def views_of(*seeds: int) -> Tensor:
+    return torch.stack([SIZES.centre(picture(seed)) for seed in seeds])
+
+
+def test_a_folder_is_searched_to_the_bottom_in_order(folder: Path) -> None:
+    names, views = read_images(folder, SIZES)
+    assert names == [str(folder / "a.png"), str(folder / "b" / "c.PNG"), str(folder / "d.bmp")]
+    assert torch.equal(views[:2], views_of(0, 1))
+    assert torch.equal(views[2], SIZES.centre(picture(2).convert("L")))
+
+
+def test_files_folders_and_pictures_together(folder: Path) -> None:
+    names, views = read_images([str(folder / "a.png"), picture(5), folder / "b"], SIZES)
+    assert names == [str(folder / "a.png"), "image 1", str(folder / "b" / "c.PNG")]
+    assert torch.equal(views, views_of(0, 5, 1))
+    assert torch.equal(read_images(picture(5), SIZES)[1], views_of(5))
+
+
+def test_arrays_have_channels_last_and_tensors_first() -> None:
+    array = np.stack([np.array(picture(seed)) for seed in (0, 1)])
+    names, views = read_images(array, SIZES)
+    assert names == ["image 0", "image 1"]
+    assert torch.equal(views, views_of(0, 1))
+    assert torch.equal(read_images(torch.from_numpy(array).permute(0, 3, 1, 2), SIZES)[1], views_of(0, 1))
+    assert torch.equal(read_images(array[0], SIZES)[1], views_of(0))
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ([], "no images"),
+        (np.zeros((0, 8, 8, 3), np.uint8), "no images"),
+        (np.zeros((2, 8, 8, 3), np.float32), "uint8 .N, H, W, 3.*float32"),
+        (np.zeros((2, 8, 8), np.uint8), "uint8 .N, H, W, 3"),
+        (np.zeros((2, 3, 8, 8), np.uint8), "uint8 .N, H, W, 3"),
+        (torch.zeros(2, 8, 8, 3, dtype=torch.uint8), "uint8 .N, 3, H, W"),
+        (torch.zeros(2, 3, 8, 8), "uint8 .N, 3, H, W"),
+        ([3], "image 0 is a int"),
+        ("nowhere/x.png", "nowhere/x.png: no such image or folder"),
+    ],
+)
+def test_what_is_no_image_is_refused(images: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_images(images, SIZES)
+
+
+@pytest.mark.parametrize("kind", ["text", "empty", "truncated"])
+def test_an_unreadable_file_is_named_before_any_work(
+    make: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    bad = folder / "b" / "zz.png"
+    content = (folder / "a.png").read_bytes()
+    bad.write_bytes({"text": b"hello", "empty": b"", "truncated": content[: len(content) // 2]}[kind])
+    posterior = make("coop")
+    monkeypatch.setattr(type(posterior.learner), "frozen", lambda *_: pytest.fail("worked before reading all"))
+    with pytest.raises(UserError, match=r"zz\.png cannot be read as an image"):
+        posterior.predict(folder)
+
+
+def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(UserError, match=r"has no images: files that end in \.png"):
+        read_images(tmp_path, SIZES)

@@ -1,0 +1,106 @@
+"""The passes of many samples: shared where they can be, mapped where it pays, and the same numbers either way."""
+
+import warnings
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rebapl.backbones import States
+from rebapl.learners import METHODS, Learner
+from rebapl.posterior import Posterior, passes
+from rebapl.posterior.posterior import at_sample
+
+IMAGE_METHODS = ["vpt", "ivlp", "maple", "promptsrc", "mmrl", "mmrl++"]
+
+
+def one_by_one(posterior: Posterior, views: Tensor) -> Tensor:
+    """Every sample put into the learner itself, which then sees the images from the beginning."""
+    images = posterior.learner.encoder.preprocessing.normalize(views)
+    logits = []
+    for index in range(len(posterior)):
+        sample = {name: stack[index] for name, stack in posterior.samples.items()}
+        with torch.no_grad():
+            logits.append(at_sample(posterior.learner, sample)("forward", images).logits)
+    return torch.stack(logits)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_logits_are_those_of_every_sample_alone(make: Any, views: Tensor, method: str) -> None:
+    posterior = make(method, 1 if method == "zero-shot" else 3)
+    torch.testing.assert_close(posterior.sample_logits(views), one_by_one(posterior, views), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", IMAGE_METHODS)
+@pytest.mark.parametrize("together", [2, 3, 10])
+def test_mapping_over_samples_changes_nothing(make: Any, views: Tensor, method: str, together: int) -> None:
+    posterior = make(method)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # attention on a CPU has no mapped form and says so
+        mapped = posterior.sample_logits(views, together)
+    torch.testing.assert_close(mapped.softmax(-1), one_by_one(posterior, views).softmax(-1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_with_passes_worth_mapping_are_those_tested_above(make: Any, views: Tensor, method: str) -> None:
+    learner = make(method, 1).learner
+    frozen = learner.frozen(learner.encoder.preprocessing.normalize(views))
+    assert isinstance(frozen, States) == (method in IMAGE_METHODS)
+
+
+def test_groups_fit_into_the_memory_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = States(torch.zeros(5, 10, 8), torch.zeros(5, dtype=torch.long))
+    bytes_of_one = 5 * 10 * 8 * 4 * passes.WORKING_COPIES
+    monkeypatch.setattr(passes, "MAPPED_BYTES", 3 * bytes_of_one + 1)
+    assert passes.room_for(states) == 3
+    monkeypatch.setattr(passes, "MAPPED_BYTES", bytes_of_one // 2)
+    assert passes.room_for(states) == 1
+    on_gpu = States(torch.zeros(5, 10, 8, device="meta"), torch.zeros(5, dtype=torch.long))
+    monkeypatch.setattr(passes, "MAPPED_BYTES", 3 * bytes_of_one)
+    assert passes.samples_together(on_gpu) == 3
+    assert passes.samples_together(states) == passes.samples_together(torch.zeros(5, 8, device="meta")) == 1
+
+
+@pytest.mark.parametrize("method", ["coop", "maple", "cocoop"])
+def test_images_are_embedded_once_and_text_once_per_sample(
+    make: Any, monkeypatch: pytest.MonkeyPatch, views: Tensor, method: str
+) -> None:
+    posterior = make(method, 4)
+    monkeypatch.setattr(passes, "CHUNK", 3)
+    calls: Counter[str] = Counter()
+    for name in ("frozen", "encode_classes"):
+        original = getattr(Learner, name) if name not in vars(type(posterior.learner)) else None
+        original = original or vars(type(posterior.learner))[name]
+
+        def counted(self: Learner, *arguments: Any, _name: str = name, _original: Any = original) -> Any:
+            calls[_name] += 1
+            return _original(self, *arguments)
+
+        monkeypatch.setattr(type(posterior.learner), name, counted)
+    expected = {"frozen": 3, "encode_classes": 4}  # 7 images in chunks of 3; 4 samples
+    assert posterior.sample_logits(views).shape == (4, 7, 4)
+    assert calls == expected
+
+
+def test_chunks_of_images_change_nothing(make: Any, monkeypatch: pytest.MonkeyPatch, views: Tensor) -> None:
+    posterior = make("maple")
+    whole = posterior.sample_logits(views)
+    monkeypatch.setattr(passes, "CHUNK", 2)
+    torch.testing.assert_close(posterior.sample_logits(views), whole, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("method", "shape"), [("maple", (3, 7, 48)), ("coop", (3, 4, 48))])
+def test_clouds_are_the_features_where_the_method_repels(
+    make: Any, views: Tensor, method: str, shape: tuple[int, ...]
+) -> None:
+    posterior = make(method)
+    clouds = posterior.sample_clouds(views)
+    assert clouds.shape == shape
+    images = posterior.learner.encoder.preprocessing.normalize(views)
+    sample = {name: stack[1] for name, stack in posterior.samples.items()}
+    with torch.no_grad():
+        output = at_sample(posterior.learner, sample)("forward", images)
+    torch.testing.assert_close(clouds[1], output.cloud(posterior.learner.repels_in))
+    assert posterior.sample_clouds(views, "probabilities").shape == (3, 7, 4)

@@ -1,0 +1,75 @@
+"""A posterior in memory: predicting, binding, thresholds."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rebapl.errors import UserError
+from rebapl.posterior import Posterior
+
+
+def test_predict_averages_the_samples_probabilities(make: Any, views: Tensor) -> None:
+    posterior = make("maple").with_weights(torch.tensor([0.2, 0.3, 0.5]))
+    prediction = posterior.predict(views)
+    each = [posterior.sample(index).probabilities(views) for index in range(3)]
+    expected = 0.2 * each[0] + 0.3 * each[1] + 0.5 * each[2]
+    torch.testing.assert_close(prediction.probabilities, expected)
+    torch.testing.assert_close(posterior.probabilities(views), expected)
+    torch.testing.assert_close(prediction.per_sample, torch.stack(each))
+    assert prediction.class_names == posterior.class_names
+    assert len(prediction.names) == len(prediction) == 7
+
+
+def test_views_and_raw_images_agree(make: Any, views: Tensor) -> None:
+    posterior = make("coop")
+    array = views.permute(0, 2, 3, 1).numpy()
+    assert torch.equal(posterior.predict(array).probabilities, posterior.predict_views(views).probabilities)
+    assert np.array_equal(array.shape, (7, 16, 16, 3))
+
+
+def test_other_class_names_and_template_at_predict_time(make: Any, views: Tensor) -> None:
+    posterior = make("zero-shot", 1)
+    others = ["green fish", "car"]
+    given = posterior.predict(views, class_names=others, template="a photo of a {}.")
+    assert given.class_names == others
+    assert torch.equal(given.probabilities, posterior.bind(others, "a photo of a {}.").probabilities(views))
+    with_template = posterior.predict(views, template="a photo of a {}.")
+    assert with_template.class_names == posterior.class_names
+    assert not torch.allclose(with_template.probabilities, posterior.predict(views).probabilities)
+    with pytest.raises(UserError, match="given twice"):
+        posterior.predict(views, class_names=["car", "car"])
+    with pytest.raises(UserError, match="template"):
+        posterior.predict(views, template="no place for the name")
+
+
+def test_a_threshold_belongs_to_its_class_names_averaging_and_template(make: Any, views: Tensor) -> None:
+    labels = torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    posterior = make("coop").fit_threshold(views, labels, coverage=0.5)
+    assert posterior.threshold is not None
+    assert (~posterior.predict(views).unsure()).sum() == 4
+    for prediction in (
+        posterior.predict(views, average="logits"),
+        posterior.predict(views, class_names=["green fish", "car"]),
+        posterior.predict(views, template="a photo of a {}."),
+        posterior.predict(views, transfer=True),
+    ):
+        with pytest.raises(UserError, match="no threshold was chosen"):
+            prediction.unsure()
+        assert prediction.unsure(posterior.threshold).shape == (7,)  # unless it is given on purpose
+    back = posterior.bind(["green fish", "car"]).bind(posterior.class_names)
+    assert (~back.predict(views).unsure()).sum() == 4
+
+
+def test_a_posterior_without_samples_is_refused(make: Any) -> None:
+    with pytest.raises(UserError, match="at least one sample"):
+        Posterior.of(make("coop").learner, [], {})
+
+
+def test_a_method_without_features_of_its_own_names_the_choice(make: Any, views: Tensor) -> None:
+    with pytest.raises(UserError, match="name a space"):
+        make("zero-shot", 1).sample_clouds(views)
+    with pytest.raises(UserError, match="unknown feature space"):
+        make("coop").sample_clouds(views, "imag")

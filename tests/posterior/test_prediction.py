@@ -1,0 +1,176 @@
+"""Averages and uncertainties, counted out in plain Python."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rebapl.errors import UserError
+from rebapl.posterior import UNCERTAINTIES, Prediction, choose_threshold
+from rebapl.posterior.prediction import predicted
+
+CLASSES = ["a", "b", "c", "d", "e"]
+
+
+def random_logits(samples: int = 4, images: int = 30) -> Tensor:
+    return 2 * torch.randn(samples, images, len(CLASSES), generator=torch.Generator().manual_seed(1))
+
+
+def make_prediction(average: Any = "probabilities", samples: int = 4, weights: Tensor | None = None) -> Prediction:
+    logits = random_logits(samples)
+    weights = torch.arange(1.0, samples + 1) / sum(range(1, samples + 1)) if weights is None else weights
+    return predicted(logits, weights, CLASSES, [str(i) for i in range(logits.shape[1])], average)
+
+
+def softmax(row: list[float]) -> list[float]:
+    top = [math.exp(value) for value in row]
+    return [value / sum(top) for value in top]
+
+
+def entropy(row: list[float]) -> float:
+    return -sum(p * math.log(p) for p in row if p > 0)
+
+
+def test_averages_and_entropies_counted_out() -> None:
+    prediction, by_logits = make_prediction(), make_prediction("logits")
+    weights, logits = prediction.weights.tolist(), random_logits().tolist()
+    for n in range(len(prediction)):
+        each = [softmax(logits[s][n]) for s in range(4)]
+        mean = [sum(weights[s] * each[s][c] for s in range(4)) for c in range(5)]
+        mean_logits = softmax([sum(weights[s] * logits[s][n][c] for s in range(4)) for c in range(5)])
+        assert prediction.probabilities[n].tolist() == pytest.approx(mean, abs=1e-6)
+        assert by_logits.probabilities[n].tolist() == pytest.approx(mean_logits, abs=1e-6)
+        expected = sum(w * entropy(p) for w, p in zip(weights, each, strict=True))
+        assert prediction.predictive_entropy[n].item() == pytest.approx(entropy(mean), abs=1e-5)
+        assert prediction.expected_entropy[n].item() == pytest.approx(expected, abs=1e-5)
+        assert by_logits.predictive_entropy[n].item() == pytest.approx(entropy(mean_logits), abs=1e-5)
+        for given in (prediction, by_logits):
+            assert given.mutual_information[n].item() == pytest.approx(entropy(mean) - expected, abs=1e-5)
+
+
+def test_disagreement_is_the_probability_that_two_drawn_samples_differ() -> None:
+    prediction = make_prediction()
+    weights, answers = prediction.weights.tolist(), prediction.per_sample.argmax(-1).tolist()
+    for n in range(len(prediction)):
+        differ = sum(weights[s] * weights[t] for s in range(4) for t in range(4) if answers[s][n] != answers[t][n])
+        assert prediction.disagreement[n].item() == pytest.approx(differ, abs=1e-6)
+    assert prediction.disagreement.max() > 0.5
+
+
+def test_samples_that_agree_carry_no_mutual_information() -> None:
+    same = random_logits(1).expand(4, -1, -1)
+    prediction = predicted(same, torch.full((4,), 0.25), CLASSES, ["x"] * 30)
+    assert prediction.mutual_information.max() < 1e-5
+    assert prediction.disagreement.max() < 1e-6
+    torch.testing.assert_close(prediction.predictive_entropy, prediction.expected_entropy)
+
+
+def brute_interval(values: list[float], weights: list[float], level: float) -> tuple[float, float]:
+    tail = (1 - level) / 2 - 1e-6
+    low = min(v for v in values if sum(w for x, w in zip(values, weights, strict=True) if x <= v) >= tail)
+    high = max(v for v in values if sum(w for x, w in zip(values, weights, strict=True) if x >= v) >= tail)
+    return low, high
+
+
+@pytest.mark.parametrize(("samples", "level"), [(3, 0.9), (4, 0.5), (40, 0.9), (40, 0.8)])
+@pytest.mark.parametrize("uniform", [True, False])
+def test_intervals_are_weighted_quantiles(samples: int, level: float, uniform: bool) -> None:
+    weights = torch.full((samples,), 1 / samples) if uniform else None
+    prediction = make_prediction(samples=samples, weights=weights)
+    low, high = prediction.interval(level)
+    for n in range(len(prediction)):
+        for c in range(5):
+            values = prediction.per_sample[:, n, c].tolist()
+            expected = brute_interval(values, prediction.weights.tolist(), level)
+            assert (low[n, c].item(), high[n, c].item()) == expected
+
+
+def test_few_samples_give_least_and_greatest_and_weightless_ones_count_for_nothing() -> None:
+    prediction = make_prediction(samples=3, weights=torch.tensor([0.4, 0.0, 0.6]))
+    low, high = prediction.interval(0.9)
+    kept = prediction.per_sample[[0, 2]]
+    assert torch.equal(low, kept.amin(0))
+    assert torch.equal(high, kept.amax(0))
+
+
+def test_top_is_sorted_and_matches_its_interval() -> None:
+    prediction = make_prediction()
+    top = prediction.top(2)
+    low, _ = prediction.interval()
+    order = np.argsort(-prediction.probabilities.numpy(), axis=1)[:, :2]
+    assert np.array_equal(top.labels.numpy(), order)
+    assert torch.equal(top.probabilities[:, 0], prediction.probabilities.amax(-1))
+    assert torch.equal(top.low, low.gather(1, top.labels))
+    assert prediction.top(99).labels.shape == (30, 5)
+
+
+@pytest.mark.parametrize("by", UNCERTAINTIES)
+def test_a_threshold_for_coverage_answers_that_share_and_no_lower_one_does(by: str) -> None:
+    prediction = make_prediction()
+    labels = torch.randint(5, (30,), generator=torch.Generator().manual_seed(2))
+    uncertainty = prediction.uncertainty(by)
+    for coverage in (0.1, 0.5, 0.9, 1.0):
+        threshold = choose_threshold(prediction, labels, coverage=coverage, by=by)
+        answered = ~prediction.unsure(threshold)
+        assert answered.double().mean() >= coverage - 1e-9
+        assert threshold.coverage == pytest.approx(answered.double().mean().item())
+        lower = uncertainty[uncertainty < threshold.value]
+        assert len(lower) < coverage * 30
+        wrong = (prediction.labels != labels)[answered].double().mean().item()
+        assert threshold.risk == pytest.approx(wrong)
+
+
+@pytest.mark.parametrize("risk", [0.2, 0.4, 0.6, 0.8])
+def test_a_threshold_for_risk_answers_most_within_it(risk: float) -> None:
+    prediction = make_prediction()
+    labels = prediction.labels.clone()
+    noise = torch.Generator().manual_seed(3)
+    labels[torch.rand(30, generator=noise) < 0.4] = 0
+    uncertainty, wrong = prediction.uncertainty(), (prediction.labels != labels).double()
+    within = [v for v in uncertainty.tolist() if wrong[uncertainty <= v].mean() <= risk]
+    assert choose_threshold(prediction, labels, risk=risk).value == max(within)
+
+
+def test_ties_are_answered_together() -> None:
+    logits = torch.zeros(1, 4, 2)
+    logits[0, :, 0] = torch.tensor([5.0, 1.0, 1.0, 1.0])
+    prediction = predicted(logits, torch.ones(1), ["a", "b"], ["x"] * 4)
+    threshold = choose_threshold(prediction, torch.tensor([0, 0, 1, 0]), coverage=0.5)
+    assert threshold.coverage == 1.0
+    assert threshold.risk == 0.25
+    assert choose_threshold(prediction, torch.tensor([0, 0, 1, 0]), risk=0.0).coverage == 0.25
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "either risk or coverage"),
+        ({"risk": 0.1, "coverage": 0.5}, "either risk or coverage"),
+        ({"risk": 1.0}, "risk = 1.0"),
+        ({"coverage": 0.0}, "coverage = 0.0"),
+        ({"coverage": 0.5, "by": "entropie"}, "did you mean 'entropy'"),
+        ({"risk": 0.0}, "lowest reached is"),
+    ],
+)
+def test_thresholds_that_make_no_sense_are_refused(arguments: dict, message: str) -> None:
+    prediction = make_prediction()
+    labels = (prediction.labels + 1) % 5  # all wrong
+    with pytest.raises(UserError, match=message):
+        choose_threshold(prediction, labels, **arguments)
+
+
+def test_other_refusals() -> None:
+    prediction = make_prediction()
+    with pytest.raises(UserError, match="3 labels for 30 images"):
+        choose_threshold(prediction, torch.zeros(3, dtype=torch.long), coverage=0.5)
+    with pytest.raises(UserError, match="no threshold was chosen"):
+        prediction.unsure()
+    with pytest.raises(UserError, match="at least one class"):
+        prediction.top(0)
+    with pytest.raises(UserError, match="level = 1"):
+        prediction.interval(1)
+    with pytest.raises(UserError, match="unknown average 'mean'"):
+        make_prediction("mean")

@@ -1,0 +1,115 @@
+"""Stacking weights against a grid and against a general solver."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from rebapl.errors import UserError
+from rebapl.posterior import stacking_weights
+from rebapl.posterior.stacking import expectation_maximisation
+
+
+def held_out(samples: int, seed: int = 0, images: int = 60) -> tuple[Tensor, Tensor]:
+    """Samples of different worth: each tells the label in its own way."""
+    stream = torch.Generator().manual_seed(seed)
+    labels = torch.randint(4, (images,), generator=stream)
+    logits = 1.5 * torch.randn(samples, images, 4, generator=stream)
+    logits += torch.linspace(0.5, 1.5, samples)[:, None, None] * torch.nn.functional.one_hot(labels, 4)
+    return logits.log_softmax(-1), labels
+
+
+def likelihood(weights: np.ndarray, log_probabilities: Tensor, labels: Tensor) -> float:
+    p = log_probabilities.double().exp().numpy()[:, np.arange(len(labels)), labels.numpy()]
+    return float(np.log(weights @ p).mean())
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_two_weights_equal_the_best_of_a_grid(seed: int) -> None:
+    data = held_out(2, seed)
+    grid = np.linspace(0, 1, 10_001)
+    best = max(grid, key=lambda share: likelihood(np.array([share, 1 - share]), *data))
+    weights = stacking_weights(*data)
+    assert weights[0].item() == pytest.approx(best, abs=2e-3)
+    assert likelihood(weights.double().numpy(), *data) >= likelihood(np.array([best, 1 - best]), *data) - 1e-6
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_three_weights_equal_a_general_solver(seed: int) -> None:
+    data = held_out(3, seed)
+    solved = minimize(
+        lambda w: -likelihood(np.maximum(w, 1e-12), *data),
+        np.full(3, 1 / 3),
+        method="SLSQP",
+        bounds=[(0, 1)] * 3,
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
+        options={"ftol": 1e-12},
+    )
+    weights = stacking_weights(*data)
+    assert likelihood(weights.double().numpy(), *data) == pytest.approx(-solved.fun, abs=1e-6)
+    np.testing.assert_allclose(weights.numpy(), solved.x, atol=5e-3)
+
+
+def test_every_step_raises_the_likelihood() -> None:
+    log_probabilities, labels = held_out(5)
+    right = log_probabilities.double().gather(2, labels.expand(5, -1)[..., None])[..., 0]
+    steps = list(expectation_maximisation(right))
+    assert len(steps) > 10
+    found = [likelihood(weights.numpy(), log_probabilities, labels) for weights in steps]
+    assert all(later >= earlier - 1e-12 for earlier, later in itertools.pairwise(found))
+    assert found[-1] > found[0] + 1e-3
+    for weights in steps:
+        assert weights.min() >= 0
+        assert weights.sum().item() == pytest.approx(1, abs=1e-9)
+
+
+def test_weights_are_weights() -> None:
+    weights = stacking_weights(*held_out(6))
+    assert weights.dtype == torch.float32
+    assert weights.min() >= 0
+    assert weights.sum().item() == pytest.approx(1, abs=1e-6)
+
+
+def test_samples_that_are_alike_stay_uniform_and_impossible_images_say_nothing() -> None:
+    alike = torch.tensor([[[0.7, 0.3]]]).log().expand(3, 2, 2).clone()
+    torch.testing.assert_close(stacking_weights(alike, torch.tensor([0, 1])), torch.full((3,), 1 / 3))
+    alike[:, 1, 1] = -torch.inf
+    torch.testing.assert_close(stacking_weights(alike, torch.tensor([0, 1])), torch.full((3,), 1 / 3))
+    alike[:, 0, 0] = -torch.inf
+    torch.testing.assert_close(stacking_weights(alike, torch.tensor([0, 1])), torch.full((3,), 1 / 3))
+
+
+def test_likelihoods_too_small_for_a_float_still_count() -> None:
+    log_probabilities = torch.tensor([[[-2000.0, 0.0]], [[-1000.0, 0.0]]])
+    assert stacking_weights(log_probabilities, torch.tensor([0]))[1].item() == pytest.approx(1, abs=1e-4)
+
+
+def test_no_labels_are_refused() -> None:
+    with pytest.raises(UserError, match="at least one image"):
+        stacking_weights(torch.zeros(2, 0, 3), torch.zeros(0, dtype=torch.long))
+    with pytest.raises(UserError, match="at least one image"):
+        stacking_weights(torch.zeros(2, 5, 3), torch.zeros(4, dtype=torch.long))
+
+
+def test_a_posterior_is_weighted_by_what_it_was_not_trained_on(make: Any, views: Tensor) -> None:
+    posterior = make("maple")
+    labels = posterior.sample_logits(views)[1].argmax(-1)  # the second sample knows everything
+    fitted = posterior.fit_threshold(views, labels, coverage=0.5).fit_weights(views, labels)
+    assert fitted.weights.argmax() == 1
+    assert fitted.threshold is None
+    before, after = (each.probabilities(views)[torch.arange(7), labels].log().mean() for each in (posterior, fitted))
+    assert after > before
+
+
+@pytest.mark.parametrize(
+    "weights", [[0.5, 0.5, 0.5], [1.5, -0.5, 0.0], [float("nan"), 0.5, 0.5], [], [[0.5, 0.5, 0.0]]]
+)
+def test_weights_that_are_none_are_refused(make: Any, weights: list) -> None:
+    with pytest.raises(UserError, match="weights"):
+        make("coop").with_weights(torch.tensor(weights))
+    with pytest.raises(UserError, match="2 weights for 3 samples"):
+        make("coop").with_weights(torch.tensor([0.5, 0.5]))

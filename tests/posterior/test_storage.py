@@ -1,0 +1,250 @@
+"""A posterior on disk: the same after reading, and refused when anything about it is off."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import small_clip
+import torch
+from safetensors.torch import load_file, save_file
+
+from rebapl.backbones import DualEncoder
+from rebapl.errors import UserError
+from rebapl.files import sha256
+from rebapl.learners import METHODS
+from rebapl.posterior import Posterior, load_posterior, save_posterior
+from rebapl.posterior.manifest import content_sha256
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_saved_and_loaded_predicts_the_same_bit_for_bit(
+    make: Any, encoder: DualEncoder, views: torch.Tensor, tmp_path: Path, method: str
+) -> None:
+    posterior = make(method, 1 if method == "zero-shot" else 3)
+    if len(posterior) > 1:
+        posterior = posterior.with_weights(torch.tensor([0.1, 0.2, 0.7]))
+    posterior = posterior.fit_threshold(views, torch.tensor([0, 1, 2, 3, 0, 1, 2]), coverage=0.5, by="entropy")
+    folder = save_posterior(posterior, tmp_path / "posterior")
+    assert {path.name for path in folder.iterdir()} == {"posterior.json", "samples.safetensors"}
+    loaded = load_posterior(folder, encoder)
+    assert loaded.threshold == posterior.threshold
+    assert dict(loaded.about) == json.loads(json.dumps(dict(posterior.about)))
+    for names in (None, ["green fish", "car"]):
+        ours, theirs = posterior.predict(views, class_names=names), loaded.predict(views, class_names=names)
+        assert torch.equal(ours.probabilities, theirs.probabilities)
+        assert torch.equal(ours.per_sample, theirs.per_sample)
+
+
+def test_the_backbone_is_found_by_its_name(make: Any, mini: DualEncoder, tmp_path: Path) -> None:
+    posterior = make("maple", 2, mini)
+    views = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    loaded = load_posterior(save_posterior(posterior, tmp_path / "p"))
+    assert loaded.learner.encoder is not mini
+    assert torch.equal(loaded.probabilities(views), posterior.probabilities(views))
+
+
+def test_only_learned_parameters_are_stored(make: Any, tmp_path: Path) -> None:
+    posterior = make("coop")
+    folder = save_posterior(posterior, tmp_path / "p")
+    assert load_file(folder / "samples.safetensors").keys() == dict(posterior.learner.named_parameters()).keys()
+    assert (folder / "samples.safetensors").stat().st_size < 4 * 3 * 4 * 64 + 500
+
+
+def test_a_class_bound_later_is_not_what_was_learned_with(make: Any, encoder: DualEncoder, tmp_path: Path) -> None:
+    posterior = make("mmrl")
+    folder = save_posterior(posterior.bind(["green fish", "car"]), tmp_path / "p")
+    assert load_posterior(folder, encoder).class_names == posterior.class_names
+
+
+@pytest.fixture
+def saved(make: Any, tmp_path: Path, views: torch.Tensor) -> Path:
+    posterior = make("coop").fit_threshold(views, torch.tensor([0, 1, 2, 3, 0, 1, 2]), coverage=0.5)
+    return save_posterior(posterior, tmp_path / "posterior")
+
+
+def edit(folder: Path, change: Callable[[dict], Any], sign: bool = True) -> None:
+    """Change the manifest; with `sign`, its checksum too, so that what comes behind it is reached."""
+    path = folder / "posterior.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    if sign:
+        manifest["sha256"] = content_sha256(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def test_laying_the_manifest_out_otherwise_is_no_edit(saved: Path, encoder: DualEncoder) -> None:
+    edit(saved, lambda _: None, sign=False)
+    assert len(load_posterior(saved, encoder)) == 3
+
+
+@pytest.mark.parametrize("key", ["class_names", "weights", "seed", "method_settings", "threshold", "versions"])
+def test_an_edited_manifest_is_refused(saved: Path, encoder: DualEncoder, key: str) -> None:
+    edit(saved, lambda manifest: manifest.update({key: {"x": 1}}), sign=False)
+    with pytest.raises(UserError, match=r"checksum differs.*edited or damaged"):
+        load_posterior(saved, encoder)
+
+
+@pytest.mark.parametrize(
+    "key",
+    "backbone weights threshold method method_settings inference seed data class_names template samples_sha256 "
+    "versions".split(),
+)
+def test_missing_and_mistyped_entries_are_named(saved: Path, encoder: DualEncoder, key: str) -> None:
+    kept = (saved / "posterior.json").read_text()
+    edit(saved, lambda manifest: manifest.pop(key))
+    with pytest.raises(UserError, match=f"it has no '{key}'; train the posterior again"):
+        load_posterior(saved, encoder)
+    (saved / "posterior.json").write_text(kept)
+    edit(saved, lambda manifest: manifest.update({key: True}))
+    with pytest.raises(UserError, match=f"'{key}' is True"):
+        load_posterior(saved, encoder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "has format 2, .* reads 1: it was written by a newer one"),
+        ({"format": 0}, "has format 0.*train the posterior again"),
+        ({"format": True}, "has format True"),
+        ({"format": None}, "has format None"),
+        ({"weights": [0.5, 0.5, 0.5]}, "sum to one"),
+        ({"weights": [1.5, -0.5, 0.0]}, "not negative"),
+        ({"weights": [float("nan"), 0.5, 0.5]}, "finite"),
+        ({"weights": []}, "'weights' is \\[\\]"),
+        ({"weights": ["a", "b", "c"]}, "'weights' is"),
+        ({"weights": [0.5, 0.5]}, "does not hold 2 samples of method 'coop'"),
+        ({"class_names": []}, "'class_names' is"),
+        ({"class_names": [1, 2]}, "'class_names' is"),
+        ({"class_names": ["cat", "cat"]}, "given twice"),
+        ({"backbone": {"name": "small"}}, "'backbone' has no sha256"),
+        ({"backbone": {"name": "small", "sha256": "0" * 64}}, "trained on backbone 'small' .000000000000"),
+        ({"method": "cop"}, "unknown method 'cop'"),
+        ({"method_settings": {"tokenz": 1}}, "tokenz"),
+        ({"method_settings": {"tokens": "four"}}, "cannot be used by this version"),
+        ({"template": "no place"}, "template"),
+        ({"method": "cocoop"}, "'expand.bias' has shape none"),
+        ({"threshold": {"by": "entropy"}}, "'threshold' cannot be used"),
+        ({"samples_sha256": "0" * 64}, "truncated or edited"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(
+    saved: Path, encoder: DualEncoder, change: dict, message: str
+) -> None:
+    edit(saved, lambda manifest: manifest.update(change))
+    with pytest.raises(UserError, match=message):
+        load_posterior(saved, encoder)
+
+
+@pytest.mark.parametrize(
+    "change", [{"by": "entropie"}, {"value": "low"}, {"images": None}, {"class_names": 3}, {"extra": 1}]
+)
+def test_a_threshold_that_makes_no_sense_is_refused(saved: Path, encoder: DualEncoder, change: dict) -> None:
+    edit(saved, lambda manifest: manifest["threshold"].update(change))
+    with pytest.raises(UserError, match="'threshold' cannot be used"):
+        load_posterior(saved, encoder)
+
+
+@pytest.mark.parametrize("kept", [0, 10, 200, -1])
+def test_truncated_samples_are_refused(saved: Path, encoder: DualEncoder, kept: int) -> None:
+    path = saved / "samples.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(UserError, match="truncated or edited"):
+        load_posterior(saved, encoder)
+
+
+def test_one_changed_bit_is_refused(saved: Path, encoder: DualEncoder) -> None:
+    path = saved / "samples.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="truncated or edited"):
+        load_posterior(saved, encoder)
+
+
+def resign(folder: Path) -> None:
+    edit(folder, lambda manifest: manifest.update(samples_sha256=sha256(folder / "samples.safetensors")))
+
+
+@pytest.mark.parametrize("kind", ["nan", "inf", "half", "garbage", "extra"])
+def test_samples_that_cannot_be_used_are_refused(saved: Path, encoder: DualEncoder, kind: str) -> None:
+    path = saved / "samples.safetensors"
+    stacks = load_file(path)
+    context = stacks["context"].clone()
+    if kind in ("nan", "inf"):
+        context[1, 0, 0] = float(kind)
+    if kind == "half":
+        context = context.half()
+    extra = {"more": torch.zeros(3)} if kind == "extra" else {}
+    save_file({"context": context, **extra}, path)
+    if kind == "garbage":
+        path.write_bytes(b"x" * 100)
+    resign(saved)
+    message = {"garbage": "cannot be read", "extra": "'more' has shape"}.get(kind, "not float32 or .*not finite")
+    with pytest.raises(UserError, match=message):
+        load_posterior(saved, encoder)
+
+
+def test_missing_files_are_named(saved: Path, encoder: DualEncoder, tmp_path: Path) -> None:
+    (saved / "samples.safetensors").unlink()
+    with pytest.raises(UserError, match=r"has no samples.safetensors; train it again"):
+        load_posterior(saved, encoder)
+    (saved / "posterior.json").write_text("{")
+    with pytest.raises(UserError, match="is damaged"):
+        load_posterior(saved, encoder)
+    with pytest.raises(UserError, match=r"is not a posterior: it has no posterior.json"):
+        load_posterior(tmp_path / "nothing", encoder)
+
+
+def test_another_backbone_is_refused(saved: Path, mini: DualEncoder) -> None:
+    with pytest.raises(UserError, match=r"'mini' is another .*give the backbone it was trained on"):
+        load_posterior(saved, mini)
+    assert small_clip.small_encoder().fingerprint != mini.fingerprint
+
+
+def test_saving_replaces_whole_or_not_at_all(
+    make: Any, saved: Path, encoder: DualEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rebapl.posterior.storage.write_json", fail)
+        with pytest.raises(OSError, match="no space"):
+            save_posterior(make("maple"), saved)
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+    assert [path.name for path in saved.parent.iterdir()] == ["posterior"]
+    replace, moves = Path.replace, []
+
+    def fail_second(path: Path, target: Path) -> Path:
+        moves.append(path)
+        if len(moves) == 3:  # the manifest is moved once, the old folder away, then the new one into its place
+            raise OSError("interrupted")
+        return replace(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", fail_second)
+        with pytest.raises(OSError, match="interrupted"):
+            save_posterior(make("maple"), saved)
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+    assert [path.name for path in saved.parent.iterdir()] == ["posterior"]
+    save_posterior(make("maple"), saved)
+    assert load_posterior(saved, encoder).about["method"] == "maple"
+
+
+def test_what_should_not_be_saved_is_refused(make: Any, tmp_path: Path) -> None:
+    posterior = make("coop")
+    (tmp_path / "thesis.tex").write_text("important")
+    with pytest.raises(UserError, match="exists and is not a posterior"):
+        save_posterior(posterior, tmp_path)
+    with pytest.raises(UserError, match="exists and is not a posterior"):
+        save_posterior(posterior, tmp_path / "thesis.tex")
+    broken = {name: stack / 0 for name, stack in posterior.samples.items()}
+    with pytest.raises(UserError, match="'context' hold numbers that are not finite"):
+        save_posterior(Posterior(posterior.learner, broken, posterior.weights, posterior.about), tmp_path / "p")
+    with pytest.raises(UserError, match="`about` lacks method"):
+        save_posterior(Posterior(posterior.learner, posterior.samples, posterior.weights), tmp_path / "p")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
