@@ -135,3 +135,11 @@ def test_the_backbone_is_frozen_and_in_the_type_asked_for(clip_folder: Path) -> 
 
 def test_the_fingerprint_tells_checkpoints_apart(clip_folder: Path, old_clip_folder: Path) -> None:
     assert load_backbone(clip_folder).fingerprint != load_backbone(old_clip_folder).fingerprint
+
+
+def test_a_model_that_was_loaded_with_another_attention(clip_folder: Path) -> None:
+    """Plain ("eager") attention would see what comes after a token: it takes a mask, not a flag."""
+    encoder = load_backbone(clip_folder)
+    model = CLIPModel.from_pretrained(clip_folder, attn_implementation="eager")
+    other = DualEncoder("eager", model, encoder.tokenizer, encoder.preprocessing)
+    torch.testing.assert_close(other.text_features(sentences(other)), expected_text(clip_folder), atol=1e-5, rtol=0)

@@ -1,6 +1,5 @@
 """SigLIP behind the same interface, against `transformers`' own outputs; the learners that run on it."""
 
-import importlib.util
 from pathlib import Path
 
 import checkpoints
@@ -75,15 +74,7 @@ def test_a_checkpoint_without_pooling_head_is_refused(siglip_folder: Path) -> No
         DualEncoder("headless", model, encoder.tokenizer, encoder.preprocessing)
 
 
-METHODS = [
-    pytest.param(
-        method,
-        marks=pytest.mark.skipif(
-            importlib.util.find_spec(f"rebapl.learners.{method}") is None, reason=f"there is no method {method} yet"
-        ),
-    )
-    for method in ("coop", "ivlp", "maple")
-]
+METHODS = ("coop", "ivlp", "maple")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -102,6 +93,14 @@ def test_learners_run_on_it(encoder: DualEncoder, method: str) -> None:
     bound = learner.bind(["rock", "rain", "red pet"])
     assert bound(PIXELS).logits.shape == (3, 3)
     assert {id(p) for p in bound.parameters()} == {id(p) for p in learner.parameters()}
+
+
+@pytest.mark.parametrize(("method", "settings"), [("coop", {}), ("ivlp", {"depth": 1}), ("maple", {"depth": 1})])
+def test_text_starts_as_zero_shot(encoder: DualEncoder, method: str, settings: dict) -> None:
+    """The learnable tokens stand where the words they start from stood: there is no start token."""
+    arguments = encoder, ["cat", "the old dog"], "a photo of a {}.", torch.Generator()
+    given = build_learner(method, *arguments, settings)(PIXELS).cloud("text")
+    torch.testing.assert_close(given, build_learner("zero-shot", *arguments)(PIXELS).cloud("text"), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -20,7 +20,7 @@ def encoder(folder: Path) -> DualEncoder:
     return load_backbone(folder)
 
 
-@pytest.mark.parametrize("name", ["cat", "dog's ear", "cat/dog", "Größe", "a-b", "747-400", "Bō", "two words"])
+@pytest.mark.parametrize("name", ["cat", "dog's ear", "cat/dog", "Größe", "a-b", "747-400", "Bō", "two words", ".net"])
 def test_pieces_give_the_tokens_of_the_whole_sentence(folder: Path, encoder: DualEncoder, name: str) -> None:
     sentence = f"a photo of a {name}."
     whole = AutoTokenizer.from_pretrained(folder)(sentence)["input_ids"]
@@ -72,6 +72,8 @@ def test_class_names_are_cleaned_and_checked() -> None:
         ([], "no class names"),
         (["a", "_"], r"class name 1 \('_'\) is empty"),
         (["a b", "a_b"], "twice"),
+        (["a", b"caf\xe9".decode(errors="surrogateescape")], r"class name 1 \('caf\\udce9'\) is not valid Unicode"),
+        ("cat", "must be a list of names; got the one string 'cat'"),
     ):
         with pytest.raises(UserError, match=reason):
             clean_class_names(names)

@@ -84,3 +84,9 @@ def test_relabels_from_zero() -> None:
     novel = relabelled(toy().test, [1])
     assert [item.label for item in novel] == [0, 0, 0]
     assert {item.class_name for item in novel} == {"b"}
+
+
+def test_labels_with_a_gap_are_refused() -> None:
+    items = [Item("a", 0, "cat"), Item("b", 2, "dog")]
+    with pytest.raises(UserError, match=r"labels of data set 'gap' are not 0 … 1: \[0, 2\]"):
+        _ = Dataset("gap", "{}", items, [], [], load=Image.open).class_names

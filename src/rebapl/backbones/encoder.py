@@ -31,6 +31,7 @@ class DualEncoder:
         kind = getattr(model.config, "model_type", type(model).__name__)
         if kind not in ARCHITECTURES:
             raise unknown("kind of dual encoder", kind, ARCHITECTURES)
+        model.set_attn_implementation("sdpa")  # the layers are called with causality as a flag, which "eager" ignores
         self.name = name
         self.model = model
         self.tokenizer = tokenizer
@@ -39,6 +40,10 @@ class DualEncoder:
         self.joint_width: int = self.text.projection.out_features
         self.logit_scale: float = model.logit_scale.exp().item()
         self.logit_bias: float = model.logit_bias.item() if hasattr(model, "logit_bias") else 0.0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DualEncoder:
+        """Itself: it is frozen, and a copy of a learner needs no copy of it."""
+        return self
 
     @property
     def device(self) -> torch.device:
@@ -76,9 +81,9 @@ class DualEncoder:
         """Normalised features (B, e) of the frozen image tower."""
         return F.normalize(self.vision.features(self.vision.run(self.embed_images(pixels))), dim=-1)
 
-    def text_features(self, text: Text) -> Tensor:
-        """Normalised features (C, e) of the frozen text tower."""
-        return F.normalize(self.text.features(self.text.run(self.embed_text(text))), dim=-1)
+    def text_features(self, text: Text, fill: Tensor | None = None) -> Tensor:
+        """Normalised features (C, e) of the frozen text tower; `fill` as in `embed_text`."""
+        return F.normalize(self.text.features(self.text.run(self.embed_text(text, fill))), dim=-1)
 
     def logits(self, image: Tensor, text: Tensor) -> Tensor:
         """scale·cos + bias (B, C) of normalised features (B, e) and (C, e); the bias is 0 but for SigLIP."""

@@ -162,7 +162,7 @@ def _load_model(source: str, architecture: Architecture) -> Any:
     logging.disable_progress_bar()
     try:
         model, report = getattr(transformers, architecture.model_class).from_pretrained(
-            source, dtype=torch.float32, attn_implementation="sdpa", output_loading_info=True
+            source, dtype=torch.float32, output_loading_info=True
         )
     except (OSError, SafetensorError, RuntimeError, ValueError) as error:
         raise UserError(

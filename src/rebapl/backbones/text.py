@@ -12,7 +12,7 @@ from rebapl.errors import UserError
 
 Piece = str | int  # words, or a number of slots to be filled with learnable vectors
 
-_NO_SPACE_BEFORE = ".,;:!?"
+_NO_SPACE_BEFORE = frozenset(".,;:!?")
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,24 @@ class Text:
 
 def clean_class_names(names: Sequence[str]) -> list[str]:
     """Class names as they are put into text: underscores become spaces. Empty and repeated names are refused."""
+    if isinstance(names, str):
+        raise UserError(f"class names must be a list of names; got the one string {names!r}")
     cleaned = [" ".join(name.replace("_", " ").split()) for name in names]
     if not cleaned:
         raise UserError("no class names were given: at least one is needed")
     for index, name in enumerate(cleaned):
         if not name:
             raise UserError(f"class name {index} ({names[index]!r}) is empty: every class needs a name")
+        if not _is_unicode(name):
+            raise UserError(f"class name {index} ({name!r}) is not valid Unicode: write it anew (UTF-8)")
         if name in cleaned[:index]:
             raise UserError(f"class name {name!r} is given twice: names must differ")
     return cleaned
+
+
+def _is_unicode(name: str) -> bool:
+    """Not so where a file system's name in another encoding was read: its bytes become lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 class TextTokenizer:
@@ -77,7 +86,7 @@ class TextTokenizer:
         if not continued:
             return self._inner(text)
         lead = "a"
-        joint = lead + ("" if text[0] in _NO_SPACE_BEFORE else " ") + text
+        joint = lead + ("" if set(text) <= _NO_SPACE_BEFORE else " ") + text
         ids = self._inner(joint)[len(self._inner(lead)) :]
         if not ids and text != ".":  # some tokenizers drop punctuation
             raise _nothing_in(text)

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from PIL import Image
 
+from rebapl.errors import UserError
+
 
 class Item(NamedTuple):
     """One labelled image; `key` is its path below the data root or, for a drawn image, its address."""
@@ -36,4 +38,6 @@ class Dataset:
     def class_names(self) -> list[str]:
         """Class names by label, 0 … n−1."""
         names = {item.label: item.class_name for item in (*self.train, *self.val, *self.test)}
+        if sorted(names) != list(range(len(names))):
+            raise UserError(f"the labels of data set '{self.name}' are not 0 … {len(names) - 1}: {sorted(names)}")
         return [names[label] for label in sorted(names)]

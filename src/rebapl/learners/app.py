@@ -109,5 +109,4 @@ class APP(CoOp):
         """Normalised text features (B, C, e) with each of the vectors (B, d_t) as every context vector."""
         count, classes = len(prior), len(self.class_names)
         fill = prior[:, None, None].expand(-1, classes, self.tokens, -1).flatten(0, 1)
-        states = self.encoder.text.run(self.encoder.embed_text(self.text.repeated(count), fill))
-        return F.normalize(self.encoder.text.features(states), dim=-1).unflatten(0, (count, classes))
+        return self.encoder.text_features(self.text.repeated(count), fill).unflatten(0, (count, classes))

@@ -119,6 +119,10 @@ class Learner(nn.Module):
         other._set_classes(class_names, template or self.template)
         return other
 
+    def sentences(self) -> list[str]:
+        """The class names in the template."""
+        return [self.template.replace("{}", name) for name in self.class_names]
+
     def prepare_text(self) -> None:
         """Tokenise the class names and compute what of their way is constant. Called whenever they change."""
         raise NotImplementedError

@@ -133,10 +133,9 @@ class BayesianPrompts(CoOp):
     def _text_samples(self, residuals: Tensor) -> Tensor:
         """Normalised text features (C, L, e) for residuals (L, d)."""
         count, classes = len(residuals), len(self.class_names)
-        contexts = self.context + residuals[:, None, None]
+        contexts = self.contexts + residuals[:, None, None]
         fill = contexts.expand(count, classes, -1, -1).flatten(0, 1)
-        states = self.encoder.text.run(self.encoder.embed_text(self.text.repeated(count), fill))
-        features = F.normalize(self.encoder.text.features(states), dim=-1)
+        features = self.encoder.text_features(self.text.repeated(count), fill)
         return features.unflatten(0, (count, classes)).transpose(0, 1)
 
     def _log_probability(self, image: Tensor, samples: Tensor) -> Tensor:

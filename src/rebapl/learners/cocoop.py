@@ -80,6 +80,5 @@ class CoCoOp(Learner):
         shift = self.expand(F.relu(self.squeeze(image)))
         contexts = self.context + shift.unsqueeze(1)
         count = len(self.class_names)
-        states = self.encoder.embed_text(self.text.repeated(len(image)), contexts.repeat_interleave(count, dim=0))
-        features = self.encoder.text.features(self.encoder.text.run(states))
-        return F.normalize(features, dim=-1).unflatten(0, (len(image), count))
+        features = self.encoder.text_features(self.text.repeated(len(image)), contexts.repeat_interleave(count, dim=0))
+        return features.unflatten(0, (len(image), count))

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder
@@ -61,6 +60,8 @@ class CoOp(Learner):
         "cross-dataset": Variant(settings={"init": None, "tokens": 16}),
         "domain-generalization": Variant(settings={"init": None, "tokens": 16}),
     }
+    owners: Sequence[str] = ()
+    """The classes that class-specific context belongs to; `bind` leaves them as they are."""
 
     def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: CoOpConfig) -> None:
         self.config = config
@@ -69,20 +70,28 @@ class CoOp(Learner):
         shape: tuple[int, ...] = (self.tokens, encoder.text.width)
         if config.class_specific:
             shape = (len(self.class_names), *shape)
+            self.owners = self.class_names
         self.context = nn.Parameter(torch.empty(shape, device=encoder.device))
 
     def prepare_text(self) -> None:
-        if self.config.class_specific and "context" in self._parameters:
-            self._check_class_count()
+        self.rows = self._rows() if self.owners else None
         position = self.config.position
         self.text = self.encoder.tokenize([pieces(name, self.tokens, position) for name in self.class_names])
 
-    def _check_class_count(self) -> None:
-        if len(self.class_names) != len(self.context):
-            raise UserError(
-                f"class-specific context belongs to its {len(self.context)} classes and cannot be bound to "
-                f"{len(self.class_names)} others: use the shared context (class_specific=False)"
-            )
+    def _rows(self) -> Tensor:
+        """Where the contexts (C,) of the classes bound to stand among those of the classes built with."""
+        for name in self.class_names:
+            if name not in self.owners:
+                raise UserError(
+                    f"class-specific context belongs to the {len(self.owners)} classes it was built with, and {name!r} "
+                    f"is none of them: use the shared context (class_specific=False)"
+                )
+        return torch.tensor([self.owners.index(name) for name in self.class_names], device=self.encoder.device)
+
+    @property
+    def contexts(self) -> Tensor:
+        """The context vectors: (b, d) for all classes, or (C, b, d)."""
+        return self.context if self.rows is None else self.context[self.rows]
 
     def reset(self, generator: torch.Generator) -> None:
         draw_tokens(self.context, self.encoder, self.init_ids, generator)
@@ -92,8 +101,7 @@ class CoOp(Learner):
         return self.encoder.image_features(images)
 
     def encode_classes(self) -> Mapping[str, Tensor]:
-        states = self.encoder.text.run(self.encoder.embed_text(self.text, self.context))
-        return {"text": F.normalize(self.encoder.text.features(states), dim=-1)}
+        return {"text": self.encoder.text_features(self.text, self.contexts)}
 
     def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
         return Output(self.cosine_logits(frozen, classes["text"]), {"image": frozen}, classes)

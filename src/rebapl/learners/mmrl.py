@@ -101,7 +101,7 @@ class RepresentationLearner(Learner):
 
     @torch.no_grad()
     def prepare_text(self) -> None:
-        text = self.encoder.tokenize([[self.template.format(name)] for name in self.class_names])
+        text = self.encoder.tokenize([[sentence] for sentence in self.sentences()])
         tower = self.encoder.text
         self.lower_text = tower.run(self.encoder.embed_text(text), stop=self.text_layers.start)
         self.frozen_text = F.normalize(tower.features(tower.run(self.lower_text)), dim=-1)

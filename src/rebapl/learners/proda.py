@@ -95,7 +95,7 @@ class ProDA(Learner):
     def overlap(self) -> Tensor:
         """The mean |cos| between different prompts without a class name."""
         count = self.config.prompts
-        features = self._features(self.nameless.repeated(count), self.context)
+        features = self.encoder.text_features(self.nameless.repeated(count), self.context)
         apart = (features @ features.T).abs().sum() - features.square().sum()
         return apart / max(1, count * (count - 1))
 
@@ -125,8 +125,5 @@ class ProDA(Learner):
         count = len(self.class_names)
         rows = (self.positions[chosen].unsqueeze(1) * count + torch.arange(count, device=chosen.device)).flatten()
         text = Text(self.text.ids[rows], self.text.read[rows], self.text.slots[rows])
-        return self._features(text, self.context[chosen].repeat_interleave(count, dim=0)).unflatten(0, (-1, count))
-
-    def _features(self, text: Text, fill: Tensor) -> Tensor:
-        states = self.encoder.text.run(self.encoder.embed_text(text, fill))
-        return F.normalize(self.encoder.text.features(states), dim=-1)
+        fill = self.context[chosen].repeat_interleave(count, dim=0)
+        return self.encoder.text_features(text, fill).unflatten(0, (-1, count))
