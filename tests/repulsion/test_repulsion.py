@@ -1,181 +1,18 @@
-"""The term that a training loop adds: its size, its memory, its state, and what happens on the saddle."""
+"""The term that a training loop adds: its memory, its state, its spaces, and what it refuses."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from small_problem import Problem
+from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.repulsion import DISTANCES, POTENTIALS, Repulsion, kick, requires_dependence, squared_distance, weights
+from rebapl.repulsion import DISTANCES, Repulsion, kick, requires_dependence, weights
 
 ALL = list(DISTANCES)
 EXPLORING, SAMPLING = SimpleNamespace(exploring=True), SimpleNamespace(exploring=False)
-
-
-class Problem:
-    """A small network on 24 points, its loss, and its features on a pool of 16: any model, no prompts."""
-
-    def __init__(self, seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        self.model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 5))
-        with torch.no_grad():
-            for p in self.model.parameters():
-                p.copy_(torch.randn(p.shape, generator=generator))
-        self.x, self.pool = torch.randn(24, 3, generator=generator), torch.randn(16, 3, generator=generator)
-        self.y = torch.randint(5, (24,), generator=generator)
-        self.parameters = list(self.model.parameters())
-
-    def loss(self) -> Tensor:
-        return nn.functional.cross_entropy(self.model(self.x), self.y)
-
-    def gradient_norm(self, value: Tensor) -> float:
-        found = torch.autograd.grad(value, self.parameters, retain_graph=True)
-        return torch.cat([g.flatten() for g in found]).norm().item()
-
-    def move(self, scale: float, seed: int = 1) -> None:
-        kick(self.parameters, scale, torch.Generator().manual_seed(seed))
-
-    def repelled(self, **settings: Any) -> Repulsion:
-        """A repulsion that remembers where the model is now."""
-        repulsion = Repulsion(**settings)
-        repulsion.remember(self.model(self.pool))
-        repulsion.new_cycle()
-        return repulsion
-
-
-@pytest.mark.parametrize("potential", list(POTENTIALS))
-@pytest.mark.parametrize("metric", ALL)
-def test_absolute_size_is_strength_times_the_sum(metric: str, potential: str) -> None:
-    problem = Problem()
-    first = problem.model(problem.pool).detach()
-    repulsion = Repulsion(metric, potential=potential, size="absolute", strength=0.7, epsilon=0.5, scale=0.2)
-    repulsion.remember(first)
-    repulsion.remember(2 * first)
-    repulsion.new_cycle()
-    problem.move(0.5)
-    cloud = problem.model(problem.pool)
-    squared = torch.stack([squared_distance(cloud, first, metric), squared_distance(cloud, 2 * first, metric)])
-    if metric != "sliced":  # which draws other directions for each
-        expected = 0.7 * POTENTIALS[potential].value(squared, torch.tensor(0.1)).sum()
-        torch.testing.assert_close(repulsion(cloud), expected, rtol=1e-4, atol=1e-6)
-        assert repulsion.distance is not None
-        torch.testing.assert_close(repulsion.distance, squared.detach().min())
-        assert not repulsion.distance.requires_grad
-    before = squared.detach().sum()
-    for p, g in zip(problem.parameters, torch.autograd.grad(repulsion(cloud), problem.parameters), strict=True):
-        p.data -= 1e-3 * g / g.norm()
-    cloud = problem.model(problem.pool)
-    after = squared_distance(cloud, first, metric) + squared_distance(cloud, 2 * first, metric)
-    assert after > before  # descent on the term moves away
-
-
-@pytest.mark.parametrize("metric", ALL)
-def test_normalised_is_exact_at_a_measured_step_and_close_between(metric: str) -> None:
-    problem = Problem()
-    repulsion = problem.repelled(metric=metric, size="normalised", fraction=0.3, measure_every=5)
-    problem.move(0.05)
-    ratios = []
-    for step in range(10):
-        rows = repulsion.choose(16, 12, torch.Generator().manual_seed(0))
-        loss, cloud = problem.loss(), problem.model(problem.pool[rows])
-        term = repulsion(cloud, rows, loss=loss, parameters=iter(problem.parameters))
-        ratios.append(problem.gradient_norm(term) / problem.gradient_norm(loss))
-        assert repulsion.norms is not None
-        if step % 5 == 0:
-            assert [n.item() for n in repulsion.norms] == pytest.approx(
-                [problem.gradient_norm(loss), problem.gradient_norm(term)], rel=1e-4
-            )
-        problem.move(0.02, seed=step)
-    assert ratios[0] == pytest.approx(0.3, rel=1e-4)
-    assert ratios[5] == pytest.approx(0.3, rel=1e-4)
-    assert all(0.05 < r < 1.5 for r in ratios), ratios
-
-
-def test_between_measurements_the_force_follows_the_distance() -> None:
-    """Measured just off the saddle, where ∇V is tiny: a fixed ratio would be 30 times too large a little later."""
-    problem = Problem()
-    repulsion = problem.repelled(metric="wasserstein", fraction=0.3, measure_every=100)
-    problem.move(0.01)
-    assert repulsion.norms is None
-    repulsion(problem.model(problem.pool), loss=problem.loss(), parameters=problem.parameters)
-    with torch.no_grad():
-        for p in problem.parameters:
-            p.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(7)))
-    loss = problem.loss()
-    term = repulsion(problem.model(problem.pool), loss=loss, parameters=problem.parameters)
-    assert 0.05 < problem.gradient_norm(term) / problem.gradient_norm(loss) < 1.0
-
-
-def test_forces_that_cancel_when_measured_are_not_magnified_afterwards() -> None:
-    """Between two stored samples the forces cancel; the next step is no longer between them."""
-    repulsion = Repulsion("paired", fraction=0.3, scale=1.0, measure_every=2)
-    for place in (-1.0, 1.0):
-        repulsion.remember(torch.tensor([[place]]))
-    repulsion.new_cycle()
-    forces = []
-    for place in (0.5, 0.5, 1e-4, 0.5):
-        theta = torch.tensor([[place]], requires_grad=True)
-        term = repulsion(theta, loss=theta.sum(), parameters=[theta])
-        forces.append(torch.autograd.grad(term, theta)[0].abs().item())
-    assert forces[:3] == pytest.approx([0.3, 0.3, 0.3], rel=1e-3)
-    assert forces[3] <= 0.61
-
-
-@pytest.mark.parametrize(("strength", "limited"), [(1e-3, False), (1e6, True)])
-def test_capped_limits_only_what_is_too_large(strength: float, limited: bool) -> None:
-    problem = Problem()
-    repulsion = problem.repelled(metric="mmd", size="capped", cap=0.5, strength=strength)
-    absolute = problem.repelled(metric="mmd", size="absolute", strength=strength)
-    problem.move(0.1)
-    loss, cloud = problem.loss(), problem.model(problem.pool)
-    term = repulsion(cloud, loss=loss, parameters=problem.parameters)
-    if limited:
-        assert problem.gradient_norm(term) == pytest.approx(0.5 * problem.gradient_norm(loss), rel=1e-4)
-    else:
-        torch.testing.assert_close(term, absolute(cloud))
-
-
-@pytest.mark.parametrize("size", ["normalised", "capped", "absolute"])
-@pytest.mark.parametrize("metric", ALL)
-def test_on_the_saddle_of_a_warm_restart_nothing_blows_up(metric: str, size: str) -> None:
-    problem = Problem()
-    repulsion = problem.repelled(metric=metric, size=size, strength=1e3, measure_every=3)
-    for step in range(7):
-        loss = problem.loss()
-        term = repulsion(problem.model(problem.pool), loss=loss, parameters=problem.parameters)
-        force = problem.gradient_norm(term)
-        assert term.isfinite()
-        if size != "absolute":
-            assert force <= 1.5 * problem.gradient_norm(loss)
-        if step == 0:
-            assert force <= 0.01 * problem.gradient_norm(loss)
-            problem.move(0.01)
-    assert force > 0
-
-
-def test_an_ordinary_step_has_no_backward_pass_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem()
-    repulsion = problem.repelled(measure_every=4)
-    problem.move(0.1)
-    real, calls = torch.autograd.grad, 0
-
-    def counting(*given: Any, **named: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return real(*given, **named)
-
-    def passes() -> int:
-        before = calls
-        repulsion(problem.model(problem.pool), loss=problem.loss(), parameters=problem.parameters)
-        return calls - before
-
-    monkeypatch.setattr(torch.autograd, "grad", counting)
-    assert [passes() for _ in range(9)] == [2, 0, 0, 0, 2, 0, 0, 0, 2]
-    assert passes() == 0
-    repulsion.new_cycle()
-    assert passes() == 2
 
 
 def test_memory_previous_and_all() -> None:

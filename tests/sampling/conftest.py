@@ -1,8 +1,8 @@
 """Statistical tests: thousands of independent chains are the coordinates of one tensor.
 
 A check passes within Z standard errors. With Z = 5 a correct sampler fails one check in 1.7 million under a fresh
-seed (normal approximation); the whole folder holds fewer than 200 such checks, so it would raise a false
-alarm in about one of 10,000 fresh seeds. Seeds are fixed, so here it never does.
+seed (normal approximation); the whole folder holds fewer than 350 such checks, so it would raise a false
+alarm in about one of 5,000 fresh seeds. Seeds are fixed, so here it never does.
 """
 
 from __future__ import annotations

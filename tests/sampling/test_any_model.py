@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_breast_cancer
 
-from rebapl.repulsion import Repulsion
+from rebapl.repulsion import Repulsion, kick
 from rebapl.sampling import SGHMC, CyclicalSchedule
 
 from .conftest import Z
@@ -26,14 +26,15 @@ def test_the_standalone_loop_of_the_documentation():
     sampler = SGHMC(model.parameters(), lr=2e-3, momentum=0.9, num_data=len(data), temperature=0.1, weight_decay=5e-4)
     schedule = CyclicalSchedule(sampler, steps_per_cycle=3 * len(loader), exploration=0.4)
     repulsion = Repulsion(metric="mmd", size="normalised", fraction=0.3)
-    samples, repelled = [], 0
+    generator = torch.Generator().manual_seed(0)
+    samples, forces = [], []
     for _ in range(6):
         for images, labels in loader:
             loss = F.cross_entropy(model(images), labels)
             if repulsion.active(schedule):
-                rows = repulsion.choose(len(pool), 16, torch.Generator().manual_seed(0))
+                rows = repulsion.choose(len(pool), 16, generator)
                 loss = loss + repulsion(features(pool[rows]), rows, loss=loss, parameters=list(model.parameters()))
-                repelled += 1
+                forces.append(repulsion.norms[1].item())
             sampler.zero_grad()
             loss.backward()
             sampler.step()
@@ -41,8 +42,11 @@ def test_the_standalone_loop_of_the_documentation():
             if schedule.at_sample:
                 samples.append({name: p.detach().clone() for name, p in model.named_parameters()})
                 repulsion.remember(features(pool))
+            if schedule.at_cycle_end:
+                kick(model.parameters(), repulsion.kick, generator)
     assert len(samples) == 2
-    assert repelled == 11  # the exploring 40 % of the second cycle's 27 steps
+    assert len(forces) == 11  # the exploring 40 % of the second cycle's 27 steps
+    assert min(forces) > 0
     assert (samples[0]["0.weight"] - samples[1]["0.weight"]).abs().max() > 0
 
 

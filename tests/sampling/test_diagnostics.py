@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -34,6 +36,22 @@ def test_both_temperatures_read_the_temperature(center):
     assert abs(row["configurational_temperature"] - T) < error
     assert row["temperature"] == T
     assert row["acceptance"] == 1.0
+
+
+def test_a_record_is_complete_without_gradients_and_where_no_noise_is_due():
+    theta = torch.nn.Parameter(torch.ones(3))
+    sampler, record = SGHMC([theta], lr=0.1, num_data=5, gradient_noise="estimate"), Diagnostics()
+    for step, temperature in enumerate((1.0, 1.0, 0.0)):
+        sampler.param_groups[0]["temperature"] = temperature
+        theta.grad = torch.ones(3)
+        record.before(step, sampler, theta.sum())
+        sampler.step()
+        record.after(sampler)
+    assert [row["acceptance"] for row in record.rows()] == [1.0, 1.0, 1.0]
+    theta.grad = None
+    record.before(3, sampler, theta.sum())
+    assert record.rows()[3]["gradient_norm"] == 0.0
+    assert math.isnan(record.rows()[3]["configurational_temperature"])
 
 
 def test_it_works_on_any_optimizer_and_keeps_the_lr_of_the_step():

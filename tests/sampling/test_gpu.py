@@ -77,6 +77,35 @@ def test_a_captured_step_follows_the_learning_rate_and_draws_fresh_noise():
     assert moves[2].abs().max() < 1e-3 * moves[0].abs().max()
 
 
+def test_a_run_goes_on_there_from_a_state_kept_on_the_cpu():
+    inference = Inference(
+        lr=0.05, epochs=3, batch=8, temperature=0.01, cycles=2, averaging=(2.0, 1.0), repulsion=Repelling(reference=6)
+    )
+
+    def chain():
+        return Chain(ToyLearner().cuda(), inference, given, num_data=40, steps_per_epoch=5, reference=data()[0])
+
+    def given(step):
+        return tuple(x.cuda() for x in batches(step))
+
+    def on_cpu(tree):
+        if isinstance(tree, dict):
+            return {key: on_cpu(value) for key, value in tree.items()}
+        if isinstance(tree, list | tuple):
+            return type(tree)(on_cpu(value) for value in tree)
+        return tree.cpu() if isinstance(tree, torch.Tensor) else tree
+
+    whole = list(chain().run())
+    for stop in (7, 18):
+        first, second = chain(), chain()
+        for _ in range(stop):
+            first.step()
+        second.load_state_dict(on_cpu(first.state_dict()))
+        list(second.run())
+        for a, b in zip(whole, second.samples, strict=True):
+            torch.testing.assert_close(a.parameters, b.parameters, rtol=1e-5, atol=1e-6)
+
+
 def test_the_loop_runs_there_without_waiting_between_checks():
     learner = ToyLearner().cuda()
     inference = Inference(

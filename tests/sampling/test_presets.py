@@ -9,7 +9,7 @@ import torch
 
 from rebapl.errors import UserError
 from rebapl.learners.base import Recipe
-from rebapl.sampling import PRESETS, Chain, Inference, begin, preset, preset_values
+from rebapl.sampling import PRESETS, Adaptive, Chain, Inference, begin, preset, preset_values
 
 from .toy import ToyLearner, batches, data
 
@@ -89,15 +89,38 @@ def test_the_paper_preset_takes_the_papers_table_where_it_names_the_method():
     assert (authors.integrator, authors.temperature) == ("authors", 100.0)
 
 
+def test_what_follows_from_a_setting_follows_its_change():
+    assert preset("rebapl", MMRL).burn_in == 0.4
+    assert preset("rebapl", MMRL, exploration=0.25).burn_in == 0.25
+    assert preset("rebapl", MMRL, exploration=0.25, burn_in=0.1).burn_in == 0.1
+    assert preset("rebapl", MAPLE, exploration=0.25).burn_in == 0.0
+    assert preset("mle", MAPLE).warmup_epochs == 1
+    assert preset("mle", MAPLE, epochs=2).warmup_epochs == 1
+    assert preset("mle", MAPLE, epochs=1).warmup_epochs == 0  # or nothing would be learned
+
+
 def test_changes_go_on_top_and_unknown_ones_are_named():
     changed = preset("rebapl", MAPLE, "maple", cycles=5, repulsion={"metric": "energy"})
     assert isinstance(changed, Inference)
     assert changed.cycles == 5
     assert (changed.repulsion.metric, changed.repulsion.reference) == ("energy", 32)
     assert preset("rebapl", MAPLE, repulsion=None).repulsion is None
+    dotted = preset("rebapl", MAPLE, **{"repulsion.metric": "energy", "repulsion.fraction": 0.1})
+    assert (dotted.repulsion.metric, dotted.repulsion.fraction, dotted.repulsion.reference) == ("energy", 0.1, 32)
+    assert preset("rebapl", MAPLE, adaptive={"patience": 2}).adaptive == Adaptive(patience=2)
+    assert preset("rebapl", MAPLE).adaptive is None
+    with pytest.raises(UserError, match="did you mean 'patience'"):
+        preset("rebapl", MAPLE, adaptive={"patient": 2})
+    with pytest.raises(UserError, match="adaptive is True; give its settings"):
+        preset("rebapl", MAPLE, adaptive=True)
     with pytest.raises(UserError, match="did you mean 'cycles'"):
         preset("rebapl", MAPLE, cycels=5)
     with pytest.raises(UserError, match="did you mean 'metric'"):
         preset("rebapl", MAPLE, repulsion={"metrik": "mmd"})
     with pytest.raises(UserError, match="did you mean 'csghmc'"):
         preset("csghcm", MAPLE)
+
+
+def test_a_temperature_that_would_never_act_is_refused():
+    with pytest.raises(UserError, match="exploration = 1 leaves no sampling stage"):
+        preset("mle", MAPLE, temperature=0.1)

@@ -22,4 +22,5 @@ def test_a_steps_cloud_is_the_stored_cloud_at_its_points(space):
     torch.testing.assert_close(loss, learner.loss(learner(images), labels))
     sizes = {"image": 20, "logits": 20, "text": 3, "both": 23, "weights": 1}
     assert len(stored) == sizes[space]
+    assert reference.shape == stored.shape
     assert (rows is None) == (space in ("text", "weights"))

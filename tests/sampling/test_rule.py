@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
 
 import pytest
@@ -152,11 +153,14 @@ def test_groups_have_their_own_settings():
     assert [group["lr"] for group in sampler.param_groups] == [5.0, 5.0, 0.1]
 
 
-def test_a_copy_of_the_optimizer_can_be_taken():
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+@pytest.mark.parametrize("name", RULES)
+def test_a_copy_of_the_optimizer_goes_the_same_way(name, copied):
     net = model()
-    sampler = SGHMC(net.parameters(), lr=0.1, num_data=10)
+    sampler = RULES[name](net.parameters(), generator=seeded())
     walk(net, sampler, 2)
-    assert copy.deepcopy(sampler.state_dict())["param_groups"][0]["momentum_lr"] == 0.1
+    other, twin = copied((net, sampler))
+    assert all(torch.equal(a, b) for a, b in zip(walk(net, sampler, 3), walk(other, twin, 3), strict=True))
 
 
 @pytest.mark.parametrize("prior", [{"weight_decay": 0.5}, {"prior_std": 0.2}, {"prior_std": 0.2, "center": "init"}])
@@ -195,6 +199,7 @@ def test_center_can_be_given_tensor_by_tensor():
         ({"gradient_noise": "auto"}, "'estimate'"),
         ({"gradient_noise": -0.1}, "negative"),
         ({"center": "zero"}, "'init'"),
+        ({"center": "given"}, "'init'"),
     ],
 )
 def test_bad_values_say_which_are_accepted(settings, says):

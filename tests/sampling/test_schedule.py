@@ -125,6 +125,8 @@ def test_burn_in_hands_the_first_part_of_each_cycle_to_the_other_optimizer():
     assert turns == ([True] * 2 + [False] * 8) * 2
     with pytest.raises(UserError, match="go together"):
         CyclicalSchedule(main, 10, burn_in=0.2)
+    with pytest.raises(UserError, match=r"burn_in is 0\.6; .* exploration, which is 0\.4"):
+        CyclicalSchedule(main, 10, burn_in=0.6, burn_in_optimizer=other)
 
 
 def test_a_restored_schedule_goes_on_as_the_first():
@@ -150,6 +152,9 @@ def test_tensor_learning_rates_are_written_in_place():
         ({"exploration": 1.4}, "exploration is 1.4"),
         ({"granularity": "batch"}, "step, epoch"),
         ({"granularity": "epoch", "steps_per_epoch": 3}, "dividing"),
+        ({"cycles": 0}, "cycles is 0"),
+        ({"warmup_steps": -1}, "from 0 to 9"),
+        ({"warmup_steps": 10}, "warm-up has 10 iterations; accepted: from 0 to 9"),
     ],
 )
 def test_bad_values_say_which_are_accepted(settings, says):

@@ -86,6 +86,23 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     assert torch.equal(values(second.run()), whole)
 
 
+def test_a_stochastic_learner_draws_from_the_runs_own_stream():
+    class Noisy(ToyLearner):
+        noise = None
+
+        def forward(self, images):
+            return super().forward(images + 0.1 * torch.randn(images.shape, generator=self.noise))
+
+    whole = values(svgd(Noisy()).run())
+    first = svgd(Noisy())
+    for _ in range(7):
+        first.step()
+    second = svgd(Noisy())
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(values(second.run()), whole)
+    assert not torch.equal(values(svgd(Noisy(), seed=1).run()), whole)
+
+
 def test_the_learner_itself_is_left_as_it_was():
     learner = ToyLearner()
     list(svgd(learner).run())

@@ -7,7 +7,10 @@ from typing import Any
 import plain
 import plain_distributions
 import plain_mmrl
+import torch
 from torch import Tensor
+
+from rebapl.learners import Learner, Output
 
 Settings = Mapping[str, Any]
 
@@ -129,3 +132,9 @@ CASES: dict[str, Case] = {
         noisy_training=True,
     ),
 }
+
+
+def output_of(learner: Learner, images: Tensor) -> Output:
+    """In training mode every time with the same noise."""
+    learner.noise = torch.Generator().manual_seed(4)
+    return learner(images)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +25,8 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line; a `UserError` becomes one line on stderr and exit code 2."""
+    # Threads that wait for one another by spinning are many times slower when other programs want the cores too.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         app()
     except UserError as error:

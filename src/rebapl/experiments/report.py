@@ -45,10 +45,10 @@ def _by_task(rows: Iterable[Row]) -> dict[str, list[Row]]:
 def base_novel_table(rows: Sequence[Row], title: str) -> Table:
     """The table for a terminal; the best of each task in bold."""
     table = Table(title=title, title_justify="left", caption_justify="left")
-    table.add_column("task")
-    table.add_column("method")
-    for name in (*COLUMNS.values(), "seconds"):
-        table.add_column(name, justify="right")
+    table.add_column("task", no_wrap=True)
+    table.add_column("method", no_wrap=True)
+    for name in (*COLUMNS.values(), "s"):
+        table.add_column(name, justify="right", no_wrap=True)
     for task, group in _by_task(rows).items():
         for index, row in enumerate(group):
             cells = []

@@ -37,10 +37,11 @@ class Setting:
     stage: str = "exploration"
 
 
+# Too strong a repulsion also acts while sampling, as in the paper's update: there no later drift makes it good.
 SETTINGS = (
     Setting("no repulsion", 0.0),
     Setting(r"repulsion, $\xi=50$", 50.0),
-    Setting(r"far too strong, $\xi=1000$", 1000.0, stage="both"),
+    Setting(r"$\xi=1000$, in both stages", 1000.0, stage="both"),
 )
 
 

@@ -82,7 +82,7 @@ def fields(density: Potential, repulsion: Potential, strength: float, stored: Te
 def trajectories(
     density: Potential, stored: Tensor, journeys: Sequence[tuple[str, Tensor, list[bool], Tensor]]
 ) -> Figure:
-    """One panel per setting: one cycle from the stored sample, and where other seeds end."""
+    """One panel per setting: one cycle beside the stored sample, and where other seeds end."""
     with rc_context(FONTS):
         figure = Figure(figsize=(WIDTH, 2.2), layout="constrained")
         panels = figure.subplots(1, len(journeys), sharey=True)

@@ -23,14 +23,18 @@ from rebapl.repulsion.clouds import Stored, as_points, plain
 
 @dataclass(frozen=True)
 class Distance:
-    """`prepare(cloud (m, d), **options)` once per stored sample; `between(x (n, d), stored)` → d² (s,)."""
+    """`prepare(cloud (m, d), **options)` once per stored sample; `between(x (n, d), stored)` → d² (s,).
+
+    `rounding`: up to here d² may be nothing but float32 rounding, whatever the features' scale.
+    """
 
     between: Callable[[Tensor, Stored], Tensor]
     prepare: Callable[..., Stored] = plain
+    rounding: float = 0.0
 
 
 DISTANCES: dict[str, Distance] = {
-    "mmd": Distance(mmd.between, mmd.prepare),
+    "mmd": Distance(mmd.between, mmd.prepare, mmd.ROUNDING),
     "wasserstein": Distance(wasserstein.between),
     "sinkhorn": Distance(sinkhorn.between, sinkhorn.prepare),
     "sliced": Distance(sliced.between, sliced.prepare),

@@ -16,6 +16,7 @@ from rebapl.errors import UserError
 from rebapl.repulsion.clouds import Stored, median_squared_distance, squared_distances
 
 FACTORS = (0.5, 1.0, 2.0)
+ROUNDING = 4e-7  # means of kernels, of order 1, are subtracted: about three units in the last place
 
 
 def prepare(cloud: Tensor, bandwidth: float | None = None) -> Stored:

@@ -25,8 +25,11 @@ SIZES = ("normalised", "capped", "absolute")
 MEMORIES = ("previous", "all")
 STAGES = ("exploration", "both")
 
-# Below this share of its natural scale d² is rounding, and so is the direction of the force: not magnified.
-COINCIDENT = 1e-5
+# Below this share of its natural scale (or below the distance's own rounding) d² is not a number to rely on: the
+# force there is not magnified.
+COINCIDENT = 1e-6
+# Weight of a new measurement of the loss gradient in the running mean.
+RECENT = 0.2
 
 
 class Repulsion:
@@ -38,13 +41,14 @@ class Repulsion:
 
     How strong, by `size`:
     - absolute: strength·ΣV. In stage="both" the chain targets the density tilted by exp(−N·strength·ΣV/T).
-    - capped: the same, but its gradient has at most `cap` times the norm of the loss gradient.
-    - normalised: its gradient has `fraction` times the norm of the loss gradient; `strength` is not used.
+    - capped: the same, but its gradient has at most `cap` times the usual norm of the loss gradient.
+    - normalised: its gradient has `fraction` times the usual norm of the loss gradient; `strength` is not used.
 
     The last two measure both norms every `measure_every` steps (two more backward passes through the same
-    graph), the first time in a cycle at once. In between they hold ‖∇ΣV‖ / Σ|dV/dd| = ‖∇d‖ and the loss
-    gradient's norm fixed, and follow |dV/dd|, which is known in closed form. They are no gradients of a
-    potential: in stage="both" no density is targeted.
+    graph), and more often as a cycle begins: at its steps 0, 1, 2, 4, 8, …. The usual norm of the loss gradient
+    is a running mean of what was measured, since one mini-batch that is already fitted has none. In between,
+    ‖∇ΣV‖ / Σ|dV/dd| = ‖∇d‖ is held fixed, and |dV/dd|, known in closed form, is followed. They are no gradients
+    of a potential: in stage="both" no density is targeted.
 
     `memory`: previous (the samples of the last cycle) or all. `stage`: exploration or both. `kick`: how far
     the chain loop moves θ off the saddle at a warm restart, relative to θ; see `kick`. `generator` draws the
@@ -103,6 +107,7 @@ class Repulsion:
         self._pending: list[Stored] = []
         self._cycle = -1
         self._steps = 0
+        self._measured = 0
         self._loss_norm: Tensor | None = None
         self._slope: Tensor | None = None
         self.distance: Tensor | None = None
@@ -180,16 +185,18 @@ class Repulsion:
                 "repulsion(cloud, loss=loss, parameters=list(model.parameters())), or use size='absolute'"
             )
         force = self._potential.force(squared.detach(), epsilon).sum()
-        apart = (squared.detach() > COINCIDENT * stored.shared["scale"]).any()
+        rounding = (COINCIDENT * stored.shared["scale"]).clamp_min(self._distance.rounding)
+        apart = (squared.detach() > rounding).any()
         return self._factor(potential, force, apart, loss, parameters) * potential
 
     def _factor(
         self, potential: Tensor, force: Tensor, apart: Tensor, loss: Tensor, parameters: Iterable[Tensor]
     ) -> Tensor:
         """What to multiply ΣV with, a tensor (): measured now, or followed from the last measurement."""
-        if self._slope is None or self._loss_norm is None or self._steps % self.measure_every == 0:
+        beginning = self._steps < self.measure_every and self._steps.bit_count() == 1
+        if self._slope is None or self._loss_norm is None or beginning or self._steps % self.measure_every == 0:
             tensors = [p for p in parameters if p.requires_grad]
-            self._loss_norm = gradient_norm(loss, tensors).to(potential)
+            self._loss_norm = self._usual(gradient_norm(loss, tensors).to(potential))
             norm = gradient_norm(potential, tensors).to(potential)
             slope = norm / force
             # where forces cancel, or near coincidence, the slope is small by accident: let it fall by half
@@ -207,6 +214,15 @@ class Repulsion:
         self.norms = (self._loss_norm, factor * norm)
         return factor
 
+    def _usual(self, measured: Tensor) -> Tensor:
+        """The running mean of the loss gradient's norm with one more measurement, over all cycles."""
+        self._measured += 1
+        if self._loss_norm is None:
+            return measured
+        old = self._loss_norm.to(measured)  # an overflow in half precision must not stay in the mean
+        old, new = torch.where(old.isfinite(), old, measured), torch.where(measured.isfinite(), measured, old)
+        return torch.lerp(old, new, max(1 / self._measured, RECENT))
+
     @staticmethod
     def choose(pool_size: int, n: int, generator: torch.Generator) -> Tensor:
         """A random n of the pool's points, all of them if there are no more; indices (n,)."""
@@ -216,7 +232,8 @@ class Repulsion:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on bit for bit: tensors under flat names, and plain values."""
-        state: dict[str, Any] = {"metric": self.metric, "cycle": self._cycle, "steps": self._steps}
+        state: dict[str, Any] = {"metric": self.metric, "cycle": self._cycle}
+        state |= {"steps": self._steps, "measured": self._measured}
         state["generator"] = self._generator.get_state()
         parts = {"memory": [] if self._memory is None else [self._memory], "pending": self._pending}
         for kind, stored in parts.items():
@@ -238,7 +255,7 @@ class Repulsion:
 
         self._memory = next(iter(stored("memory")), None)
         self._pending = stored("pending")
-        self._cycle, self._steps = state["cycle"], state["steps"]
+        self._cycle, self._steps, self._measured = state["cycle"], state["steps"], state["measured"]
         self._generator.set_state(state["generator"].cpu())
         self._loss_norm, self._slope = state.get("loss_norm"), state.get("slope")
 

@@ -66,6 +66,8 @@ class Chain:
             raise UserError("sampler 'svgd' moves particles together: run it with SVGD, not with Chain")
         if inference.adaptive is not None and held_out is None:
             raise UserError("adaptive cycles need held-out images: give held_out=(images, labels or None)")
+        if held_out is not None and len(held_out[0]) == 0:
+            raise UserError("held_out has no images: without any, leave `adaptive` and `held_out` out")
         self.learner, self.inference, self.batches = learner, inference, batches
         self.parameters = {name: p for name, p in learner.named_parameters() if p.requires_grad}
         if not self.parameters:
@@ -102,8 +104,11 @@ class Chain:
         if space is None:
             raise UserError("this learner names no feature space to repel in: set the repulsion's `space`")
         pool = pool if pool is None else pool[: settings.pool_size].to(self.device)
-        example = self.batches(0)[0][:1]
-        return Reference(self.learner, space, pool, settings.reference, example)
+        reference = Reference(self.learner, space, pool, settings.reference, self.batches(0)[0][:1])
+        # a metric that cannot work on such clouds says so now, not when the first cycle is over
+        stream = torch.Generator().manual_seed(0)
+        settings.build(stream).remember(torch.randn(reference.shape, generator=stream))
+        return reference
 
     @property
     def cycle(self) -> int:
@@ -277,8 +282,9 @@ class Chain:
         if self.repulsion is not None:
             self.repulsion.load_state_dict(state["repulsion"])
         if self.average is not None:
-            self.average.sums = state["average"]
+            self.average.sums = {name: total.to(self.device) for name, total in state["average"].items()}
         self._ends = {int(chain): end for chain, end in state["ends"].items()}
         self.stopped = state["stopped"]
         self.samples = [Sample(**sample) for sample in state["samples"]]
         self._predictions = list(state["predictions"])
+        self._good = None

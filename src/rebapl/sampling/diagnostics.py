@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -78,6 +79,8 @@ def _virial(optimizer: Rule) -> Tensor:
             center = optimizer.state[p].get("center", 0.0)
             total.append(((p - center) * g).sum() * group["num_data"])
             count += p.numel()
+    if not total:
+        return torch.tensor(math.nan)
     return torch.stack([x.to(total[0].device) for x in total]).sum() / count
 
 

@@ -31,10 +31,7 @@ def add_(xs: Tensors, ys: Tensors, scale: Scale = 1.0, *, foreach: bool) -> None
 def scale_(xs: Tensors, scale: Scale, *, foreach: bool) -> None:
     """x ← scale·x"""
     if foreach:
-        if isinstance(scale, Tensor):
-            torch._foreach_mul_(xs, scale)
-        else:
-            torch._foreach_mul_(xs, scale)
+        torch._foreach_mul_(xs, scale)
         return
     for x in xs:
         x.mul_(scale)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from rebapl.errors import UserError, unknown
-from rebapl.sampling.settings import Inference, Repelling
+from rebapl.sampling.settings import Adaptive, Inference, Repelling
 
 if TYPE_CHECKING:
     from rebapl.learners.base import Recipe
@@ -176,7 +176,9 @@ def _optimizer(values: Mapping[str, Value], recipe: Recipe) -> dict[str, Value]:
 def preset(name: str, recipe: Recipe, method: str = "", **changes: Any) -> Inference:
     """The settings of a preset for a learner's recipe, with `changes` on top.
 
-    A change to the repulsion is a mapping of its own: repulsion={"metric": "energy"}; None removes it.
+    A change to the repulsion is a mapping of its own: repulsion={"metric": "energy"}; None removes it. So is one to
+    the adaptive cycles. Both may be written with a dot, as `preset_values` does: "repulsion.metric". The burn-in
+    lasts as long as the exploration unless it is changed, and a warm-up leaves at least one epoch.
 
     >>> from types import SimpleNamespace
     >>> recipe = SimpleNamespace(lr=0.0035, epochs=5, batch=4, optimizer="sgd", momentum=0.9, weight_decay=5e-4,
@@ -184,24 +186,42 @@ def preset(name: str, recipe: Recipe, method: str = "", **changes: Any) -> Infer
     >>> preset("rebapl", recipe, "maple", cycles=5).lr, preset("rebapl-paper", recipe, "maple").lr
     (0.0035, 0.002)
     """
-    values = {key: entry.value for key, entry in preset_values(name, recipe, method).items()}
-    known = [f.name for f in fields(Inference)]
-    for key in changes:
-        if key not in known:
-            raise unknown("setting of the inference", key, known)
-    inner = {key.removeprefix("repulsion."): v for key, v in values.items() if key.startswith("repulsion.")}
-    outer = {key: v for key, v in values.items() if not key.startswith("repulsion.")}
-    repulsion = Repelling(**inner) if inner else None
-    if "repulsion" in changes:
-        repulsion = _changed(repulsion, changes.pop("repulsion"))
-    return Inference(**{**outer, "repulsion": repulsion, **changes})
+    values = _nested({key: entry.value for key, entry in preset_values(name, recipe, method).items()})
+    changes = _nested(changes)
+    _refuse_unknown("inference", changes, Inference)
+    for key, kind in (("repulsion", Repelling), ("adaptive", Adaptive)):
+        start = kind(**values[key]) if key in values else None
+        values[key] = _changed(key, start, changes.pop(key), kind) if key in changes else start
+    if values.get("burn_in") and "exploration" in changes:
+        values["burn_in"] = changes["exploration"]
+    if "epochs" in changes and "warmup_epochs" not in changes:
+        values["warmup_epochs"] = min(values["warmup_epochs"], changes["epochs"] - 1)
+    return Inference(**{**values, **changes})
 
 
-def _changed(repulsion: Repelling | None, change: Mapping[str, Any] | Repelling | None) -> Repelling | None:
-    if change is None or isinstance(change, Repelling):
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """{"repulsion.metric": x} → {"repulsion": {"metric": x}}"""
+    out: dict[str, Any] = {}
+    for key, value in flat.items():
+        outer, dot, inner = key.partition(".")
+        if dot:
+            out[outer] = {**(out.get(outer) or {}), inner: value}
+        else:
+            out[key] = value
+    return out
+
+
+def _changed(name: str, start: Any, change: Any, kind: type[Repelling] | type[Adaptive]) -> Any:
+    if change is None or isinstance(change, kind):
         return change
-    known = [f.name for f in fields(Repelling)]
-    for key in change:
+    if not isinstance(change, Mapping):
+        raise UserError(f'{name} is {change!r}; give its settings, as in {{"{fields(kind)[0].name}": ...}}, or None')
+    _refuse_unknown(name, change, kind)
+    return replace(start or kind(), **change)
+
+
+def _refuse_unknown(what: str, given: Mapping[str, Any], kind: type) -> None:
+    known = [f.name for f in fields(kind)]
+    for key in given:
         if key not in known:
-            raise unknown("setting of the repulsion", key, known)
-    return replace(repulsion or Repelling(), **change)
+            raise unknown(f"setting of the {what}", key, known)

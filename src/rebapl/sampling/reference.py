@@ -52,7 +52,8 @@ class Reference:
     """The reference pool of a run, seen in one feature space.
 
     Clouds with a row per image come from n random pool images that ride in the training batch's pass; clouds
-    with a row per class (text) and the weights need no images. `both` has rows of either kind.
+    with a row per class (text) and the weights need no images. `both` has rows of either kind. `shape` is that of
+    the cloud on the whole pool.
     """
 
     def __init__(
@@ -63,15 +64,20 @@ class Reference:
         self.parameters = [p for _, p in learner.named_parameters() if p.requires_grad]
         self.example = example
         self.per_image = False
-        if space != "weights":
-            output = learner(example)
-            requires_dependence(output.cloud(space), self.parameters)
-            self.per_image = space not in output.per_class
-        if self.per_image and pool is None:
+        if space == "weights":
+            self.shape = torch.Size([1, sum(p.numel() for p in self.parameters)])
+            return
+        output = learner(example)
+        cloud = output.cloud(space)
+        requires_dependence(cloud, self.parameters)
+        self.per_image = space not in output.per_class
+        if self.per_image and (pool is None or len(pool) == 0):
             raise UserError(
                 f"repulsion in the space '{space}' needs reference images: give un-augmented training images, or repel "
                 f"in the weights or one of: {', '.join(output.per_class) or '(no per-class space here)'}"
             )
+        others = 0 if not self.per_image or pool is None else len(pool) - len(example)
+        self.shape = torch.Size([len(cloud) + others, *cloud.shape[1:]])
 
     def choose(self, generator: torch.Generator) -> Tensor | None:
         """Which pool images ride along this step, (n,); None where none are needed."""

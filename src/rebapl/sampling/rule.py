@@ -77,6 +77,10 @@ class Rule(torch.optim.Optimizer):
         super().__init__(params, defaults)
         self.defaults["center"] = None if not isinstance(center, str) else center
 
+    def __getstate__(self) -> dict[str, Any]:
+        own = {name: getattr(self, name) for name in ("generator", "_warned", "_clamped", "_read")}
+        return {**super().__getstate__(), **own}
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -103,7 +107,7 @@ class Rule(torch.optim.Optimizer):
 
     def _place_center(self, group: dict[str, Any]) -> None:
         center = group["center"]
-        if center is None or center == "given":
+        if center is None:
             return
         if isinstance(center, str):
             if center != "init":
@@ -227,12 +231,15 @@ class Rule(torch.optim.Optimizer):
         self._clamped = counts if self._clamped is None else self._clamped.to(counts.device) + counts
 
     def acceptance(self) -> Tensor:
-        """Share of coordinates, since the last call, where gradient noise left room for injected noise."""
+        """Share of coordinates, since the last call, where gradient noise left room for injected noise.
+
+        1 where no noise was due: at temperature 0, or without an estimate.
+        """
         if self._clamped is None:
             return torch.tensor(1.0)
         counts = self._clamped if self._read is None else self._clamped - self._read
         self._read = self._clamped
-        return 1 - counts[0] / counts[1]
+        return 1 - counts[0] / counts[1].clamp_min(1)
 
     def warn_if_clamped(self, wait: bool = True) -> None:
         """Warn, once, if the injected noise was cut at zero in many places. Waits for a GPU only if `wait`."""

@@ -28,6 +28,7 @@ class CyclicalSchedule:
       the cosine's clock runs ("step"), or stands still and does not come to its end ("epoch", as published).
     * `burn_in`, `burn_in_optimizer`: this share at the start of each cycle belongs to another optimiser (of
       the same parameters), started afresh; `schedule.optimizer` is the one to step. Its lr follows the curve.
+      No longer than the exploration: afterwards the sampler has to move.
 
     Works on any torch optimizer; those without a temperature only get the learning rate.
 
@@ -66,6 +67,13 @@ class CyclicalSchedule:
     ) -> None:
         if steps_per_cycle < 1:
             raise UserError(f"steps_per_cycle is {steps_per_cycle}; it must be at least 1")
+        if cycles is not None and cycles < 1:
+            raise UserError(f"cycles is {cycles}; it must be at least 1, or None for no end")
+        if not 0 <= warmup_steps < steps_per_cycle:
+            raise UserError(
+                f"the warm-up has {warmup_steps} iterations; accepted: from 0 to {steps_per_cycle - 1}, fewer than a "
+                f"cycle's {steps_per_cycle}"
+            )
         for name, share in (("exploration", exploration), ("floor", floor), ("burn_in", burn_in)):
             if not 0 <= share <= 1:
                 raise UserError(f"{name} is {share}; it is a share, from 0 to 1")
@@ -78,6 +86,10 @@ class CyclicalSchedule:
             )
         if (burn_in > 0) != (burn_in_optimizer is not None):
             raise UserError("burn_in (a share above 0) and burn_in_optimizer go together: give both or none")
+        if burn_in > exploration:
+            raise UserError(
+                f"burn_in is {burn_in}; it is part of the exploration, which is {exploration}: at most that"
+            )
         self.steps_per_cycle, self.cycles = steps_per_cycle, cycles
         self.floor = floor
         self._per_epoch = granularity == "epoch"

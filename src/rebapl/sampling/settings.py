@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -12,6 +14,25 @@ from rebapl.errors import UserError, unknown
 from rebapl.repulsion import Repulsion
 
 SAMPLERS = ("sghmc", "sgld", "adamw", "svgd")
+
+KINDS: dict[str, tuple[type, str]] = {
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+    "str": (str, "a name"),
+    "bool": (bool, "true or false"),
+    "None": (type(None), "null"),
+}
+
+
+def check_kinds(settings: Any) -> None:
+    """Refuses a value of another kind than its field's, such as text for a number from a command line."""
+    for each in fields(settings):
+        value, words = getattr(settings, each.name), str(each.type).split(" | ")
+        if not all(word in KINDS for word in words):
+            continue
+        if not isinstance(value, tuple(KINDS[word][0] for word in words)):
+            accepted = " or ".join(KINDS[word][1] for word in words)
+            raise UserError(f"{each.name} is {value!r}; it must be {accepted}")
 
 
 @dataclass(frozen=True)
@@ -38,6 +59,12 @@ class Repelling:
     measure_every: int = 10
     kick: float = 0.01
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_kinds(self)
+        for name, value in (("reference", self.reference), ("pool", self.pool_size)):
+            if value < 1:
+                raise UserError(f"repulsion: {name} is {value}; it is a number of images, at least 1")
 
     @property
     def pool_size(self) -> int:
@@ -69,6 +96,11 @@ class Adaptive:
     min_likelihood_gain: float = 1e-3
     min_diversity_gain: float = 1e-3
     patience: int = 1
+
+    def __post_init__(self) -> None:
+        check_kinds(self)
+        if self.patience < 1:
+            raise UserError(f"adaptive: patience is {self.patience}; it is a number of cycles, at least 1")
 
 
 @dataclass(frozen=True)
@@ -112,6 +144,7 @@ class Inference:
     adaptive: Adaptive | None = None
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         if self.sampler not in SAMPLERS:
             raise unknown("sampler", self.sampler, SAMPLERS)
         if self.restart not in ("warm", "cold"):
@@ -119,8 +152,18 @@ class Inference:
         for name in ("epochs", "batch", "cycles", "chains", "samples_per_cycle"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("lr", "burn_in_lr", "warmup_lr"):
+            if not 0 <= (getattr(self, name) or 0) < math.inf:
+                raise UserError(f"{name} is {getattr(self, name)}; it must be a finite number that is not negative")
         if self.sampler == "adamw" and self.temperature > 0:
             raise UserError("sampler 'adamw' optimises: it needs temperature 0. To sample, take sghmc or sgld")
+        if self.sampler in ("sghmc", "sgld") and self.temperature > 0 and self.exploration == 1:
+            raise UserError(
+                f"temperature is {self.temperature}, but exploration = 1 leaves no sampling stage where it acts: lower "
+                f"exploration, or set temperature to 0"
+            )
+        if self.sampler == "adamw" and (self.prior_std is not None or self.center is not None):
+            raise UserError("sampler 'adamw' knows no prior_std and no center: state its decay with weight_decay")
         if self.averaging is not None and self.samples_per_cycle != 1:
             raise UserError("averaging gives one sample per cycle: set samples_per_cycle to 1, or averaging to None")
         if self.averaging is not None and self.averaging[1] <= 0:

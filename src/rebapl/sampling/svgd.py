@@ -60,7 +60,10 @@ class SVGD:
         self._module = _WithLoss(learner)
         own = {name: p for name, p in learner.named_parameters() if p.requires_grad}
         device = next(iter(own.values())).device
-        self.generators = {name: generator(seed, "svgd", name, device=device) for name in ("restart", "repulsion")}
+        names = ("restart", "repulsion", "learner")
+        self.generators = {name: generator(seed, "svgd", name, device=device) for name in names}
+        if hasattr(learner, "noise"):
+            learner.noise = self.generators["learner"]  # type: ignore[assignment]
         self.settings = inference.repulsion or Repelling(space="weights")
         self.particles = self._spread(own)
         tensors = [p for particle in self.particles for p in particle.values()]
@@ -189,6 +192,7 @@ class SVGD:
         for name, each in self.generators.items():
             each.set_state(state["generators"][name].cpu())
         self.samples = [Sample(**sample) for sample in state["samples"]]
+        self._good = None
 
 
 class _WithLoss(nn.Module):
