@@ -31,9 +31,11 @@ $(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
 
 $(CORE): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@echo "Installing into $(VENV) (some minutes, the first time only)"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
 $(DEV): $(CORE)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@echo "Installing the tools for tests into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $@

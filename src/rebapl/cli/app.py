@@ -25,8 +25,8 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line; a `UserError` becomes one line on stderr and exit code 2."""
-    # Threads that wait for one another by spinning are many times slower when other programs want the cores too.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # Threads that wait for one another by spinning long are many times slower when other programs want the cores too.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         app()
     except UserError as error:
@@ -68,12 +68,12 @@ def demo(
     from rich.console import Console
 
     from rebapl.cli.progress import StepProgress
-    from rebapl.experiments.demo import run_demo
+    from rebapl.experiments.demo import SEED, SHOTS, run_demo
     from rebapl.experiments.report import base_novel_table
 
     with StepProgress() as progress:
         rows = run_demo(out, progress.begin)
-    Console().print(base_novel_table(rows, "base-to-novel, 16 shots, seed 1, embedded backbone"))
+    Console().print(base_novel_table(rows, f"base-to-novel, {SHOTS} shots, seed {SEED}, embedded backbone"))
     print(f"the table is in {out / 'table.md'}, the figure in {out / 'figure.png'}")
 
 

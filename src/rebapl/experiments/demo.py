@@ -35,7 +35,7 @@ SELECTION = (
     Choice("maple", "ensemble", 3),
     Choice("maple", "rebapl", 3),
 )
-SHOTS, SEED, TEST_IMAGES = 16, 1, 240
+SHOTS, SEED, TEST_IMAGES = 8, 1, 240
 
 
 def run_demo(
