@@ -28,7 +28,9 @@ def test_accuracy_and_likelihood_equal_scikit_learn() -> None:
     probabilities, labels = random_predictions()
     ours, exact = scores(probabilities, labels), probabilities.double()
     assert ours["accuracy"] == pytest.approx(100 * accuracy_score(labels, probabilities.argmax(-1)))
-    assert ours["nll"] == pytest.approx(log_loss(labels, exact / exact.sum(-1, keepdim=True), labels=range(7)), rel=1e-5)
+    assert ours["nll"] == pytest.approx(
+        log_loss(labels, exact / exact.sum(-1, keepdim=True), labels=range(7)), rel=1e-5
+    )
 
 
 def test_calibration_error_equals_brute_force() -> None:
