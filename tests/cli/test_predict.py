@@ -4,33 +4,25 @@ import csv
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import small_run
 from PIL import Image
 from typer.testing import CliRunner
 
 from rebapl.cli.app import app, main
 from rebapl.cli.values import parse_threshold
 from rebapl.errors import UserError
-from rebapl.experiments.run import RunConfig, load_trained, train_run
+from rebapl.experiments.run import load_trained, train_run
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
-    config = RunConfig(
-        data="digits",
-        method="maple",
-        inference="ensemble",
-        backbone="mini",
-        shots=2,
-        epochs=1,
-        test_images=10,
-        inference_settings={"cycles": 2},
-    )
-    train_run(config, out, device="cpu")
+    train_run(replace(small_run.CONFIG, test_images=10), out, device="cpu")
     return out
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from small_run import CONFIG
 
 from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.batches import LabelledImages
@@ -14,21 +15,10 @@ from rebapl.data.task import Task, load_task
 from rebapl.errors import UserError
 from rebapl.evaluation import outside_scores
 from rebapl.experiments.diversity_figure import diversity_figure
-from rebapl.experiments.run import RunConfig, evaluate_run, load_trained, train_run
+from rebapl.experiments.run import evaluate_run, load_trained, train_run
 from rebapl.experiments.training import fit
 from rebapl.experiments.uncertainty import diversity_on_test, diversity_record, fit_on_validation, score_outside
 from rebapl.posterior import Posterior
-
-CONFIG = RunConfig(
-    data="digits",
-    method="maple",
-    inference="ensemble",
-    backbone="mini",
-    shots=2,
-    epochs=1,
-    test_images=30,
-    inference_settings={"cycles": 2},
-)
 
 
 @pytest.fixture(scope="module")

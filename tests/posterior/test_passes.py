@@ -11,7 +11,7 @@ from torch import Tensor
 from rebapl.backbones import States
 from rebapl.learners import METHODS, Learner
 from rebapl.posterior import Posterior, passes
-from rebapl.posterior.posterior import at_sample
+from rebapl.posterior.passes import at_sample
 
 IMAGE_METHODS = ["vpt", "ivlp", "maple", "promptsrc", "mmrl", "mmrl++"]
 

@@ -17,17 +17,17 @@ from rebapl.backbones.text import TextTokenizer
 from rebapl.data.transforms import Preprocessing
 from rebapl.errors import UserError
 
-DEFAULT = "openai/clip-vit-base-patch16"
+DEFAULT_BACKBONE = "openai/clip-vit-base-patch16"
 _ACCEPTED = (
     "'mini' (embedded), a local folder in Hugging Face format (config.json, model.safetensors, tokenizer and "
-    f"preprocessor_config.json), or a hub id such as '{DEFAULT}'"
+    f"preprocessor_config.json), or a hub id such as '{DEFAULT_BACKBONE}'"
 )
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "spiece.model")
 
 
 def load_backbone(
-    name_or_path: str | Path = DEFAULT,
+    name_or_path: str | Path = DEFAULT_BACKBONE,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> DualEncoder:

@@ -24,9 +24,10 @@ class LabelledImages:
     def __len__(self) -> int:
         return len(self.images)
 
-    def views(self, preprocessing: Preprocessing) -> Tensor:
-        """The test-time views of all images, uint8 (N, 3, H, W)."""
-        return torch.stack([preprocessing.centre(image) for image in self.images])
+    def views(self, preprocessing: Preprocessing, rows: Sequence[int] | None = None) -> Tensor:
+        """The test-time views of all images, or of those in `rows` in that order, uint8 (N, 3, H, W)."""
+        images = self.images if rows is None else [self.images[row] for row in rows]
+        return torch.stack([preprocessing.centre(image) for image in images])
 
 
 class TrainBatches:

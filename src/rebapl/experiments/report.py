@@ -31,8 +31,14 @@ def _cell(column: str, value: float) -> str:
     return f"{value:.{_DIGITS.get(column, 1)}f}"
 
 
-def _best(rows: Sequence[Row], column: str) -> str:
-    return _cell(column, _BEST[column](row.scores[column] for row in rows))
+def _cells(row: Row, group: Sequence[Row], mark: str) -> list[str]:
+    """The scores of a row as text; those that are the best of its group, as shown, in `mark`."""
+    cells = []
+    for column, better in _BEST.items():
+        best = _cell(column, better(each.scores[column] for each in group))
+        cell = _cell(column, row.scores[column])
+        cells.append(mark.format(cell) if cell == best else cell)
+    return cells
 
 
 def _by_task(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -51,13 +57,8 @@ def base_novel_table(rows: Sequence[Row], title: str) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for task, group in _by_task(rows).items():
         for index, row in enumerate(group):
-            cells = []
-            for column in COLUMNS:
-                cell = _cell(column, row.scores[column])
-                cells.append(f"[bold]{cell}[/bold]" if cell == _best(group, column) else cell)
-            table.add_row(
-                task if index == 0 else "", row.method, *cells, f"{row.seconds:.0f}", end_section=row is group[-1]
-            )
+            cells = (*_cells(row, group, "[bold]{}[/bold]"), f"{row.seconds:.0f}")
+            table.add_row(task if index == 0 else "", row.method, *cells, end_section=row is group[-1])
     return table
 
 
@@ -78,11 +79,7 @@ def base_novel_markdown(rows: Sequence[Row]) -> str:
     lines = ["| task | method | " + " | ".join(COLUMNS.values()) + " |", "|---|---|" + "---:|" * len(COLUMNS)]
     for task, group in _by_task(rows).items():
         for row in group:
-            cells = []
-            for column in COLUMNS:
-                cell = _cell(column, row.scores[column])
-                cells.append(f"**{cell}**" if cell == _best(group, column) else cell)
-            lines.append(f"| {task} | {row.method} | " + " | ".join(cells) + " |")
+            lines.append(f"| {task} | {row.method} | " + " | ".join(_cells(row, group, "**{}**")) + " |")
     return "\n".join(lines) + "\n"
 
 

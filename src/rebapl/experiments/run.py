@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.backbones import DEFAULT_BACKBONE, DualEncoder, load_backbone
 from rebapl.data.task import Task, load_task
 from rebapl.errors import UserError
 from rebapl.evaluation import base_novel_scores
@@ -35,7 +35,7 @@ class RunConfig:
     protocol: str = "base-to-novel"
     shots: int = 16
     seed: int = 1
-    backbone: str = "openai/clip-vit-base-patch16"
+    backbone: str = DEFAULT_BACKBONE
     epochs: int | None = None
     test_images: int | None = None
     method_settings: Mapping[str, Any] = field(default_factory=dict)
@@ -69,14 +69,12 @@ def load_trained(path: Path, *, device: str | None = None, backbone: str | None 
     """The posterior of a run folder, or in a posterior's own; `backbone` if that is not where it was in training."""
     folder = path / POSTERIOR if (path / CONFIG).exists() or (path / POSTERIOR).exists() else path
     if not folder.exists():
-        raise _untrained(path) if (path / CONFIG).exists() else UserError(f"{path}: there is no such run or posterior")
+        if (path / CONFIG).exists():
+            raise UserError(f"{path} is not trained yet: run the same `rebapl train` again and it goes on where it was")
+        raise UserError(f"{path}: there is no such run or posterior")
     device = best_device(device)
     encoder = None if backbone is None else load_run_backbone(backbone, device)
     return load_posterior(folder, encoder, device, _run_dtype(device))
-
-
-def _untrained(path: Path) -> UserError:
-    return UserError(f"{path} is not trained yet: run the same `rebapl train` again and it goes on where it was")
 
 
 def train_run(config: RunConfig, out: Path, *, device: str | None = None, progress: Progress | None = None) -> bool:
@@ -128,10 +126,7 @@ def evaluate_run(
     store them in the posterior. `outside` names a test part or a data set to be told from the trained classes.
     """
     config = read_config(out)
-    if not (out / POSTERIOR).exists():
-        raise _untrained(out)
-    encoder = load_run_backbone(config.backbone, best_device(device))
-    posterior = load_posterior(out / POSTERIOR, encoder)
+    posterior = load_trained(out, device=device, backbone=config.backbone)
     task = config.task()
     if fit_weights or fit_threshold:
         posterior = fit_on_validation(posterior, task, weights=fit_weights, **(fit_threshold or {}))

@@ -124,9 +124,9 @@ def _reference_images(
     """The pool of un-augmented training images that the repulsion compares features on, in random order."""
     if inference.repulsion is None:
         return None
-    views = data.views(encoder.preprocessing)
-    order = torch.randperm(len(views), generator=generator(seed, "reference"))
-    return encoder.preprocessing.normalize(views[order[: inference.repulsion.pool_size]]).to(encoder.device)
+    order = torch.randperm(len(data), generator=generator(seed, "reference")).tolist()
+    views = data.views(encoder.preprocessing, order[: inference.repulsion.pool_size])
+    return encoder.preprocessing.normalize(views).to(encoder.device)
 
 
 def _held_out(task: Task, encoder: DualEncoder, inference: Inference) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -143,7 +143,12 @@ def evaluate(posterior: Posterior, task: Task) -> dict[str, dict[str, Any]]:
 
 
 def _evaluate_part(posterior: Posterior, task: Task, part: Part) -> dict[str, Any]:
-    data = LabelledImages(task.dataset, part.items)
-    views = data.views(posterior.learner.encoder.preprocessing)
+    views, labels = part_views(posterior, task, part)
     prediction = posterior.bind(part.class_names, task.dataset.template).predict_views(views)
-    return prediction_scores(prediction, data.labels)
+    return prediction_scores(prediction, labels)
+
+
+def part_views(posterior: Posterior, task: Task, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
+    """The test-time views, uint8 (N, 3, H, W), and labels (N,) of a part, as the posterior's backbone wants them."""
+    data = LabelledImages(task.dataset, part.items)
+    return data.views(posterior.learner.encoder.preprocessing), data.labels

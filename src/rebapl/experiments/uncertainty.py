@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from rebapl.data.batches import LabelledImages
 from rebapl.data.catalogue import load_dataset
-from rebapl.data.task import Part, Task
+from rebapl.data.task import Task
 from rebapl.errors import UserError
 from rebapl.evaluation import Diversity, all_outside_scores, measure_diversity
+from rebapl.experiments.training import part_views
 from rebapl.posterior import Posterior
 
 
@@ -26,7 +25,7 @@ def fit_on_validation(
     """With sample weights, or a threshold for `risk` or `coverage`, or both, fitted on the task's validation images."""
     if not task.val.items:
         raise UserError(f"data set '{task.dataset.name}' has no validation images to fit on")
-    views, labels = _views(posterior, task, task.val)
+    views, labels = part_views(posterior, task, task.val)
     bound = posterior.bind(task.val.class_names, task.dataset.template)
     if weights:
         bound = bound.fit_weights(views, labels)
@@ -47,7 +46,7 @@ def score_outside(posterior: Posterior, task: Task, outside: str = "novel") -> d
         raise UserError("this task has no test images of the trained classes")
     bound = posterior.bind(names, task.dataset.template)
     if outside in task.tests and list(task.tests[outside].class_names) != names:
-        other, _ = _views(posterior, task, task.tests[outside])
+        other, _ = part_views(posterior, task, task.tests[outside])
     elif outside in (task.dataset.name, *task.tests, "novel"):
         raise UserError(
             f"outside '{outside}' is no outside here: the trained classes are among it, or this protocol has no such "
@@ -56,13 +55,13 @@ def score_outside(posterior: Posterior, task: Task, outside: str = "novel") -> d
     else:
         dataset = load_dataset(outside)
         other = LabelledImages(dataset, dataset.test).views(posterior.learner.encoder.preprocessing)
-    return all_outside_scores(bound.predict_views(_views(posterior, task, inside)[0]), bound.predict_views(other))
+    return all_outside_scores(bound.predict_views(part_views(posterior, task, inside)[0]), bound.predict_views(other))
 
 
 def diversity_on_test(posterior: Posterior, task: Task) -> Diversity:
     """Of the samples, on (at most 100) test images of the first part, that of the trained classes."""
     part = next(iter(task.tests.values()))
-    views, _ = _views(posterior, task, part)
+    views, _ = part_views(posterior, task, part)
     return measure_diversity(posterior.bind(part.class_names, task.dataset.template), views)
 
 
@@ -78,9 +77,3 @@ def diversity_record(diversity: Diversity) -> dict[str, Any]:
         "distance": diversity.distance.tolist(),
         "disagreement": diversity.disagreement.tolist(),
     }
-
-
-def _views(posterior: Posterior, task: Task, part: Part) -> tuple[Tensor, Tensor]:
-    """The test-time views, uint8 (N, 3, H, W), and labels (N,) of a part."""
-    data = LabelledImages(task.dataset, part.items)
-    return data.views(posterior.learner.encoder.preprocessing), data.labels

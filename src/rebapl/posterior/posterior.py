@@ -17,7 +17,6 @@ from rebapl.learners import Learner
 from rebapl.posterior import passes
 from rebapl.posterior.abstention import choose_threshold
 from rebapl.posterior.images import Images, read_images
-from rebapl.posterior.passes import at_sample as at_sample
 from rebapl.posterior.prediction import Average, Prediction, Threshold, check_average, predicted
 from rebapl.posterior.stacking import stacking_weights
 

@@ -20,7 +20,7 @@ from torch.func import functional_call
 
 from rebapl.errors import UserError
 from rebapl.randomness import generator
-from rebapl.repulsion import kick, stein_direction, stein_feature_direction
+from rebapl.repulsion import kick, stein_direction, stein_feature_direction, weights
 from rebapl.sampling.guard import Guard, NonFiniteError, total_norm
 from rebapl.sampling.reference import Reference
 from rebapl.sampling.rule import prior_decay
@@ -131,10 +131,10 @@ class SVGD:
             loss, cloud = functional_call(self._module, values, (self.reference, images, labels, rows))
             retain = cloud is not None
             grads = torch.autograd.grad(loss, list(particle.values()), retain_graph=retain, materialize_grads=True)
-            gradients.append(_flat(list(grads)) + self.decay * _flat(list(particle.values())))
+            gradients.append(weights(grads) + self.decay * weights(particle.values()))
             losses.append(loss.detach())
             clouds.append(cloud)
-        direction = self._direction(torch.stack(gradients).detach(), clouds)
+        direction = self._direction(torch.cat(gradients).detach(), clouds)
         for particle, row in zip(self.particles, direction, strict=True):
             for p, part in zip(particle.values(), row.split([p.numel() for p in particle.values()]), strict=True):
                 p.grad = part.view_as(p)
@@ -153,12 +153,12 @@ class SVGD:
         """−(T/N)·φ (P, d), a descent direction in mean-loss units, from ∇L (P, d)."""
         scale = self.num_data / self.inference.temperature
         if self.reference.space == "weights":
-            weights = torch.stack([_flat(list(particle.values())) for particle in self.particles]).detach()
-            phi = stein_direction(weights, -scale * gradients)
+            points = torch.cat([weights(particle.values()) for particle in self.particles]).detach()
+            phi = stein_direction(points, -scale * gradients)
         else:
             parameters = [list(particle.values()) for particle in self.particles]
-            points = torch.stack([cloud for cloud in clouds if cloud is not None])
-            phi = stein_feature_direction(points, parameters, -scale * gradients)
+            features = torch.stack([cloud for cloud in clouds if cloud is not None])
+            phi = stein_feature_direction(features, parameters, -scale * gradients)
         return -phi / scale
 
     def _check(self) -> None:
@@ -210,7 +210,3 @@ class _WithLoss(nn.Module):
             return self.learner.loss(output, labels), None  # type: ignore[operator]
         loss, cloud, _ = reference.objective(images, labels, rows)
         return loss, cloud
-
-
-def _flat(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([x.flatten() for x in tensors])
