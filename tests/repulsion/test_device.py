@@ -8,7 +8,7 @@ from rebapl.repulsion import DISTANCES, Repulsion
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("size", ["normalised", "capped", "absolute"])
+@pytest.mark.parametrize("size", ["normalised", "fading", "capped", "absolute"])
 @pytest.mark.parametrize("metric", list(DISTANCES))
 def test_a_step_does_not_wait_for_the_device(metric: str, size: str) -> None:
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""How strong the force is: absolute, capped, normalised; measured, in between, and on the saddle."""
+"""How strong the force is: absolute, capped, normalised, fading; measured, in between, and on the saddle."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_normalised_is_exact_at_a_measured_step_and_close_between(metric: str) -
 def test_one_mini_batch_does_not_set_the_size_of_the_force() -> None:
     """Batches of a fitted model: most have no gradient, a few a large one; one even overflows."""
     problem = Problem()
-    repulsion = problem.repelled(fraction=0.3, measure_every=1)
+    repulsion = problem.repelled(size="normalised", fraction=0.3, measure_every=1)
     problem.move(0.1)
     unit = problem.gradient_norm(problem.loss())
     forces = []
@@ -76,7 +76,7 @@ def test_one_mini_batch_does_not_set_the_size_of_the_force() -> None:
 def test_the_force_begins_right_after_a_start_on_the_saddle() -> None:
     """A step that begins exactly at a stored sample has no direction; the next ones must not wait for it."""
     problem = Problem()
-    repulsion = problem.repelled(measure_every=10)
+    repulsion = problem.repelled(size="normalised", fraction=0.3, measure_every=10)
     forces = []
     for step in range(4):
         loss = problem.loss()
@@ -92,7 +92,7 @@ def test_samples_a_little_apart_repel_and_those_apart_by_rounding_do_not(points:
     """Text features of ten classes after a short cycle: d² is 1e-6, some units of rounding; at 1e-7 it is nothing."""
     generator = torch.Generator().manual_seed(0)
     stored = torch.nn.functional.normalize(torch.randn(points, 64, generator=generator), dim=1)
-    repulsion = Repulsion("mmd", fraction=0.3)
+    repulsion = Repulsion("mmd", size="normalised", fraction=0.3)
     repulsion.remember(stored)
     repulsion.new_cycle()
     theta = (stored + moved * torch.randn(stored.shape, generator=generator)).requires_grad_()
@@ -107,7 +107,7 @@ def test_samples_a_little_apart_repel_and_those_apart_by_rounding_do_not(points:
 def test_between_measurements_the_force_follows_the_distance() -> None:
     """Measured just off the saddle, where ∇V is tiny: a fixed ratio would be 30 times too large a little later."""
     problem = Problem()
-    repulsion = problem.repelled(metric="wasserstein", fraction=0.3, measure_every=100)
+    repulsion = problem.repelled(metric="wasserstein", size="normalised", fraction=0.3, measure_every=100)
     problem.move(0.01)
     assert repulsion.norms is None
     repulsion(problem.model(problem.pool), loss=problem.loss(), parameters=problem.parameters)
@@ -121,7 +121,7 @@ def test_between_measurements_the_force_follows_the_distance() -> None:
 
 def test_forces_that_cancel_when_measured_are_not_magnified_afterwards() -> None:
     """Between two stored samples the forces cancel; the next step is no longer between them."""
-    repulsion = Repulsion("paired", fraction=0.3, scale=1.0, measure_every=2)
+    repulsion = Repulsion("paired", size="normalised", fraction=0.3, scale=1.0, measure_every=2)
     for place in (-1.0, 1.0):
         repulsion.remember(torch.tensor([[place]]))
     repulsion.new_cycle()
@@ -148,11 +148,11 @@ def test_capped_limits_only_what_is_too_large(strength: float, limited: bool) ->
         torch.testing.assert_close(term, absolute(cloud))
 
 
-@pytest.mark.parametrize("size", ["normalised", "capped", "absolute"])
+@pytest.mark.parametrize("size", ["normalised", "fading", "capped", "absolute"])
 @pytest.mark.parametrize("metric", ALL)
 def test_on_the_saddle_of_a_warm_restart_nothing_blows_up(metric: str, size: str) -> None:
     problem = Problem()
-    repulsion = problem.repelled(metric=metric, size=size, strength=1e3, measure_every=3)
+    repulsion = problem.repelled(metric=metric, size=size, strength=1e3, epsilon=1.0, measure_every=3)
     for step in range(7):
         loss = problem.loss()
         term = repulsion(problem.model(problem.pool), loss=loss, parameters=problem.parameters)
@@ -187,3 +187,15 @@ def test_an_ordinary_step_has_no_backward_pass_of_its_own(monkeypatch: pytest.Mo
     assert passes() == 0
     repulsion.new_cycle()
     assert passes() == 2
+
+
+@pytest.mark.parametrize(("squared", "share"), [(1 / 3, 1.0), (1.93, 0.5), (8.47, 0.1), (0.01, 0.303)])
+def test_fading_is_the_fraction_where_the_force_is_greatest_and_less_elsewhere(squared: float, share: float) -> None:
+    """With the inverse potential the force is √u/(1+u)² of u = d²/ε, up to a factor; its greatest value is at u = ⅓."""
+    theta = torch.zeros(1, 2, requires_grad=True)
+    repulsion = Repulsion("paired", size="fading", fraction=0.4, epsilon=2.0, scale=1.0)
+    repulsion.remember(torch.tensor([[(2.0 * squared) ** 0.5, 0.0]]))
+    repulsion.new_cycle()
+    loss = (theta * torch.tensor([3.0, 4.0])).sum()
+    (force,) = torch.autograd.grad(repulsion(theta, loss=loss, parameters=[theta]), theta)
+    assert force.norm().item() == pytest.approx(0.4 * 5 * share, rel=0.01)

@@ -146,7 +146,7 @@ def test_kick_is_relative_and_reproducible() -> None:
     [
         ({"metric": "mdm"}, r"unknown metric 'mdm': did you mean 'mmd'\?"),
         ({"potential": "inv"}, "Accepted: inverse, log"),
-        ({"size": "cap"}, "Accepted: normalised, capped, absolute"),
+        ({"size": "cap"}, "Accepted: normalised, fading, capped, absolute"),
         ({"memory": "last"}, "Accepted: previous, all"),
         ({"stage": "sampling"}, "Accepted: exploration, both"),
         ({"fraction": -0.1}, "fraction must be a number of at least 0; got -0.1"),

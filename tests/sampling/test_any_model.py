@@ -25,7 +25,7 @@ def test_the_standalone_loop_of_the_documentation():
 
     sampler = SGHMC(model.parameters(), lr=2e-3, momentum=0.9, num_data=len(data), temperature=0.1, weight_decay=5e-4)
     schedule = CyclicalSchedule(sampler, steps_per_cycle=3 * len(loader), exploration=0.4)
-    repulsion = Repulsion(metric="mmd", size="normalised", fraction=0.3)
+    repulsion = Repulsion(metric="mmd")
     generator = torch.Generator().manual_seed(0)
     samples, forces = [], []
     for _ in range(6):

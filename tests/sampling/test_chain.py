@@ -89,7 +89,10 @@ def test_repulsion_moves_the_next_cycle_further_from_the_last():
     gains = []
     for seed in range(10):
         distance = []
-        for repulsion in (None, Repelling(reference=16, pool=40, fraction=3.0, metric="paired", measure_every=1)):
+        for repulsion in (
+            None,
+            Repelling(reference=16, pool=40, size="normalised", fraction=3.0, metric="paired", measure_every=1),
+        ):
             run = chain(settings(repulsion=repulsion, cycles=2, temperature=0.0, exploration=1.0), ToyLearner(seed))
             features = []
             for _ in run.run():

@@ -8,7 +8,7 @@ from rebapl.repulsion.distances import DISTANCES, Distance, squared_distance
 from rebapl.repulsion.kick import kick
 from rebapl.repulsion.paired import weights
 from rebapl.repulsion.potential import POTENTIALS, Potential
-from rebapl.repulsion.repulsion import Repulsion, requires_dependence
+from rebapl.repulsion.repulsion import Repulsion, Turn, requires_dependence
 from rebapl.repulsion.stein import median_bandwidth, stein_direction, stein_feature_direction
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Potential",
     "Repulsion",
     "Stored",
+    "Turn",
     "kick",
     "median_bandwidth",
     "requires_dependence",

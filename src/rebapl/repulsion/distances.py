@@ -26,16 +26,18 @@ class Distance:
     """`prepare(cloud (m, d), **options)` once per stored sample; `between(x (n, d), stored)` → d² (s,).
 
     `rounding`: up to here d² may be nothing but float32 rounding, whatever the features' scale.
+    `on_host`: part of it is computed on the CPU, so that a step with it waits for the device.
     """
 
     between: Callable[[Tensor, Stored], Tensor]
     prepare: Callable[..., Stored] = plain
     rounding: float = 0.0
+    on_host: bool = False
 
 
 DISTANCES: dict[str, Distance] = {
     "mmd": Distance(mmd.between, mmd.prepare, mmd.ROUNDING),
-    "wasserstein": Distance(wasserstein.between),
+    "wasserstein": Distance(wasserstein.between, on_host=True),
     "sinkhorn": Distance(sinkhorn.between, sinkhorn.prepare),
     "sliced": Distance(sliced.between, sliced.prepare),
     "energy": Distance(energy.between, energy.prepare),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from rebapl.repulsion.clouds import Stored, as_points
 from rebapl.repulsion.distances import check_dimensions, check_options, get_distance, takes
 from rebapl.repulsion.potential import get_potential, natural_scale
 
-SIZES = ("normalised", "capped", "absolute")
+SIZES = ("normalised", "fading", "capped", "absolute")
 MEMORIES = ("previous", "all")
 STAGES = ("exploration", "both")
 
@@ -30,6 +30,16 @@ STAGES = ("exploration", "both")
 COINCIDENT = 1e-6
 # Weight of a new measurement of the loss gradient in the running mean.
 RECENT = 0.2
+
+
+class Turn(NamedTuple):
+    """What one step of the repulsion does: a `kind`, and the tensors () it needs of earlier steps.
+
+    Steps of one kind, with one memory, do the same operations whatever the values: such a step can be captured.
+    """
+
+    kind: str
+    carried: tuple[Tensor, ...]
 
 
 class Repulsion:
@@ -43,8 +53,11 @@ class Repulsion:
     - absolute: strength·ΣV. In stage="both" the chain targets the density tilted by exp(−N·strength·ΣV/T).
     - capped: the same, but its gradient has at most `cap` times the usual norm of the loss gradient.
     - normalised: its gradient has `fraction` times the usual norm of the loss gradient; `strength` is not used.
+      It never lets go: how far the samples are apart already does not matter.
+    - fading: `fraction` times that norm where |dV/dd| is greatest, and less in proportion elsewhere: with the
+      inverse potential, half of it at d² ≈ 1.9·ε and a tenth at d² ≈ 8.5·ε.
 
-    The last two measure both norms every `measure_every` steps (two more backward passes through the same
+    The last three measure both norms every `measure_every` steps (two more backward passes through the same
     graph), and more often as a cycle begins: at its steps 0, 1, 2, 4, 8, …. The usual norm of the loss gradient
     is a running mean of what was measured, since one mini-batch that is already fitted has none. In between,
     ‖∇ΣV‖ / Σ|dV/dd| = ‖∇d‖ is held fixed, and |dV/dd|, known in closed form, is followed. They are no gradients
@@ -66,11 +79,11 @@ class Repulsion:
         metric: str = "mmd",
         *,
         potential: str = "inverse",
-        size: str = "normalised",
-        fraction: float = 0.3,
+        size: str = "fading",
+        fraction: float = 1.0,
         strength: float = 1.0,
         cap: float = 1.0,
-        epsilon: float = 1.0,
+        epsilon: float = 0.3,
         scale: float | None = None,
         memory: str = "previous",
         stage: str = "exploration",
@@ -108,10 +121,14 @@ class Repulsion:
         self._cycle = -1
         self._steps = 0
         self._measured = 0
-        self._loss_norm: Tensor | None = None
-        self._slope: Tensor | None = None
+        self._carried: tuple[Tensor, Tensor] | None = None
         self.distance: Tensor | None = None
         self.norms: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def on_host(self) -> bool:
+        """Whether a step waits for the device, by the nature of the distance."""
+        return self._distance.on_host
 
     def __len__(self) -> int:
         """How many samples repel now."""
@@ -147,7 +164,9 @@ class Repulsion:
         if self._pending:
             older = [self._memory] if self.memory == "all" and self._memory is not None else []
             self._memory, self._pending = Stored.join([*older, *self._pending]), []
-        self._steps, self._slope = 0, None
+        self._steps = 0
+        if self._carried is not None:
+            self._carried = (self._carried[0], torch.zeros_like(self._carried[1]))
 
     def __call__(
         self,
@@ -162,66 +181,88 @@ class Repulsion:
 
         `loss` (the mean loss, before this term is added) and `parameters` are needed unless size="absolute".
         """
+        requires_dependence(cloud)
+        turn = self.turn(cloud.device)
+        term, kept = self.term(turn, cloud, rows, loss, parameters)
+        self.keep(kept)
+        return term
+
+    def turn(self, device: torch.device) -> Turn:
+        """Begins a step for clouds on a device: counts it, and says what `term` is to do."""
         if self._memory is None:
             raise UserError(
                 "repulsion: nothing is remembered yet; call it only when repulsion.active(schedule), and "
                 "begin each cycle with repulsion.new_cycle()"
             )
-        requires_dependence(cloud)
+        if self._memory.cloud.device != device:
+            self._memory = self._memory.map(lambda tensor: tensor.to(device))
+        if self.size == "absolute":
+            return Turn("absolute", ())
+        like = self._memory.cloud
+        if self._carried is None:
+            self._carried = (like.new_full((), float("nan")), like.new_zeros(()))
+        loss_norm, slope = (x.to(like) for x in self._carried)
+        beginning = self._steps < self.measure_every and self._steps.bit_count() == 1
+        measuring = beginning or self._steps % self.measure_every == 0
+        self._steps += 1
+        if not measuring:
+            return Turn("follow", (loss_norm, slope))
+        self._measured += 1
+        return Turn("measure", (loss_norm, slope, like.new_full((), max(1 / self._measured, RECENT))))
+
+    def keep(self, kept: tuple[Tensor, ...]) -> None:
+        """Ends a step: takes what `term` gave besides the term."""
+        self.distance = kept[0]
+        if self.size != "absolute":
+            self._carried, self.norms = (kept[1], kept[2]), (kept[1], kept[3])
+
+    def term(
+        self,
+        turn: Turn,
+        cloud: Tensor,
+        rows: Tensor | None,
+        loss: Tensor | None,
+        parameters: Iterable[Tensor] | None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The term of a step that `turn` began, and what `keep` is to take: a pure function of its arguments and
+        the memory.
+        """
+        assert self._memory is not None
         x = as_points(cloud)
         check_dimensions(x, self._memory.cloud)
-        if self._memory.cloud.device != x.device:
-            self._memory = self._memory.map(lambda tensor: tensor.to(x.device))
         stored = self._memory if rows is None else self._memory.rows(rows)
         squared = self._distance.between(x.to(stored.cloud.dtype), stored)
         epsilon = self.epsilon * stored.shared["scale"]
         potential = self._potential.value(squared, epsilon).sum()
-        self.distance = squared.detach().amin()
+        distance = squared.detach().amin()
         if self.size == "absolute":
-            return self.strength * potential
+            return self.strength * potential, (distance,)
         if loss is None or parameters is None:
             raise UserError(
                 f"repulsion: size='{self.size}' compares with the gradient of the loss; call "
                 "repulsion(cloud, loss=loss, parameters=list(model.parameters())), or use size='absolute'"
             )
         force = self._potential.force(squared.detach(), epsilon).sum()
+        share = force / self._potential.bound(epsilon).sum() if self.size == "fading" else torch.ones_like(force)
         rounding = (COINCIDENT * stored.shared["scale"]).clamp_min(self._distance.rounding)
         apart = (squared.detach() > rounding).any()
-        return self._factor(potential, force, apart, loss, parameters) * potential
-
-    def _factor(
-        self, potential: Tensor, force: Tensor, apart: Tensor, loss: Tensor, parameters: Iterable[Tensor]
-    ) -> Tensor:
-        """What to multiply ΣV with, a tensor (): measured now, or followed from the last measurement."""
-        beginning = self._steps < self.measure_every and self._steps.bit_count() == 1
-        if self._slope is None or self._loss_norm is None or beginning or self._steps % self.measure_every == 0:
+        # ‖∇ΣV‖, and the usual ‖∇loss‖: measured now, or followed from the last measurement
+        if turn.kind == "measure":
+            usual, slope, weight = turn.carried
             tensors = [p for p in parameters if p.requires_grad]
-            self._loss_norm = self._usual(gradient_norm(loss, tensors).to(potential))
+            usual = running_mean(usual, gradient_norm(loss, tensors).to(potential), weight)
             norm = gradient_norm(potential, tensors).to(potential)
-            slope = norm / force
             # where forces cancel, or near coincidence, the slope is small by accident: let it fall by half
             # at most
-            slope = slope if self._slope is None else torch.maximum(slope, 0.5 * self._slope)
-            self._slope = torch.where(apart, slope, 0)
+            slope = torch.where(apart, torch.maximum(norm / force, 0.5 * slope), 0)
         else:
-            norm = self._slope * force
-        self._steps += 1
-        share = self.fraction if self.size == "normalised" else self.cap
-        factor = share * self._loss_norm / norm
+            usual, slope = turn.carried
+            norm = slope * force
+        factor = (self.cap if self.size == "capped" else self.fraction * share) * usual / norm
         if self.size == "capped":
             factor = factor.clamp(max=self.strength)
-        factor = torch.where(apart & (self._slope > 0) & factor.isfinite(), factor, 0)
-        self.norms = (self._loss_norm, factor * norm)
-        return factor
-
-    def _usual(self, measured: Tensor) -> Tensor:
-        """The running mean of the loss gradient's norm with one more measurement, over all cycles."""
-        self._measured += 1
-        if self._loss_norm is None:
-            return measured
-        old = self._loss_norm.to(measured)  # an overflow in half precision must not stay in the mean
-        old, new = torch.where(old.isfinite(), old, measured), torch.where(measured.isfinite(), measured, old)
-        return torch.lerp(old, new, max(1 / self._measured, RECENT))
+        factor = torch.where(apart & (slope > 0) & factor.isfinite(), factor, 0)
+        return factor * potential, (distance, usual, slope, factor * norm)
 
     @staticmethod
     def choose(pool_size: int, n: int, generator: torch.Generator) -> Tensor:
@@ -239,9 +280,8 @@ class Repulsion:
         for kind, stored in parts.items():
             if stored:
                 state |= {f"{kind}.{name}": x for name, x in Stored.join(stored).tensors().items()}
-        for name, value in (("loss_norm", self._loss_norm), ("slope", self._slope)):
-            if value is not None:
-                state[name] = value
+        if self._carried is not None:
+            state["loss_norm"], state["slope"] = self._carried
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -257,7 +297,7 @@ class Repulsion:
         self._pending = stored("pending")
         self._cycle, self._steps, self._measured = state["cycle"], state["steps"], state["measured"]
         self._generator.set_state(state["generator"].cpu())
-        self._loss_norm, self._slope = state.get("loss_norm"), state.get("slope")
+        self._carried = (state["loss_norm"], state["slope"]) if "loss_norm" in state else None
 
 
 def requires_dependence(cloud: Tensor, parameters: Sequence[Tensor] | None = None) -> None:
@@ -273,6 +313,12 @@ def requires_dependence(cloud: Tensor, parameters: Sequence[Tensor] | None = Non
             "repulsion: these features do not depend on the learned parameters, so nothing can be repelled "
             "in their space (image features of a text-only learner? a pass under torch.no_grad?); choose another"
         )
+
+
+def running_mean(old: Tensor, new: Tensor, weight: Tensor) -> Tensor:
+    """The mean with one more measurement; what is not finite does not enter it, as before the first."""
+    old, new = torch.where(old.isfinite(), old, new), torch.where(new.isfinite(), new, old)
+    return torch.lerp(old, new, weight)
 
 
 def gradient_norm(value: Tensor, parameters: Sequence[Tensor]) -> Tensor:

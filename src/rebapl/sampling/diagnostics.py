@@ -43,16 +43,17 @@ class Diagnostics:
         self, step: int, optimizer: torch.optim.Optimizer, loss: Tensor, repulsion: Repulsion | None = None
     ) -> None:
         group = optimizer.param_groups[0]
-        record: dict[str, Any] = {"step": step, "loss": loss.detach(), "lr": _copy(group["lr"])}
+        # copies: what a captured step gives is overwritten by the next
+        record: dict[str, Any] = {"step": step, "loss": loss.detach().clone(), "lr": _copy(group["lr"])}
         record["temperature"] = group.get("temperature", 0.0)
         grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
         record["gradient_norm"] = total_norm(grads)
         if isinstance(optimizer, Rule):
             record["configurational_temperature"] = _virial(optimizer)
         if repulsion is not None and repulsion.distance is not None:
-            record["distance"] = repulsion.distance
+            record["distance"] = repulsion.distance.clone()
             if repulsion.norms is not None:
-                record["force_norm"] = repulsion.norms[1]
+                record["force_norm"] = repulsion.norms[1].clone()
         self._records.append(record)
 
     @torch.no_grad()

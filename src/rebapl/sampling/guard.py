@@ -11,9 +11,9 @@ from rebapl.errors import UserError
 
 ADVICE = {
     "loss": "lr is the likely cause: lower it, or lengthen the warm-up",
-    "repulsion": "the repulsion is the likely cause: lower `strength`, raise `epsilon`, or take size='normalised'",
+    "repulsion": "the repulsion is the likely cause: lower `strength`, raise `epsilon`, or take size='fading'",
     "gradient": "lr (or the precision of the backbone) is the likely cause: lower lr, or compute in float32",
-    "force": "the repulsion is the likely cause: raise `epsilon`, lower `strength`, or take size='normalised'",
+    "force": "the repulsion is the likely cause: raise `epsilon`, lower `strength`, or take size='fading'",
     "parameters": "lr or temperature is the likely cause: lower them",
 }
 
@@ -42,13 +42,12 @@ class Guard:
         self.terms = list(ADVICE)
         self._never = torch.iinfo(torch.int64).max
         self._seen = torch.full((len(self.terms),), self._never, device=device)
+        self._fine = torch.zeros((), device=device)
 
     def note(self, step: int, **values: Tensor) -> None:
         """`values` are 0-d tensors named as in ADVICE."""
-        for name, value in values.items():
-            place = self.terms.index(name)
-            when = torch.where(value.detach().isfinite(), self._never, step)
-            self._seen[place] = torch.minimum(self._seen[place], when)
+        terms = torch.stack([values.get(name, self._fine).detach().float() for name in self.terms])
+        self._seen = torch.minimum(self._seen, torch.where(terms.isfinite(), self._never, step))
 
     def first(self) -> tuple[int, str] | None:
         """The earliest step and term that was not finite; None if all were."""

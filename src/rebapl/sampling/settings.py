@@ -48,11 +48,11 @@ class Repelling:
     pool: int | None = None
     metric: str = "mmd"
     potential: str = "inverse"
-    size: str = "normalised"
-    fraction: float = 0.3
+    size: str = "fading"
+    fraction: float = 1.0
     strength: float = 1.0
     cap: float = 1.0
-    epsilon: float = 1.0
+    epsilon: float = 0.3
     scale: float | None = None
     memory: str = "previous"
     stage: str = "exploration"

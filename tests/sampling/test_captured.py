@@ -1,0 +1,111 @@
+"""Steps replayed as CUDA graphs give what steps run as usual give, and take less of the CPU."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from rebapl.backbones import load_backbone
+from rebapl.data.task import load_task
+from rebapl.experiments.training import Training
+from rebapl.learners import METHODS
+from rebapl.sampling import Chain, Inference, Repelling
+
+from .toy import ToyLearner, batches, data
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+def toy_chain(capture, **repelling):
+    inference = Inference(
+        lr=0.05, epochs=5, batch=8, temperature=0.01, cycles=3, repulsion=Repelling(reference=6, **repelling)
+    )
+
+    def given(step):
+        return tuple(x.cuda() for x in batches(step))
+
+    learner = ToyLearner().cuda()
+    return Chain(
+        learner, inference, given, num_data=40, steps_per_epoch=5, reference=data()[0], capture=capture, record_every=1
+    )
+
+
+@pytest.mark.parametrize("metric", ["mmd", "energy", "sinkhorn", "sliced", "wasserstein"])
+@pytest.mark.parametrize(
+    "repelling", [{}, {"size": "fading"}, {"size": "capped"}, {"size": "absolute", "stage": "both", "memory": "all"}]
+)
+def test_a_captured_run_equals_the_usual_one(metric, repelling):
+    """Three cycles, so that every kind of step is captured, and again for another memory."""
+    usual, captured = (toy_chain(capture, metric=metric, measure_every=3, **repelling) for capture in (False, True))
+    for a, b in zip(usual.run(), captured.run(), strict=True):
+        torch.testing.assert_close(a.parameters, b.parameters, rtol=1e-4, atol=1e-5)
+    rows = zip(usual.diagnostics.rows(), captured.diagnostics.rows(), strict=True)
+    for row, other in rows:
+        assert row == pytest.approx(other, rel=1e-3, abs=1e-4, nan_ok=True)
+    kinds = (
+        {"plain"}
+        if metric == "wasserstein"
+        else {"plain"} | ({"absolute"} if repelling.get("size") == "absolute" else {"measure", "follow"})
+    )
+    assert set(captured.capturing._captured) == (kinds if repelling.get("stage") != "both" else kinds | {"plain"})
+
+
+def test_an_interrupted_captured_run_goes_on_as_if_it_were_not():
+    whole, first, second = (toy_chain(True) for _ in range(3))
+    list(whole.run())
+    for _ in range(37):
+        first.step()
+    second.load_state_dict(first.state_dict())
+    list(second.run())
+    for a, b in zip(whole.samples, second.samples, strict=True):
+        torch.testing.assert_close(a.parameters, b.parameters, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "zero-shot"])
+def test_every_method_is_captured_and_equals_itself_uncaptured(method):
+    """Parameters after 12 steps in float32, with repulsion in the second cycle, relative to how far they moved."""
+    task = load_task("digits", shots=4, seed=1, test_images=20)
+    settings = {
+        "batch": 5,
+        "cycles": 2,
+        "averaging": None,
+        "repulsion": {"reference": 4, "pool": 8, "measure_every": 2},
+    }
+    found = []
+    for capture in (True, False):
+        encoder = load_backbone("mini", "cuda", torch.float32)
+        training = Training(task, encoder, method, "rebapl", epochs=3, inference_settings=settings)
+        chain = training.chain
+        if not capture:
+            chain.capturing = None
+        start = torch.cat([p.detach().flatten() for p in chain.parameters.values()])
+        while not chain.done:
+            chain.step()
+        found.append(torch.cat([p.detach().flatten() for p in chain.parameters.values()]))
+        if capture:
+            assert "plain" in chain.capturing._captured
+    moved = (found[1] - start).norm()
+    assert moved > 0
+    assert (found[0] - found[1]).norm() < 0.05 * moved
+
+
+def test_a_captured_step_is_faster():
+    task = load_task("digits", shots=4, seed=1, test_images=20)
+    seconds = {}
+    for capture in (True, False):
+        training = Training(task, load_backbone("mini", "cuda", torch.bfloat16), "maple", "mle", epochs=30)
+        chain = training.chain
+        if not capture:
+            chain.capturing = None
+        for _ in range(10):
+            chain.step()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(40):
+            chain.step()
+        torch.cuda.synchronize()
+        seconds[capture] = (time.perf_counter() - began) / 40
+    print(f"\nmini, MaPLe, one step: {1e3 * seconds[True]:.2f} ms captured, {1e3 * seconds[False]:.2f} ms as usual")
+    assert seconds[True] < 0.7 * seconds[False]
