@@ -65,6 +65,11 @@ def test_refuses_no_shots() -> None:
         few_shot(toy(), shots=0, seed=1)
 
 
+def test_refuses_a_data_set_for_testing_only() -> None:
+    with pytest.raises(UserError, match="'toy' has no training images"):
+        few_shot(toy(train_per_class=0), shots=1, seed=1)
+
+
 @pytest.mark.parametrize(
     ("classes", "base", "novel"),
     [(1000, 500, 500), (100, 50, 50), (37, 19, 18), (101, 51, 50), (397, 199, 198), (47, 24, 23), (10, 5, 5)],

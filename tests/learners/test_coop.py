@@ -26,6 +26,14 @@ def test_a_class_keeps_its_own_context(build: Any, images: Tensor, method: str, 
 
 
 @with_contexts
+def test_two_classes_of_one_name_have_a_context_each(build: Any, method: str, settings: dict) -> None:
+    learner = build(method, {**settings, "class_specific": True}, names=["dog", "cat", "dog"]).eval()
+    text = learner.encode_classes()["text"]
+    assert not torch.allclose(text[0], text[2])
+    torch.testing.assert_close(learner.bind(["dog", "dog", "cat"]).encode_classes()["text"], text[[0, 2, 1]])
+
+
+@with_contexts
 def test_a_class_without_a_context_is_refused(build: Any, method: str, settings: dict) -> None:
     learner = build(method, {**settings, "class_specific": True})
     with pytest.raises(UserError, match=r"belongs to the 4 classes.*'fish' is none of them.*class_specific=False"):

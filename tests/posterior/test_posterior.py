@@ -41,6 +41,8 @@ def test_other_class_names_and_template_at_predict_time(make: Any, views: Tensor
     assert not torch.allclose(with_template.probabilities, posterior.predict(views).probabilities)
     with pytest.raises(UserError, match="given twice"):
         posterior.predict(views, class_names=["car", "car"])
+    published = posterior.bind(["missile", "car", "missile"])  # a data set's own list may
+    assert published.predict(views, class_names=published.class_names).class_names == ["missile", "car", "missile"]
     with pytest.raises(UserError, match="template"):
         posterior.predict(views, template="no place for the name")
 

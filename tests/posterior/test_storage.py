@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
 from rebapl.files import sha256
-from rebapl.learners import METHODS
+from rebapl.learners import METHODS, build_learner
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.manifest import content_sha256
 
@@ -35,6 +35,17 @@ def test_saved_and_loaded_predicts_the_same_bit_for_bit(
         ours, theirs = posterior.predict(views, class_names=names), loaded.predict(views, class_names=names)
         assert torch.equal(ours.probabilities, theirs.probabilities)
         assert torch.equal(ours.per_sample, theirs.per_sample)
+
+
+def test_a_data_sets_own_names_may_repeat(encoder: DualEncoder, views: torch.Tensor, tmp_path: Path) -> None:
+    names = ["missile", "dog", "missile"]
+    learner = build_learner("coop", encoder, names, "a {}.", torch.Generator().manual_seed(0)).eval()
+    sample = {name: x.detach() for name, x in learner.named_parameters()}
+    about = {"method": "coop", "method_settings": {}, "inference": {"name": "hand"}, "seed": 1, "data": "none"}
+    folder = save_posterior(Posterior.of(learner, [sample], about), tmp_path / "posterior")
+    probabilities = load_posterior(folder, encoder).predict(views).probabilities
+    assert probabilities.shape == (7, 3)
+    torch.testing.assert_close(probabilities[:, 0], probabilities[:, 2])
 
 
 def test_the_backbone_is_found_by_its_name(make: Any, mini: DualEncoder, tmp_path: Path) -> None:
@@ -117,7 +128,6 @@ def test_missing_and_mistyped_entries_are_named(saved: Path, encoder: DualEncode
         ({"weights": [0.5, 0.5]}, "does not hold 2 samples of method 'coop'"),
         ({"class_names": []}, "'class_names' is"),
         ({"class_names": [1, 2]}, "'class_names' is"),
-        ({"class_names": ["cat", "cat"]}, "given twice"),
         ({"backbone": {"name": "small"}}, "'backbone' has no sha256"),
         ({"backbone": {"name": "small", "sha256": "0" * 64}}, "trained on backbone 'small' .000000000000"),
         ({"method": "cop"}, "unknown method 'cop'"),

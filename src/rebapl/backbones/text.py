@@ -32,7 +32,10 @@ class Text:
 
 
 def clean_class_names(names: Sequence[str]) -> list[str]:
-    """Class names as they are put into text: underscores become spaces. Empty and repeated names are refused."""
+    """Class names as they are put into text: underscores become spaces. Empty names are refused.
+
+    A name may come twice, as two do in ImageNet's published list: the classes then have the same text.
+    """
     if isinstance(names, str):
         raise UserError(f"class names must be a list of names; got the one string {names!r}")
     cleaned = [" ".join(name.replace("_", " ").split()) for name in names]
@@ -43,8 +46,6 @@ def clean_class_names(names: Sequence[str]) -> list[str]:
             raise UserError(f"class name {index} ({names[index]!r}) is empty: every class needs a name")
         if not _is_unicode(name):
             raise UserError(f"class name {index} ({name!r}) is not valid Unicode: write it anew (UTF-8)")
-        if name in cleaned[:index]:
-            raise UserError(f"class name {name!r} is given twice: names must differ")
     return cleaned
 
 

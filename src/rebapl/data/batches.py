@@ -2,32 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import lru_cache
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from rebapl.data.dataset import Dataset, Item
-from rebapl.data.transforms import Preprocessing
+from rebapl.data.resident import ResidentImages, fits
+from rebapl.data.transforms import Preprocessing, random_crop
+from rebapl.data.workers import Ahead, cores, in_threads
 from rebapl.randomness import generator, python_random
 
 
 class LabelledImages:
-    """Decoded images and labels (N,) of some items of a data set."""
+    """Images and labels (N,) of some items of a data set, decoded in threads when they are needed."""
 
     def __init__(self, dataset: Dataset, items: Sequence[Item]) -> None:
         self.dataset = dataset
-        self.images: list[Image.Image] = [dataset.load(item.key).convert("RGB") for item in items]
+        self.items = items
         self.labels = torch.tensor([item.label for item in items], dtype=torch.long)
+        self._images: list[Image.Image] | None = None
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.items)
+
+    @property
+    def images(self) -> list[Image.Image]:
+        """All of them decoded, as RGB; kept until `forget` is called."""
+        if self._images is None:
+            self._images = in_threads(self._decoded, range(len(self)))
+        return self._images
+
+    def forget(self) -> None:
+        """Free the memory of the decoded images; they are decoded again where they are needed."""
+        self._images = None
 
     def views(self, preprocessing: Preprocessing, rows: Sequence[int] | None = None) -> Tensor:
-        """The test-time views of all images, or of those in `rows` in that order, uint8 (N, 3, H, W)."""
-        images = self.images if rows is None else [self.images[row] for row in rows]
-        return torch.stack([preprocessing.centre(image) for image in images])
+        """The test-time views of all images, or of those in `rows` in that order, uint8 (N, 3, H, W).
+
+        An image that is decoded only for this is not kept.
+        """
+        rows = range(len(self)) if rows is None else rows
+        views = torch.empty(len(rows), 3, preprocessing.crop, preprocessing.crop, dtype=torch.uint8)
+
+        def fill(place: int) -> None:
+            image = self._decoded(rows[place]) if self._images is None else self._images[rows[place]]
+            views.numpy()[place] = preprocessing.centre(image).numpy()
+
+        in_threads(fill, range(len(rows)))
+        return views
+
+    def _decoded(self, row: int) -> Image.Image:
+        return self.dataset.load(self.items[row].key).convert("RGB")
 
 
 class TrainBatches:
@@ -36,6 +65,11 @@ class TrainBatches:
     Each epoch is a new random order, its incomplete last batch dropped (unless there is no complete one). The data
     set may ask for milder crops than `crop_scale`, the share of an image's area.
     Everything is derived from the seed and the step, so a resumed run sees what an uninterrupted one sees.
+
+    There are three ways to the same pixels. On a GPU with room, the images stay there and are cropped and resized
+    there (`resident`; True asks for it anywhere). On a GPU without, threads prepare the next batches meanwhile
+    (`ahead` of them; any number may be asked for). On a CPU a batch is made when it is asked for. A call never
+    waits for the GPU.
     """
 
     def __init__(
@@ -46,25 +80,89 @@ class TrainBatches:
         crop_scale: tuple[float, float],
         seed: int,
         device: torch.device | str = "cpu",
+        *,
+        resident: bool | None = None,
+        ahead: int | None = None,
     ) -> None:
-        self.data = data
         self.preprocessing = preprocessing
         self.batch = min(batch, len(data))
         self.crop_scale = (max(crop_scale[0], data.dataset.min_crop), crop_scale[1])
         self.flip = data.dataset.flip
         self.seed = seed
-        self.device = device
+        self.device = torch.device(device)
+        self.labels = data.labels
+        self.sizes: list[tuple[int, int]] = [image.size for image in data.images]
+        self.resident: ResidentImages | None = None
+        self.images: list[Image.Image] = []
+        if resident is None:
+            resident = fits(data.images, preprocessing, self.crop_scale, self.batch, self.device)
+        if resident:
+            self.resident = ResidentImages(data.images, preprocessing, self.crop_scale, self.device)
+            data.forget()
+        else:
+            self.images = data.images
+        if ahead is None:
+            ahead = 0 if self.device.type == "cpu" else max(2, min(cores(), 8))
+        self._prepared: Callable[[int], tuple[Tensor, Tensor]] = self._prepare
+        if self.resident is None and ahead > 0:
+            self._prepared = Ahead(self._prepare, ahead)
 
     @property
     def steps_per_epoch(self) -> int:
-        return len(self.data) // self.batch
+        return len(self.sizes) // self.batch
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+        if self.resident is not None:
+            return self.draw(self.choices(step).to(self.device, non_blocking=True))
+        pixels, labels = self._prepared(step)
+        pixels = pixels.to(self.device, non_blocking=True)
+        return self.preprocessing.normalize(pixels), labels.to(self.device, non_blocking=True)
+
+    def choices(self, step: int) -> Tensor:
+        """All that chance decides about a step: (B, 7) of row, left, top, right, bottom, mirrored, label.
+
+        On the CPU; in pinned memory if the batches go to a GPU.
+        """
         epoch, place = divmod(step, self.steps_per_epoch)
-        order = torch.randperm(len(self.data), generator=generator(self.seed, "order", epoch))
-        chosen = order[place * self.batch : (place + 1) * self.batch]
+        order = _order(self.seed, epoch, len(self.sizes))
+        rows: list[int] = order[place * self.batch : (place + 1) * self.batch].tolist()
         rng = python_random(self.seed, "augmentation", step)
-        images = (self.data.images[index] for index in chosen.tolist())
-        views = [self.preprocessing.random(image, self.crop_scale, rng, self.flip) for image in images]
-        pixels = torch.stack(views).to(self.device)
-        return self.preprocessing.normalize(pixels), self.data.labels[chosen].to(self.device)
+        crops = [random_crop(*self.sizes[row], self.crop_scale, rng, self.flip) for row in rows]
+        chosen = [(row, *box, mirrored) for row, (box, mirrored) in zip(rows, crops, strict=True)]
+        result = self._host((len(rows), 7), torch.long)
+        result[:, :6] = torch.tensor(chosen)
+        result[:, 6] = self.labels[rows]
+        return result
+
+    def draw(self, choices: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and labels of `choices` that are on the device, where the images are resident.
+
+        `batches(step)` is `batches.draw(batches.choices(step))`. Shapes are fixed and nothing waits for the device, so
+        this can be captured in a CUDA graph that is replayed on new choices.
+        """
+        assert self.resident is not None
+        views = self.resident.views(choices[:, 0], choices[:, 1:5], choices[:, 5].bool())
+        return self.preprocessing.normalize(views), choices[:, 6].clone()
+
+    def _prepare(self, step: int) -> tuple[Tensor, Tensor]:
+        """Pixels, uint8 (B, 3, H, W), and labels (B,) of a step, by Pillow."""
+        choices = self.choices(step)
+        pixels = self._host((len(choices), 3, self.preprocessing.crop, self.preprocessing.crop), torch.uint8)
+        for view, (row, left, top, right, bottom, mirrored, _) in zip(pixels.numpy(), choices.tolist(), strict=True):
+            box = (left, top, right, bottom)
+            view[:] = self.preprocessing.view(self.images[row], box, bool(mirrored)).numpy()
+        labels = self._host((len(choices),), torch.long)
+        labels[:] = choices[:, 6]
+        return pixels, labels
+
+    def _host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Room on the CPU's side; for a GPU pinned, so that sending it waits for nothing."""
+        gpu = self.device.type == "cuda"
+        with torch.cuda.device(self.device) if gpu else nullcontext():  # background threads begin on the first GPU
+            return torch.empty(shape, dtype=dtype, pin_memory=gpu)
+
+
+@lru_cache(maxsize=8)
+def _order(seed: int, epoch: int, count: int) -> Tensor:
+    """The order (count,) of an epoch."""
+    return torch.randperm(count, generator=generator(seed, "order", epoch))

@@ -1,7 +1,10 @@
 """A data set: labelled items in three splits, and how to get an item's image."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image
@@ -23,6 +26,7 @@ class Dataset:
 
     `load` turns an item's key into an RGB image. `template` has one `{}` for the class name. What augmentation must
     leave of an image for its label to stay true: at least `min_crop` of its area, and no mirroring unless `flip`.
+    Where images are files, keys are paths below `folder`; drawn ones have none.
     """
 
     name: str
@@ -33,6 +37,7 @@ class Dataset:
     load: Callable[[str], Image.Image]
     min_crop: float = 0.0
     flip: bool = True
+    folder: Path | None = None
 
     @property
     def class_names(self) -> list[str]:

@@ -20,6 +20,8 @@ def few_shot(dataset: Dataset, shots: int, seed: int) -> tuple[list[Item], list[
     """
     if shots < 1:
         raise UserError(f"shots = {shots}: at least one image per class is needed")
+    if not dataset.train:
+        raise UserError(f"data set '{dataset.name}' has no training images: it is for testing only")
     rng = random.Random(seed)
     return _sample(dataset.train, shots, rng), _sample(dataset.val, min(shots, VAL_SHOTS), rng)
 

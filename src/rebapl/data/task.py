@@ -4,26 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from rebapl.data.cache import cached
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.dataset import Dataset, Item
 from rebapl.data.fewshot import base_novel, few_shot, relabelled
 from rebapl.errors import UserError, unknown
 
-PROTOCOLS = ("base-to-novel", "few-shot")
+PROTOCOLS = ("base-to-novel", "few-shot", "cross-dataset", "domain-generalization", "selection")
+
+SOURCE = "imagenet"
+"""The data set that the published transfers are trained on."""
+
+TARGETS: dict[str, tuple[str, ...]] = {
+    "cross-dataset": (
+        "caltech101",
+        "oxford_pets",
+        "stanford_cars",
+        "oxford_flowers",
+        "food101",
+        "fgvc_aircraft",
+        "sun397",
+        "dtd",
+        "eurosat",
+        "ucf101",
+    ),
+    "domain-generalization": ("imagenetv2", "imagenet_sketch", "imagenet_a", "imagenet_r"),
+}
+"""The published targets of the two protocols that test on other data sets, in the order of the tables."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Items with labels 0 … n−1 among n class names."""
+    """Items of a data set, with labels 0 … n−1 among n class names."""
 
     class_names: Sequence[str]
     items: Sequence[Item]
+    dataset: Dataset
 
 
 @dataclass(frozen=True)
 class Task:
-    """Train and val have the same classes; `tests` holds the parts to be scored, by name."""
+    """Train and val have the same classes; `tests` holds the parts to be scored, by name, the trained classes first."""
 
     dataset: Dataset
     protocol: str
@@ -35,43 +58,111 @@ class Task:
 
 
 def load_task(
-    data: str | Dataset, shots: int = 16, seed: int = 1, protocol: str = "base-to-novel", test_images: int | None = None
+    data: str | Dataset,
+    shots: int = 16,
+    seed: int = 1,
+    protocol: str = "base-to-novel",
+    test_images: int | None = None,
+    *,
+    root: Path | None = None,
+    split: str | None = None,
+    template: str | None = None,
+    targets: Sequence[str] | None = None,
+    cache: int | None = None,
 ) -> Task:
-    """A task of a data set, or of the embedded one of that name.
+    """A task of a data set, or of that of this name or path; `root`, `split` and `template` as in `load_dataset`.
 
-    `base-to-novel` trains on the first half of the classes and tests `base` among their names and `novel` among
-    the others'; `few-shot` trains and tests on all classes. `test_images` keeps that many per part, spread evenly
-    over the list.
+    * `base-to-novel` trains on the first half of the classes and tests `base` among their names and `novel` among
+      the others'.
+    * `few-shot` trains and tests on all classes (`test`).
+    * `cross-dataset` and `domain-generalization` train on all classes too, and test on the data set's own images
+      (`test`) and on all classes of each target, by its name: the published ones after ImageNet, or `targets`.
+    * `selection` is for choosing settings: base-to-novel once more within the base classes, tested on all *validation*
+      images of these. It sees no test image and no novel class.
+
+    `test_images` keeps that many per part, spread evenly over the list. With `cache`, images are kept on disk with a
+    short side of so many pixels; see `rebapl.data.cache`.
 
     >>> task = load_task("digits", shots=16, seed=1)
     >>> len(task.train.items), list(task.tests), task.tests["novel"].class_names
     (80, ['base', 'novel'], ['five', 'six', 'seven', 'eight', 'nine'])
+    >>> load_task("digits", protocol="selection").tests["novel"].class_names
+    ['three', 'four']
+    """
+    if test_images is not None and test_images < 1:
+        raise UserError(f"test_images = {test_images}: at least one is needed")
+    wanted = target_names(protocol, data if isinstance(data, str) else data.name, targets)
+    dataset = load_dataset(data, root, split=split, template=template) if isinstance(data, str) else data
+    dataset = dataset if cache is None else cached(dataset, cache)
+    train, val = few_shot(dataset, shots, seed)
+    names = dataset.class_names
+    labels = list(range(len(names)))
+    trained, tested, source = labels, {"test": labels}, dataset.test
+    if protocol == "base-to-novel":
+        trained, novel = base_novel(names)
+        tested = {"base": trained, "novel": novel}
+    elif protocol == "selection":
+        trained, tested = _pseudo(names)
+        source = dataset.val
+        if not source:
+            raise UserError(f"data set '{dataset.name}' has no validation images to select settings on")
+    tests = {name: _part(dataset, source, chosen, test_images) for name, chosen in tested.items()}
+    for name in wanted:
+        target = load_dataset(name, root)
+        target = target if cache is None else cached(target, cache)
+        tests[name] = _part(target, target.test, range(len(target.class_names)), test_images)
+    return Task(dataset, protocol, shots, seed, _part(dataset, train, trained), _part(dataset, val, trained), tests)
+
+
+def target_names(protocol: str, data: str, targets: Sequence[str] | None = None) -> list[str]:
+    """The other data sets that a protocol tests on after training on `data`: those given, or the published ones.
+
+    >>> target_names("domain-generalization", "imagenet")
+    ['imagenetv2', 'imagenet_sketch', 'imagenet_a', 'imagenet_r']
     """
     if protocol not in PROTOCOLS:
         raise unknown("protocol", protocol, PROTOCOLS)
-    if test_images is not None and test_images < 1:
-        raise UserError(f"test_images = {test_images}: at least one is needed")
-    dataset = load_dataset(data) if isinstance(data, str) else data
-    train, val = few_shot(dataset, shots, seed)
+    if protocol not in TARGETS:
+        if targets:
+            raise UserError(f"protocol '{protocol}' has no targets: leave them out, or choose {' or '.join(TARGETS)}")
+        return []
+    if targets is None:
+        if data != SOURCE:
+            raise UserError(
+                f"{protocol} from '{data}' has no published targets (those are for {SOURCE}): name the data sets to "
+                "test on, as in --targets shapes,letters"
+            )
+        return list(TARGETS[protocol])
+    for name in targets:
+        if name in (data, "test"):
+            raise UserError(f"target '{name}' is the data set trained on, which is tested anyway: leave it out")
+    if not targets or len(set(targets)) < len(targets):
+        raise UserError(f"targets are {', '.join(targets) or 'none'}: name at least one data set, and each once")
+    return list(targets)
+
+
+def part_names(protocol: str, data: str, targets: Sequence[str] | None = None) -> list[str]:
+    """The names of a task's test parts, without loading anything.
+
+    >>> part_names("base-to-novel", "digits"), part_names("cross-dataset", "digits", ["shapes"])
+    (['base', 'novel'], ['test', 'shapes'])
+    """
+    own = ["base", "novel"] if protocol in ("base-to-novel", "selection") else ["test"]
+    return [*own, *target_names(protocol, data, targets)]
+
+
+def _pseudo(names: Sequence[str]) -> tuple[list[int], dict[str, list[int]]]:
+    """The labels trained on and those tested, when the base classes are halved once more."""
+    if len(names) < 3:
+        raise UserError(f"selection halves the base classes and needs at least three classes; there are {len(names)}")
+    base, _ = base_novel(names)
+    first, second = base_novel(names[: len(base)])
+    return first, {"base": first, "novel": second}
+
+
+def _part(dataset: Dataset, items: Sequence[Item], labels: Sequence[int], limit: int | None = None) -> Part:
+    chosen = relabelled(items, labels)
+    if limit is not None and limit < len(chosen):
+        chosen = [chosen[index * len(chosen) // limit] for index in range(limit)]
     names = dataset.class_names
-
-    def part(items: Sequence[Item], labels: Sequence[int], limit: int | None = None) -> Part:
-        chosen = relabelled(items, labels)
-        if limit is not None and limit < len(chosen):
-            chosen = [chosen[index * len(chosen) // limit] for index in range(limit)]
-        return Part([names[label] for label in labels], chosen)
-
-    if protocol == "few-shot":
-        trained, tested = list(range(len(names))), {"test": list(range(len(names)))}
-    else:
-        base, novel = base_novel(names)
-        trained, tested = base, {"base": base, "novel": novel}
-    return Task(
-        dataset,
-        protocol,
-        shots,
-        seed,
-        part(train, trained),
-        part(val, trained),
-        {name: part(dataset.test, labels, test_images) for name, labels in tested.items()},
-    )
+    return Part([names[label] for label in labels], chosen, dataset)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+
+Box = tuple[int, int, int, int]
+"""Left, top, right, bottom; the last two are outside."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +32,7 @@ class Preprocessing:
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """uint8 (…, 3, H, W) to normalised float32."""
-        mean = torch.tensor(self.mean, device=pixels.device).view(3, 1, 1)
-        std = torch.tensor(self.std, device=pixels.device).view(3, 1, 1)
-        return (pixels.float() / 255 - mean) / std
+        return (pixels.float() / 255 - _channels(self.mean, pixels.device)) / _channels(self.std, pixels.device)
 
     def centre(self, image: Image.Image) -> Tensor:
         """The test-time view, uint8 (3, crop, crop): resized, then the centre."""
@@ -47,15 +49,23 @@ class Preprocessing:
 
     def random(self, image: Image.Image, scale: tuple[float, float], rng: random.Random, flip: bool = True) -> Tensor:
         """The training view, uint8 (3, crop, crop): a random crop of that share of the area, half of them mirrored."""
-        box = random_box(*image.size, scale, rng)
+        return self.view(image, *random_crop(*image.size, scale, rng, flip))
+
+    def view(self, image: Image.Image, box: Box, mirrored: bool) -> Tensor:
+        """That box of the image, uint8 (3, crop, crop)."""
         # Cropped before it is resized, as the published pipelines do: no pixel outside the box takes part.
         view = image.convert("RGB").crop(box).resize((self.crop, self.crop), self.resample)
-        if flip and rng.random() < 0.5:
-            view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return as_tensor(view)
+        return as_tensor(view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else view)
 
 
-def random_box(width: int, height: int, scale: tuple[float, float], rng: random.Random) -> tuple[int, int, int, int]:
+def random_crop(
+    width: int, height: int, scale: tuple[float, float], rng: random.Random, flip: bool = True
+) -> tuple[Box, bool]:
+    """A random box, and whether it is mirrored: half of them are, unless `flip` is off."""
+    return random_box(width, height, scale, rng), flip and rng.random() < 0.5
+
+
+def random_box(width: int, height: int, scale: tuple[float, float], rng: random.Random) -> Box:
     """A box of `scale` of the area and an aspect ratio log-uniform in 3/4 … 4/3; the centre if ten draws do not fit."""
     area = width * height * 1.0
     for _ in range(10):
@@ -71,6 +81,22 @@ def random_box(width: int, height: int, scale: tuple[float, float], rng: random.
     return left, top, left + w, top + h
 
 
+def largest_box(width: int, height: int, scale: tuple[float, float]) -> tuple[int, int]:
+    """The widest and the highest that a `random_box` can be; not both at once."""
+    side = math.sqrt(width * height * scale[1] * 4 / 3)
+    wide = max(round(side), round(height * 4 / 3))
+    high = max(round(side), round(width * 4 / 3))
+    return min(width, wide), min(height, high)
+
+
 def as_tensor(image: Image.Image) -> Tensor:
     """An RGB image as uint8 (3, H, W)."""
-    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1).contiguous()
+    # By numpy: torch would share so small a copy among threads, and there is a thread per image already.
+    return torch.from_numpy(np.array(np.asarray(image.convert("RGB")).transpose(2, 0, 1), order="C"))
+
+
+@cache
+def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """One value per channel, (3, 1, 1); kept on the device, since sending it each time would wait for it."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, device=device).view(3, 1, 1)

@@ -79,14 +79,23 @@ class CoOp(Learner):
         self.text = self.encoder.tokenize([pieces(name, self.tokens, position) for name in self.class_names])
 
     def _rows(self) -> Tensor:
-        """Where the contexts (C,) of the classes bound to stand among those of the classes built with."""
+        """Where the contexts (C,) of the classes bound to stand among those of the classes built with.
+
+        Of a name that was built with twice, each class has its own, in their order.
+        """
+        places: dict[str, list[int]] = {}
+        for place, name in enumerate(self.owners):
+            places.setdefault(name, []).append(place)
+        rows = []
         for name in self.class_names:
-            if name not in self.owners:
+            if name not in places:
                 raise UserError(
                     f"class-specific context belongs to the {len(self.owners)} classes it was built with, and {name!r} "
                     f"is none of them: use the shared context (class_specific=False)"
                 )
-        return torch.tensor([self.owners.index(name) for name in self.class_names], device=self.encoder.device)
+            own = places[name]
+            rows.append(own.pop(0) if len(own) > 1 else own[0])
+        return torch.tensor(rows, device=self.encoder.device)
 
     @property
     def contexts(self) -> Tensor:

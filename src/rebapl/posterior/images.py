@@ -10,14 +10,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from rebapl.data.images import BROKEN, EXTENSIONS, as_rgb, read_image, unreadable
 from rebapl.data.transforms import Preprocessing
 from rebapl.errors import UserError
 
 Source = str | Path | Image.Image
 Images = Source | np.ndarray | Tensor | Sequence[Source]
-
-EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-"""What counts as an image in a folder. A file named outright may be anything that Pillow reads."""
 
 
 def read_images(images: Images, preprocessing: Preprocessing) -> tuple[list[str], Tensor]:
@@ -40,7 +38,7 @@ def read_images(images: Images, preprocessing: Preprocessing) -> tuple[list[str]
         elif isinstance(source, str | Path):
             for path in image_files(Path(source)):
                 names.append(str(path))
-                views.append(_read(path, preprocessing))
+                views.append(preprocessing.centre(read_image(path)))
         else:
             raise UserError(
                 f"image {index} is a {type(source).__name__}: give files, folders, images of Pillow, or one array"
@@ -61,23 +59,11 @@ def image_files(path: Path) -> list[Path]:
     return sorted(visible)
 
 
-def _read(path: Path, preprocessing: Preprocessing) -> Tensor:
-    try:
-        with Image.open(path) as image:
-            return _centre(image, str(path), preprocessing)
-    except (OSError, Image.DecompressionBombError) as error:
-        raise _unreadable(str(path), error) from error
-
-
 def _centre(image: Image.Image, name: str, preprocessing: Preprocessing) -> Tensor:
     try:
-        return preprocessing.centre(image)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # what broken files make it raise
-        raise _unreadable(name, error) from error
-
-
-def _unreadable(name: str, error: Exception) -> UserError:
-    return UserError(f"{name} cannot be read as an image ({error}): remove it or replace it")
+        return preprocessing.centre(as_rgb(image))
+    except BROKEN as error:
+        raise unreadable(name, error) from error
 
 
 def _of_array(images: np.ndarray | Tensor) -> Iterator[Image.Image]:

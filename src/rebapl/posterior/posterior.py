@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rebapl.data.splits import refuse_repeats
 from rebapl.errors import UserError
 from rebapl.learners import Learner
 from rebapl.posterior import passes
@@ -111,6 +112,8 @@ class Posterior:
         names, views = read_images(images, self.learner.encoder.preprocessing)
         bound = self
         if class_names is not None or template is not None or transfer:
+            if class_names is not None and not isinstance(class_names, str) and list(class_names) != self.class_names:
+                refuse_repeats(class_names, "class_names")
             bound = self.bind(self.class_names if class_names is None else class_names, template, transfer)
         return bound.predict_views(views, average=average, names=names)
 

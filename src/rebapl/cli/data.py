@@ -1,0 +1,146 @@
+"""`rebapl data`: which data sets there are, whether their files are complete, and drawn stand-ins."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+import typer
+
+from rebapl.errors import unknown
+
+data = typer.Typer(no_args_is_help=True, help="Data sets: list, check, draw stand-ins.")
+
+RootOption = Annotated[
+    Path | None, typer.Option(help="The data root, which holds eurosat/ and so on; or $REBAPL_DATA.")
+]
+
+
+@data.command("list")
+def list_(
+    name: Annotated[str | None, typer.Argument(help="A published data set: show all that is known of it.")] = None,
+    root: RootOption = None,
+) -> None:
+    """Show the data sets by name, or one of them: its files, where they come from, classes, template."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from rebapl.data.catalogue import given_root
+    from rebapl.data.checking import needed_files
+    from rebapl.data.embedded import EMBEDDED
+    from rebapl.data.published import PUBLISHED
+
+    if name is not None:
+        _show(name)
+        return
+    table = Table(title="published data sets")
+    folder = given_root(root)
+    for column in ("name", "classes", "images below the data root", "template", *(["files"] if folder else [])):
+        table.add_column(column, overflow="fold", justify="right" if column == "classes" else "left")
+    for entry in PUBLISHED.values():
+        place = str(PurePosixPath(entry.folder, entry.images))
+        found = [path.exists() for path in needed_files(entry, folder)] if folder else []
+        state = ["there" if all(found) else "in part" if any(found) else "none"] if found else []
+        table.add_row(entry.name, str(entry.classes), place, entry.template, *state)
+    Console().print(table)
+    print(f"embedded, without files: {', '.join(EMBEDDED)}")
+    print("your own: --data PATH, a folder with train/ val/ test/, a folder of class folders, or a CSV file")
+    print("files and sources of one: rebapl data list NAME")
+
+
+def _show(name: str) -> None:
+    from rebapl.data.embedded import EMBEDDED
+    from rebapl.data.published import PUBLISHED
+
+    if name in EMBEDDED:
+        print(f"{name} is embedded in the package: there are no files to get")
+        return
+    if name not in PUBLISHED:
+        raise unknown("data set", name, PUBLISHED)
+    entry = PUBLISHED[name]
+    train, val, test = (f"{count:,}" for count in entry.counts)
+    print(f"{entry.title} ({entry.name})")
+    print(f"  classes    {entry.classes}")
+    print(f"  template   {entry.template}")
+    print(f"  images     {train} train, {val} val, {test} test")
+    print("  files below the data root:")
+    for line in (entry.images, *entry.lists):
+        print(f"    {PurePosixPath(entry.folder, line)}{'' if line in entry.lists else '/'}")
+    print("  where they come from (nothing is fetched):")
+    for source in entry.sources:
+        print(f"    {source}")
+
+
+@data.command()
+def check(
+    name: Annotated[str, typer.Argument(help="A data set's name, or the path of your own.")],
+    root: RootOption = None,
+    split: Annotated[
+        str | None, typer.Option(help="Another split file, in the data set's folder or with its path.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not open the images.")] = False,
+) -> None:
+    """Check files, counts, class names and every image. Exit code 1 if something is wrong."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import Progress
+
+    from rebapl.data.checking import check_dataset
+
+    shown = Console(stderr=True)
+    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:
+        task = bar.add_task("reading images", total=None, visible=False)
+        report = check_dataset(
+            name,
+            root,
+            split=split,
+            read=not quick,
+            progress=lambda done, total: bar.update(task, completed=done, total=total, visible=True),
+        )
+    console = Console(highlight=False, soft_wrap=True)
+    for mark, lines in (("[green]ok[/]     ", report.fine), ("note   ", report.notes)):
+        for line in lines:
+            console.print(f"{mark}{escape(line)}")
+    for line in report.problems:
+        console.print(f"[bold red]problem[/] {escape(line)}")
+    console.print(f"{escape(name)}: " + ("[green]complete[/]" if report.ok else "[bold red]not complete[/]"))
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+@data.command("make-fixture")
+def make_fixture_(
+    name: Annotated[str, typer.Argument(help="A published data set, or 'all'.")],
+    folder: Annotated[Path, typer.Argument(help="The data root to draw it in.")],
+) -> None:
+    """Draw a tiny stand-in in exactly the layout of a published data set, to try things out."""
+    from rebapl.data.fixture import make_fixture
+    from rebapl.data.published import PUBLISHED
+
+    for each in PUBLISHED if name == "all" else (name,):
+        print(f"drawn: {make_fixture(each, folder)}")
+
+
+@data.command()
+def cache() -> None:
+    """Show what the cache of resized images (--cache) holds, how large it is and where it is."""
+    from rich.console import Console
+    from rich.filesize import decimal
+    from rich.table import Table
+
+    from rebapl.data.cache import CACHE_VARIABLE, cache_contents, cache_folder
+
+    entries = cache_contents()
+    if not entries:
+        print(f"no cached images in {cache_folder()} (${CACHE_VARIABLE} names another folder)")
+        return
+    table = Table("folder", "images", "size", show_footer=len(entries) > 1)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    table.columns[0].footer = "all"
+    table.columns[1].footer = f"{sum(entry.images for entry in entries):,}"
+    table.columns[2].footer = decimal(sum(entry.size for entry in entries))
+    for entry in entries:
+        table.add_row(entry.folder.name, f"{entry.images:,}", decimal(entry.size))
+    Console().print(table)
+    print(f"below {cache_folder()}; any of these folders may be deleted")

@@ -1,0 +1,190 @@
+"""Tiny drawn data sets in the published layouts, to try loaders and protocols without the real files.
+
+Layouts, file names and class-name rules are the real ones. So are the classes where code depends on them; the others
+are called by numbers in words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from rebapl.data.dataset import Item
+from rebapl.data.drawing.wording import NUMBER_WORDS
+from rebapl.data.names import CALTECH_DROPPED, CALTECH_RENAMED, EUROSAT, class_name, words_apart, year_first
+from rebapl.data.published import PUBLISHED, Entry
+from rebapl.data.splits import SPLITS, Splits, write_split
+from rebapl.errors import UserError, unknown
+
+PER_CLASS = {"train": 2, "val": 1, "test": 1}
+SIZE = 16
+REPEATED = {657: "missile", 744: "missile", 836: "sunglasses", 837: "sunglasses"}
+"""Names that ImageNet's published list has twice, by label."""
+
+
+class Place(NamedTuple):
+    """Where an image lies: the split, the label, its running number from 1, over all and within its class."""
+
+    split: str
+    label: int
+    number: int
+    of_class: int
+
+
+def make_fixture(name: str, root: str | Path) -> Path:
+    """Draw the data set below `root` and return its folder, which must not exist yet.
+
+    >>> import tempfile
+    >>> from rebapl.data.catalogue import load_dataset
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     _ = make_fixture("eurosat", root)
+    ...     dataset = load_dataset("eurosat", root)
+    >>> len(dataset.train), dataset.class_names[3]
+    (20, 'Highway or Road')
+    """
+    if name not in PUBLISHED:
+        raise unknown("published data set", name, PUBLISHED)
+    entry = PUBLISHED[name]
+    folder = Path(root) / entry.folder
+    if folder.exists():
+        raise UserError(f"{folder} is there already: a drawn data set is never mixed with other files")
+    folder.mkdir(parents=True)
+    if entry.layout == "split":
+        _split_layout(entry, folder)
+    elif entry.layout == "aircraft":
+        _aircraft(entry, folder)
+    else:
+        _imagenet(entry, folder)
+    return folder
+
+
+def _words(number: int) -> list[str]:
+    """A number from 0 to 999 in three words."""
+    return [NUMBER_WORDS[int(digit)] for digit in f"{number:03d}"]
+
+
+def _places(order: Sequence[int]) -> Iterator[Place]:
+    number = 0
+    for split in SPLITS:
+        for label in order:
+            for index in range(PER_CLASS[split]):
+                number += 1
+                before = sum(PER_CLASS[part] for part in SPLITS[: SPLITS.index(split)])
+                yield Place(split, label, number, before + index + 1)
+
+
+@lru_cache(maxsize=64)
+def _picture(label: int, variant: int) -> Image.Image:
+    """A patch of the class's colour with some grain."""
+    rng = np.random.default_rng((label, variant))
+    colour = np.random.default_rng(label).integers(40, 216, size=3)
+    grain = rng.integers(-30, 31, size=(SIZE, SIZE, 1))
+    return Image.fromarray((colour + grain).astype(np.uint8))
+
+
+def _draw(path: Path, label: int, variant: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _picture(label, variant).save(path, format="JPEG", quality=60)
+
+
+_CALTECH = [*CALTECH_RENAMED, *("_".join(_words(n)) for n in range(100 - len(CALTECH_RENAMED)))]
+
+
+def _sun_folder(label: int) -> str:
+    first, *rest = _words(label)
+    place = ("", "/indoor", "/outdoor")[label % 3]
+    return f"{first[0]}/{'_'.join([first, *rest])}{place}"
+
+
+def _ucf(label: int) -> str:
+    return "".join(word.capitalize() for word in _words(label))
+
+
+def _pet(label: int) -> str:
+    """Cats begin with a capital."""
+    name = "_".join(_words(label)[1:])
+    return name.capitalize() if label % 3 == 0 else name
+
+
+_KEYS: dict[str, Callable[[Place], str]] = {
+    "caltech101": lambda p: f"{_CALTECH[p.label]}/image_{p.of_class:04d}.jpg",
+    "oxford_pets": lambda p: f"{_pet(p.label)}_{p.of_class}.jpg",
+    "stanford_cars": lambda p: f"cars_{'test' if p.split == 'test' else 'train'}/{p.number:05d}.jpg",
+    "oxford_flowers": lambda p: f"image_{p.number:05d}.jpg",
+    "food101": lambda p: f"{'_'.join(_words(p.label))}/{1_000_000 + p.number}.jpg",
+    "sun397": lambda p: f"{_sun_folder(p.label)}/sun_{p.number:016x}.jpg",
+    "dtd": lambda p: f"{'-'.join(_words(p.label)[1:])}/{'-'.join(_words(p.label)[1:])}_{p.of_class:04d}.jpg",
+    "eurosat": lambda p: f"{list(EUROSAT)[p.label]}/{list(EUROSAT)[p.label]}_{p.of_class}.jpg",
+    "ucf101": lambda p: f"{words_apart(_ucf(p.label))}/v_{_ucf(p.label)}_g{p.of_class:02d}_c01.jpg",
+}
+
+
+def _split_layout(entry: Entry, folder: Path) -> None:
+    order = list(range(entry.classes))
+    if entry.name == "oxford_flowers":
+        order = order[76:] + order[:76]  # the published list does not begin with the first class either
+    cars = [f"{' '.join(_words(label)).title()} Coupe {2012 - label % 3}" for label in range(entry.classes)]
+    flowers = [f"{' '.join(_words(label))} lily" for label in range(entry.classes)]
+    lists: dict[str, list[Item]] = {split: [] for split in SPLITS}
+    for place in _places(order):
+        key = _KEYS[entry.name](place)
+        if entry.name == "stanford_cars":
+            name: str | None = year_first(cars[place.label])
+        elif entry.name == "oxford_flowers":
+            name = flowers[place.label]
+        else:
+            name = class_name(entry.name, key)
+        assert name is not None
+        lists[place.split].append(Item(key, place.label, name))
+        _draw(folder / entry.images / key, place.label, place.of_class)
+    write_split(folder / entry.lists[0], Splits(*lists.values()))
+    if entry.name == "caltech101":
+        for number, dropped in enumerate(CALTECH_DROPPED):
+            _draw(folder / entry.images / dropped / "image_0001.jpg", number, 0)
+    if entry.name == "stanford_cars":
+        from scipy.io import savemat  # late: only this data set needs it
+
+        (folder / "devkit").mkdir()
+        savemat(folder / "devkit" / "cars_meta.mat", {"class_names": np.array([cars], dtype=object)})
+    if entry.name == "oxford_flowers":
+        names = {str(label + 1): name for label, name in enumerate(flowers)}
+        (folder / "cat_to_name.json").write_text(json.dumps(names))
+
+
+def _aircraft(entry: Entry, folder: Path) -> None:
+    variants = ["707-320", "F/A-18", *(f"{' '.join(_words(n)).title()}" for n in range(entry.classes - 2))]
+    (folder / "variants.txt").write_text("\n".join(variants) + "\n")
+    lines: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for place in _places(range(entry.classes)):
+        image = f"{place.number:07d}"
+        lines[place.split].append(f"{image} {variants[place.label]}")
+        _draw(folder / entry.images / f"{image}.jpg", place.label, place.of_class)
+    for split, listed in lines.items():
+        (folder / f"images_variant_{split}.txt").write_text("\n".join(listed) + "\n")
+
+
+def _imagenet(entry: Entry, folder: Path) -> None:
+    """ImageNet and its variants, with 1000 classes in the list and as many folders as the data set has."""
+    names = [REPEATED.get(label, " ".join(_words(label))) for label in range(1000)]
+    folders = [f"n{1_000_000 + 1013 * label:08d}" for label in range(1000)]
+    lines = (f"{place} {name}\n" for place, name in zip(folders, names, strict=True))
+    (folder / "classnames.txt").write_text("".join(lines))
+    images = folder / entry.images
+    for label in range(0, 1000, 1000 // entry.classes):
+        place = folders[label]
+        if entry.layout == "imagenet":
+            for number in (1, 2):
+                _draw(images / "train" / place / f"{place}_{number}.JPEG", label, number)
+            _draw(images / "val" / place / f"ILSVRC2012_val_{label + 1:08d}.JPEG", label, 3)
+        elif entry.layout == "numbered":
+            _draw(images / str(label) / f"{label:040x}.jpeg", label, 4)
+        else:
+            _draw(images / place / f"{place}_{label}.{'JPEG' if entry.classes == 1000 else 'jpg'}", label, 5)
+    if entry.classes == 200:
+        (images / "README.txt").write_text("A drawn stand-in for the real images.\n")

@@ -1,0 +1,70 @@
+"""From a file to an RGB picture, or to an error that names the file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from rebapl.errors import UserError
+
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+"""What counts as an image in a folder. A file named outright may be anything that Pillow reads."""
+
+BROKEN = (OSError, SyntaxError, ValueError, EOFError, KeyError, IndexError, TypeError, Image.DecompressionBombError)
+"""What Pillow raises for broken files of one format or another."""
+
+
+def read_image(path: Path, upright: bool = True) -> Image.Image:
+    """The picture (H, W) in a file, as RGB with 8 bits a channel.
+
+    The first frame of an animation; 16-bit grey divided by 256; CMYK, palettes and grey as Pillow converts them;
+    transparency dropped. `upright` turns a photo as its EXIF orientation says. The published data sets are read
+    without it, as their published scores were measured.
+    """
+    try:
+        if path.stat().st_size == 0:
+            raise OSError("the file is empty")
+        with Image.open(path) as image:
+            return as_rgb(_upright(image) if upright else image)
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such image") from error
+    except BROKEN as error:
+        raise unreadable(str(path), error) from error
+
+
+def unreadable(name: str, error: Exception) -> UserError:
+    """The error for an image that is broken."""
+    return UserError(f"{name} cannot be read as an image ({error}): remove it or replace it")
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """The picture as 8-bit RGB. Pillow alone would turn all but the darkest 16-bit greys white."""
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers of no agreed range")
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() > 0xFFFF:
+            raise ValueError("its pixels are not within 16 bits")
+        image = Image.fromarray((values >> 8).astype(np.uint8))
+    return image.convert("RGB")
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except BROKEN:  # a photo with damaged EXIF is still a photo; damaged pixels show when it is converted
+        return image
+
+
+@dataclass(frozen=True)
+class FileImages:
+    """Reads the image of a key, its path below `folder`; see `read_image`."""
+
+    folder: Path
+    upright: bool
+
+    def __call__(self, key: str) -> Image.Image:
+        return read_image(self.folder / key, self.upright)

@@ -1,0 +1,130 @@
+"""A person's own images: what folders and lists of them share, above all the split that is made once and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rebapl.data.dataset import Dataset, Item
+from rebapl.data.images import FileImages
+from rebapl.data.splits import Splits, check_items, few, read_split, refuse_repeats, write_split
+from rebapl.errors import UserError
+from rebapl.randomness import python_random
+
+TEMPLATE = "a photo of a {}."
+FEWEST = 3
+"""Images a class needs to be split: one to train, one to validate, one to test."""
+
+
+def make_split(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> Splits:
+    """The stated rule: of each class, in a fixed random order, 20 % validate, 30 % test (at least one each), the rest
+    train. The order depends on the class and on the paths of its images, on nothing else.
+
+    `groups` has the keys of each class's images, `names` its name; labels follow the order of the classes.
+
+    >>> splits = make_split({"cat": [f"cat/{n}.png" for n in range(10)]}, {"cat": "cat"})
+    >>> [len(items) for items in splits]
+    [5, 2, 3]
+    """
+    train: list[Item] = []
+    val: list[Item] = []
+    test: list[Item] = []
+    for label, (group, keys) in enumerate(groups.items()):
+        if len(keys) < FEWEST:
+            raise UserError(f"class '{names[group]}' has {len(keys)} images: a split needs at least {FEWEST} of each")
+        order = sorted(keys)
+        python_random(0, "split", group).shuffle(order)
+        items = [Item(key, label, names[group]) for key in order]
+        validating, testing = max(1, round(0.2 * len(items))), max(1, round(0.3 * len(items)))
+        val += items[:validating]
+        test += items[validating : validating + testing]
+        train += items[validating + testing :]
+    return Splits(train, val, test)
+
+
+def kept_split(file: Path, groups: Mapping[str, Sequence[str]], names: Mapping[str, str], whole: bool) -> Splits:
+    """The split in the file, or one made now and kept there.
+
+    With `whole`, the file must list exactly the images there are, under the present names.
+    """
+    if not file.exists():
+        splits = make_split(groups, names)
+        try:
+            write_split(file, splits)
+        except OSError as error:
+            raise UserError(
+                f"the split is made once and kept in {file}, which cannot be written ({error}): let the first run "
+                "write it, or say with --split PATH/FILE.json where to keep it"
+            ) from error
+        return splits
+    splits = read_split(file)
+    if whole:
+        _check_whole(file, splits, groups, names)
+    return splits
+
+
+def _check_whole(file: Path, splits: Splits, groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> None:
+    found = {Item(key, label, names[group]) for label, (group, keys) in enumerate(groups.items()) for key in keys}
+    listed = {item for items in splits for item in items}
+    anew = f"Remove {file} to split anew by the same rule, or name another file with --split"
+    keys = {item.key for item in found}
+    if gone := sorted({item.key for item in listed} - keys):
+        raise UserError(f"{len(gone)} images of the split are gone: {few(gone)}. Put them back. {anew}")
+    if new := sorted(keys - {item.key for item in listed}):
+        raise UserError(f"{len(new)} images are new since the split was made: {few(new)}. {anew}")
+    if changed := sorted(found - listed):
+        raise UserError(f"class {changed[0].class_name!r} has another name or number in the split. {anew}")
+
+
+def own_dataset(name: str, folder: Path, splits: Splits, template: str | None) -> Dataset:
+    """The data set of these items below `folder`; without a template, that of `template.txt` or the plain one."""
+    check_items(splits, str(folder))
+    given = template or read_template(folder / "template.txt") or TEMPLATE
+    return Dataset(name, given, *splits, FileImages(folder, upright=True), folder=folder)
+
+
+def read_template(file: Path) -> str | None:
+    """The one line of a `template.txt`, if there is such a file."""
+    if not file.is_file():
+        return None
+    lines = _lines(file)
+    if len(lines) != 1 or lines[0].count("{}") != 1:
+        raise UserError(f"{file} must have one line, with '{{}}' once, where the class name goes")
+    return lines[0]
+
+
+def read_names(file: Path, groups: Iterable[str]) -> dict[str, str]:
+    """The class names of these folders or labels: their own, or those of `classnames.txt` if there is one.
+
+    Its lines are a folder (or label), a space or tab, and the class name. Lines for others are passed over.
+    """
+    groups = list(groups)
+    names = {group: group for group in groups}
+    if file.is_file():
+        by_length = sorted(groups, key=len, reverse=True)
+        found = {}
+        for line in _lines(file):
+            for group in by_length:
+                if line.startswith((f"{group} ", f"{group}\t")) or line == group:
+                    found[group] = line[len(group) :].strip() or group
+                    break
+        if lacking := [group for group in groups if group not in found]:
+            raise UserError(f"{file} has no line for {few(lacking)}: write the folder or label, a space, and the name")
+        names = found
+    refuse_repeats((names[group] for group in groups), str(file if file.is_file() else file.parent))
+    return {group: names[group] for group in groups}
+
+
+def split_file(folder: Path, split: str | None, default: str) -> Path:
+    """Where the split is kept: a name is looked for in the folder, a path as it is."""
+    if split is None:
+        return folder / default
+    return folder / split if Path(split).name == split else Path(split)
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read ({error}): save it as UTF-8 text") from error
+    return [line.strip() for line in lines if line.strip()]

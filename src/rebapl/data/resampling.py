@@ -1,0 +1,118 @@
+"""Pillow's resizing as matrix products: the same picture to the bit, for a whole batch at once, on any device.
+
+A row of w px becomes one of n px. With r = w/n, s = max(r, 1), centre c = (x + ½)·r and filter f, its pixel x is
+
+    Σ_i k_i·p_i / Σ_i k_i,   k_i = f((i + ½ − c)/s),   over the pixels i within s·(f's reach) of c.
+
+Pillow makes the shares k_i/Σk whole numbers of 2⁻²², sums whole numbers, rounds and clips to 8 bit, along the rows and
+then along the columns (or the other way, see `columns_first`). Here a share is two whole numbers of at most 12 bits.
+Their products with pixels and the sums of these are whole numbers below 2²⁴ (for pictures shrunk up to sevenfold),
+which float32 holds exactly: in whichever order they are summed, and in TensorFloat-32 too.
+"""
+
+from __future__ import annotations
+
+import math
+
+import PIL
+import torch
+from PIL import Image
+from torch import Tensor
+
+FRACTION_BITS = 22  # of Pillow's shares
+SLICE_BITS = 12
+REACH = {Image.Resampling.BILINEAR: 1.0, Image.Resampling.BICUBIC: 2.0}
+"""How far the filters that can be computed here reach, in pixels of the smaller picture."""
+
+
+class Resizer:
+    """Makes pictures of up to `side` by `side` px `size` by `size`, on a device that keeps the shares of all lengths.
+
+    >>> canvas = torch.arange(3 * 4 * 4, dtype=torch.uint8).view(1, 3, 4, 4)
+    >>> width, height, mirrored = torch.tensor([2]), torch.tensor([4]), torch.tensor([True])
+    >>> Resizer(4, 2, Image.Resampling.BILINEAR)(canvas, width, height, mirrored)[0, 0]
+    tensor([[ 4,  3],
+            [10,  9]], dtype=torch.uint8)
+    """
+
+    def __init__(self, side: int, size: int, resample: int, device: torch.device | str = "cpu") -> None:
+        self.side, self.size = side, size
+        lengths = torch.arange(side + 1, device=device).clamp(min=1)
+        self.pixels, self.shares = _shares(lengths, size, side, REACH[Image.Resampling(resample)])
+
+    def __call__(self, canvas: Tensor, widths: Tensor, heights: Tensor, mirrored: Tensor) -> Tensor:
+        """Pictures uint8 (B, 3, side, side), each in the top left corner, as uint8 (B, 3, size, size).
+
+        `widths` and `heights` (B,) are the pictures' own; the rest of the canvas takes no part. Those `mirrored` (B,)
+        come out mirrored left to right. Nothing here waits for the device.
+        """
+        if self.side <= self.size:  # nothing is shrunk
+            result = self._resized(canvas, widths, heights)
+        else:
+            turned = columns_first(widths, heights, self.size)
+            upright = turned.view(-1, 1, 1, 1).logical_not()
+            canvas = torch.where(upright, canvas, canvas.mT)
+            result = self._resized(canvas, torch.where(turned, heights, widths), torch.where(turned, widths, heights))
+            result = torch.where(upright, result, result.mT)
+        return torch.where(mirrored.view(-1, 1, 1, 1), result.flip(-1), result).to(torch.uint8)
+
+    def _resized(self, canvas: Tensor, widths: Tensor, heights: Tensor) -> Tensor:
+        """Along the rows, then along the columns."""
+        rows = canvas.to(torch.float32, memory_format=torch.contiguous_format)
+        sums = rows.view(len(canvas), 3 * self.side, self.side) @ self._matrix(widths).mT
+        narrow = _rounded(*sums.int().split(self.size, -1)).float().view(-1, 3, self.side, self.size)
+        sums = self._matrix(heights)[:, None] @ narrow
+        return _rounded(*sums.int().split(self.size, -2))
+
+    def _matrix(self, lengths: Tensor) -> Tensor:
+        """(B, 2·size, side): upper and lower slices of each pixel's share in each pixel of the result."""
+        shares = self.shares[lengths]  # (B, 2, size, taps)
+        batch, _, size, taps = shares.shape
+        # Taps beyond the picture, which have no share, may land on pixels beyond the canvas, which are cut off.
+        matrix = shares.new_zeros(batch, 2, size, self.side + taps)
+        matrix.scatter_(3, self.pixels[lengths][:, None].expand_as(shares), shares)
+        return matrix.view(batch, 2 * size, self.side + taps)[..., : self.side]
+
+
+def columns_first(widths: Tensor, heights: Tensor, size: int) -> Tensor:
+    """Which pictures (B,) Pillow resizes along the columns first: from version 13 on, those that shrink more there."""
+    if int(PIL.__version__.split(".")[0]) < 13:
+        return torch.zeros_like(widths, dtype=torch.bool)
+    return heights - size > 2 * (widths - size).clamp(min=0)
+
+
+def _shares(lengths: Tensor, size: int, longest: int, reach: float) -> tuple[Tensor, Tensor]:
+    """Pixels (N, size, taps) that have a share in each pixel of the result, and the shares (N, 2, size, taps).
+
+    In units of 2⁻²²; the first slice, times 2¹², and the second add up to the share.
+    """
+    ratio = lengths[:, None].double() / size
+    stretch = ratio.clamp(min=1)
+    centre = (torch.arange(size, device=lengths.device) + 0.5) * ratio
+    first = (centre - reach * stretch + 0.5).long().clamp(min=0)
+    end = torch.minimum((centre + reach * stretch + 0.5).long(), lengths[:, None])
+    taps = 2 * math.ceil(reach * max(longest / size, 1)) + 1
+    pixels = first[..., None] + torch.arange(taps, device=lengths.device)
+    weight = _filter((pixels - centre[..., None] + 0.5) / stretch[..., None], reach)
+    weight = torch.where(pixels < end[..., None], weight, 0)
+    share = weight / weight.sum(-1, keepdim=True) * 2**FRACTION_BITS
+    share = (share + torch.where(share < 0, -0.5, 0.5)).trunc()
+    upper = (share / 2**SLICE_BITS).round()
+    return pixels, torch.stack([upper, share - upper * 2**SLICE_BITS], dim=1).float()
+
+
+def _filter(x: Tensor, reach: float) -> Tensor:
+    """The triangle, or the cubic with a = −½."""
+    x = x.abs()
+    if reach == 1:
+        return (1 - x).clamp(min=0)
+    a = -0.5
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return torch.where(x < 1, near, torch.where(x < 2, far, 0))
+
+
+def _rounded(upper: Tensor, lower: Tensor) -> Tensor:
+    """Sums of both slices to values of 0 … 255, as int32."""
+    total = torch.add(lower, upper, alpha=2**SLICE_BITS) + 2 ** (FRACTION_BITS - 1)
+    return (total >> FRACTION_BITS).clamp(0, 255)

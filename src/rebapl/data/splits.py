@@ -1,0 +1,124 @@
+"""Split files in the published format: {"train": [[path, label, class name], …], "val": …, "test": …}."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rebapl.data.dataset import Item
+from rebapl.errors import UserError
+from rebapl.files import write_atomically
+
+SPLITS = ("train", "val", "test")
+
+_OUTSIDE = re.compile(r"^\s*$|\0|^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)")
+_NOT_UNICODE = re.compile("[\ud800-\udfff]")  # what the bytes of another encoding become in a file's name
+
+
+class Splits(NamedTuple):
+    """The items of a data set in the order of its files."""
+
+    train: Sequence[Item]
+    val: Sequence[Item]
+    test: Sequence[Item]
+
+
+def read_split(path: Path, repeats: bool = False) -> Splits:
+    """The items that a split file lists, checked; see `check_items`."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError as error:
+        raise UserError(f"there is no split file {path}") from error
+    except OSError as error:
+        raise UserError(f"split file {path} cannot be read: {error}") from error
+    except ValueError as error:
+        raise UserError(f"split file {path} is damaged ({error}): get it again") from error
+    if not isinstance(content, dict) or set(content) != set(SPLITS):
+        found = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
+        raise UserError(f"split file {path} must hold the lists train, val and test; found: {found}")
+    splits = Splits(*(_items(content[split], path, split) for split in SPLITS))
+    check_items(splits, f"split file {path}", repeats)
+    return splits
+
+
+def write_split(path: Path, splits: Splits) -> None:
+    """Write a split file, one item a line, at once or not at all."""
+    lines = [
+        f'"{split}": [\n' + ",\n".join(json.dumps(list(item), ensure_ascii=False) for item in items) + "\n]"
+        for split, items in zip(SPLITS, splits, strict=True)
+    ]
+    write_atomically(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def _items(entries: Any, path: Path, split: str) -> list[Item]:
+    if not isinstance(entries, list):
+        raise UserError(f"split file {path}: '{split}' must be a list")
+    items = []
+    for number, entry in enumerate(entries):
+        match entry:
+            case [str(key), int(label), str(name)] if not isinstance(label, bool):
+                items.append(Item(check_key(key, f"split file {path}"), label, name))
+            case _:
+                raise UserError(f"split file {path}: {split}[{number}] is {entry!r}, not [path, label, class name]")
+    return items
+
+
+def check_key(key: str, where: str) -> str:
+    """The key, if it is a plain relative path: nothing a list says may be read outside the data root.
+
+    Links inside the root are followed: they were put there by its owner, to keep images on another disk.
+    """
+    if _OUTSIDE.search(key):
+        raise UserError(f"{where}: path {key!r} leads outside the data folder: write paths below it")
+    if _NOT_UNICODE.search(key):
+        raise UserError(f"{where}: path {key!r} is not valid Unicode: rename the file or folder")
+    return key
+
+
+def check_items(splits: Splits, where: str, repeats: bool = False) -> None:
+    """Refuse what would train or score wrongly: labels that skip a number, a class with two names or a name with two
+    classes (unless `repeats`), an image listed twice, a class that cannot be tested or learned."""
+    names: dict[int, str] = {}
+    keys: dict[str, str] = {}
+    for split, items in zip(SPLITS, splits, strict=True):
+        for key, label, name in items:
+            if names.setdefault(label, name) != name:
+                raise UserError(f"{where}: class {label} has two names, {names[label]!r} and {name!r}")
+            if not name.strip():
+                raise UserError(f"{where}: class {label} has an empty name")
+            if key in keys:
+                raise UserError(f"{where}: {key} is listed twice, in {keys[key]} and in {split}")
+            keys[key] = split
+    if not splits.test:
+        raise UserError(f"{where} has no test images")
+    if set(names) != set(range(len(names))):
+        missing = few(sorted(set(range(len(names))) - set(names)))
+        raise UserError(f"{where}: labels must be 0 … {len(names) - 1} without gaps; missing: {missing}")
+    if not repeats:
+        refuse_repeats([names[label] for label in sorted(names)], where)
+    for split in ("train", "test"):
+        items = getattr(splits, split)
+        lacking = set(names) - {item.label for item in items}
+        if items and lacking:
+            raise UserError(f"{where}: no {split} image of {few(names[label] for label in sorted(lacking))}")
+
+
+def refuse_repeats(names: Iterable[str], where: str) -> None:
+    """An error where two classes would have the same text. Only published lists may: ImageNet's has two such names."""
+    seen: dict[str, str] = {}
+    for name in names:
+        text = " ".join(unicodedata.normalize("NFC", name).replace("_", " ").split()).casefold()
+        if text in seen:
+            like = "" if seen[text] == name else f" (the other time as {seen[text]!r})"
+            raise UserError(f"{where}: class name {name!r} is given twice{like}: names must differ")
+        seen[text] = name
+
+
+def few(values: Iterable[object], limit: int = 5) -> str:
+    """The first of them in words, and how many more there are."""
+    words = [str(value) for value in values]
+    return ", ".join(words[:limit]) + (f" and {len(words) - limit} more" if len(words) > limit else "")

@@ -1,0 +1,68 @@
+"""`rebapl data` as a person meets it."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rebapl.cli.data import data
+from rebapl.data.published import PUBLISHED
+from rebapl.errors import UserError
+
+
+def rebapl_data(*words: str):
+    return CliRunner().invoke(data, words, env={"COLUMNS": "200", "NO_COLOR": "1"})
+
+
+def test_list_has_every_data_set() -> None:
+    shown = rebapl_data("list")
+    assert shown.exit_code == 0
+    for entry in PUBLISHED.values():
+        assert entry.name in shown.stdout
+        assert entry.template in shown.stdout
+    assert "digits" in shown.stdout
+
+
+def test_list_says_what_is_there(tmp_path: Path) -> None:
+    rebapl_data("make-fixture", "imagenet", str(tmp_path))
+    rebapl_data("make-fixture", "eurosat", str(tmp_path))
+    (tmp_path / "eurosat" / "split_zhou_EuroSAT.json").unlink()
+    lines = rebapl_data("list", "--root", str(tmp_path)).stdout.splitlines()
+    state = {line.split()[1]: line.split("│")[-2].strip() for line in lines if line.startswith("│")}
+    assert {name: state[name] for name in ("imagenet", "eurosat", "dtd", "imagenetv2")} == {
+        "imagenet": "there",
+        "eurosat": "in part",
+        "dtd": "none",
+        "imagenetv2": "in part",
+    }
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_list_of_one_has_all_that_is_known(name: str) -> None:
+    entry = PUBLISHED[name]
+    shown = rebapl_data("list", name).stdout
+    for part in (*entry.lists, *entry.sources, entry.template, entry.title, f"{entry.counts[2]:,} test"):
+        assert part in shown
+
+
+def test_a_drawn_data_set_is_complete_until_something_is_missing(tmp_path: Path) -> None:
+    drawn = rebapl_data("make-fixture", "eurosat", str(tmp_path))
+    assert drawn.exit_code == 0
+    assert drawn.stdout == f"drawn: {tmp_path / 'eurosat'}\n"
+    shown = rebapl_data("check", "eurosat", "--root", str(tmp_path))
+    assert shown.exit_code == 0
+    assert "eurosat: complete" in shown.stdout
+    assert "all 40 images can be read" in shown.stdout
+    (tmp_path / "eurosat" / "2750" / "Forest" / "Forest_1.jpg").write_bytes(b"[x]")
+    assert rebapl_data("check", "eurosat", "--root", str(tmp_path), "--quick").exit_code == 0
+    shown = rebapl_data("check", "eurosat", "--root", str(tmp_path))
+    assert shown.exit_code == 1
+    assert "Forest_1.jpg cannot be read" in shown.stdout
+    assert "eurosat: not complete" in shown.stdout
+
+
+def test_unknown_names(tmp_path: Path) -> None:
+    for words in (("list", "eurosta"), ("make-fixture", "eurosta", str(tmp_path)), ("check", "eurosta")):
+        error = rebapl_data(*words).exception
+        assert isinstance(error, UserError)
+        assert "did you mean 'eurosat'?" in str(error)

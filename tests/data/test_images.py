@@ -1,0 +1,91 @@
+"""Image files of every odd kind: read as they should look, or refused by name."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rebapl.data.images import read_image
+from rebapl.errors import UserError
+
+RAMP = np.arange(0, 65536, 1024, dtype=np.uint16).reshape(8, 8)
+
+
+def noise(height: int = 6, width: int = 9) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("name", ["grey.png", "grey.tif", "grey.pgm"])
+def test_sixteen_bits_keep_their_brightness(tmp_path: Path, name: str) -> None:
+    """Pillow's own conversion would make 255 of every value above 255."""
+    Image.fromarray(RAMP).save(tmp_path / name)
+    read = np.asarray(read_image(tmp_path / name))
+    assert read.shape == (8, 8, 3)
+    assert np.abs(read[..., 0].astype(float) - RAMP / 257).max() <= 1
+
+
+def test_cmyk_is_rgb(tmp_path: Path) -> None:
+    Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(tmp_path / "red.jpg", quality=95)
+    red, green, blue = np.asarray(read_image(tmp_path / "red.jpg")).reshape(-1, 3).mean(0)
+    assert red > 240
+    assert max(green, blue) < 15
+
+
+def test_an_animation_is_its_first_frame(tmp_path: Path) -> None:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    for name in ("moving.gif", "moving.webp", "moving.png"):
+        options = {"lossless": True} if name.endswith("webp") else {}
+        frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:], **options)
+        assert np.asarray(read_image(tmp_path / name))[4, 4].tolist() == [255, 0, 0], name
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "1", "RGBA", "YCbCr"])
+def test_other_modes_are_rgb(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / ("image.jpg" if mode == "YCbCr" else "image.png")
+    noise().convert(mode).save(path)
+    read = read_image(path)
+    assert (read.mode, read.size) == ("RGB", (9, 6))
+
+
+def test_a_turned_photo_is_upright_unless_it_is_published_so(tmp_path: Path) -> None:
+    picture, exif = noise(), Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90° to the right
+    picture.save(tmp_path / "turned.png", exif=exif)
+    assert np.array_equal(read_image(tmp_path / "turned.png"), np.rot90(np.asarray(picture), k=-1))
+    assert np.array_equal(read_image(tmp_path / "turned.png", upright=False), np.asarray(picture))
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_a_photo_with_damaged_exif_is_read(tmp_path: Path) -> None:
+    noise().save(tmp_path / "photo.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff broken")
+    assert read_image(tmp_path / "photo.jpg").size == (9, 6)
+
+
+@pytest.mark.parametrize("name", ["with space.png", "größe-写真.png", "a,b;c&d.png"])
+def test_any_file_name(tmp_path: Path, name: str) -> None:
+    noise().save(tmp_path / name)
+    assert np.array_equal(read_image(tmp_path / name), np.asarray(noise()))
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.jpg"
+    noise(64, 64).save(whole)
+    content = whole.read_bytes()
+    broken = {
+        "empty.jpg": b"",
+        "text.jpg": b"no image at all",
+        "half.jpg": content[: len(content) // 2],
+        "header.png": b"\x89PNG\r\n\x1a\n",
+    }
+    for name, given in broken.items():
+        (tmp_path / name).write_bytes(given)
+        with pytest.raises(UserError, match=rf"{name} cannot be read as an image .*: remove it or replace it"):
+            read_image(tmp_path / name)
+    with pytest.raises(UserError, match=r"empty\.jpg cannot be read as an image .the file is empty"):
+        read_image(tmp_path / "empty.jpg")
+    with pytest.raises(UserError, match=r"gone\.jpg: no such image"):
+        read_image(tmp_path / "gone.jpg")
+    Image.fromarray(np.zeros((4, 4), np.float32)).save(tmp_path / "float.tif")
+    with pytest.raises(UserError, match=r"float\.tif.*floating-point"):
+        read_image(tmp_path / "float.tif")

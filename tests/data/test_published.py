@@ -1,0 +1,192 @@
+"""The catalogue against the protocols, and all fifteen loaders on drawn files and on the real ones there are."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from rebapl.data.catalogue import load_dataset
+from rebapl.data.fewshot import few_shot
+from rebapl.data.fixture import make_fixture
+from rebapl.data.published import PUBLISHED
+from rebapl.errors import UserError
+
+# name: (train, val, test images, a train or test key, its label, its class name)
+DRAWN = {
+    "imagenet": (2000, 0, 1000, "train/n01000000/n01000000_1.JPEG", 0, "zero zero zero"),
+    "caltech101": (200, 100, 100, "Faces/image_0001.jpg", 1, "face"),
+    "oxford_pets": (74, 37, 37, "Zero_three_1.jpg", 3, "zero_three"),
+    "stanford_cars": (392, 196, 196, "cars_train/00003.jpg", 1, "2011 Zero Zero One Coupe"),
+    "oxford_flowers": (204, 102, 102, "image_00001.jpg", 76, "zero seven six lily"),
+    "food101": (202, 101, 101, "zero_zero_one/1000003.jpg", 1, "zero_zero_one"),
+    "fgvc_aircraft": (200, 100, 100, "0000003.jpg", 1, "F/A-18"),
+    "sun397": (794, 397, 397, "z/zero_zero_one/indoor/sun_0000000000000003.jpg", 1, "indoor zero_zero_one"),
+    "dtd": (94, 47, 47, "zero-one/zero-one_0001.jpg", 1, "zero-one"),
+    "eurosat": (20, 10, 10, "SeaLake/SeaLake_1.jpg", 9, "Sea or Lake"),
+    "ucf101": (202, 101, 101, "Zero_Zero_One/v_ZeroZeroOne_g01_c01.jpg", 1, "Zero_Zero_One"),
+    "imagenetv2": (0, 0, 1000, f"837/{837:040x}.jpeg", 837, "sunglasses"),
+    "imagenet_sketch": (0, 0, 1000, "n01001013/n01001013_1.JPEG", 1, "zero zero one"),
+    "imagenet_a": (0, 0, 200, "n01005065/n01005065_5.jpg", 1, "zero zero five"),
+    "imagenet_r": (0, 0, 200, "n01005065/n01005065_5.jpg", 1, "zero zero five"),
+}
+
+
+def test_all_fifteen_are_there() -> None:
+    assert sorted(DRAWN) == sorted(PUBLISHED)
+    assert len(PUBLISHED) == 15
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_drawn_data_set_is_read_in_its_published_layout(tmp_path: Path, name: str) -> None:
+    *counts, key, label, class_name = DRAWN[name]
+    entry = PUBLISHED[name]
+    make_fixture(name, tmp_path)
+    dataset = load_dataset(name, tmp_path)
+    assert [len(dataset.train), len(dataset.val), len(dataset.test)] == counts
+    assert len(dataset.class_names) == entry.classes
+    (item,) = [item for item in (*dataset.train, *dataset.test) if item.key == key]
+    assert (item.label, item.class_name) == (label, class_name)
+    assert dataset.load(key).size == (16, 16)
+    assert (dataset.name, dataset.template, dataset.folder) == (
+        name,
+        entry.template,
+        tmp_path / entry.folder / entry.images,
+    )
+    if dataset.train:
+        assert [item.label for item in few_shot(dataset, 1, seed=1)[0]] == list(
+            dict.fromkeys(item.label for item in dataset.train)
+        )
+    for needed in entry.lists:
+        (tmp_path / entry.folder / needed).rename(tmp_path / "away")
+        with pytest.raises(UserError, match=f"{entry.title} is not complete .*{needed}.*never made up"):
+            load_dataset(name, tmp_path)
+        (tmp_path / "away").rename(tmp_path / entry.folder / needed)
+    with pytest.raises(UserError, match="never mixed"):
+        make_fixture(name, tmp_path)
+
+
+@pytest.mark.shared
+def test_folders_templates_and_class_counts_are_those_of_the_protocols(shared: Path) -> None:
+    page = (shared / "reference" / "protocols.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\S+) \| (\S+).* \| (.*\{\}.*) \|$", page, re.MULTILINE)
+    assert len(rows) == 15
+    by_title = {entry.title: entry for entry in PUBLISHED.values()}
+    for title, folder, template in rows:
+        entry = by_title[title]
+        assert template == entry.template
+        first = re.sub(r"\{(\w+),.*", r"\1", folder.rstrip(","))  # one of "images/{train,val}"
+        assert Path(entry.folder, entry.images) in (Path(first), Path(first).parent)
+    halves = re.findall(r"(\w+) (\d+)/(\d+)", page.split("## Base and novel")[1].split("##")[0])
+    assert len(halves) == 11
+    for title, base, novel in halves:
+        assert by_title[title].classes == int(base) + int(novel)
+
+
+@pytest.mark.shared
+def test_counts_are_those_of_the_published_files(shared: Path) -> None:
+    for entry in PUBLISHED.values():
+        file = shared / "splits" / entry.lists[0]
+        if file.is_file():
+            raw = json.loads(file.read_text())
+            assert tuple(len(raw[part]) for part in ("train", "val", "test")) == entry.counts
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("name", ["eurosat", "caltech101"])
+def test_real_files_give_the_published_few_shot_images(shared: Path, name: str) -> None:
+    entry = PUBLISHED[name]
+    dataset = load_dataset(name, shared / "data", split=str(shared / "splits" / entry.lists[0]))
+    expected = json.loads((shared / "splits" / "few_shot_expected.json").read_text())[name]
+    for seed in (1, 2, 3):
+        values = expected[f"16-shot seed {seed}"]
+        for part, items in zip(("train", "val"), few_shot(dataset, 16, seed), strict=True):
+            digest = hashlib.sha256("\n".join(sorted(item.key for item in items)).encode()).hexdigest()
+            assert digest == values[f"{part}_sha256"]
+            assert all((shared / "data" / entry.folder / entry.images / item.key).is_file() for item in items)
+    assert dataset.load(few_shot(dataset, 1, seed=1)[0][0].key).mode == "RGB"
+
+
+@pytest.fixture(scope="module")
+def imagenets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data")
+    for name in ("imagenet", "imagenet_a"):
+        make_fixture(name, root)
+    return root
+
+
+def test_the_published_list_repeats_two_names(imagenets: Path) -> None:
+    names = load_dataset("imagenet", imagenets).class_names
+    assert sorted({name for name in names if names.count(name) > 1}) == ["missile", "sunglasses"]
+
+
+def test_items_are_sorted_by_class_and_path(imagenets: Path) -> None:
+    train = load_dataset("imagenet", imagenets).train
+    assert list(train) == sorted(train, key=lambda item: (item.label, item.key))
+
+
+def test_variants_may_use_the_list_of_imagenet(imagenets: Path) -> None:
+    own = imagenets / "imagenet-adversarial" / "classnames.txt"
+    names = load_dataset("imagenet_a", imagenets).class_names
+    own.unlink()
+    assert load_dataset("imagenet_a", imagenets).class_names == names
+
+
+def test_missing_and_strange_class_folders_are_named(imagenets: Path) -> None:
+    train = imagenets / "imagenet" / "images" / "train"
+    (train / "n01001013").rename(train / "n99999999")
+    with pytest.raises(UserError, match=r"lacks class folders of classnames.txt: n01001013"):
+        load_dataset("imagenet", imagenets)
+    (train / "n99999999").rename(train / "n01001013")
+    (train / "extra").mkdir()
+    with pytest.raises(UserError, match=r"does not name: extra"):
+        load_dataset("imagenet", imagenets)
+    (train / "extra").rmdir()
+
+
+def test_a_class_folder_too_few_is_noticed(imagenets: Path) -> None:
+    place = imagenets / "imagenet-adversarial" / "imagenet-a"
+    (place / "n01005065").rename(imagenets / "away")
+    with pytest.raises(UserError, match="has 199 classes; ImageNet-A has 200"):
+        load_dataset("imagenet_a", imagenets)
+    (imagenets / "away").rename(place / "n01005065")
+
+
+def test_a_split_without_a_class_is_not_the_published_one(tmp_path: Path) -> None:
+    folder = make_fixture("eurosat", tmp_path)
+    file = folder / "split_zhou_EuroSAT.json"
+    raw = json.loads(file.read_text())
+    file.write_text(json.dumps({part: [e for e in items if e[1] < 9] for part, items in raw.items()}))
+    with pytest.raises(UserError, match=r"has 9 classes; EuroSAT has 10: see `rebapl data list eurosat`"):
+        load_dataset("eurosat", tmp_path)
+    file.rename(folder / "mine.json")
+    assert len(load_dataset("eurosat", tmp_path, split="mine.json").class_names) == 9  # asked for
+
+
+def test_an_unknown_aircraft_is_named(tmp_path: Path) -> None:
+    folder = make_fixture("fgvc_aircraft", tmp_path)
+    with (folder / "images_variant_val.txt").open("a") as file:
+        file.write("0000001 Paper Plane\n")
+    with pytest.raises(UserError, match=r"images_variant_val.txt, line 101: '0000001 Paper Plane' is not"):
+        load_dataset("fgvc_aircraft", tmp_path)
+
+
+def test_where_the_root_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REBAPL_DATA", raising=False)
+    with pytest.raises(UserError, match=r"--root DIR .*REBAPL_DATA.*DIR/eurosat/2750"):
+        load_dataset("eurosat")
+    with pytest.raises(UserError, match=r"nowhere is not a folder"):
+        load_dataset("eurosat", tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"no .*eurosat/2750\. To get it: images: github.com/phelber/EuroSAT"):
+        load_dataset("eurosat", tmp_path)
+    make_fixture("eurosat", tmp_path)
+    monkeypatch.setenv("REBAPL_DATA", str(tmp_path))
+    assert len(load_dataset("eurosat").train) == 20
+    assert load_dataset("eurosat", template="seen from above: {}.").template == "seen from above: {}."
+    with pytest.raises(UserError, match=r"template 'no place'"):
+        load_dataset("eurosat", template="no place")
+    with pytest.raises(UserError, match=r"no split file .*eurosat/other\.json"):
+        load_dataset("eurosat", split="other.json")
+    with pytest.raises(UserError, match="did you mean 'eurosat'"):
+        load_dataset("eurosta")
