@@ -12,7 +12,7 @@ _WHERE = {
     "load_backbone": "rebapl.backbones",
     "load_task": "rebapl.data.task",
     "fit": "rebapl.experiments.training",
-    "evaluate": "rebapl.experiments.training",
+    "evaluate": "rebapl.experiments.scoring",
     "Posterior": "rebapl.posterior",
     "load_posterior": "rebapl.posterior",
     "save_posterior": "rebapl.posterior",
@@ -40,7 +40,8 @@ __all__ = [
 if TYPE_CHECKING:
     from rebapl.backbones import load_backbone
     from rebapl.data.task import load_task
-    from rebapl.experiments.training import evaluate, fit
+    from rebapl.experiments.scoring import evaluate
+    from rebapl.experiments.training import fit
     from rebapl.posterior import Posterior, load_posterior, save_posterior
     from rebapl.repulsion import Repulsion
     from rebapl.sampling import SGHMC, SGLD, CyclicalSchedule

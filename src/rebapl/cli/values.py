@@ -1,32 +1,35 @@
-"""Settings given on the command line."""
+"""Values given on the command line."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
-from rebapl.errors import UserError, unknown
-
-SECTIONS = ("method", "inference")
+from rebapl.errors import UserError
 
 
-def parse_settings(given: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`section.name=value` words by section; values are read as JSON where they can be, else as text.
+def parse_seeds(given: str) -> list[int]:
+    """Whole numbers with commas between them.
 
-    >>> parse_settings(["method.tokens=16", "method.init=null", "inference.restart=warm"])
-    {'method': {'tokens': 16, 'init': None}, 'inference': {'restart': 'warm'}}
+    >>> parse_seeds("1,2,3")
+    [1, 2, 3]
     """
-    settings: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
-    for word in given:
-        key, equals, value = word.partition("=")
-        section, dot, name = key.partition(".")
-        if not equals or not dot or not name:
-            raise UserError(f"--set {word}: write section.name=value, such as method.tokens=16")
-        if section not in settings:
-            raise unknown("section of --set", section, SECTIONS)
-        settings[section][name] = _parse(value)
-    return settings
+    try:
+        seeds = [int(word) for word in given.split(",")]
+    except ValueError as error:
+        raise UserError(f"--seeds {given}: write whole numbers with commas between them, such as 1,2,3") from error
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds {given}: each seed is one run; name it once")
+    return seeds
+
+
+def parse_names(given: str | None) -> list[str] | None:
+    """Names with commas between them; None where none are given.
+
+    >>> parse_names("imagenet_a, imagenet_r")
+    ['imagenet_a', 'imagenet_r']
+    """
+    return None if given is None else [word.strip() for word in given.split(",") if word.strip()]
 
 
 def parse_threshold(given: str) -> dict[str, Any]:

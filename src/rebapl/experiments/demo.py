@@ -11,7 +11,8 @@ from rebapl.backbones import load_backbone
 from rebapl.data.task import load_task
 from rebapl.evaluation import base_novel_scores
 from rebapl.experiments.report import Row, write_base_novel
-from rebapl.experiments.training import Progress, evaluate, fit
+from rebapl.experiments.scoring import evaluate
+from rebapl.experiments.training import Progress, fit
 from rebapl.files import write_json
 
 

@@ -63,7 +63,7 @@ def base_novel_table(rows: Sequence[Row], title: str) -> Table:
 
 
 def scores_table(results: Mapping[str, Any], title: str) -> Table:
-    """The scores of one run: a row per test part, and the harmonic mean below where there is one."""
+    """The scores of one run: a row per test part; below, the harmonic mean or the average over targets, if any."""
     table = Table(title=title, title_justify="left", caption_justify="left")
     for name in ("classes", "accuracy ↑", "NLL ↓", "ECE ↓", "images"):
         table.add_column(name, justify="left" if name == "classes" else "right")
@@ -71,6 +71,9 @@ def scores_table(results: Mapping[str, Any], title: str) -> Table:
         table.add_row(name, f"{part['accuracy']:.2f}", f"{part['nll']:.4f}", f"{part['ece']:.2f}", f"{part['images']}")
     if "base_to_novel" in results:
         table.caption = f"harmonic mean {results['base_to_novel']['hm']:.2f}"
+    targets = [part["accuracy"] for name, part in results["parts"].items() if name not in ("test", "base", "novel")]
+    if targets:
+        table.caption = f"accuracy on {len(targets)} targets, average {sum(targets) / len(targets):.2f}"
     return table
 
 

@@ -1,8 +1,9 @@
-"""From a task, a backbone, a method and a kind of inference to a posterior; and from that to scores."""
+"""From a task, a backbone, a method and a kind of inference to a posterior."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,13 +13,15 @@ import torch
 
 from rebapl.backbones import DualEncoder
 from rebapl.data.batches import LabelledImages, TrainBatches
-from rebapl.data.task import Part, Task
-from rebapl.evaluation import prediction_scores
+from rebapl.data.task import Task
+from rebapl.errors import UserError
 from rebapl.experiments.checkpoint import load_checkpoint, save_checkpoint
+from rebapl.experiments.config import published_protocol, resolve_inference
+from rebapl.experiments.log import EVERY, read_log, write_log
 from rebapl.learners import build_learner, published
 from rebapl.posterior import Posterior
 from rebapl.randomness import generator
-from rebapl.sampling import SVGD, Chain, Inference, begin, preset
+from rebapl.sampling import SVGD, Chain, Inference, begin
 
 Progress = Callable[[int, int, float], None]
 """Called now and then with the steps done, the steps in all, and the latest loss."""
@@ -43,18 +46,18 @@ class Training:
         inference_settings: Mapping[str, Any] | None = None,
     ) -> None:
         seed = task.seed if seed is None else seed
-        settings, recipe = published(method, task.protocol, task.dataset.name)
+        settings, recipe = published(method, published_protocol(task.protocol), task.dataset.name)
         settings |= method_settings or {}
-        changes = {**({} if epochs is None else {"epochs": epochs}), **(inference_settings or {})}
+        chosen = resolve_inference(inference, recipe, method, epochs, inference_settings or {})
         self.learner = build_learner(
             method, encoder, task.train.class_names, task.dataset.template, generator(seed, "initialisation"), settings
         )
         self.about = {"method": method, "method_settings": settings, "seed": seed, "data": task.dataset.name}
         self.chain: Chain | SVGD | None = None
-        if not any(True for _ in self.learner.parameters()):
+        self.seconds = 0.0
+        if chosen is None:
             self.about["inference"] = {"name": "none"}
             return
-        chosen = preset(inference, recipe, method, **changes)
         self.about["inference"] = {"name": inference, **dataclasses.asdict(chosen)}
         data = LabelledImages(task.dataset, task.train.items)
         batches = TrainBatches(data, encoder.preprocessing, chosen.batch, recipe.crop_scale, seed, encoder.device)
@@ -69,21 +72,64 @@ class Training:
             held_out=_held_out(task, encoder, chosen),
         )
 
-    def run(self, checkpoint: Path | None = None, progress: Progress | None = None) -> Posterior:
-        """Train, going on from the checkpoint if there is one, and keeping one meanwhile."""
+    def run(
+        self, checkpoint: Path | None = None, progress: Progress | None = None, log: Path | None = None
+    ) -> Posterior:
+        """Train, going on from the checkpoint if there is one, and keeping one meanwhile; `log` gets the scalars.
+
+        `seconds` is afterwards how long it took, whatever was done before an interruption included.
+        """
         if self.chain is None:
             return Posterior.of(self.learner.eval(), [{}], self.about)
-        if checkpoint is not None and checkpoint.exists():
-            self.chain.load_state_dict(load_checkpoint(checkpoint))
-        saved = time.monotonic()
-        while not self.chain.done:
-            self.chain.step()
-            if progress is not None:
-                progress(self.chain.steps_done, self.chain.steps_in_all, self.chain.last_loss)
-            if checkpoint is not None and time.monotonic() - saved > CHECKPOINT_SECONDS:
-                save_checkpoint(self.chain.state_dict(), checkpoint)
-                saved = time.monotonic()
+        before = self._resume(checkpoint)
+        rows = [] if log is None else [row for row in read_log(log) if row["step"] < self.chain.steps_done]
+        if log is not None and isinstance(self.chain, Chain):
+            self.chain.record_every = EVERY
+        start = saved = time.monotonic()
+        try:
+            while not self.chain.done:
+                self._note_svgd(rows)
+                self.chain.step()
+                if progress is not None:
+                    progress(self.chain.steps_done, self.chain.steps_in_all, self.chain.last_loss)
+                if checkpoint is not None and time.monotonic() - saved > CHECKPOINT_SECONDS:
+                    self._write_log(rows, log)
+                    spent = before + time.monotonic() - start
+                    save_checkpoint({"chain": self.chain.state_dict(), "seconds": spent}, checkpoint)
+                    saved = time.monotonic()
+        finally:
+            self.seconds = before + time.monotonic() - start
+            self._write_log(rows, log)
         return Posterior.of(self.learner.eval(), [sample.parameters for sample in self.chain.samples], self.about)
+
+    def _resume(self, checkpoint: Path | None) -> float:
+        """Go on from the checkpoint, if there is one; the seconds spent until then."""
+        if checkpoint is None or not checkpoint.exists():
+            return 0.0
+        assert self.chain is not None
+        state = load_checkpoint(checkpoint)
+        if not isinstance(state, dict) or state.keys() != {"chain", "seconds"}:
+            raise UserError(f"{checkpoint} is of another version of rebapl: delete it to begin this run anew")
+        self.chain.load_state_dict(state["chain"])
+        return state["seconds"]
+
+    def _write_log(self, rows: list[dict[str, float]], log: Path | None) -> None:
+        """Move what the chain has recorded to `rows`, and write them all."""
+        assert self.chain is not None
+        if isinstance(self.chain, Chain):
+            each, chains = self.chain.schedule.steps_per_cycle, self.chain.inference.chains
+            for row in self.chain.diagnostics.rows():
+                cycle, chain = divmod(int(row["step"]) // each, chains)
+                rows.append({**row, "cycle": cycle, "chain": chain})
+            self.chain.diagnostics.clear()
+        if log is not None:
+            write_log(log, rows)
+
+    def _note_svgd(self, rows: list[dict[str, float]]) -> None:
+        """Particles that move together keep no record of their own: their mean loss as last looked at."""
+        if isinstance(self.chain, SVGD) and self.chain.steps_done % EVERY == 0:
+            loss = {} if math.isnan(self.chain.last_loss) else {"loss": self.chain.last_loss}
+            rows.append({"step": self.chain.steps_done, "cycle": 0, "lr": self.chain.schedule.lr, **loss})
 
 
 def fit(
@@ -135,20 +181,3 @@ def _held_out(task: Task, encoder: DualEncoder, inference: Inference) -> tuple[t
         return None
     data = LabelledImages(task.dataset, task.val.items)
     return encoder.preprocessing.normalize(data.views(encoder.preprocessing)), data.labels
-
-
-def evaluate(posterior: Posterior, task: Task) -> dict[str, dict[str, Any]]:
-    """Scores of the posterior on each test part of a task: name → accuracy, nll, ece …; see `prediction_scores`."""
-    return {name: _evaluate_part(posterior, task, part) for name, part in task.tests.items()}
-
-
-def _evaluate_part(posterior: Posterior, task: Task, part: Part) -> dict[str, Any]:
-    views, labels = part_views(posterior, task, part)
-    prediction = posterior.bind(part.class_names, task.dataset.template).predict_views(views)
-    return prediction_scores(prediction, labels)
-
-
-def part_views(posterior: Posterior, task: Task, part: Part) -> tuple[torch.Tensor, torch.Tensor]:
-    """The test-time views, uint8 (N, 3, H, W), and labels (N,) of a part, as the posterior's backbone wants them."""
-    data = LabelledImages(task.dataset, part.items)
-    return data.views(posterior.learner.encoder.preprocessing), data.labels

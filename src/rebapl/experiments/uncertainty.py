@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
-from rebapl.data.batches import LabelledImages
 from rebapl.data.catalogue import load_dataset
-from rebapl.data.task import Task
+from rebapl.data.task import Part, Task
 from rebapl.errors import UserError
 from rebapl.evaluation import Diversity, all_outside_scores, measure_diversity
-from rebapl.experiments.training import part_views
+from rebapl.evaluation.diversity import IMAGES
+from rebapl.experiments.scoring import bound_to, part_labels, part_views, predict_part
 from rebapl.posterior import Posterior
 
 
@@ -25,7 +27,7 @@ def fit_on_validation(
     """With sample weights, or a threshold for `risk` or `coverage`, or both, fitted on the task's validation images."""
     if not task.val.items:
         raise UserError(f"data set '{task.dataset.name}' has no validation images to fit on")
-    views, labels = part_views(posterior, task, task.val)
+    views, labels = part_views(posterior, task.val), part_labels(task.val)
     bound = posterior.bind(task.val.class_names, task.dataset.template)
     if weights:
         bound = bound.fit_weights(views, labels)
@@ -34,11 +36,13 @@ def fit_on_validation(
     return bound
 
 
-def score_outside(posterior: Posterior, task: Task, outside: str = "novel") -> dict[str, dict[str, float]]:
+def score_outside(
+    posterior: Posterior, task: Task, outside: str = "novel", root: Path | None = None
+) -> dict[str, dict[str, float]]:
     """AUROC and FPR95 by kind of uncertainty: test images of the trained classes against those of others.
 
-    `outside` is a test part of the task with other classes (`novel`), or the name of another data set. Both kinds of
-    images are predicted among the trained class names.
+    `outside` is a test part of the task with other classes (`novel`), or another data set (below `root`, if it is
+    read from files). Both kinds of images are predicted among the trained class names.
     """
     names = list(task.train.class_names)
     inside = next((part for part in task.tests.values() if list(part.class_names) == names), None)
@@ -46,23 +50,25 @@ def score_outside(posterior: Posterior, task: Task, outside: str = "novel") -> d
         raise UserError("this task has no test images of the trained classes")
     bound = posterior.bind(names, task.dataset.template)
     if outside in task.tests and list(task.tests[outside].class_names) != names:
-        other, _ = part_views(posterior, task, task.tests[outside])
+        other = task.tests[outside]
     elif outside in (task.dataset.name, *task.tests, "novel"):
         raise UserError(
             f"outside '{outside}' is no outside here: the trained classes are among it, or this protocol has no such "
             "part; name another data set"
         )
     else:
-        dataset = load_dataset(outside)
-        other = LabelledImages(dataset, dataset.test).views(posterior.learner.encoder.preprocessing)
-    return all_outside_scores(bound.predict_views(part_views(posterior, task, inside)[0]), bound.predict_views(other))
+        dataset = load_dataset(outside, root)
+        other = Part(dataset.class_names, dataset.test, dataset)
+    return all_outside_scores(predict_part(bound, inside), predict_part(bound, other))
 
 
 def diversity_on_test(posterior: Posterior, task: Task) -> Diversity:
     """Of the samples, on (at most 100) test images of the first part, that of the trained classes."""
     part = next(iter(task.tests.values()))
-    views, _ = part_views(posterior, task, part)
-    return measure_diversity(posterior.bind(part.class_names, task.dataset.template), views)
+    if len(part.items) > IMAGES:
+        spread = [part.items[index * len(part.items) // IMAGES] for index in range(IMAGES)]
+        part = dataclasses.replace(part, items=spread)
+    return measure_diversity(bound_to(posterior, task, part), part_views(posterior, part))
 
 
 def diversity_record(diversity: Diversity) -> dict[str, Any]:

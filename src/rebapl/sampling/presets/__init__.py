@@ -1,137 +1,29 @@
 """Named settings of the one loop, as data: every value with where it comes from.
 
-Origins: `recipe` (the method's published recipe), `paper` (the ReBaPL paper), `authors' code` (its released
-code), `definition` (what makes the preset what it is), `ours` (chosen here).
+Each preset is a YAML file in this folder; `reading` says how they are written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rebapl.errors import UserError, unknown
+from rebapl.sampling.presets.reading import FromRecipe, Value, read_presets
 from rebapl.sampling.settings import Adaptive, Inference, Repelling
 
 if TYPE_CHECKING:
     from rebapl.learners.base import Recipe
 
+_FILES = read_presets(Path(__file__).parent)
 
-@dataclass(frozen=True)
-class Value:
-    """One setting and where it comes from."""
+PRESETS: dict[str, Mapping[str, Value]] = {name: each.values for name, each in _FILES.items()}
+"""The values of each preset for any method; see `preset_values` for those for one."""
 
-    value: Any
-    origin: str
-
-
-@dataclass(frozen=True)
-class FromRecipe:
-    """A setting taken from a field of the learner's recipe, perhaps so many times of it."""
-
-    name: str
-    times: int = 1
-
-
-def _are(origin: str, **values: Any) -> dict[str, Value]:
-    return {name: Value(value, origin) for name, value in values.items()}
-
-
-def _repel(origin: str, **values: Any) -> dict[str, Value]:
-    return {f"repulsion.{name}": Value(value, origin) for name, value in values.items()}
-
-
-RECIPE = _are(
-    "recipe",
-    **{
-        name: FromRecipe(name)
-        for name in ("lr", "epochs", "batch", "momentum", "weight_decay", "warmup_epochs", "warmup_lr")
-    },
-)
-
-OPTIMISE = {
-    **RECIPE,
-    **_are("recipe", floor=0.0, granularity="epoch", averaging=FromRecipe("averaging")),
-    **_are("definition", temperature=0.0, exploration=1.0, samples_per_cycle=1),
-}
-
-SAMPLE = {
-    **RECIPE,
-    **_are("paper", warmup_epochs=0),  # Algorithm 1 has the cosine alone
-    **_are("authors' code", exploration=0.4),
-    **_are("ours", temperature=0.1, integrator="kdod", gradient_noise=None),
-}
-
-CYCLICAL = {
-    **SAMPLE,
-    **_are("paper", cycles=3, samples_per_cycle=1),
-    **_are("authors' code", restart="warm"),
-    **_are("ours", floor=0.05),
-}
-
-REBAPL = {
-    **CYCLICAL,
-    **_are("definition", sampler="sghmc"),
-    **_are("ours", restart="cold"),
-    **_repel("paper", metric="mmd", reference=32, potential="inverse", memory="previous"),
-    **_repel("ours", size="normalised", fraction=0.3, epsilon=1.0, stage="exploration", kick=0.01),
-}
-
-PRESETS: dict[str, dict[str, Value]] = {
-    "mle": {**OPTIMISE, **_are("definition", cycles=1)},
-    "ensemble": {**OPTIMISE, **_are("definition", restart="cold"), **_are("ours", cycles=3)},
-    "snapshot": {
-        **OPTIMISE,
-        **_are("definition", restart="warm", granularity="step", averaging=None),
-        **_are("ours", cycles=3),
-    },
-    "sgld": {
-        **SAMPLE,
-        **_are("definition", sampler="sgld", cycles=1, floor=1.0),
-        **_are("ours", epochs=FromRecipe("epochs", 3), samples_per_cycle=3),
-    },
-    "sghmc": {
-        **SAMPLE,
-        **_are("definition", sampler="sghmc", cycles=1, floor=1.0),
-        **_are("ours", epochs=FromRecipe("epochs", 3), samples_per_cycle=3),
-    },
-    "csgld": {**CYCLICAL, **_are("definition", sampler="sgld")},
-    "csghmc": {**CYCLICAL, **_are("definition", sampler="sghmc")},
-    "rebapl": REBAPL,
-    # ξ, which the paper puts outside the step size, is strength = ξ/lr inside the loss
-    "rebapl-paper": {
-        **REBAPL,
-        **_are("paper", temperature=1.0),
-        **_are("authors' code", restart="warm"),
-        **_repel("paper", size="absolute", stage="both", strength=0.5),
-    },
-    "rebapl-authors": {
-        **REBAPL,
-        **_are("authors' code", integrator="authors", temperature=100.0, floor=0.0, keep_momentum=True),
-        **_are("authors' code", granularity="epoch", restart="warm"),
-        **_repel("authors' code", metric="paired", reference=5, pool=128, size="absolute", strength=0.75),
-        **_repel("authors' code", space="both", epsilon=1e-6, scale=1.0, kick=0.0),
-        **_repel("paper", stage="both"),
-    },
-    "svgd": {
-        **RECIPE,
-        **_are("definition", sampler="svgd", cycles=1, exploration=1.0, floor=0.0),
-        **_are("ours", chains=3, temperature=0.1),
-        **_repel("ours", space="weights", reference=32, kick=0.1),
-    },
-}
-
-# The paper's table of settings, for the two methods it has.
-PAPER_TABLE: dict[str, dict[str, Value]] = {
-    "maple": {
-        **_are("paper", lr=0.002, batch=1, epochs=5, weight_decay=5e-4),
-        **_repel("paper", metric="mmd", reference=32, strength=0.001 / 0.002),
-    },
-    "mmrl": {
-        **_are("paper", lr=0.001, batch=4, epochs=5, weight_decay=5e-4),
-        **_repel("paper", metric="wasserstein", reference=64, strength=1e-4 / 0.001),
-    },
-}
+ABOUT: dict[str, str] = {name: each.about for name, each in _FILES.items()}
+"""A line for people on each."""
 
 
 def preset_values(name: str, recipe: Recipe, method: str = "") -> dict[str, Value]:
@@ -141,11 +33,7 @@ def preset_values(name: str, recipe: Recipe, method: str = "") -> dict[str, Valu
     """
     if name not in PRESETS:
         raise unknown("inference", name, PRESETS)
-    values = dict(PRESETS[name])
-    if name == "rebapl-paper":
-        values |= PAPER_TABLE.get(method, {})
-    elif name == "rebapl-authors" and method == "maple":
-        values |= _are("authors' code", lr=0.002, batch=1, epochs=5)
+    values = {**_FILES[name].values, **_FILES[name].methods.get(method, {})}
     values |= _optimizer(values, recipe)
     resolved = {}
     for key, entry in values.items():
@@ -162,7 +50,7 @@ def _optimizer(values: Mapping[str, Value], recipe: Recipe) -> dict[str, Value]:
     if recipe.optimizer not in ("sgd", "adamw"):
         raise UserError(f"the recipe's optimizer is '{recipe.optimizer}'; the loop knows sgd and adamw")
     if values["temperature"].value == 0:
-        return _are("recipe", sampler="sghmc" if recipe.optimizer == "sgd" else "adamw")
+        return {"sampler": Value("sghmc" if recipe.optimizer == "sgd" else "adamw", "recipe")}
     sampler = values["sampler"].value
     if recipe.optimizer == "adamw" and sampler in ("sghmc", "sgld"):
         # the paper burns MMRL in with AdamW and does not say how long: all of the exploration

@@ -1,0 +1,63 @@
+"""`rebapl evaluate`: score a trained run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rebapl.cli.values import parse_names, parse_threshold
+from rebapl.errors import UserError
+
+
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a trained run.")],
+    root: Annotated[
+        Path | None, typer.Option(help="Folder of the published data sets; $REBAPL_DATA if not given.")
+    ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(help="Score it for another protocol that trains alike: cross-dataset or domain-generalization."),
+    ] = None,
+    targets: Annotated[
+        str | None, typer.Option(help="Score these data sets, with commas, instead of the protocol's; for transfer.")
+    ] = None,
+    fit_weights: Annotated[
+        bool, typer.Option("--fit-weights", help="First weight the samples by their fit to the validation images.")
+    ] = False,
+    fit_threshold: Annotated[
+        str | None,
+        typer.Option(help="First choose when to say 'I don't know' on them: risk=0.05, or coverage=0.9[,by=entropy]."),
+    ] = None,
+    outside: Annotated[
+        str | None, typer.Option(help="Score how well other images are told apart: novel, or another data set.")
+    ] = None,
+    heat_map: Annotated[
+        bool, typer.Option("--heat-map", help="Draw how far apart samples are: diversity.png.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
+) -> None:
+    """Score a trained run on its test images and store the results in it."""
+    from rich.console import Console
+
+    from rebapl.experiments.diversity_figure import diversity_figure
+    from rebapl.experiments.report import scores_table
+    from rebapl.experiments.run import evaluate_run, read_config, scored_as
+
+    results = evaluate_run(
+        run,
+        root=root,
+        device=device,
+        config=scored_as(read_config(run), protocol, parse_names(targets)),
+        fit_weights=fit_weights,
+        fit_threshold=None if fit_threshold is None else parse_threshold(fit_threshold),
+        outside=outside,
+    )
+    Console().print(scores_table(results, title=str(run)))
+    for by, found in results.get("outside", {}).get(outside, {}).items():
+        print(f"outside {outside} by {by}: AUROC {found['auroc']:.1f}, FPR95 {found['fpr95']:.1f}")
+    if heat_map:
+        if "diversity" not in results:
+            raise UserError(f"{run} has one sample: there are no distances to draw")
+        print(f"the distances between samples: {diversity_figure(results['diversity'], run / 'diversity.png')}")

@@ -1,0 +1,113 @@
+"""`rebapl train`: learn prompts, in a folder that is kept and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rebapl.cli.values import parse_names, parse_seeds
+from rebapl.errors import UserError
+
+
+def train(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE",
+            help="Any setting, such as seed=2, method.tokens=16 or inference.repulsion.metric=energy.",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML file with the settings; what else is given goes on top.")
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Data set (`rebapl list` names them), or the path of a folder of images or a CSV."),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="What is learned; `rebapl list` names the methods. coop if not given.")
+    ] = None,
+    inference: Annotated[
+        str | None, typer.Option(help="How; `rebapl list` names the kinds of inference. mle if not given.")
+    ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            help="base-to-novel (if not given), few-shot (all classes), cross-dataset, domain-generalization, or "
+            "selection (to choose settings: within the base classes, on validation images)."
+        ),
+    ] = None,
+    targets: Annotated[
+        str | None,
+        typer.Option(
+            help="Data sets that the two transfer protocols test on, with commas; the published ones if not given."
+        ),
+    ] = None,
+    shots: Annotated[int | None, typer.Option(help="Training images per class; 16 if not given.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The one seed of the run; 1 if not given.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Several runs, one per seed: 1,2,3.")] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            help="'mini' (embedded), a local Hugging Face folder, or a hub id (openai/clip-vit-base-patch16)."
+        ),
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs per cycle instead of the published number.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder of the published data sets; $REBAPL_DATA if not given.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Another split file in the data set's folder.")] = None,
+    template: Annotated[
+        str | None, typer.Option(help="Text with {} for the class name, instead of the published one.")
+    ] = None,
+    cache: Annotated[
+        int | None, typer.Option(help="Keep decoded images on disk, their short side so many pixels, such as 256.")
+    ] = None,
+    runs: Annotated[
+        Path, typer.Option(help="Folder of runs; this one gets a folder named by its settings' hash.")
+    ] = Path("runs"),
+    out: Annotated[Path | None, typer.Option(help="Folder of this run, if you would rather name it.")] = None,
+    evaluate: Annotated[bool, typer.Option("--evaluate", help="Score it on the test images as well.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
+) -> None:
+    """Learn prompts from a few labelled images. Finished runs are kept, broken ones continue."""
+    from rich.console import Console
+
+    from rebapl.cli.progress import StepProgress
+    from rebapl.experiments.config_file import build_config, merged, read_config_file, read_words
+    from rebapl.experiments.report import scores_table
+    from rebapl.experiments.run import evaluate_run, run_folder, train_run
+
+    options = {
+        "data": data,
+        "method": method,
+        "inference": inference,
+        "protocol": protocol,
+        "targets": parse_names(targets),
+        "shots": shots,
+        "seed": seed,
+        "backbone": backbone,
+        "epochs": epochs,
+        "split": split,
+        "template": template,
+        "cache": cache,
+    }
+    given = {key: value for key, value in options.items() if value is not None}
+    chosen = merged({} if config is None else read_config_file(config), given)
+    chosen = merged(chosen, read_words(settings or []))
+    wanted = [chosen] if seeds is None else [{**chosen, "seed": each} for each in parse_seeds(seeds)]
+    if out is not None and len(wanted) > 1:
+        raise UserError("--out names the folder of one run: with several --seeds leave it out (they go to --runs)")
+    configs = [build_config(each) for each in wanted]
+    folders = [out or run_folder(each, runs) for each in configs]
+    for each, folder in zip(configs, folders, strict=True):
+        with StepProgress() as progress:
+            bar = progress.begin(f"{each.method} · {each.inference} on {each.data}, seed {each.seed}")
+            trained = train_run(each, folder, root=root, device=device, progress=bar)
+        more = "" if evaluate else f"; score it with: rebapl evaluate {folder}"
+        print(f"{'trained' if trained else 'already trained'}: {folder}{more}")
+        if evaluate:
+            results = evaluate_run(folder, root=root, device=device, config=each, only_missing=True)
+            Console().print(scores_table(results, title=str(folder)))

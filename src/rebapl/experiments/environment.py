@@ -1,0 +1,66 @@
+"""Where a run was made: versions, device, and the commit of the code if it lies in a git checkout."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rebapl import __version__
+
+PACKAGES = ("torch", "transformers", "safetensors", "numpy", "Pillow", "torchmetrics")
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Versions, machine and code, as plain values.
+
+    >>> sorted(environment("cpu"))
+    ['code', 'device', 'platform', 'threads', 'versions']
+    """
+    return {
+        "versions": {"rebapl": __version__, "python": platform.python_version(), **_versions()},
+        "platform": platform.platform(),
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "code": code_version(),
+    }
+
+
+def device_name(device: str) -> str:
+    """A device in words, such as `cpu (x86_64)` or `cuda (NVIDIA H200)`."""
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({platform.machine()})" if device == "cpu" else device
+
+
+def code_version() -> dict[str, Any] | None:
+    """The git commit that this package's files are of, and whether they were changed since; None elsewhere."""
+    folder = Path(__file__).parents[1]
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None  # installed, perhaps into somebody else's checkout
+    commit, changes = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain", "--", ".")
+    return None if commit is None else {"commit": commit, "changed": bool(changes)}
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package.lower()] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
