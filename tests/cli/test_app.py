@@ -1,5 +1,6 @@
 """The command line as a person meets it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,9 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from rebapl import __version__
-from rebapl.cli.values import parse_settings
+from rebapl.cli.app import app
 from rebapl.errors import UserError
 
 
@@ -61,19 +64,55 @@ def test_list_names_what_there_is() -> None:
         assert word in shown
 
 
-def test_settings_are_read_by_section() -> None:
-    given = ["method.tokens=16", "method.init=null", "inference.restart=warm"]
-    given.append('inference.repulsion={"metric": "energy"}')
-    assert parse_settings(given) == {
-        "method": {"tokens": 16, "init": None},
-        "inference": {"restart": "warm", "repulsion": {"metric": "energy"}},
-    }
+def inside(*words: str) -> Result:
+    """The same in this process, which saves the start."""
+    return CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"}).invoke(app, words)
+
+
+def test_runs_by_config_and_words_go_to_hashed_folders_and_into_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(
+        "data: digits\nbackbone: mini\nmethod: {name: maple, tokens: 3}\nshots: 2\nepochs: 1\ntest_images: 20\n"
+    )
+    words = ("train", "--config", "run.yaml", "--seeds", "1,2", "method.tokens=1", "--evaluate", "--device", "cpu")
+    shown = inside(*words)
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.count("trained: runs/digits-maple-mle-s") == 2
+    assert inside(*words).stdout.count("already trained: runs/digits-maple-mle-s") == 2
+    folders = sorted(Path("runs").iterdir())
+    assert len(folders) == 2
+    assert json.loads((folders[0] / "config.json").read_text())["resolved"]["method"]["tokens"] == 1
+    table = inside("results", "--export", "r.csv", "--export", "r.md", "--export", "r.tex")
+    assert table.exit_code == 0, table.output
+    for word in ("base-to-novel", "maple", "±", "1, 2", "epochs=1, tokens=1, 20 test images"):
+        assert word in table.stdout
+    assert "| digits | maple | mle |" in Path("r.md").read_text()
+    assert r"\begin{tabular}" in Path("r.tex").read_text()
+    assert len(Path("r.csv").read_text().splitlines()) == 1 + 2 * 2 * 2
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
-    [("tokens=4", "section.name=value"), ("method.tokens", "section.name=value"), ("methd.tokens=4", "'method'")],
+    ("words", "message"),
+    [
+        ("train sed=2", "did you mean 'seed'"),
+        ("train --data digits --seeds 1,x", "whole numbers"),
+        ("train --data digits --seeds 1,1", "name it once"),
+        ("train --data digits --seeds 1,2 --out x", "--out names the folder of one run"),
+        ("train --backbone mini", "which data set"),
+        ("train --config no.yaml", "cannot be read"),
+        ("train --data digits --backbone mini method.tokns=2", "did you mean 'tokens'"),
+        ("train --data digit --backbone mini", "did you mean 'digits'"),
+        ("results nowhere", "is not a folder of runs"),
+        ("results . --export x.xls", "Accepted: .csv, .md, .tex"),
+    ],
 )
-def test_settings_that_make_no_sense_are_refused(word: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        parse_settings([word])
+def test_mistakes_are_named_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = inside(*words.split())
+    assert isinstance(shown.exception, UserError)
+    assert message in str(shown.exception)
+    assert list(tmp_path.iterdir()) == []

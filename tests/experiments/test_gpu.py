@@ -5,7 +5,8 @@ import torch
 
 from rebapl.backbones import load_backbone
 from rebapl.data.task import Task, load_task
-from rebapl.experiments.training import evaluate, fit
+from rebapl.experiments.scoring import evaluate
+from rebapl.experiments.training import fit
 from rebapl.learners import METHODS
 
 pytestmark = pytest.mark.gpu

@@ -9,7 +9,8 @@ from PIL import Image
 from rebapl.backbones import load_backbone
 from rebapl.data.dataset import Dataset, Item
 from rebapl.data.task import load_task
-from rebapl.experiments.training import evaluate, fit
+from rebapl.experiments.scoring import evaluate
+from rebapl.experiments.training import fit
 
 
 @pytest.mark.shared

@@ -33,7 +33,7 @@ def test_chains_side_by_side_equal_the_package_s_repulsion(setting: toy.Setting)
     """Many chains use a closed form; one chain uses `Repulsion`: the same value, the same force."""
     stored = torch.tensor([[-1.5, -0.5]])
     theta = torch.tensor([[-1.1, -0.2]], requires_grad=True)
-    repulsion = Repulsion("paired", size="absolute", strength=setting.strength, scale=1.0)
+    repulsion = Repulsion("paired", size="absolute", strength=setting.strength, epsilon=1.0, scale=1.0)
     terms = []
     for memory in (toy._Package(repulsion), toy._Neighbours(setting)):
         memory.remember(stored)
@@ -70,7 +70,7 @@ def test_wilson_interval_matches_scipy() -> None:
 
 def test_figures_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = toy.run_many
-    monkeypatch.setattr(toy, "run_many", lambda setting, seed: real(setting, seed=seed, runs=30, cycles=2))
+    monkeypatch.setattr(toy, "run_many", lambda setting, seed, **_: real(setting, seed=seed, runs=30, cycles=2))
     paths = toy.draw_toy(tmp_path)
     assert {p.name for p in paths} == {
         f"toy_{name}.{kind}" for name in ("fields", "trajectories", "modes") for kind in ("png", "pdf")

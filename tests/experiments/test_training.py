@@ -9,7 +9,8 @@ from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.task import Task, load_task
 from rebapl.errors import UserError
 from rebapl.experiments import training
-from rebapl.experiments.training import Training, evaluate, fit
+from rebapl.experiments.scoring import evaluate
+from rebapl.experiments.training import Training, fit
 from rebapl.learners import METHODS
 from rebapl.posterior import load_posterior, save_posterior
 from rebapl.sampling import PRESETS, Chain

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from rebapl.experiments import toy_figures
@@ -183,18 +184,18 @@ def _journeys(setting: Setting, stored: Tensor, seed: int, others: int = 60) -> 
     return run(setting, start, stored=stored, **(slow | {"seed": seed + 3})), many.samples[-1]
 
 
-def draw_toy(out: Path, seed: int = 1) -> list[Path]:
-    """Runs the example and draws its three figures into the folder `out`, as PNG and PDF; returns their paths."""
+def figures(seed: int = 1, runs: int = 400) -> tuple[dict[str, Figure], dict[str, Tensor]]:
+    """Runs the example; its three figures by name, and by setting the modes (cycles, runs) that samples were in."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         stored = run(SETTINGS[0], MEANS[:1], seed=seed, cycles=1).samples[0]
         journeys = [(s, *_journeys(s, stored, seed)) for s in SETTINGS]
-        modes = {s.label: run_many(s, seed=seed) for s in SETTINGS}
+        modes = {s.label: run_many(s, seed=seed, runs=runs) for s in SETTINGS}
     finally:
         torch.set_num_threads(threads)
     potential: Callable[[Tensor], Tensor] = density_potential
-    figures = {
+    drawn = {
         "toy_fields": toy_figures.fields(
             potential, lambda theta: repulsive_potential(theta, stored[0]), SETTINGS[1].strength, stored[0], MEANS
         ),
@@ -205,4 +206,9 @@ def draw_toy(out: Path, seed: int = 1) -> list[Path]:
         ),
         "toy_modes": toy_figures.modes(modes, {label: visited_both(m) for label, m in modes.items()}),
     }
-    return [path for name, figure in figures.items() for path in toy_figures.save(figure, out, name)]
+    return drawn, modes
+
+
+def draw_toy(out: Path, seed: int = 1) -> list[Path]:
+    """Runs the example and draws its three figures into the folder `out`, as PNG and PDF; returns their paths."""
+    return [path for name, figure in figures(seed)[0].items() for path in toy_figures.save(figure, out, name)]

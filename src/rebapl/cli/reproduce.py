@@ -1,0 +1,166 @@
+"""`rebapl reproduce`: the paper's tables and figures, each by one command."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rebapl.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rebapl.experiments.reproduce.suites import Suite
+    from rebapl.experiments.tables import Table
+
+
+def reproduce(
+    what: Annotated[
+        list[str] | None, typer.Argument(help="Targets, such as table1; --list names them; or all.")
+    ] = None,
+    suite: Annotated[
+        str,
+        typer.Option(help="paper (ViT-B/16, the real data), mini (embedded, on two cores), or photo (your backbone)."),
+    ] = "paper",
+    list_: Annotated[bool, typer.Option("--list", help="Name the targets and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and an estimate of the time.")] = False,
+    root: Annotated[Path | None, typer.Option(help="Folder of the data sets; else $REBAPL_DATA.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="Another backbone: a folder or a hub id.")] = None,
+    data: Annotated[str | None, typer.Option(help="Only these data sets, separated by commas.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these methods of the main tables.")] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(help="Another split file of a data set: eurosat=split_subset_EuroSAT.json; repeatable."),
+    ] = None,
+    inference: Annotated[str | None, typer.Option(help="The preset that ReBaPL stands for.")] = None,
+    seeds: Annotated[str | None, typer.Option(help="Other seeds, separated by commas.")] = None,
+    shots: Annotated[int | None, typer.Option(min=1, help="Other number of training images per class.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="At most so many epochs (per cycle) of each run.")] = None,
+    test_images: Annotated[int | None, typer.Option(min=1, help="At most so many test images per part.")] = None,
+    hm: Annotated[
+        str, typer.Option(help="Harmonic mean over data sets: of-averages, or average (of the data sets' own).")
+    ] = "of-averages",
+    runs: Annotated[Path, typer.Option(help="Folder of the runs; finished ones are used again.")] = Path("runs"),
+    out: Annotated[Path | None, typer.Option(help="Folder for tables and figures, if not reproduced/SUITE.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, or several: cuda:0,cuda:1; the GPU if there is one.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time on each device.")] = 1,
+) -> None:
+    """Make the paper's tables and figures from stored runs, beside the paper's own. What is finished is kept."""
+    from rich.console import Console
+
+    from rebapl.experiments.reproduce.make import chosen, make_target, planned
+    from rebapl.experiments.reproduce.target import CONVENTIONS, Context
+    from rebapl.experiments.reproduce.targets import TARGETS
+
+    console = Console()
+    if list_:
+        wide = max(map(len, TARGETS))
+        for target in TARGETS.values():
+            print(f"{target.name:<{wide}}  {target.what}")
+        return
+    if not what:
+        raise UserError(f"what is to be made? One or more of {', '.join(TARGETS)}, or all")
+    targets = chosen(what)
+    if hm not in CONVENTIONS:
+        raise unknown("convention of --hm", hm, CONVENTIONS)
+    selected = _suite(suite, root, backbone, _words(data), split or []).changed(
+        methods=_words(methods),
+        seeds=_numbers(seeds),
+        shots=shots,
+        epochs=epochs,
+        test_images=test_images,
+        inference=inference,
+    )
+    if dry_run:
+        table, each = planned(targets, selected, runs)
+        for one in each:
+            config, state = one.config, "done" if one.done else f"{one.seconds:.0f} s"
+            transfers = "" if config.protocol == "base-to-novel" else f" {config.protocol}"
+            settings = {**({"epochs": config.epochs} if config.epochs else {}), **config.inference_settings}
+            extra = "".join(f" {key}={_short(value)}" for key, value in settings.items())
+            print(f"{config.data}{transfers} {config.method} · {config.inference}{extra} seed {config.seed}: {state}")
+        _show(console, table)
+        return
+    context = Context(selected, runs, root, _words(device) or None, hm)
+    folder = out or Path("reproduced") / selected.name
+    for target in targets:
+        try:
+            target.runs(selected)
+        except UserError as error:
+            if "all" not in what:
+                raise
+            print(f"{target.name}: left out, {error}")
+            continue
+        with console.status(f"{target.name}: {target.what}") as status:
+
+            def moved(done: int, total: int, name: str, title: str = target.name) -> None:
+                said = f"{title}: {done} of {total} runs, last {name}"
+                if console.is_terminal:
+                    status.update(said)
+                else:
+                    print(said, file=sys.stderr)
+
+            output = make_target(target, context, folder, jobs=jobs, progress=moved)
+        for made in output.tables.values():
+            _show(console, made)
+        for name in output.figures:
+            print(f"figure: {folder / f'{name}.png'}")
+    print(f"all tables and figures: {folder / 'README.md'}")
+
+
+def _suite(name: str, root: Path | None, backbone: str | None, data: list[str], given: list[str]) -> Suite:
+    from dataclasses import replace
+
+    from rebapl.experiments.reproduce.suites import SUITE_NAMES, SUITES, photo_suite
+
+    if name not in SUITE_NAMES:
+        raise unknown("suite", name, SUITE_NAMES)
+    splits = {}
+    for word in given:
+        of, equals, file = word.partition("=")
+        if not equals or not of or not file:
+            raise UserError(f"--split {word}: write DATA=FILE, such as eurosat=split_subset_EuroSAT.json")
+        splits[of] = file
+    if name == "photo":
+        return photo_suite(backbone, root, data, splits)
+    for word in data:
+        if word not in SUITES[name].data:
+            raise unknown(f"data set of suite {name}", word, SUITES[name].data)
+    suite = replace(SUITES[name].changed(data=data), splits=splits)
+    return suite if backbone is None else replace(suite, backbone=backbone)
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _words(given: str | None) -> list[str]:
+    return [word.strip() for word in given.split(",") if word.strip()] if given else []
+
+
+def _numbers(given: str | None) -> list[int]:
+    try:
+        return [int(word) for word in _words(given)]
+    except ValueError as error:
+        raise UserError(f"--seeds {given}: write whole numbers separated by commas, such as 1,2,3") from error
+
+
+def _show(console: Console, table: Table) -> None:
+    """A table is shown whole: in a terminal that is too narrow its lines are broken, not its numbers."""
+    from rich.console import Console
+
+    drawn = table.to_rich(bare=True)
+    console.print(table.title, style="italic", highlight=False, markup=False, soft_wrap=True)
+    wide = console.measure(drawn, options=console.options.update(width=400)).maximum
+    if wide <= console.width:
+        console.print(drawn)
+    else:
+        Console(width=wide, no_color=not console.is_terminal, force_terminal=console.is_terminal).print(drawn)
+    for remark in table.remarks():
+        print(remark)
+    print()

@@ -1,0 +1,1 @@
+"""The paper's tables and figures, each by one name: `rebapl reproduce`."""

@@ -1,0 +1,66 @@
+"""`rebapl reproduce` as a person meets it."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rebapl.cli.app import app
+from rebapl.errors import UserError
+from rebapl.experiments.reproduce.targets import TARGETS
+
+DOCS = Path(__file__).parents[2] / "docs" / "reproduce.md"
+
+
+def reproduce(*words: str) -> str:
+    result = CliRunner().invoke(app, ["reproduce", *words])
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def test_list_names_every_target_and_so_does_the_page() -> None:
+    listed = reproduce("--list")
+    for name in TARGETS:
+        assert name in listed
+        assert f"`{name}`" in DOCS.read_text(encoding="utf-8")
+
+
+def test_a_dry_run_shows_runs_and_time_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = reproduce("table2", "samples", "--suite", "mini", "--dry-run", "--seeds", "1")
+    assert "shapes cross-dataset maple · rebapl" in shown
+    assert "samples_per_cycle=5" in shown
+    assert "min" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_dry_run_of_the_paper_needs_no_data() -> None:
+    assert "imagenet" in reproduce("table1", "--dry-run", "--methods", "maple")
+
+
+def test_a_table_by_one_command(tmp_path: Path) -> None:
+    words = "table1 --suite mini --data digits --methods zero-shot --seeds 1 --test-images 20".split()
+    shown = reproduce(*words, "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--device", "cpu")
+    assert "Table 1" in shown
+    assert "Miniature" in shown
+    assert "CLIP" in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tabel1"], "did you mean 'table1'"),
+        ([], "what is to be made"),
+        (["table1", "--suite", "min"], "did you mean 'mini'"),
+        (["table1", "--suite", "mini", "--data", "digit"], "did you mean 'digits'"),
+        (["table1", "--suite", "mini", "--methods", "mapel"], "did you mean 'maple'"),
+        (["table1", "--suite", "mini", "--hm", "averages"], "did you mean 'of-averages'|did you mean 'average'"),
+        (["table1", "--suite", "mini", "--seeds", "one"], "whole numbers"),
+        (["table1", "--suite", "photo"], "--backbone"),
+        (["table1", "--split", "eurosat"], "DATA=FILE"),
+    ],
+)
+def test_bad_input_says_what_is_accepted(words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        reproduce(*words)

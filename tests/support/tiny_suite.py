@@ -1,0 +1,27 @@
+"""The miniature suite, smaller still: one task, two shots, two epochs, twenty test images."""
+
+from dataclasses import replace
+
+from rebapl.experiments.reproduce.suites import MINI, PLACES
+
+TINY = replace(
+    MINI,
+    data=("digits",),
+    places=dict.fromkeys(PLACES, "digits"),
+    source="digits",
+    cross=("letters",),
+    shifted=("shapes-rotated",),
+    seeds=(1,),
+    shots=2,
+    test_images=20,
+    epochs={"*": 2, "cocoop": 1},
+    strengths=(1e-2, 1e-1),
+    references=(4,),
+    cycles=(1, 2, 3),
+    samples=(1, 2),
+    points=(2, 4),
+    repeats=2,
+    latency_cycles=(1, 3),
+    latency_images=4,
+    toy_runs=20,
+)

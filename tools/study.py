@@ -1,0 +1,262 @@
+"""The study behind the `rebapl` preset: which settings, chosen without test images; and what they are worth.
+
+    python tools/study.py choose  --root DATA --photo BACKBONE --runs RUNS --chosen FILE
+    python tools/study.py compare --root DATA --photo BACKBONE --runs RUNS [--chosen FILE]
+
+`choose` trains on half of the base classes and scores on *validation* images of those and of the other half
+(protocol "selection"): neither the test split nor a novel class is ever looked at. `compare` is the base-to-novel
+protocol on test images. Both write `records.json` (one entry per run: what was asked for and the scores) and
+`table.md` to --out. Four tasks: EuroSAT and Caltech101 with the backbone given, digits and shapes with `mini`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.progress import Progress
+
+from rebapl.experiments.engine import run_all
+from rebapl.experiments.run import RESULTS, RunConfig
+from rebapl.files import read_json, write_atomically, write_json
+
+SEEDS = (1, 2, 3)
+TASKS = ("eurosat", "caltech101", "digits", "shapes")
+SCORES = ("base", "novel", "hm", "nll", "ece", "distance", "seconds")
+
+
+class Setting(NamedTuple):
+    """A kind of inference, changes to its preset, and how many times the published epochs."""
+
+    inference: str
+    changes: Mapping[str, Any] = {}
+    epochs: int = 1
+
+
+def _rebapl(**changes: Any) -> Setting:
+    return Setting("rebapl", {**START, **{name.replace("__", "."): value for name, value in changes.items()}})
+
+
+def _cool(**changes: Any) -> Setting:
+    """The force that fades, at a tenth of the temperature."""
+    return _rebapl(**{"temperature": 0.01, "repulsion__size": "fading", "repulsion__fraction": 1.0, **changes})
+
+
+START: dict[str, Any] = {
+    "temperature": 0.1,
+    "restart": "cold",
+    "exploration": 0.4,
+    "floor": 0.05,
+    "repulsion.size": "normalised",
+    "repulsion.fraction": 0.3,
+    "repulsion.epsilon": 1.0,
+    "repulsion.stage": "exploration",
+}
+"""From here one thing at a time is changed."""
+
+GROUPS: dict[str, dict[str, Setting]] = {
+    "without repulsion": {
+        "mle": Setting("mle"),
+        "mle 3x": Setting("mle", epochs=3),
+        "ensemble": Setting("ensemble"),
+        "snapshot": Setting("snapshot"),
+        "csghmc": Setting("csghmc"),
+        "csghmc cold": Setting("csghmc", {"restart": "cold"}),
+    },
+    "start": {"rebapl, start": _rebapl()},
+    "temperature": {
+        "T = 0.01": _rebapl(temperature=0.01),
+        "T = 1": _rebapl(temperature=1.0),
+    },
+    "prior": {
+        "prior 0.1 around the start": _rebapl(weight_decay=0.0, prior_std=0.1, center="init"),
+        "prior 0.03 around the start": _rebapl(weight_decay=0.0, prior_std=0.03, center="init"),
+    },
+    "force": {
+        "normalised 0.1": _rebapl(repulsion__fraction=0.1),
+        "normalised 1": _rebapl(repulsion__fraction=1.0),
+        "fading 1, ε 1": _rebapl(repulsion__size="fading", repulsion__fraction=1.0),
+        "fading 1, ε 10": _rebapl(repulsion__size="fading", repulsion__fraction=1.0, repulsion__epsilon=10.0),
+        "fading 0.3, ε 10": _rebapl(repulsion__size="fading", repulsion__epsilon=10.0),
+        "capped 1": _rebapl(repulsion__size="capped", repulsion__strength=1e-3),
+    },
+    "cooler": {
+        "no repulsion, T = 0.01": Setting("csghmc", {"restart": "cold", "temperature": 0.01}),
+        "fading 1, ε 1, T = 0.01": _cool(),
+        "fading 1, ε 0.3, T = 0.01": _cool(repulsion__epsilon=0.3),
+        "fading 1, ε 1, T = 0.01, 3 samples": _cool(samples_per_cycle=3),
+        "fading 1, ε 1, T = 0.01, warm": _cool(restart="warm"),
+        "fading 1, ε 1, T = 0.01, exploration 0.7": _cool(exploration=0.7),
+    },
+}
+
+COOP_EPOCHS = 50
+"""A cycle of CoOp's, whose published 200 epochs take longer than all the rest of this study."""
+
+
+def compared(method: str, changes: Mapping[str, Any]) -> dict[str, Setting]:
+    """The rows of the comparison; `changes` to the preset of rebapl. All but zero-shot and mle have equal cost."""
+    if method == "coop":
+        return {
+            "mle": Setting("mle"),
+            "mle, 3× epochs": Setting("mle", epochs=3),
+            "ensemble": Setting("ensemble"),
+            "rebapl (MMD)": Setting("rebapl", changes),
+        }
+    temperature = {"temperature": changes["temperature"]} if "temperature" in changes else {}
+    return {
+        "zero-shot": Setting("mle"),
+        "mle": Setting("mle"),
+        "mle, 3× epochs": Setting("mle", epochs=3),
+        "ensemble": Setting("ensemble"),
+        "snapshot": Setting("snapshot"),
+        "csghmc": Setting("csghmc", temperature),
+        "rebapl (MMD)": Setting("rebapl", changes),
+        "rebapl (Wasserstein)": Setting("rebapl", {**changes, "repulsion.metric": "wasserstein"}),
+    }
+
+
+def config(task: str, method: str, setting: Setting, seed: int, protocol: str, photo: str) -> RunConfig:
+    """The run of a setting on a task."""
+    from rebapl.learners import published
+
+    splits = {"eurosat": "split_subset_EuroSAT.json", "caltech101": "split_subset_Caltech101.json"}
+    epochs = COOP_EPOCHS if method == "coop" else published(method, "base-to-novel", task)[1].epochs
+    return RunConfig(
+        task,
+        method,
+        setting.inference,
+        protocol,
+        seed=seed,
+        split=splits.get(task),
+        backbone=photo if task in splits else "mini",
+        epochs=epochs * setting.epochs if epochs else None,
+        inference_settings=setting.changes,
+    )
+
+
+def record(folder: Path, **what: Any) -> dict[str, Any]:
+    """What was asked for with the scores of its run."""
+    results = read_json(folder / RESULTS, "results")
+    scores = {name: results["base_to_novel"][name] for name in ("base", "novel", "hm", "nll", "ece")}
+    scores["distance"] = results.get("diversity", {}).get("mean_distance", 0.0)
+    scores["seconds"] = results["seconds"]["training"]
+    return {**what, **scores}
+
+
+def mean_and_error(records: Sequence[Mapping[str, Any]], score: str) -> tuple[float, float]:
+    """The mean over tasks and methods of the mean over seeds, and its standard error from the spread over seeds."""
+    by_seed: dict[int, list[float]] = {}
+    for each in records:
+        by_seed.setdefault(each["seed"], []).append(each[score])
+    means = [statistics.fmean(values) for values in by_seed.values()]
+    error = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.nan
+    return statistics.fmean(means), error
+
+
+def worth(records: Sequence[Mapping[str, Any]]) -> float:
+    """What settings are chosen by: mean harmonic mean (as a share) minus mean NLL (in nats)."""
+    return mean_and_error(records, "hm")[0] / 100 - mean_and_error(records, "nll")[0]
+
+
+def best(records: Sequence[Mapping[str, Any]], names: Iterable[str]) -> str:
+    """The setting of most worth among those that have been run on every task."""
+    own = {name: [each for each in records if each["setting"] == name] for name in names}
+    whole = {name: found for name, found in own.items() if {each["task"] for each in found} == set(TASKS)}
+    return max(whole, key=lambda name: worth(whole[name]))
+
+
+def table(records: Sequence[Mapping[str, Any]], rows: Iterable[str]) -> str:
+    """A row per setting: means over tasks, methods and seeds, then the harmonic mean on each task."""
+    tasks = [task for task in TASKS if any(each["task"] == task for each in records)]
+    head = ["setting", "base", "novel", "HM", "±", "NLL", "ECE", "distance", *(f"HM {task}" for task in tasks)]
+    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
+    for name in rows:
+        own = [each for each in records if each["setting"] == name]
+        if not own:
+            continue
+        cells = [f"{mean_and_error(own, score)[0]:.2f}" for score in ("base", "novel", "hm")]
+        cells.append(f"{mean_and_error(own, 'hm')[1]:.2f}")
+        cells += [f"{mean_and_error(own, score)[0]:.3f}" for score in ("nll", "ece", "distance")]
+        for task in tasks:
+            here = [each for each in own if each["task"] == task]
+            cells.append(f"{mean_and_error(here, 'hm')[0]:.1f}" if here else "")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["choose", "compare"])
+    parser.add_argument("--root", type=Path, required=True, help="folder of the data sets")
+    parser.add_argument("--photo", required=True, help="backbone for EuroSAT and Caltech101")
+    parser.add_argument("--runs", type=Path, default=Path("runs/study"), help="where runs are kept")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="where records.json and table.md go")
+    parser.add_argument("--group", action="append", choices=[*GROUPS], help="choose: only these")
+    parser.add_argument("--task", action="append", choices=TASKS, help="only these")
+    parser.add_argument("--method", action="append", choices=["maple", "mmrl", "coop"], help="only these")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--device", help="cpu, cuda …")
+    parser.add_argument("--add", type=Path, action="append", default=[], help="choose: records of earlier calls")
+    parser.add_argument("--chosen", type=Path, help="file with the name of the chosen setting: written, or read")
+    asked = parser.parse_args()
+
+    configs: list[RunConfig] = []
+    whats: list[dict[str, Any]] = []
+    if asked.what == "choose":
+        chosen = {name: s for group in (asked.group or GROUPS) for name, s in GROUPS[group].items()}
+        settings = dict.fromkeys(asked.method or ("maple", "mmrl"), chosen)
+        protocol = "selection"
+    else:
+        everything = {name: s for group in GROUPS.values() for name, s in group.items()}
+        changes = everything[asked.chosen.read_text().strip()].changes if asked.chosen else {}
+        settings = {method: compared(method, changes) for method in (asked.method or ("maple", "mmrl", "coop"))}
+        protocol = "base-to-novel"
+    for task in asked.task or TASKS:
+        for method, named in settings.items():
+            for name, setting in named.items():
+                for seed in SEEDS[: asked.seeds]:
+                    learner = "zero-shot" if name == "zero-shot" else method
+                    configs.append(config(task, learner, setting, seed, protocol, asked.photo))
+                    whats.append({"task": task, "method": method, "setting": name, "seed": seed})
+    # the longest first, so that none is left over at the end
+    order = sorted(range(len(configs)), key=lambda i: -cost(configs[i]))
+    configs, whats = [configs[i] for i in order], [whats[i] for i in order]
+    with Progress() as progress:
+        bar = progress.add_task("runs", total=len(configs))
+        folders = run_all(
+            configs,
+            asked.runs,
+            root=asked.root,
+            devices=None if asked.device is None else [asked.device],
+            jobs=asked.jobs,
+            progress=lambda done, _total, name: progress.update(bar, completed=done, description=name),
+        )
+    records: list[dict[str, Any]] = []
+    for path in asked.add:
+        records += read_json(path, "a study")["records"]
+    records += [record(folder, **what) for folder, what in zip(folders, whats, strict=True)]
+    write_json(asked.out / "records.json", {"records": records})
+    names = dict.fromkeys(each["setting"] for each in records)
+    text = table(records, names)
+    write_atomically(asked.out / "table.md", text)
+    print(text)
+    if asked.what == "choose" and asked.chosen:
+        repelled = [name for group in GROUPS.values() for name, s in group.items() if s.inference == "rebapl"]
+        write_atomically(asked.chosen, best(records, repelled) + "\n")
+        print(f"chosen: {asked.chosen.read_text().strip()}")
+
+
+def cost(run: RunConfig) -> float:
+    """Roughly how long a run takes, to begin with the longest."""
+    weight = {"caltech101": 10.0, "shapes": 5.0}.get(run.data, 1.0) * (2 if run.method == "mmrl" else 1)
+    return weight * (1 if run.inference == "mle" and run.epochs is None else 3) * (run.method != "zero-shot")
+
+
+if __name__ == "__main__":
+    main()
