@@ -75,7 +75,10 @@ def test_runs_that_read_alike_are_told_apart(tmp_path: Path) -> None:
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps({**config, "inference_settings": {}}))
     (table,) = tables(tmp_path)
-    assert {str(row[3]) for row in table.rows} in ({"", "inference.temperature=0.5"}, {"", "inference.temperature=0.01"})
+    assert {str(row[3]) for row in table.rows} in (
+        {"", "inference.temperature=0.5"},
+        {"", "inference.temperature=0.01"},
+    )
 
 
 def test_transfers_have_a_column_per_target_and_their_average(tmp_path: Path) -> None:

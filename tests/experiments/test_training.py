@@ -127,3 +127,18 @@ def test_bad_settings_are_refused_before_any_work(
 ) -> None:
     with pytest.raises(UserError, match=message):
         Training(task, encoder, **arguments)
+
+
+def test_the_released_code_compares_augmented_views_and_averages_logits(encoder: DualEncoder, task: Task) -> None:
+    settings = {"epochs": 1, "inference_settings": {"cycles": 2, "repulsion.pool": 6, "batch": 5}}
+    run = Training(task, encoder, "maple", "rebapl-authors", **settings)
+    chain = run.chain
+    assert isinstance(chain, Chain)
+    pool = chain.reference.pool
+    assert pool is not None
+    assert torch.equal(pool, torch.cat([chain.batches(step)[0] for step in range(2)])[:6])
+    posterior = run.run()
+    views = torch.randint(256, (3, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(posterior.probabilities(views), posterior.sample_logits(views).mean(0).softmax(-1), atol=1e-6)
+    explicit = posterior.predict_views(views, average="probabilities").probabilities
+    assert torch.allclose(explicit, posterior.sample_logits(views).softmax(-1).mean(0), atol=1e-6)

@@ -85,7 +85,7 @@ def test_the_paper_preset_takes_the_papers_table_where_it_names_the_method():
     assert preset_values("rebapl-paper", PROMPTSRC, "promptsrc")["lr"].origin == "recipe"
     assert preset_values("rebapl", MAPLE, "maple")["lr"] == preset_values("mle", MAPLE, "maple")["lr"]
     authors = preset("rebapl-authors", MAPLE, "maple")
-    assert (authors.repulsion.strength, authors.repulsion.reference) == (0.75, 5)
+    assert (authors.repulsion.strength, authors.repulsion.reference, authors.repulsion.rows) == (0.75, 128, 5)
     assert (authors.integrator, authors.temperature) == ("authors", 100.0)
 
 

@@ -10,17 +10,31 @@ from rebapl.sampling.reference import Reference
 from .toy import ToyLearner, batches, data
 
 
+@pytest.mark.parametrize("keep", [None, 1])
 @pytest.mark.parametrize("space", ["image", "text", "both", "logits", "weights"])
-def test_a_steps_cloud_is_the_stored_cloud_at_its_points(space):
+def test_a_steps_cloud_is_the_stored_cloud_at_its_points(space, keep):
     learner = ToyLearner()
     images, labels = batches(0)
-    reference = Reference(learner, space, data()[0][:20], 6, images[:1], chunk=7)
-    rows = reference.choose(torch.Generator().manual_seed(0))
-    loss, cloud, points = reference.objective(images, labels, rows)
+    reference = Reference(learner, space, data()[0][:20], 6, images[:1], keep, chunk=7)
+    chosen = reference.choose(torch.Generator().manual_seed(0))
+    loss, cloud, points = reference.objective(images, labels, chosen)
     stored = reference.stored()
     torch.testing.assert_close(cloud, stored if points is None else stored[points])
     torch.testing.assert_close(loss, learner.loss(learner(images), labels))
     sizes = {"image": 20, "logits": 20, "text": 3, "both": 23, "weights": 1}
     assert len(stored) == sizes[space]
     assert reference.shape == stored.shape
-    assert (rows is None) == (space in ("text", "weights"))
+    assert len(chosen) == (space not in ("text", "weights")) + (keep is not None)
+    assert keep is None or len(cloud) == keep
+
+
+def test_the_kept_rows_are_of_either_kind_in_turn():
+    """Six of twenty images and three classes: nine rows, of which two are kept."""
+    images, labels = batches(0)
+    reference = Reference(ToyLearner(), "both", data()[0][:20], 6, images[:1], 2)
+    generator, seen = torch.Generator().manual_seed(0), set()
+    for _ in range(60):
+        _, cloud, points = reference.objective(images, labels, reference.choose(generator))
+        assert len(cloud) == len(points.unique()) == 2
+        seen |= set(points.tolist())
+    assert seen == set(range(23))

@@ -68,7 +68,7 @@ class Training:
             num_data=len(data),
             steps_per_epoch=batches.steps_per_epoch,
             seed=seed,
-            reference=_reference_images(data, encoder, chosen, seed),
+            reference=_reference_images(data, batches, encoder, chosen, seed),
             held_out=_held_out(task, encoder, chosen),
         )
 
@@ -165,13 +165,17 @@ def fit(
 
 
 def _reference_images(
-    data: LabelledImages, encoder: DualEncoder, inference: Inference, seed: int
+    data: LabelledImages, batches: TrainBatches, encoder: DualEncoder, inference: Inference, seed: int
 ) -> torch.Tensor | None:
-    """The pool of un-augmented training images that the repulsion compares features on, in random order."""
+    """The pool of training images that the repulsion compares features on, in random order."""
     if inference.repulsion is None:
         return None
+    size = inference.repulsion.pool_size
+    if inference.repulsion.augmented:
+        steps = min(math.ceil(size / batches.batch), batches.steps_per_epoch)
+        return torch.cat([batches(step)[0] for step in range(steps)])[:size]
     order = torch.randperm(len(data), generator=generator(seed, "reference")).tolist()
-    views = data.views(encoder.preprocessing, order[: inference.repulsion.pool_size])
+    views = data.views(encoder.preprocessing, order[:size])
     return encoder.preprocessing.normalize(views).to(encoder.device)
 
 

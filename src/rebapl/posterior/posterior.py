@@ -57,6 +57,11 @@ class Posterior:
         return len(self.weights)
 
     @property
+    def average(self) -> Average:
+        """What predictions average unless said otherwise, as the inference that made this has it."""
+        return self.about.get("inference", {}).get("average", "probabilities")
+
+    @property
     def class_names(self) -> list[str]:
         return self.learner.class_names
 
@@ -102,13 +107,13 @@ class Posterior:
         class_names: Sequence[str] | None = None,
         template: str | None = None,
         transfer: bool = False,
-        average: Average = "probabilities",
+        average: Average | None = None,
     ) -> Prediction:
         """What all samples together say of images: a file, a folder, pictures, or uint8 arrays; see `read_images`.
 
         `class_names` and `template` replace those bound. Every image is read before anything is computed.
         """
-        check_average(average)
+        check_average(average or self.average)
         names, views = read_images(images, self.learner.encoder.preprocessing)
         bound = self
         if class_names is not None or template is not None or transfer:
@@ -118,12 +123,12 @@ class Posterior:
         return bound.predict_views(views, average=average, names=names)
 
     def predict_views(
-        self, views: Tensor, *, average: Average = "probabilities", names: Sequence[str] | None = None
+        self, views: Tensor, *, average: Average | None = None, names: Sequence[str] | None = None
     ) -> Prediction:
         """The same for test-time views, uint8 (N, 3, H, W), that are already resized and cropped."""
         logits = self.sample_logits(views)
         names = [f"image {index}" for index in range(len(views))] if names is None else names
-        return predicted(logits, self.weights, self.class_names, names, average, self.threshold)
+        return predicted(logits, self.weights, self.class_names, names, average or self.average, self.threshold)
 
     def with_weights(self, weights: Tensor) -> Posterior:
         """The same samples weighted otherwise. A threshold does not stay: it was chosen for other probabilities."""
@@ -141,7 +146,7 @@ class Posterior:
         risk: float | None = None,
         coverage: float | None = None,
         by: str = "max-probability",
-        average: Average = "probabilities",
+        average: Average | None = None,
     ) -> Posterior:
         """With the threshold that suits held-out labels (N,) of views (N, 3, H, W); see `choose_threshold`."""
         prediction = self.predict_views(views, average=average)

@@ -120,7 +120,7 @@ class Chain:
         if space is None:
             raise UserError("this learner names no feature space to repel in: set the repulsion's `space`")
         pool = pool if pool is None else pool[: settings.pool_size].to(self.device)
-        reference = Reference(self.learner, space, pool, settings.reference, self.batches(0)[0][:1])
+        reference = Reference(self.learner, space, pool, settings.reference, self.batches(0)[0][:1], settings.rows)
         # a metric that cannot work on such clouds says so now, not when the first cycle is over
         stream = torch.Generator().manual_seed(0)
         settings.build(stream).remember(torch.randn(reference.shape, generator=stream))
@@ -213,8 +213,7 @@ class Chain:
         if self.repulsion is None or not self.repulsion.active(self):
             return self._run("plain", self._pass, images, labels)
         turn = self.repulsion.turn(self.device)
-        rows = self.reference.choose(self.generators["repulsion"])
-        given = (images, labels, *turn.carried, *(() if rows is None else (rows,)))
+        given = (images, labels, *turn.carried, *self.reference.choose(self.generators["repulsion"]))
         one = partial(self._repelled_pass, turn.kind, len(turn.carried))
         if self.repulsion.on_host:
             return one(*given)
@@ -228,10 +227,10 @@ class Chain:
         return Gradients(loss.detach(), self._differentiate(loss), None, ())
 
     def _repelled_pass(self, kind: str, carried: int, images: Tensor, labels: Tensor, *others: Tensor) -> Gradients:
-        """`others`: what the repulsion carries from earlier steps, and which pool images ride along, if any."""
+        """`others`: what the repulsion carries from earlier steps, and what of the reference was chosen."""
         assert self.repulsion is not None
-        turn, rows = Turn(kind, others[:carried]), next(iter(others[carried:]), None)
-        loss, cloud, points = self.reference.objective(images, labels, rows)
+        turn = Turn(kind, others[:carried])
+        loss, cloud, points = self.reference.objective(images, labels, others[carried:])
         force, kept = self.repulsion.term(turn, cloud, points, loss, self.parameters.values())
         return Gradients(loss.detach(), self._differentiate(loss + force), force.detach(), kept)
 

@@ -53,16 +53,23 @@ class Reference:
 
     Clouds with a row per image come from n random pool images that ride in the training batch's pass; clouds
     with a row per class (text) and the weights need no images. `both` has rows of either kind. `shape` is that of
-    the cloud on the whole pool.
+    the cloud on the whole pool. Of a step's rows, `keep` random ones are compared (None: all).
     """
 
     def __init__(
-        self, learner: Learnable, space: str, pool: Tensor | None, n: int, example: Tensor, chunk: int = 64
+        self,
+        learner: Learnable,
+        space: str,
+        pool: Tensor | None,
+        n: int,
+        example: Tensor,
+        keep: int | None = None,
+        chunk: int = 64,
     ) -> None:
         """`pool`: (P, 3, H, W), not augmented; `example`: any image (1, 3, H, W), to see what the space is."""
         self.learner, self.space, self.pool, self.n, self.chunk = learner, space, pool, n, chunk
         self.parameters = [p for _, p in learner.named_parameters() if p.requires_grad]
-        self.example = example
+        self.example, self.keep = example, keep
         self.per_image = False
         if space == "weights":
             self.shape = torch.Size([1, sum(p.numel() for p in self.parameters)])
@@ -79,26 +86,40 @@ class Reference:
         others = 0 if not self.per_image or pool is None else len(pool) - len(example)
         self.shape = torch.Size([len(cloud) + others, *cloud.shape[1:]])
 
-    def choose(self, generator: torch.Generator) -> Tensor | None:
-        """Which pool images ride along this step, (n,); None where none are needed."""
-        if not self.per_image:
-            return None
-        assert self.pool is not None
-        return Repulsion.choose(len(self.pool), self.n, generator).to(self.pool.device)
+    def choose(self, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """What is random in a step: which pool images ride along (n,), where any do; which of the rows are kept."""
+        chosen = []
+        if self.per_image:
+            assert self.pool is not None
+            chosen.append(Repulsion.choose(len(self.pool), self.n, generator).to(self.pool.device))
+        if self.keep is not None:
+            images = len(chosen[0]) if chosen else 0
+            per_class = self.shape[0] - (len(self.pool) if self.per_image and self.pool is not None else 0)
+            chosen.append(Repulsion.choose(images + per_class, self.keep, generator).to(self.parameters[0].device))
+        return tuple(chosen)
 
-    def objective(self, images: Tensor, labels: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def objective(
+        self, images: Tensor, labels: Tensor, chosen: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Mean loss of the batch, the cloud (n, d) of this step, and which points of the stored cloud it is."""
-        if rows is None:
+        points: Tensor | None = None
+        if not self.per_image:
             output = self.learner(images)
+            loss = self.learner.loss(output, labels)
             cloud = weights(self.parameters) if self.space == "weights" else output.cloud(self.space)
-            return self.learner.loss(output, labels), cloud, None
-        assert self.pool is not None
-        output = self.learner(torch.cat([images, self.pool[rows]]))
-        loss = self.learner.loss(output.rows(slice(0, len(images))), labels)
-        cloud = output.rows(slice(len(images), None)).cloud(self.space)
-        extra = len(cloud) - len(rows)  # rows per class, behind those per image
-        points = torch.cat([rows, torch.arange(extra, device=rows.device) + len(self.pool)]) if extra else rows
-        return loss, cloud, points
+        else:
+            assert self.pool is not None
+            points = chosen[0]
+            output = self.learner(torch.cat([images, self.pool[points]]))
+            loss = self.learner.loss(output.rows(slice(0, len(images))), labels)
+            cloud = output.rows(slice(len(images), None)).cloud(self.space)
+            extra = len(cloud) - len(points)  # rows per class, behind those per image
+            if extra:
+                points = torch.cat([points, torch.arange(extra, device=points.device) + len(self.pool)])
+        if self.keep is None:
+            return loss, cloud, points
+        kept = chosen[-1]
+        return loss, cloud[kept], kept if points is None else points[kept]
 
     @torch.no_grad()
     def stored(self) -> Tensor:

@@ -40,12 +40,15 @@ class Repelling:
     """The repulsion in the loop: in which feature space, on how many reference images, and `Repulsion`'s own.
 
     `space` None is the learner's default; "weights" compares parameters. Each step takes `reference` random
-    images of a pool of `pool` (None: four times as many); both shrink to what there is.
+    images of a pool of `pool` (None: four times as many); both shrink to what there is. Of the points they give,
+    `rows` random ones are compared (None: all). `augmented`: the pool is one fixed augmented view of each image.
     """
 
     space: str | None = None
     reference: int = 32
     pool: int | None = None
+    rows: int | None = None
+    augmented: bool = False
     metric: str = "mmd"
     potential: str = "inverse"
     size: str = "fading"
@@ -62,9 +65,9 @@ class Repelling:
 
     def __post_init__(self) -> None:
         check_kinds(self)
-        for name, value in (("reference", self.reference), ("pool", self.pool_size)):
-            if value < 1:
-                raise UserError(f"repulsion: {name} is {value}; it is a number of images, at least 1")
+        for name, value in (("reference", self.reference), ("pool", self.pool_size), ("rows", self.rows)):
+            if value is not None and value < 1:
+                raise UserError(f"repulsion: {name} is {value}; it is a number of images or points, at least 1")
 
     @property
     def pool_size(self) -> int:
@@ -114,6 +117,7 @@ class Inference:
     `burn_in`: this share of each cycle is AdamW's, at `burn_in_lr` (None: lr).
     `averaging`: (mean, std) of the Gaussian weights, in epochs, with which the parameters at the ends of a
     cycle's epochs are averaged into its one sample.
+    `average`: what a prediction averages over samples by default, probabilities or logits.
     """
 
     lr: float
@@ -140,6 +144,7 @@ class Inference:
     burn_in: float = 0.0
     burn_in_lr: float | None = None
     averaging: tuple[float, float] | None = None
+    average: str = "probabilities"
     repulsion: Repelling | None = None
     adaptive: Adaptive | None = None
 
@@ -149,6 +154,8 @@ class Inference:
             raise unknown("sampler", self.sampler, SAMPLERS)
         if self.restart not in ("warm", "cold"):
             raise unknown("restart", self.restart, ["warm", "cold"])
+        if self.average not in ("probabilities", "logits"):
+            raise unknown("average", self.average, ["probabilities", "logits"])
         for name in ("epochs", "batch", "cycles", "chains", "samples_per_cycle"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")

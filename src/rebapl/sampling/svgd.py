@@ -82,7 +82,14 @@ class SVGD:
         space = self.settings.space or getattr(learner, "repels_in", None) or "weights"
         pool = reference if reference is None else reference[: self.settings.pool_size].to(device)
         example = batches(0)[0][:1]
-        self.reference = Reference(learner, space, pool, self.settings.reference, example)  # type: ignore[arg-type]
+        self.reference = Reference(
+            learner,  # type: ignore[arg-type]
+            space,
+            pool,
+            self.settings.reference,
+            example,
+            self.settings.rows,
+        )
         self.guard = Guard(device)
         self.samples: list[Sample] = []
         self.last_loss = math.nan
@@ -124,11 +131,11 @@ class SVGD:
             self._good = self.state_dict()
         now = self.schedule.steps
         images, labels = self.batches(now)
-        rows = self.reference.choose(self.generators["repulsion"])
+        chosen = self.reference.choose(self.generators["repulsion"])
         losses, clouds, gradients = [], [], []
         for particle in self.particles:
             values = {f"learner.{name}": p for name, p in particle.items()}
-            loss, cloud = functional_call(self._module, values, (self.reference, images, labels, rows))
+            loss, cloud = functional_call(self._module, values, (self.reference, images, labels, chosen))
             retain = cloud is not None
             grads = torch.autograd.grad(loss, list(particle.values()), retain_graph=retain, materialize_grads=True)
             gradients.append(weights(grads) + self.decay * weights(particle.values()))
@@ -203,10 +210,10 @@ class _WithLoss(nn.Module):
         self.learner = learner
 
     def forward(
-        self, reference: Reference, images: Tensor, labels: Tensor, rows: Tensor | None
+        self, reference: Reference, images: Tensor, labels: Tensor, chosen: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor | None]:
         if reference.space == "weights":
             output = self.learner(images)
             return self.learner.loss(output, labels), None  # type: ignore[operator]
-        loss, cloud, _ = reference.objective(images, labels, rows)
+        loss, cloud, _ = reference.objective(images, labels, chosen)
         return loss, cloud
