@@ -2,6 +2,7 @@
 
     python tools/study.py choose  --root DATA --photo BACKBONE --runs RUNS --chosen FILE
     python tools/study.py compare --root DATA --photo BACKBONE --runs RUNS [--chosen FILE]
+    python tools/study.py show    --add records.json
 
 `choose` trains on half of the base classes and scores on *validation* images of those and of the other half
 (protocol "selection"): neither the test split nor a novel class is ever looked at. `compare` is the base-to-novel
@@ -189,11 +190,38 @@ def table(records: Sequence[Mapping[str, Any]], rows: Iterable[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def difference(records: Sequence[Mapping[str, Any]], of: str, against: str, score: str) -> tuple[float, float]:
+    """The mean of `of` − `against` over the tasks and methods that have both, and its standard error over seeds."""
+    places = [
+        {(e["task"], e["method"], e["seed"]): e for e in records if e["setting"] == name} for name in (of, against)
+    ]
+    both = places[0].keys() & places[1].keys()
+    pairs = [{"seed": key[2], score: places[0][key][score] - places[1][key][score]} for key in both]
+    return mean_and_error(pairs, score)
+
+
+def comparison(records: Sequence[Mapping[str, Any]]) -> str:
+    """A table per method, and what the repelled samples are worth against everything else."""
+    names = list(dict.fromkeys(each["setting"] for each in records))
+    parts = []
+    for method in dict.fromkeys(each["method"] for each in records):
+        parts.append(f"### {method}\n\n" + table([each for each in records if each["method"] == method], names))
+    lines = ["| against | HM | NLL | ECE |", "|---|---:|---:|---:|"]
+    for name in names:
+        if not name.startswith("rebapl"):
+            found = {score: difference(records, "rebapl (MMD)", name, score) for score in ("hm", "nll", "ece")}
+            cells = [f"{found['hm'][0]:+.2f} ± {found['hm'][1]:.2f}", f"{found['nll'][0]:+.3f} ± {found['nll'][1]:.3f}"]
+            lines.append(
+                f"| {name} | " + " | ".join([*cells, f"{found['ece'][0]:+.2f} ± {found['ece'][1]:.2f}"]) + " |"
+            )
+    return "\n".join([*parts, "### rebapl (MMD) minus the others\n", *lines, ""])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["choose", "compare"])
-    parser.add_argument("--root", type=Path, required=True, help="folder of the data sets")
-    parser.add_argument("--photo", required=True, help="backbone for EuroSAT and Caltech101")
+    parser.add_argument("what", choices=["choose", "compare", "show"])
+    parser.add_argument("--root", type=Path, help="folder of the data sets")
+    parser.add_argument("--photo", help="backbone for EuroSAT and Caltech101")
     parser.add_argument("--runs", type=Path, default=Path("runs/study"), help="where runs are kept")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where records.json and table.md go")
     parser.add_argument("--group", action="append", choices=[*GROUPS], help="choose: only these")
@@ -205,6 +233,11 @@ def main() -> None:
     parser.add_argument("--add", type=Path, action="append", default=[], help="choose: records of earlier calls")
     parser.add_argument("--chosen", type=Path, help="file with the name of the chosen setting: written, or read")
     asked = parser.parse_args()
+    if asked.what == "show":
+        print(comparison([each for path in asked.add for each in read_json(path, "a study")["records"]]))
+        return
+    if asked.root is None or asked.photo is None:
+        parser.error("--root and --photo are needed to run anything")
 
     configs: list[RunConfig] = []
     whats: list[dict[str, Any]] = []
@@ -243,7 +276,7 @@ def main() -> None:
     records += [record(folder, **what) for folder, what in zip(folders, whats, strict=True)]
     write_json(asked.out / "records.json", {"records": records})
     names = dict.fromkeys(each["setting"] for each in records)
-    text = table(records, names)
+    text = table(records, names) if asked.what == "choose" else comparison(records)
     write_atomically(asked.out / "table.md", text)
     print(text)
     if asked.what == "choose" and asked.chosen:

@@ -11,11 +11,48 @@ from rebapl.backbones import load_backbone
 from rebapl.data.task import load_task
 from rebapl.experiments.training import Training
 from rebapl.learners import METHODS
-from rebapl.sampling import Chain, Inference, Repelling
+from rebapl.sampling import Chain, Inference, Repelling, captured
 
 from .toy import ToyLearner, batches, data
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+class Recorded:
+    """Stands in for a CUDA graph: says so, and keeps the function it was given, as a recording does."""
+
+    made: list[str] = []
+
+    def __init__(self, function, given, generators, pool):
+        self.function, self.shapes, self.graph = function, [x.shape for x in given], self
+        Recorded.made.append(function.__name__)
+
+    def pool(self):
+        return None
+
+    def fits(self, given):
+        return [x.shape for x in given] == self.shapes
+
+    def __call__(self, *given):
+        return ("replayed", self.function(*given))
+
+
+def test_a_kind_of_step_is_recorded_after_two_runs_and_again_for_another_memory_or_shape(monkeypatch):
+    monkeypatch.setattr(captured, "_Captured", Recorded)
+    Recorded.made = []
+    capturing, x = captured.Capturing(), torch.ones(2)
+
+    def first(x):
+        return x.sum().item()
+
+    def second(x):
+        return -x.sum().item()
+
+    assert [capturing("plain", first, x) for _ in range(4)] == [2.0, 2.0, ("replayed", 2.0), ("replayed", 2.0)]
+    assert Recorded.made == ["first"]
+    for memory, expected in ((1, -2.0), (1, -2.0), (1, ("replayed", -2.0)), (2, ("replayed", -2.0))):
+        assert capturing("follow", second, x, memory=memory) == expected
+    assert Recorded.made == ["first", "second", "second"]
+    assert capturing("plain", first, torch.ones(3)) == ("replayed", 3.0)
+    assert Recorded.made == ["first", "second", "second", "first"]
 
 
 def toy_chain(capture, **repelling):
@@ -32,6 +69,7 @@ def toy_chain(capture, **repelling):
     )
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("metric", ["mmd", "energy", "sinkhorn", "sliced", "wasserstein"])
 @pytest.mark.parametrize(
     "repelling", [{}, {"size": "fading"}, {"size": "capped"}, {"size": "absolute", "stage": "both", "memory": "all"}]
@@ -49,9 +87,12 @@ def test_a_captured_run_equals_the_usual_one(metric, repelling):
         if metric == "wasserstein"
         else {"plain"} | ({"absolute"} if repelling.get("size") == "absolute" else {"measure", "follow"})
     )
-    assert set(captured.capturing._captured) == (kinds if repelling.get("stage") != "both" else kinds | {"plain"})
+    assert set(captured.passes.capturing._captured) == (
+        kinds if repelling.get("stage") != "both" else kinds | {"plain"}
+    )
 
 
+@pytest.mark.gpu
 def test_an_interrupted_captured_run_goes_on_as_if_it_were_not():
     whole, first, second = (toy_chain(True) for _ in range(3))
     list(whole.run())
@@ -63,6 +104,7 @@ def test_an_interrupted_captured_run_goes_on_as_if_it_were_not():
         torch.testing.assert_close(a.parameters, b.parameters, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "zero-shot"])
 def test_every_method_is_captured_and_equals_itself_uncaptured(method):
     """Parameters after 12 steps in float32, with repulsion in the second cycle, relative to how far they moved."""
@@ -79,18 +121,19 @@ def test_every_method_is_captured_and_equals_itself_uncaptured(method):
         training = Training(task, encoder, method, "rebapl", epochs=3, inference_settings=settings)
         chain = training.chain
         if not capture:
-            chain.capturing = None
+            chain.passes.capturing = None
         start = torch.cat([p.detach().flatten() for p in chain.parameters.values()])
         while not chain.done:
             chain.step()
         found.append(torch.cat([p.detach().flatten() for p in chain.parameters.values()]))
         if capture:
-            assert "plain" in chain.capturing._captured
+            assert "plain" in chain.passes.capturing._captured
     moved = (found[1] - start).norm()
     assert moved > 0
     assert (found[0] - found[1]).norm() < 0.05 * moved
 
 
+@pytest.mark.gpu
 def test_a_captured_step_is_faster():
     task = load_task("digits", shots=4, seed=1, test_images=20)
     seconds = {}
@@ -98,7 +141,7 @@ def test_a_captured_step_is_faster():
         training = Training(task, load_backbone("mini", "cuda", torch.bfloat16), "maple", "mle", epochs=30)
         chain = training.chain
         if not capture:
-            chain.capturing = None
+            chain.passes.capturing = None
         for _ in range(10):
             chain.step()
         torch.cuda.synchronize()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rebapl.data.cache import cached
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.dataset import Dataset, Item
 from rebapl.data.fewshot import base_novel, few_shot, relabelled
+from rebapl.data.published import PUBLISHED
 from rebapl.errors import UserError, unknown
 
 PROTOCOLS = ("base-to-novel", "few-shot", "cross-dataset", "domain-generalization", "selection")
@@ -37,11 +38,12 @@ TARGETS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """Items of a data set, with labels 0 … n−1 among n class names."""
+    """Items of a data set, with labels 0 … n−1 among n class names; of a target with a `split` file of its own, that."""
 
     class_names: Sequence[str]
     items: Sequence[Item]
     dataset: Dataset
+    split: str | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ def load_task(
       the others'.
     * `few-shot` trains and tests on all classes (`test`).
     * `cross-dataset` and `domain-generalization` train on all classes too, and test on the data set's own images
-      (`test`) and on all classes of each target, by its name: the published ones after ImageNet, or `targets`.
+      (`test`) and on all classes of each target, by its name: the published ones after ImageNet, or `targets`, each a
+      data set or, with another split file of it, NAME=FILE.
     * `selection` is for choosing settings: base-to-novel once more within the base classes, tested on all *validation*
       images of these. It sees no test image and no novel class.
 
@@ -107,10 +110,12 @@ def load_task(
         if not source:
             raise UserError(f"data set '{dataset.name}' has no validation images to select settings on")
     tests = {name: _part(dataset, source, chosen, test_images) for name, chosen in tested.items()}
+    splits = target_splits(targets)
     for name in wanted:
-        target = load_dataset(name, root)
+        target = load_dataset(name, root, split=splits.get(name))
         target = target if cache is None else cached(target, cache)
-        tests[name] = _part(target, target.test, range(len(target.class_names)), test_images)
+        part = _part(target, target.test, range(len(target.class_names)), test_images)
+        tests[name] = replace(part, split=splits.get(name))
     return Task(dataset, protocol, shots, seed, _part(dataset, train, trained), _part(dataset, val, trained), tests)
 
 
@@ -119,6 +124,8 @@ def target_names(protocol: str, data: str, targets: Sequence[str] | None = None)
 
     >>> target_names("domain-generalization", "imagenet")
     ['imagenetv2', 'imagenet_sketch', 'imagenet_a', 'imagenet_r']
+    >>> target_names("cross-dataset", "caltech101", ["dtd", "eurosat=split_subset_EuroSAT.json"])
+    ['dtd', 'eurosat']
     """
     if protocol not in PROTOCOLS:
         raise unknown("protocol", protocol, PROTOCOLS)
@@ -133,12 +140,32 @@ def target_names(protocol: str, data: str, targets: Sequence[str] | None = None)
                 "test on, as in --targets shapes,letters"
             )
         return list(TARGETS[protocol])
-    for name in targets:
+    names = [split_of(target)[0] for target in targets]
+    for name in names:
         if name in (data, "test"):
             raise UserError(f"target '{name}' is the data set trained on, which is tested anyway: leave it out")
-    if not targets or len(set(targets)) < len(targets):
+    if not names or len(set(names)) < len(names):
         raise UserError(f"targets are {', '.join(targets) or 'none'}: name at least one data set, and each once")
-    return list(targets)
+    return names
+
+
+def split_of(data: str) -> tuple[str, str | None]:
+    """A data set, and the split file of a published one that was named with it.
+
+    >>> split_of("eurosat=split_subset_EuroSAT.json"), split_of("dtd"), split_of("my/run=2")
+    (('eurosat', 'split_subset_EuroSAT.json'), ('dtd', None), ('my/run=2', None))
+    """
+    name, _, file = data.partition("=")
+    return (name, file) if file and name in PUBLISHED else (data, None)
+
+
+def target_splits(targets: Sequence[str] | None) -> dict[str, str]:
+    """The split files that targets carry, by the targets' names.
+
+    >>> target_splits(["dtd", "eurosat=split_subset_EuroSAT.json"])
+    {'eurosat': 'split_subset_EuroSAT.json'}
+    """
+    return {name: file for name, file in map(split_of, targets or ()) if file is not None}
 
 
 def part_names(protocol: str, data: str, targets: Sequence[str] | None = None) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from rebapl.backbones import DualEncoder, load_backbone
-from rebapl.data.task import TARGETS
+from rebapl.data.task import TARGETS, target_splits
 from rebapl.errors import UserError
 from rebapl.evaluation import base_novel_scores
 from rebapl.experiments.config import RunConfig, data_name, first_difference, hash_of, with_full_paths
@@ -221,7 +221,7 @@ def is_finished(config: RunConfig, out: Path) -> bool:
 
 
 def missing_parts(results: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """The parts that a configuration asks for and results do not have, or have for other settings of the target."""
+    """The parts that a configuration asks for and results do not have, or have of a target's other settings or split."""
     there = results.get("parts", {})
     return [name for name in config.parts() if name not in there or _stale(there[name], config, name)]
 
@@ -229,6 +229,8 @@ def missing_parts(results: Mapping[str, Any], config: RunConfig) -> list[str]:
 def _stale(part: Mapping[str, Any], config: RunConfig, name: str) -> bool:
     if config.protocol not in TARGETS or name == "test":
         return False
+    if part.get("split") != target_splits(config.targets).get(name):
+        return True
     source, target = data_name(config.data), data_name(name)
     settings = {**published(config.method, config.protocol, source)[0], **config.method_settings}
     return part.get("target_settings", {}) != target_settings(config.method, settings, config.protocol, source, target)

@@ -23,14 +23,14 @@ def evaluate(posterior: Posterior, task: Task, parts: Iterable[str] | None = Non
     """Scores of the posterior on the test parts of a task, or on some: name → accuracy, nll, ece …
 
     See `prediction_scores`. A part of another data set is predicted as a transfer, with what the method's authors
-    change for that target (`target_settings`, also kept with the scores).
+    change for that target; that (`target_settings`) and a `split` file of its own are kept with the scores.
     """
     scored = {}
     for name in task.tests if parts is None else parts:
         part = task.tests[name]
         scores = prediction_scores(predict_part(bound_to(posterior, task, part), part), part_labels(part))
-        changed = _changed_for(posterior, task, part)
-        scored[name] = {**scores, **({"target_settings": changed} if changed else {})}
+        about = {"target_settings": _changed_for(posterior, task, part), "split": part.split}
+        scored[name] = {**scores, **{key: value for key, value in about.items() if value}}
     return scored
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rebapl.data.catalogue import load_dataset
-from rebapl.data.task import Part, Task
+from rebapl.data.task import Part, Task, split_of
 from rebapl.errors import UserError
 from rebapl.evaluation import Diversity, all_outside_scores, measure_diversity
 from rebapl.evaluation.diversity import IMAGES
@@ -42,13 +42,14 @@ def score_outside(
     """AUROC and FPR95 by kind of uncertainty: test images of the trained classes against those of others.
 
     `outside` is a test part of the task with other classes (`novel`), or another data set (below `root`, if it is
-    read from files). Both kinds of images are predicted among the trained class names.
+    read from files; NAME=FILE with another split file). Both kinds are predicted among the trained class names.
     """
     names = list(task.train.class_names)
     inside = next((part for part in task.tests.values() if list(part.class_names) == names), None)
     if inside is None:
         raise UserError("this task has no test images of the trained classes")
     bound = posterior.bind(names, task.dataset.template)
+    outside, split = split_of(outside)
     if outside in task.tests and list(task.tests[outside].class_names) != names:
         other = task.tests[outside]
     elif outside in (task.dataset.name, *task.tests, "novel"):
@@ -57,7 +58,7 @@ def score_outside(
             "part; name another data set"
         )
     else:
-        dataset = load_dataset(outside, root)
+        dataset = load_dataset(outside, root, split=split)
         other = Part(dataset.class_names, dataset.test, dataset)
     return all_outside_scores(predict_part(bound, inside), predict_part(bound, other))
 

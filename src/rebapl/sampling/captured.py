@@ -29,8 +29,7 @@ class Capturing:
     those that the functions draw from; a replay goes on with their streams.
     """
 
-    def __init__(self, device: torch.device, generators: Iterable[torch.Generator] = ()) -> None:
-        self.device = device
+    def __init__(self, generators: Iterable[torch.Generator] = ()) -> None:
         self.generators = [each for each in generators if each.device.type == "cuda"]
         self._runs: Counter[str] = Counter()
         self._captured: dict[str, tuple[int, _Captured]] = {}

@@ -16,33 +16,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
 from rebapl.randomness import generator
-from rebapl.repulsion import Repulsion, Turn, kick
+from rebapl.repulsion import Repulsion, kick
 from rebapl.sampling.adaptive import worth_another_cycle
 from rebapl.sampling.averaging import EpochAverage
 from rebapl.sampling.building import build_schedule
 from rebapl.sampling.captured import Capturing
 from rebapl.sampling.diagnostics import Diagnostics
 from rebapl.sampling.guard import Guard, NonFiniteError, total_norm
+from rebapl.sampling.passes import Gradients, Passes
 from rebapl.sampling.reference import Learnable, Reference, evaluating
 from rebapl.sampling.sample import Batches, Sample, copied
 from rebapl.sampling.settings import Inference
-
-
-class Gradients(NamedTuple):
-    """What one pass gives: the mean loss, its gradient with the repulsion's, and the repulsion's term and state."""
-
-    loss: Tensor
-    grads: tuple[Tensor | None, ...]
-    force: Tensor | None
-    kept: tuple[Tensor, ...]
 
 
 class Chain:
@@ -105,7 +96,8 @@ class Chain:
         self.diagnostics = Diagnostics()
         self.guard = Guard(self.device)
         wanted = self.device.type == "cuda" if capture is None else capture
-        self.capturing = Capturing(self.device, [self.generators["learner"]]) if wanted else None
+        capturing = Capturing([self.generators["learner"]]) if wanted else None
+        self.passes = Passes(learner, list(self.parameters.values()), capturing)
         self.samples: list[Sample] = []
         self.stopped = False
         self.last_loss = math.nan  # as of the last check, so that looking at it never waits
@@ -168,11 +160,9 @@ class Chain:
             self._begin_cycle()
         now, cycle, chain = self.schedule.steps, self.cycle, self.chain
         optimizer = self.schedule.optimizer
-        loss, grads, force, kept = self._gradients(*self.batches(now))
+        loss, grads, force, _ = self._gradients(*self.batches(now))
         for p, grad in zip(self.parameters.values(), grads, strict=True):
             p.grad = grad
-        if self.repulsion is not None and force is not None:
-            self.repulsion.keep(tuple(x.clone() for x in kept))  # it outlives the next replay
         self._note(now, loss, force)
         recording = self.record_every > 0 and now % self.record_every == 0
         if recording:
@@ -211,31 +201,9 @@ class Chain:
     def _gradients(self, images: Tensor, labels: Tensor) -> Gradients:
         """One pass forward and backward, with the repulsion's term where it acts."""
         if self.repulsion is None or not self.repulsion.active(self):
-            return self._run("plain", self._pass, images, labels)
-        turn = self.repulsion.turn(self.device)
-        given = (images, labels, *turn.carried, *self.reference.choose(self.generators["repulsion"]))
-        one = partial(self._repelled_pass, turn.kind, len(turn.carried))
-        if self.repulsion.on_host:
-            return one(*given)
-        return self._run(turn.kind, one, *given, memory=self.cycle)
-
-    def _run(self, kind: str, one: Any, *given: Tensor, memory: int = -1) -> Gradients:
-        return one(*given) if self.capturing is None else self.capturing(kind, one, *given, memory=memory)
-
-    def _pass(self, images: Tensor, labels: Tensor) -> Gradients:
-        loss = self.learner.loss(self.learner(images), labels)
-        return Gradients(loss.detach(), self._differentiate(loss), None, ())
-
-    def _repelled_pass(self, kind: str, carried: int, images: Tensor, labels: Tensor, *others: Tensor) -> Gradients:
-        """`others`: what the repulsion carries from earlier steps, and what of the reference was chosen."""
-        assert self.repulsion is not None
-        turn = Turn(kind, others[:carried])
-        loss, cloud, points = self.reference.objective(images, labels, others[carried:])
-        force, kept = self.repulsion.term(turn, cloud, points, loss, self.parameters.values())
-        return Gradients(loss.detach(), self._differentiate(loss + force), force.detach(), kept)
-
-    def _differentiate(self, value: Tensor) -> tuple[Tensor | None, ...]:
-        return torch.autograd.grad(value, list(self.parameters.values()), allow_unused=True)
+            return self.passes.plain(images, labels)
+        stream = self.generators["repulsion"]
+        return self.passes.repelled(images, labels, self.repulsion, self.reference, stream, memory=self.cycle)
 
     def _keep(self, cycle: int, chain: int) -> Sample:
         """Take the current θ (or the average over epochs) as a sample, and remember its features."""
