@@ -21,7 +21,7 @@ class Recorded:
 
     made: list[str] = []
 
-    def __init__(self, function, given, generators, pool):
+    def __init__(self, function, given, _generators, _pool):
         self.function, self.shapes, self.graph = function, [x.shape for x in given], self
         Recorded.made.append(function.__name__)
 
