@@ -36,7 +36,7 @@ def test_values(text: str, value: object) -> None:
 
 
 def test_nothing_is_executed_and_no_key_stands_twice() -> None:
-    for text in ("!!python/object/apply:os.getcwd []", "a: {b: 1, b: 2}"):
+    for text in ("!!python/object/apply:os.getcwd []", "a: {b: 1, b: 2}", "{{a}: 1}", "? [a]\n: 1"):
         with pytest.raises(yaml.YAMLError):
             parse_yaml(text)
 

@@ -17,6 +17,10 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.YAMLError(
+                    f"line {key.start_mark.line + 1}: a name stands before a colon, not a mapping or list"
+                )
             if key.value in seen:
                 raise yaml.YAMLError(f"line {key.start_mark.line + 1}: '{key.value}' stands twice")
             seen.add(key.value)

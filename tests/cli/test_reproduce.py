@@ -59,6 +59,10 @@ def test_a_table_by_one_command(tmp_path: Path) -> None:
         (["table1", "--suite", "mini", "--seeds", "one"], "whole numbers"),
         (["table1", "--suite", "photo"], "--backbone"),
         (["table1", "--split", "eurosat"], "DATA=FILE"),
+        (["table1", "--split", "eurosta=x.json"], "did you mean 'eurosat'"),
+        (["table1", "--suite", "mini", "--seeds", "1,1"], "name it once"),
+        (["table1", "--suite", "mini", "--inference", "rebpl", "--dry-run"], "did you mean 'rebapl'"),
+        (["table2", "--suite", "mini", "--methods", "coop"], "promptsrc, maple, mmrl"),
     ],
 )
 def test_bad_input_says_what_is_accepted(words: list[str], message: str) -> None:

@@ -142,7 +142,7 @@ def test_a_missing_file_is_the_data_sets_own_error_even_if_it_was_cached(photos:
 def test_no_key_leads_out_of_the_cache(photos: Dataset, tmp_path: Path) -> None:
     small = cached(photos, 40, tmp_path / "cache")
     for key in ("../photos/cats/a cat.png", str(tmp_path / "photos/cats/a cat.png")):
-        with pytest.raises(UserError, match="leads out of the data set's folder"):
+        with pytest.raises(UserError, match="leads outside the data folder"):
             small.load(key)
     assert not (tmp_path / "cache").exists()
 

@@ -60,6 +60,14 @@ def test_numbers_that_skip_are_named_and_renumbered(tmp_path: Path) -> None:
     assert [(item.key, item.label) for item in dataset.train] == [("10train", 2), ("2train", 0), ("7train", 1)]
 
 
+def test_another_split_replaces_that_of_the_file_only_if_it_is_there(tmp_path: Path) -> None:
+    given = write(tmp_path, WITH_SPLITS)
+    with pytest.raises(UserError, match=r"there is no split file .*other\.json"):
+        load_dataset(given, split=str(tmp_path / "other.json"))
+    (tmp_path / "other.json").write_text('{"train": [["2.png", 0, "a"]], "val": [], "test": [["3.png", 0, "a"]]}')
+    assert load_dataset(given, split="other.json").class_names == ["a"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -69,11 +69,31 @@ def test_a_kept_split_is_used_even_if_the_rule_says_otherwise(tmp_path: Path) ->
     assert [list(item) for item in load_dataset(str(tmp_path)).train] == content["train"]
 
 
+def test_a_split_is_announced_when_it_is_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class_folders(tmp_path, cat=4, dog=4)
+    load_dataset(str(tmp_path))
+    assert caplog.messages == [f"images split into train : val : test = 4 : 2 : 2, kept in {tmp_path / SPLIT_FILE}"]
+    load_dataset(str(tmp_path))
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("lies", ["class folders", "split folders"])
+def test_a_split_that_was_named_must_be_there(tmp_path: Path, lies: str) -> None:
+    """A slip of the pen must not make another split."""
+    for place in (tmp_path,) if lies == "class folders" else (tmp_path / "train", tmp_path / "test"):
+        class_folders(place, cat=4, dog=4)
+    with pytest.raises(UserError, match=r"there is no split file .*my_splt\.json"):
+        load_dataset(str(tmp_path), split="my_splt.json")
+    assert not list(tmp_path.glob("*.json"))
+
+
 def test_images_that_came_or_went_after_the_split_are_named(tmp_path: Path) -> None:
     class_folders(tmp_path, cat=4, dog=4)
     load_dataset(str(tmp_path))
     draw(tmp_path / "cat" / "new.png")
-    with pytest.raises(UserError, match=rf"1 images are new .*cat/new.png. Remove .*{SPLIT_FILE} to split anew"):
+    with pytest.raises(
+        UserError, match=rf"1 images are new .*cat/new.png. Take .*, remove .*{SPLIT_FILE} to split anew"
+    ):
         load_dataset(str(tmp_path))
     assert len(load_dataset(str(tmp_path), split=SPLIT_FILE).train) == 4  # asked for as it is
     (tmp_path / "cat" / "new.png").rename(tmp_path / "cat" / "0.png")

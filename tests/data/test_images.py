@@ -56,6 +56,14 @@ def test_a_turned_photo_is_upright_unless_it_is_published_so(tmp_path: Path) -> 
     assert np.array_equal(read_image(tmp_path / "turned.png", upright=False), np.asarray(picture))
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_palette_with_transparency_is_read_without_a_warning(tmp_path: Path) -> None:
+    noise().convert("P").save(tmp_path / "seen through.png", transparency=bytes(range(200)))
+    with Image.open(tmp_path / "seen through.png") as image:
+        colours = np.asarray(image.convert("RGBA"))[..., :3]
+    assert np.array_equal(read_image(tmp_path / "seen through.png"), colours)
+
+
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
 def test_a_photo_with_damaged_exif_is_read(tmp_path: Path) -> None:
     noise().save(tmp_path / "photo.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff broken")
@@ -86,6 +94,12 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_image(tmp_path / "empty.jpg")
     with pytest.raises(UserError, match=r"gone\.jpg: no such image"):
         read_image(tmp_path / "gone.jpg")
+    noise().save(tmp_path / "other.dds")
+    content = bytearray((tmp_path / "other.dds").read_bytes())
+    content[80:84] = bytes(4)  # a kind of pixels that Pillow answers with NotImplementedError
+    (tmp_path / "other.dds").write_bytes(content)
+    with pytest.raises(UserError, match=r"other\.dds cannot be read as an image"):
+        read_image(tmp_path / "other.dds")
     Image.fromarray(np.zeros((4, 4), np.float32)).save(tmp_path / "float.tif")
     with pytest.raises(UserError, match=r"float\.tif.*floating-point"):
         read_image(tmp_path / "float.tif")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rebapl.data import fixture
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.fewshot import few_shot
 from rebapl.data.fixture import make_fixture
@@ -59,8 +60,9 @@ def test_a_drawn_data_set_is_read_in_its_published_layout(tmp_path: Path, name: 
             dict.fromkeys(item.label for item in dataset.train)
         )
     for needed in entry.lists:
+        made_up = "" if needed == "classnames.txt" else r"Splits are never made up\."
         (tmp_path / entry.folder / needed).rename(tmp_path / "away")
-        with pytest.raises(UserError, match=f"{entry.title} is not complete .*{needed}.*never made up"):
+        with pytest.raises(UserError, match=f"{entry.title} is not complete .*{needed}.*To get it: .*{made_up}$"):
             load_dataset(name, tmp_path)
         (tmp_path / "away").rename(tmp_path / entry.folder / needed)
     with pytest.raises(UserError, match="never mixed"):
@@ -190,3 +192,30 @@ def test_where_the_root_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         load_dataset("eurosat", split="other.json")
     with pytest.raises(UserError, match="did you mean 'eurosat'"):
         load_dataset("eurosta")
+
+
+def test_other_files_in_imagenet_s_class_folders_are_passed_over(tmp_path: Path) -> None:
+    place = make_fixture("imagenet_a", tmp_path) / "imagenet-a" / "n01005065"
+    before = len(load_dataset("imagenet_a", tmp_path).test)
+    (place / "Thumbs.db").write_bytes(b"x")
+    assert len(load_dataset("imagenet_a", tmp_path).test) == before
+    (place / "n01005065_5.jpg").unlink()
+    with pytest.raises(UserError, match=r"n01005065 \(zero zero five\) has no images"):
+        load_dataset("imagenet_a", tmp_path)
+
+
+def test_another_list_of_a_published_data_set_may_repeat_a_name_too(tmp_path: Path) -> None:
+    folder = make_fixture("imagenet_a", tmp_path)
+    test = [[f"n0100{n}/n0100{n}_{k}.jpg", label, "missile"] for label, (n, k) in enumerate(((5065, 5), (0, 0)))]
+    (folder / "two.json").write_text(json.dumps({"train": [], "val": [], "test": test}))
+    assert load_dataset("imagenet_a", tmp_path, split="two.json").class_names == ["missile", "missile"]
+
+
+def test_nothing_is_left_of_a_drawing_that_broke_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(fixture, "_draw", full)
+    with pytest.raises(OSError, match="no space"):
+        make_fixture("eurosat", tmp_path)
+    assert not list(tmp_path.iterdir())

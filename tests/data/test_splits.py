@@ -48,6 +48,7 @@ def test_written_and_read_in_the_published_format(tmp_path: Path) -> None:
         ({**GOOD, "val": [["a.jpg", -1, "fish"]]}, "without gaps"),
         ({**GOOD, "val": [["a.jpg", 2, "cat"]]}, "'cat' is given twice"),
         ({**GOOD, "val": [["cats/2.jpg", 0, "cat"]]}, "cats/2.jpg is listed twice, in val and in test"),
+        ({**GOOD, "val": [["./cats//2.jpg", 0, "cat"]]}, "cats/2.jpg is listed twice, in val and in test"),
         ({**GOOD, "val": [["a.jpg", 2, "fish"]]}, "no train image of fish"),
         ({**GOOD, "test": GOOD["test"][:1]}, "no test image of dog"),
         ({**GOOD, "test": []}, "no test images"),

@@ -1,11 +1,14 @@
 """The protocols: which images are learned from and which are tested, without loading any."""
 
+import json
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from rebapl.data.dataset import Dataset, Item
+from rebapl.data.fixture import make_fixture
 from rebapl.data.task import PROTOCOLS, TARGETS, load_task, part_names, target_names
 from rebapl.errors import UserError
 from rebapl.learners import METHODS, published
@@ -51,7 +54,7 @@ def test_selection_trains_on_the_few_shot_images_of_base_to_novel() -> None:
     assert {item.key for item in half} < {item.key for item in whole}
 
 
-@pytest.mark.parametrize(("data", "message"), [(toy(2), "at least three"), (toy(val=0), "no validation images")])
+@pytest.mark.parametrize(("data", "message"), [(toy(6), "needs seven classes"), (toy(val=0), "no validation images")])
 def test_selection_needs_classes_and_validation_images(data: Dataset, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_task(data, protocol="selection")
@@ -68,6 +71,25 @@ def test_transfer_tests_the_source_and_every_target_with_its_own_names_and_templ
     assert shapes.dataset.load(shapes.items[0].key).size[0] > 0
     assert [len(part.items) for part in task.tests.values()] == [30, 30, 30]
     assert task.tests["test"].dataset is task.dataset is task.train.dataset
+
+
+def test_a_target_may_carry_a_split_file(tmp_path: Path) -> None:
+    make_fixture("dtd", tmp_path)
+    split = json.loads((tmp_path / "dtd" / "split_zhou_DescribableTextures.json").read_text())
+    few = {part: [each for each in items if each[1] < 10] for part, items in split.items()}
+    (tmp_path / "dtd" / "few.json").write_text(json.dumps(few))
+    whole, half = (
+        load_task("digits", 2, 1, "cross-dataset", root=tmp_path, targets=[target]).tests["dtd"]
+        for target in ("dtd", "dtd=few.json")
+    )
+    assert [item.key for item in half.items] == [item.key for item in whole.items if item.label < 10]
+    assert half.class_names == whole.class_names[:10]
+    assert (whole.split, half.split) == (None, "few.json")
+    assert part_names("cross-dataset", "digits", ["dtd=few.json"]) == ["test", "dtd"]
+    with pytest.raises(UserError, match="each once"):
+        target_names("cross-dataset", "digits", ["dtd", "dtd=few.json"])
+    with pytest.raises(UserError, match="trained on"):
+        target_names("cross-dataset", "dtd", ["dtd=few.json"])
 
 
 def test_the_published_targets() -> None:
@@ -98,6 +120,12 @@ def test_targets_that_make_no_sense_are_refused(protocol: str, data: str, target
 @pytest.mark.parametrize("protocol", [name for name in PROTOCOLS if name not in TARGETS])
 def test_part_names_are_those_of_the_task(protocol: str) -> None:
     assert part_names(protocol, "toy") == list(load_task(toy(), protocol=protocol).tests)
+
+
+@pytest.mark.parametrize("protocol", ["base-to-novel", "few-shot"])
+def test_one_class_is_no_task(protocol: str) -> None:
+    with pytest.raises(UserError, match="has one class, 'class 0'"):
+        load_task(toy(1), protocol=protocol)
 
 
 def test_no_test_images_are_refused() -> None:

@@ -89,6 +89,7 @@ def test_an_exception_is_raised_at_its_own_step_and_again_when_asked_again() -> 
 
 
 def test_threads_end_with_the_object() -> None:
+    gc.collect()
     before = threading.active_count()
     ahead = Ahead(lambda step: step, 4)
     ahead(0)
@@ -98,7 +99,7 @@ def test_threads_end_with_the_object() -> None:
     limit = time.monotonic() + 5
     while threading.active_count() > before and time.monotonic() < limit:
         time.sleep(0.01)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # fewer if one of another test ended meanwhile
 
 
 def test_a_program_ends_while_steps_are_being_made() -> None:

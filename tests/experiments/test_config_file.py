@@ -86,6 +86,7 @@ def test_another_inference_leaves_the_settings_of_the_first_behind(tmp_path: Pat
         ("data: digits\nmethod: 3", "method is 3"),
         ("data: digits\nshots: {a: 1}", "'shots' has no settings of its own"),
         ("data: digits\nshots: four", "shots is 'four'; it must be a whole number"),
+        ("data: digits\nseed: true", "seed is True; it must be a whole number"),
         ("shots: 4", "which data set"),
         ("extends: run.yaml", "extends itself"),
         ("extends: nowhere.yaml", "nowhere.yaml cannot be read"),
@@ -105,7 +106,8 @@ def test_mistakes_in_a_file_are_named(tmp_path: Path, text: str, message: str) -
         ("sead=2", "did you mean 'seed'"),
         ("methd.tokens=4", "did you mean 'method'"),
         ("seed.x=4", "has no settings of its own"),
-        ("seed=[", "cannot be read"),
+        ("seed=[", "is not YAML"),
+        ("template={} texture.", "goes in quotes, as in \"template='…'\""),
     ],
 )
 def test_mistakes_in_words_are_named(word: str, message: str) -> None:

@@ -82,6 +82,25 @@ def test_every_slip_marks_a_figure_that_is_there() -> None:
     assert quote("table1", "promptsrc", "base", "sun397").value == quote("table1", "promptsrc", "base", "eurosat").value
 
 
+def test_every_figure_that_does_not_add_up_is_marked() -> None:
+    """HMs of base and novel, and averages of the rows, to what rounding allows (APP is printed to one decimal)."""
+    rows = paper()["tables"]["table1"]["rows"]
+    for method, per_data in rows.items():
+        allowed = 0.1 if method == "app" else 0.03
+        for data, (base, novel, hm) in per_data.items():
+            if abs(2 * base * novel / (base + novel) - hm) > allowed:
+                assert quote("table1", method, "hm", data).notes, (method, data)
+        for place, part in enumerate(("base", "novel")):
+            own = [figures[place] for data, figures in per_data.items() if data != "average"]
+            if abs(sum(own) / len(own) - per_data["average"][place]) > allowed:
+                assert quote("table1", method, part, "average").notes, (method, part)
+    for name in ("table4", "samples"):
+        for row, (base, novel, hm) in paper()["tables"][name]["rows"].items():
+            if abs(2 * base * novel / (base + novel) - hm) > 0.03:
+                assert quote(name, row, "hm").notes, (name, row)
+    assert not any("repeats" in note for note in quote("table1", "promptsrc", "hm", "sun397").notes)
+
+
 def test_figures_that_the_paper_does_not_have_are_dashes() -> None:
     assert str(quote("table1", "maple", "hm", "digits")) == "–"
     assert str(quote("overhead", "64", "mmd")) == "–"

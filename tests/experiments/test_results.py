@@ -55,7 +55,36 @@ def test_seeds_are_averaged_and_data_sets_too(tmp_path: Path) -> None:
     assert hm.value == pytest.approx((2 * 80 * 60 / 140 + 2 * 82 * 64 / 146) / 2)
     assert (novel.value, nll.value, ece.value, seconds.value) == (62.0, pytest.approx(0.715), 5.0, 3.0)
     assert numbers(shapes)[0] == 71.0
-    assert numbers(average)[:3] == [76.0, 62.0, pytest.approx(2 * 76 * 62 / 138)]
+    assert numbers(average)[:2] == [76.0, 62.0]
+    per_seed = [2 * 75 * 60 / 135, 2 * 77 * 64 / 141]
+    deviation = average[5].std if isinstance(average[5], Cell) else None
+    assert numbers(average)[2] == pytest.approx(statistics.fmean(per_seed))
+    assert deviation == pytest.approx(statistics.stdev(per_seed))
+    (other,) = result_tables(find_runs([tmp_path]), "average")
+    of_each = [2 * 80 * 60 / 140, 2 * 70 * 60 / 130, 2 * 82 * 64 / 146, 2 * 72 * 64 / 136]
+    assert numbers(other.rows[-1])[2] == pytest.approx(statistics.fmean(of_each))
+
+
+def test_an_average_is_over_the_seeds_that_all_data_sets_have(tmp_path: Path) -> None:
+    for data, seed in (("digits", 1), ("digits", 2), ("shapes", 2), ("shapes", 3)):
+        store(tmp_path, dataclasses.replace(CONFIG, seed=seed, data=data), base=60.0 + seed, novel=60.0)
+    (table,) = tables(tmp_path)
+    assert (table.rows[-1][0], table.rows[-1][-1]) == ("average", "2")
+    assert numbers(table.rows[-1])[0] == 62.0
+
+
+def test_the_best_of_a_data_set_is_marked(tmp_path: Path) -> None:
+    store(tmp_path, CONFIG, base=80.0, novel=60.0)
+    store(tmp_path, dataclasses.replace(CONFIG, inference="mle"), base=70.0, novel=65.0)
+    store(tmp_path, dataclasses.replace(CONFIG, data="shapes"), base=99.0, novel=99.0)
+    (table,) = tables(tmp_path)
+    base, novel, nll = (
+        {row[0] + row[2]: cell.best for row in table.rows[:3] if isinstance(cell := row[place], Cell)}
+        for place in (3, 4, 6)
+    )
+    assert base == {"digitsrebapl": True, "digitsmle": False, "shapesrebapl": False}
+    assert novel == {"digitsrebapl": False, "digitsmle": True, "shapesrebapl": False}
+    assert nll == {"digitsrebapl": False, "digitsmle": True, "shapesrebapl": False}, "the lower the better"
 
 
 def test_runs_that_differ_in_a_setting_are_not_averaged_and_say_so(tmp_path: Path) -> None:
@@ -87,10 +116,21 @@ def test_transfers_have_a_column_per_target_and_their_average(tmp_path: Path) ->
     few = dataclasses.replace(CONFIG, protocol="few-shot", method="coop")
     store(tmp_path, few, test=88.0)
     first, second = tables(tmp_path)
-    assert first.title == "few-shot, all classes"
+    assert first.title == "few-shot, all classes, accuracy and ECE in %"
     assert numbers(first.rows[0]) == [88.0, 0.88, 5.0, 3.0]
-    assert second.columns[3:7] == ["source ↑", "shapes", "letters", "average ↑"]
+    assert second.columns[3:7] == ["source ↑", "shapes ↑", "letters ↑", "average ↑"]
     assert numbers(second.rows[0])[:4] == [90.0, 50.0, 40.0, 45.0]
+
+
+def test_targets_of_other_split_files_are_not_averaged(tmp_path: Path) -> None:
+    for seed, split in ((1, None), (2, "few.json")):
+        cross = dataclasses.replace(CONFIG, seed=seed, protocol="cross-dataset", targets=("eurosat",))
+        path = store(tmp_path, cross, test=90.0, eurosat=50.0) / "results.json"
+        results = json.loads(path.read_text())
+        results["parts"]["eurosat"]["split"] = split
+        path.write_text(json.dumps(results))
+    (table,) = tables(tmp_path)
+    assert [row[3] for row in table.rows] == ["", "eurosat=few.json"]
 
 
 def test_unfinished_runs_are_named(tmp_path: Path) -> None:

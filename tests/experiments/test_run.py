@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 import rebapl
+from rebapl.data.fixture import make_fixture
 from rebapl.errors import UserError
 from rebapl.experiments import run as runs_module
 from rebapl.experiments import training
@@ -139,6 +140,21 @@ def test_transfers_that_train_alike_share_one_posterior(tmp_path: Path, monkeypa
     assert both["seconds"]["evaluation"] > first["seconds"]["evaluation"]
     assert is_finished(cross, out)
     assert is_finished(domain, out)
+
+
+def test_a_target_is_scored_again_when_its_split_file_is_another(tmp_path: Path) -> None:
+    make_fixture("dtd", tmp_path)
+    split = json.loads((tmp_path / "dtd" / "split_zhou_DescribableTextures.json").read_text())
+    few = {part: [each for each in items if each[1] < 10] for part, items in split.items()}
+    (tmp_path / "dtd" / "few.json").write_text(json.dumps(few))
+    whole = dataclasses.replace(CONFIG, method="zero-shot", protocol="cross-dataset", targets=["dtd"])
+    images = []
+    for config in (whole, scored_as(whole, targets=["dtd=few.json"])):
+        out = finish_run(config, tmp_path / "runs", root=tmp_path, device="cpu")
+        images.append(json.loads((out / "results.json").read_text())["parts"]["dtd"]["images"])
+        assert is_finished(config, out)
+    assert images == [20, len(few["test"])]
+    assert not is_finished(whole, out)
 
 
 def test_a_run_is_not_scored_as_what_it_was_not_trained_for(trained: Path) -> None:

@@ -75,6 +75,16 @@ def test_portions_change_nothing(encoder: DualEncoder, monkeypatch: pytest.Monke
     assert list(evaluate(posterior, task, ["novel"])) == ["novel"]
 
 
+def test_scores_average_what_the_inference_says(encoder: DualEncoder) -> None:
+    task = load_task("digits", shots=2, test_images=20)
+    posterior = fit(task, encoder, "vpt", "ensemble", epochs=1, inference_settings={"cycles": 2})
+    about = {**posterior.about, "inference": {**posterior.about["inference"], "average": "logits"}}
+    logits = dataclasses.replace(posterior, about=about)
+    part = task.tests["base"]
+    expected = posterior.sample_logits(part_views(posterior, part)).mean(0).softmax(-1)
+    torch.testing.assert_close(predict_part(logits, part).probabilities, expected, atol=1e-6, rtol=1e-5)
+
+
 def test_a_target_is_predicted_among_its_own_names_in_its_own_template(encoder: DualEncoder) -> None:
     task = load_task("digits", shots=2, protocol="cross-dataset", targets=["shapes"], test_images=60)
     transferred = evaluate(fit(task, encoder, "zero-shot"), task)["shapes"]

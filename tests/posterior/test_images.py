@@ -10,8 +10,9 @@ from PIL import Image
 from torch import Tensor
 
 from rebapl.data.transforms import Preprocessing
+from rebapl.data.workers import portions
 from rebapl.errors import UserError
-from rebapl.posterior.images import read_images
+from rebapl.posterior import images as module
 
 SIZES = Preprocessing(resize=16, crop=16, mean=(0.5,) * 3, std=(0.5,) * 3)
 
@@ -31,6 +32,12 @@ def folder(tmp_path: Path) -> Path:
     picture(3).save(tmp_path / ".hidden" / "e.png")
     (tmp_path / "notes.txt").write_text("not an image")
     return tmp_path
+
+
+def read_images(images: Any, preprocessing: Preprocessing) -> tuple[list[str], Tensor]:
+    """All portions together."""
+    names, views = module.read_images(images, preprocessing)
+    return names, torch.cat(list(views))
 
 
 def views_of(*seeds: int) -> Tensor:
@@ -96,3 +103,23 @@ def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(UserError, match=r"has no images: files that end in \.png"):
         read_images(tmp_path, SIZES)
+
+
+def test_portions_are_read_when_they_are_asked_for(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(5):
+        picture(seed).save(tmp_path / f"{seed}.png")
+    read: list[str] = []
+    read_image = module.read_image
+    monkeypatch.setattr(module, "read_image", lambda path: (read.append(path.name), read_image(path))[1])
+    posterior = make("coop")
+    whole = posterior.predict(tmp_path)
+    read.clear()
+    monkeypatch.setattr(module, "portions", lambda items: portions(items, 2))
+    names, views = module.read_images(tmp_path, SIZES)
+    assert (len(names), read) == (5, [])
+    assert torch.equal(next(views), views_of(0, 1))
+    assert sorted(read) == ["0.png", "1.png"]
+    assert [len(portion) for portion in views] == [2, 1]
+    parted = posterior.predict(tmp_path)
+    assert parted.names == whole.names
+    torch.testing.assert_close(parted.probabilities, whole.probabilities, atol=1e-6, rtol=1e-5)

@@ -98,11 +98,14 @@ def check(
             progress=lambda done, total: bar.update(task, completed=done, total=total, visible=True),
         )
     console = Console(highlight=False, soft_wrap=True)
-    for mark, lines in (("[green]ok[/]     ", report.fine), ("note   ", report.notes)):
+    marked = (
+        ("[green]ok[/]     ", report.fine),
+        ("[bold red]problem[/]", report.problems),
+        ("note   ", report.notes),
+    )
+    for mark, lines in marked:
         for line in lines:
-            console.print(f"{mark}{escape(line)}")
-    for line in report.problems:
-        console.print(f"[bold red]problem[/] {escape(line)}")
+            console.print(f"{mark} {escape(line)}")
     console.print(f"{escape(name)}: " + ("[green]complete[/]" if report.ok else "[bold red]not complete[/]"))
     if not report.ok:
         raise typer.Exit(1)

@@ -21,7 +21,7 @@ def evaluate(
         typer.Option(help="Score it for another protocol that trains alike: cross-dataset or domain-generalization."),
     ] = None,
     targets: Annotated[
-        str | None, typer.Option(help="Score these data sets, with commas, instead of the protocol's; for transfer.")
+        str | None, typer.Option(help="Score these data sets (or NAME=SPLITFILE), with commas, not the protocol's own.")
     ] = None,
     fit_weights: Annotated[
         bool, typer.Option("--fit-weights", help="First weight the samples by their fit to the validation images.")

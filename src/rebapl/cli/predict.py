@@ -23,8 +23,8 @@ def predict(
     format_: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
     out: Annotated[Path | None, typer.Option(help="File to write to instead of the terminal.")] = None,
     average: Annotated[
-        str, typer.Option(help="What to average over samples: probabilities or logits.")
-    ] = "probabilities",
+        str | None, typer.Option(help="What to average over samples: probabilities or logits; as trained, if not said.")
+    ] = None,
     abstain: Annotated[bool, typer.Option("--abstain", help="Say 'I don't know' above the fitted threshold.")] = False,
     backbone: Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
@@ -41,9 +41,10 @@ def predict(
     names = _class_names(classes, classes_file)
     files = [file for each in images for file in image_files(each)]
     posterior = load_trained(run, device=device, backbone=backbone)
-    if abstain and not (posterior.threshold and posterior.threshold.suits(names or posterior.class_names, average)):
+    averaged, predicted = average or posterior.average, names or posterior.class_names
+    if abstain and not (posterior.threshold and posterior.threshold.suits(predicted, averaged)):
         raise UserError(NO_THRESHOLD)
-    prediction = posterior.predict(files, class_names=names, template=template, average=cast(Average, average))
+    prediction = posterior.predict(files, class_names=names, template=template, average=cast(Average, averaged))
     answers = records(prediction, top, abstain)
     if format_ == "json":
         text = as_json(prediction, answers)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rebapl.cli.tables import print_table
+from rebapl.cli.values import parse_names, parse_seeds
 from rebapl.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from rebapl.experiments.reproduce.suites import Suite
-    from rebapl.experiments.tables import Table
 
 
 def reproduce(
@@ -53,8 +52,9 @@ def reproduce(
     """Make the paper's tables and figures from stored runs, beside the paper's own. What is finished is kept."""
     from rich.console import Console
 
+    from rebapl.experiments.averages import check_convention
     from rebapl.experiments.reproduce.make import chosen, make_target, planned
-    from rebapl.experiments.reproduce.target import CONVENTIONS, Context
+    from rebapl.experiments.reproduce.target import Context
     from rebapl.experiments.reproduce.targets import TARGETS
 
     console = Console()
@@ -66,11 +66,10 @@ def reproduce(
     if not what:
         raise UserError(f"what is to be made? One or more of {', '.join(TARGETS)}, or all")
     targets = chosen(what)
-    if hm not in CONVENTIONS:
-        raise unknown("convention of --hm", hm, CONVENTIONS)
-    selected = _suite(suite, root, backbone, _words(data), split or []).changed(
-        methods=_words(methods),
-        seeds=_numbers(seeds),
+    check_convention(hm)
+    selected = _suite(suite, root, backbone, parse_names(data) or [], split or []).changed(
+        methods=parse_names(methods),
+        seeds=None if seeds is None else parse_seeds(seeds),
         shots=shots,
         epochs=epochs,
         test_images=test_images,
@@ -84,9 +83,9 @@ def reproduce(
             settings = {**({"epochs": config.epochs} if config.epochs else {}), **config.inference_settings}
             extra = "".join(f" {key}={_short(value)}" for key, value in settings.items())
             print(f"{config.data}{transfers} {config.method} · {config.inference}{extra} seed {config.seed}: {state}")
-        _show(console, table)
+        print_table(table)
         return
-    context = Context(selected, runs, root, _words(device) or None, hm)
+    context = Context(selected, runs, root, parse_names(device), hm)
     folder = out or Path("reproduced") / selected.name
     for target in targets:
         try:
@@ -107,7 +106,7 @@ def reproduce(
 
             output = make_target(target, context, folder, jobs=jobs, progress=moved)
         for made in output.tables.values():
-            _show(console, made)
+            print_table(made)
         for name in output.figures:
             print(f"figure: {folder / f'{name}.png'}")
     print(f"all tables and figures: {folder / 'README.md'}")
@@ -116,6 +115,7 @@ def reproduce(
 def _suite(name: str, root: Path | None, backbone: str | None, data: list[str], given: list[str]) -> Suite:
     from dataclasses import replace
 
+    from rebapl.data.published import PUBLISHED
     from rebapl.experiments.reproduce.suites import SUITE_NAMES, SUITES, photo_suite
 
     if name not in SUITE_NAMES:
@@ -125,6 +125,8 @@ def _suite(name: str, root: Path | None, backbone: str | None, data: list[str], 
         of, equals, file = word.partition("=")
         if not equals or not of or not file:
             raise UserError(f"--split {word}: write DATA=FILE, such as eurosat=split_subset_EuroSAT.json")
+        if of not in PUBLISHED:
+            raise unknown("data set of --split", of, PUBLISHED)
         splits[of] = file
     if name == "photo":
         return photo_suite(backbone, root, data, splits)
@@ -137,30 +139,3 @@ def _suite(name: str, root: Path | None, backbone: str | None, data: list[str], 
 
 def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _words(given: str | None) -> list[str]:
-    return [word.strip() for word in given.split(",") if word.strip()] if given else []
-
-
-def _numbers(given: str | None) -> list[int]:
-    try:
-        return [int(word) for word in _words(given)]
-    except ValueError as error:
-        raise UserError(f"--seeds {given}: write whole numbers separated by commas, such as 1,2,3") from error
-
-
-def _show(console: Console, table: Table) -> None:
-    """A table is shown whole: in a terminal that is too narrow its lines are broken, not its numbers."""
-    from rich.console import Console
-
-    drawn = table.to_rich(bare=True)
-    console.print(table.title, style="italic", highlight=False, markup=False, soft_wrap=True)
-    wide = console.measure(drawn, options=console.options.update(width=400)).maximum
-    if wide <= console.width:
-        console.print(drawn)
-    else:
-        Console(width=wide, no_color=not console.is_terminal, force_terminal=console.is_terminal).print(drawn)
-    for remark in table.remarks():
-        print(remark)
-    print()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from rebapl.cli.tables import print_table
 from rebapl.errors import unknown
-
-if TYPE_CHECKING:
-    from rebapl.experiments.tables import Table
 
 
 def results(
@@ -24,19 +22,24 @@ def results(
             "run, part and sample, unrounded). Repeatable."
         ),
     ] = None,
+    hm: Annotated[
+        str, typer.Option(help="Harmonic mean over data sets: of-averages, or average (of the data sets' own).")
+    ] = "of-averages",
 ) -> None:
     """Show the scores of all finished runs, over seeds."""
+    from rebapl.experiments.averages import check_convention
     from rebapl.experiments.results import find_runs, long_list, result_tables
     from rebapl.files import write_atomically
 
+    check_convention(hm)
     endings = (".csv", ".md", ".tex")
     for file in export or []:
         if file.suffix not in endings:
             raise unknown("ending of --export", file.suffix or file.name, endings)
     found = find_runs(runs or [Path("runs")])
-    tables = result_tables(found)
+    tables = result_tables(found, hm)
     for table in tables:
-        _print(table)
+        print_table(table)
     if not found.runs:
         print("no run here has results yet")
     for title, folders in (
@@ -52,20 +55,3 @@ def results(
             text = "\n".join(each.to_markdown() if file.suffix == ".md" else each.to_latex() for each in tables)
         write_atomically(file, text)
         print(f"written: {file}")
-
-
-def _print(table: Table) -> None:
-    """Print a table as wide as it is, or, in a terminal that is narrower, with cells on several lines."""
-    from rich import box
-    from rich.console import Console
-
-    console, shown = Console(), table.to_rich()
-    wide = console.measure(shown, options=console.options.update(max_width=1000)).maximum
-    if wide > console.width and not console.is_terminal:
-        console = Console(width=wide)
-    elif wide > console.width:
-        shown.box, shown.pad_edge = box.SIMPLE_HEAD, False
-        for column in shown.columns:
-            column.no_wrap, column.overflow = False, "fold"
-            column.min_width = max(len(word) for cell in column.cells for word in str(cell).split() or [""])
-    console.print(shown)

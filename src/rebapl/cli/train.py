@@ -42,7 +42,8 @@ def train(
     targets: Annotated[
         str | None,
         typer.Option(
-            help="Data sets that the two transfer protocols test on, with commas; the published ones if not given."
+            help="Data sets that the two transfer protocols test on, with commas; the published ones if not given. "
+            "NAME=FILE takes another split file."
         ),
     ] = None,
     shots: Annotated[int | None, typer.Option(help="Training images per class; 16 if not given.")] = None,

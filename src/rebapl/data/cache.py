@@ -11,11 +11,12 @@ import hashlib
 import os
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from PIL import Image
 
 from rebapl.data.dataset import Dataset
+from rebapl.data.splits import check_key
 from rebapl.errors import UserError
 from rebapl.files import write_atomically
 
@@ -59,9 +60,7 @@ class CachedImages:
     place: Path
 
     def __call__(self, key: str) -> Image.Image:
-        if PurePosixPath(key).is_absolute() or ".." in PurePosixPath(key).parts:
-            raise UserError(f"{key} leads out of the data set's folder {self.source}: such an image is not cached")
-        path = self.place / f"{key}.ppm"
+        path = self.place / f"{check_key(key, self.dataset.name)}.ppm"
         stamp = self._stamp(key)
         if stamp is not None and (kept := _read(path, stamp)) is not None:
             return kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,11 +14,10 @@ from rebapl.data.images import EXTENSIONS
 from rebapl.data.names import class_name, has_rule, names_by_label
 from rebapl.data.published import PUBLISHED, Entry
 from rebapl.data.splits import SPLITS, few
-from rebapl.data.workers import in_threads
+from rebapl.data.workers import in_threads, portions
 from rebapl.errors import UserError
 
 SHOTS = 16
-AT_ONCE = 1024
 
 
 @dataclass
@@ -84,12 +83,14 @@ def needed_files(entry: Entry, root: Path, split: str | None = None) -> list[Pat
 
 
 def _files_there(entry: Entry, root: Path, split: str | None, report: Report) -> bool:
+    sources: list[str] = []
     for path in needed_files(entry, root, split):
         if path.exists():
             report.fine.append(f"{path} is there")
         else:
             report.problems.append(f"{path} is missing")
-    report.notes += [f"to get: {source}" for source in entry.sources] if report.problems else []
+            sources += entry.sources_of(path.name)
+    report.notes += [f"to get {source}" for source in dict.fromkeys(sources)]
     return report.ok
 
 
@@ -169,11 +170,12 @@ def _check_readable(
         return None
 
     broken: list[str] = []
-    for begin in range(0, len(items), AT_ONCE):
-        errors: Iterable[str | None] = in_threads(error, items[begin : begin + AT_ONCE])
-        broken += [message for message in errors if message is not None]
+    done = 0
+    for portion in portions(items):
+        broken += [message for message in in_threads(error, portion) if message is not None]
+        done += len(portion)
         if progress is not None:
-            progress(min(begin + AT_ONCE, len(items)), len(items))
+            progress(done, len(items))
     if broken:
         report.problems.append(f"{len(broken)} images cannot be read:\n  " + "\n  ".join(broken))
     elif items:

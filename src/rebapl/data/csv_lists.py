@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from rebapl.data.dataset import Dataset, Item
-from rebapl.data.own import kept_split, own_dataset, read_names, split_file
-from rebapl.data.splits import SPLITS, Splits, check_key
+from rebapl.data.own import kept_split, own_dataset, read_names
+from rebapl.data.splits import SPLITS, Splits, check_key, named_split, read_split
 from rebapl.errors import UserError, unknown
 
 Row = tuple[str, str, str]  # path, label, split or ""
@@ -18,7 +18,7 @@ def load_csv(file: Path, split: str | None = None, template: str | None = None) 
 
     Paths lie below the file's folder; so may `classnames.txt` and `template.txt`, as for folders. Labels are class
     names, or numbers that `classnames.txt` names; numbers may skip, classes are numbered in their order. Without
-    splits, one is made once and kept in `<file>.split.json`, or in the file `split`.
+    splits, one is made once and kept in `<file>.split.json`, or in the file `split`; see `kept_split`.
     """
     rows = _read(file)
     labels = sorted({label for _, label, _ in rows}, key=lambda label: (int(label) if label.isdecimal() else -1, label))
@@ -26,12 +26,13 @@ def load_csv(file: Path, split: str | None = None, template: str | None = None) 
     if all(label.isdecimal() for label in labels) and not names_file.is_file():
         raise UserError(f"the labels in {file} are numbers: write names, or {names_file} with lines such as '0 cat'")
     names = read_names(names_file, labels)
-    if split is not None or not any(part for _, _, part in rows):
+    if not any(part for _, _, part in rows):
         groups: dict[str, list[str]] = {label: [] for label in labels}
         for path, label, _ in rows:
             groups[label].append(path)
-        kept = split_file(file.parent, split, f"{file.stem}.split.json")
-        splits = kept_split(kept, groups, names, whole=split is None)
+        splits = kept_split(file.parent, f"{file.stem}.split.json", split, groups, names)
+    elif split is not None:
+        splits = read_split(named_split(file.parent, split))
     else:
         number = {label: index for index, label in enumerate(labels)}
         splits = Splits(
@@ -62,7 +63,7 @@ def _read(file: Path) -> list[Row]:
         if len(fields) != len(header) or not fields[1].strip():
             raise UserError(f"{file}, line {number}: {fields} has not the fields {header}")
         path, label, part = (*(field.strip() for field in fields), "")[:3]
-        path = str(PurePosixPath(check_key(path, f"{file}, line {number}")))
+        path = check_key(path, f"{file}, line {number}")
         if part not in ("", *SPLITS):
             raise unknown(f"split in {file}, line {number},", part, SPLITS)
         if path in lines:

@@ -38,8 +38,11 @@ def _sample(items: Sequence[Item], shots: int, rng: random.Random) -> list[Item]
 
 def base_novel(class_names: Sequence[str]) -> tuple[list[int], list[int]]:
     """The labels of the first ⌈n/2⌉ classes (base) and of the rest (novel)."""
-    if len(class_names) < 2:
-        raise UserError(f"base-to-novel needs at least two classes; there is {len(class_names)}")
+    if len(class_names) < 4:
+        raise UserError(
+            f"base and novel need two classes each, so four in all; there are {len(class_names)}: to learn and test "
+            "all classes, use --protocol few-shot"
+        )
     middle = (len(class_names) + 1) // 2
     labels = list(range(len(class_names)))
     return labels[:middle], labels[middle:]

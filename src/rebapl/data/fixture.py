@@ -21,6 +21,7 @@ from rebapl.data.names import CALTECH_DROPPED, CALTECH_RENAMED, EUROSAT, class_n
 from rebapl.data.published import PUBLISHED, Entry
 from rebapl.data.splits import SPLITS, Splits, write_split
 from rebapl.errors import UserError, unknown
+from rebapl.files import folder_written_whole
 
 PER_CLASS = {"train": 2, "val": 1, "test": 1}
 SIZE = 16
@@ -54,13 +55,9 @@ def make_fixture(name: str, root: str | Path) -> Path:
     folder = Path(root) / entry.folder
     if folder.exists():
         raise UserError(f"{folder} is there already: a drawn data set is never mixed with other files")
-    folder.mkdir(parents=True)
-    if entry.layout == "split":
-        _split_layout(entry, folder)
-    elif entry.layout == "aircraft":
-        _aircraft(entry, folder)
-    else:
-        _imagenet(entry, folder)
+    draw = {"split": _split_layout, "aircraft": _aircraft}.get(entry.layout, _imagenet)
+    with folder_written_whole(folder) as place:
+        draw(entry, place)
     return folder
 
 

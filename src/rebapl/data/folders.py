@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rebapl.data.dataset import Dataset, Item
 from rebapl.data.images import EXTENSIONS
-from rebapl.data.own import kept_split, own_dataset, read_names, split_file
-from rebapl.data.splits import SPLITS, Splits, check_key, few, read_split
+from rebapl.data.own import kept_split, own_dataset, read_names
+from rebapl.data.splits import SPLITS, Splits, check_key, few, named_split, read_split
 from rebapl.errors import UserError
 
 SPLIT_FILE = "split_rebapl.json"
@@ -15,7 +15,8 @@ SPLIT_FILE = "split_rebapl.json"
 
 def load_folder(folder: Path, split: str | None = None, template: str | None = None) -> Dataset:
     """The data set of a folder: `train/`, `val/` (may be missing) and `test/` with class folders in each, or class
-    folders alone, whose split is made once and kept in `split_rebapl.json` or in the file `split`.
+    folders alone, whose split is made once and kept in `split_rebapl.json` or in the file `split`; see
+    `kept_split`.
 
     Classes are numbered in the order of their folders' names. `classnames.txt` may give other names than the folders',
     `template.txt` a template.
@@ -23,11 +24,11 @@ def load_folder(folder: Path, split: str | None = None, template: str | None = N
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder of images")
     if is_split(folder):
-        splits = _split_folders(folder) if split is None else read_split(split_file(folder, split, SPLIT_FILE))
+        splits = _split_folders(folder) if split is None else read_split(named_split(folder, split))
     else:
         groups = _groups(folder)
         names = read_names(folder / "classnames.txt", groups)
-        splits = kept_split(split_file(folder, split, SPLIT_FILE), groups, names, whole=split is None)
+        splits = kept_split(folder, SPLIT_FILE, split, groups, names)
     return own_dataset(folder.resolve().name, folder, splits, template)
 
 

@@ -10,10 +10,20 @@ from PIL import Image, ImageOps
 
 from rebapl.errors import UserError
 
-EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif")
 """What counts as an image in a folder. A file named outright may be anything that Pillow reads."""
 
-BROKEN = (OSError, SyntaxError, ValueError, EOFError, KeyError, IndexError, TypeError, Image.DecompressionBombError)
+BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    KeyError,
+    IndexError,
+    TypeError,
+    RuntimeError,
+    Image.DecompressionBombError,
+)
 """What Pillow raises for broken files of one format or another."""
 
 
@@ -49,6 +59,8 @@ def as_rgb(image: Image.Image) -> Image.Image:
         if values.min() < 0 or values.max() > 0xFFFF:
             raise ValueError("its pixels are not within 16 bits")
         image = Image.fromarray((values >> 8).astype(np.uint8))
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # the same colours, without Pillow's warning
     return image.convert("RGB")
 
 

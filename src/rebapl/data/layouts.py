@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rebapl.data.dataset import Dataset, Item
-from rebapl.data.images import FileImages
+from rebapl.data.images import EXTENSIONS, FileImages
 from rebapl.data.published import Entry
-from rebapl.data.splits import SPLITS, Splits, check_items, check_key, few, read_split
+from rebapl.data.splits import SPLITS, Splits, check_items, check_key, few, named_split, read_split
 from rebapl.errors import UserError
 
 
@@ -19,7 +19,7 @@ def load_published(entry: Entry, root: Path, split: str | None = None, template:
     if not images.is_dir():
         raise missing(entry, root, images)
     if split is not None:
-        splits = read_split(folder / split if Path(split).name == split else Path(split))
+        splits = read_split(named_split(folder, split), repeats=True)
     else:
         splits = _READERS[entry.layout](entry, root)
         classes = len({item.label for items in splits for item in items})
@@ -32,11 +32,8 @@ def load_published(entry: Entry, root: Path, split: str | None = None, template:
 
 def missing(entry: Entry, root: Path, path: Path) -> UserError:
     """The error for a file or folder that is not there."""
-    listed = path.name in entry.lists
-    of_it = [source for source in entry.sources if source.startswith((path.name, "all"))]
-    sources = of_it if listed and of_it else entry.sources
-    never = " Splits are never made up." if listed else ""
-    whence = "; ".join(sources)
+    never = " Splits are never made up." if path.name in entry.lists and path.name != "classnames.txt" else ""
+    whence = "; ".join(entry.sources_of(path.name))
     return UserError(f"{entry.title} is not complete below {root}: there is no {path}. To get it: {whence}.{never}")
 
 
@@ -124,11 +121,15 @@ def _class_folders(images: Path, below: str, names: dict[str, str]) -> list[Item
         raise UserError(f"{place} has folders that classnames.txt does not name: {few(extra)}")
     items = []
     for label, (folder, name) in enumerate(names.items()):
-        files = sorted(path.name for path in (place / folder).iterdir() if not path.name.startswith("."))
+        files = sorted(path.name for path in (place / folder).iterdir() if _is_image(path.name))
         if not files:
-            raise UserError(f"class folder {place / folder} ({name}) is empty")
+            raise UserError(f"class folder {place / folder} ({name}) has no images")
         items += [Item(f"{below}{folder}/{file}", label, name) for file in files]
     return items
+
+
+def _is_image(file: str) -> bool:
+    return file.lower().endswith(EXTENSIONS) and not file.startswith(".")
 
 
 def _lines(entry: Entry, root: Path, path: Path) -> Sequence[str]:

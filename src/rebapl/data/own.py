@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rebapl.data.dataset import Dataset, Item
 from rebapl.data.images import FileImages
-from rebapl.data.splits import Splits, check_items, few, read_split, refuse_repeats, write_split
+from rebapl.data.splits import Splits, check_items, few, named_split, read_split, refuse_repeats, write_split
 from rebapl.errors import UserError
 from rebapl.randomness import python_random
 
 TEMPLATE = "a photo of a {}."
 FEWEST = 3
 """Images a class needs to be split: one to train, one to validate, one to test."""
+
+_log = logging.getLogger(__name__)
 
 
 def make_split(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> Splits:
@@ -42,38 +45,45 @@ def make_split(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) ->
     return Splits(train, val, test)
 
 
-def kept_split(file: Path, groups: Mapping[str, Sequence[str]], names: Mapping[str, str], whole: bool) -> Splits:
-    """The split in the file, or one made now and kept there.
+def kept_split(
+    folder: Path, default: str, split: str | None, groups: Mapping[str, Sequence[str]], names: Mapping[str, str]
+) -> Splits:
+    """The split kept in the folder's file `default`, or one made now and kept there; it must list exactly the images
+    there are, under the present names.
 
-    With `whole`, the file must list exactly the images there are, under the present names.
+    `split` is another file, used as it is: a name in the folder, which must be there, or a path, where a split is
+    made as well if there is none.
     """
-    if not file.exists():
-        splits = make_split(groups, names)
-        try:
-            write_split(file, splits)
-        except OSError as error:
-            raise UserError(
-                f"the split is made once and kept in {file}, which cannot be written ({error}): let the first run "
-                "write it, or say with --split PATH/FILE.json where to keep it"
-            ) from error
+    file = folder / default if split is None else named_split(folder, split)
+    if file.exists() or split == file.name:
+        splits = read_split(file)
+        if split is None:
+            _check_whole(file, splits, groups, names)
         return splits
-    splits = read_split(file)
-    if whole:
-        _check_whole(file, splits, groups, names)
+    splits = make_split(groups, names)
+    try:
+        write_split(file, splits)
+    except OSError as error:
+        raise UserError(
+            f"the split is made once and kept in {file}, which cannot be written ({error}): let the first run "
+            "write it, or say with --split PATH/FILE.json where to keep it"
+        ) from error
+    counts = " : ".join(str(len(items)) for items in splits)
+    _log.warning("images split into train : val : test = %s, kept in %s", counts, file)
     return splits
 
 
 def _check_whole(file: Path, splits: Splits, groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> None:
     found = {Item(key, label, names[group]) for label, (group, keys) in enumerate(groups.items()) for key in keys}
     listed = {item for items in splits for item in items}
-    anew = f"Remove {file} to split anew by the same rule, or name another file with --split"
+    anew = f"remove {file} to split anew by the same rule, or name another file with --split"
     keys = {item.key for item in found}
     if gone := sorted({item.key for item in listed} - keys):
-        raise UserError(f"{len(gone)} images of the split are gone: {few(gone)}. Put them back. {anew}")
+        raise UserError(f"{len(gone)} images of the split are gone: {few(gone)}. Put them back, {anew}")
     if new := sorted(keys - {item.key for item in listed}):
-        raise UserError(f"{len(new)} images are new since the split was made: {few(new)}. {anew}")
+        raise UserError(f"{len(new)} images are new since the split was made: {few(new)}. Take them out, {anew}")
     if changed := sorted(found - listed):
-        raise UserError(f"class {changed[0].class_name!r} has another name or number in the split. {anew}")
+        raise UserError(f"class {changed[0].class_name!r} has another name or number in the split: {anew}")
 
 
 def own_dataset(name: str, folder: Path, splits: Splits, template: str | None) -> Dataset:
@@ -113,13 +123,6 @@ def read_names(file: Path, groups: Iterable[str]) -> dict[str, str]:
         names = found
     refuse_repeats((names[group] for group in groups), str(file if file.is_file() else file.parent))
     return {group: names[group] for group in groups}
-
-
-def split_file(folder: Path, split: str | None, default: str) -> Path:
-    """Where the split is kept: a name is looked for in the folder, a path as it is."""
-    if split is None:
-        return folder / default
-    return folder / split if Path(split).name == split else Path(split)
 
 
 def _lines(file: Path) -> list[str]:

@@ -33,6 +33,11 @@ class Entry:
         """The name of its split file, where it has one."""
         return self.lists[0] if self.layout == "split" else None
 
+    def sources_of(self, file: str) -> list[str]:
+        """Where one of its lists comes from or, under any other name, its images."""
+        wanted = file if file in self.lists else "images"
+        return [source for source in self.sources if source.startswith((wanted, "all"))]
+
 
 def _split(
     name: str,

@@ -6,7 +6,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from rebapl.data.dataset import Item
@@ -45,6 +45,11 @@ def read_split(path: Path, repeats: bool = False) -> Splits:
     return splits
 
 
+def named_split(folder: Path, split: str) -> Path:
+    """The split file that a person named: a name is looked for in the data set's folder, a path is taken as it is."""
+    return folder / split if Path(split).name == split else Path(split)
+
+
 def write_split(path: Path, splits: Splits) -> None:
     """Write a split file, one item a line, at once or not at all."""
     lines = [
@@ -68,7 +73,7 @@ def _items(entries: Any, path: Path, split: str) -> list[Item]:
 
 
 def check_key(key: str, where: str) -> str:
-    """The key, if it is a plain relative path: nothing a list says may be read outside the data root.
+    """The key as a plain relative path, without `./` and `//`: nothing a list says may be read outside the data root.
 
     Links inside the root are followed: they were put there by its owner, to keep images on another disk.
     """
@@ -76,7 +81,7 @@ def check_key(key: str, where: str) -> str:
         raise UserError(f"{where}: path {key!r} leads outside the data folder: write paths below it")
     if _NOT_UNICODE.search(key):
         raise UserError(f"{where}: path {key!r} is not valid Unicode: rename the file or folder")
-    return key
+    return str(PurePosixPath(key))
 
 
 def check_items(splits: Splits, where: str, repeats: bool = False) -> None:

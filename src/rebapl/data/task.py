@@ -38,7 +38,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """Items of a data set, with labels 0 … n−1 among n class names; of a target with a `split` file of its own, that."""
+    """Items of a data set, with labels 0 … n−1 among n class names; `split` where a target carries a split file."""
 
     class_names: Sequence[str]
     items: Sequence[Item]
@@ -99,6 +99,8 @@ def load_task(
     dataset = dataset if cache is None else cached(dataset, cache)
     train, val = few_shot(dataset, shots, seed)
     names = dataset.class_names
+    if len(names) < 2:
+        raise UserError(f"data set '{dataset.name}' has one class, {names[0]!r}: there is nothing to tell apart")
     labels = list(range(len(names)))
     trained, tested, source = labels, {"test": labels}, dataset.test
     if protocol == "base-to-novel":
@@ -180,8 +182,8 @@ def part_names(protocol: str, data: str, targets: Sequence[str] | None = None) -
 
 def _pseudo(names: Sequence[str]) -> tuple[list[int], dict[str, list[int]]]:
     """The labels trained on and those tested, when the base classes are halved once more."""
-    if len(names) < 3:
-        raise UserError(f"selection halves the base classes and needs at least three classes; there are {len(names)}")
+    if len(names) < 7:
+        raise UserError(f"selection halves the base classes once more and needs seven classes; there are {len(names)}")
     base, _ = base_novel(names)
     first, second = base_novel(names[: len(base)])
     return first, {"base": first, "novel": second}

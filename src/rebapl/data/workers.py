@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 Given = TypeVar("Given")
 Result = TypeVar("Result")
+
+PORTION = 1024
+"""How many images are worked on at once where all of them together may not fit into memory."""
 
 
 def cores() -> int:
@@ -29,6 +32,15 @@ def in_threads(function: Callable[[Given], Result], items: Sequence[Given]) -> l
         return [function(item) for item in items]
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(function, items))
+
+
+def portions(items: Sequence[Given], size: int = PORTION) -> Iterator[Sequence[Given]]:
+    """The items in their order, `size` at a time.
+
+    >>> list(portions("abcde", 2))
+    ['ab', 'cd', 'e']
+    """
+    return (items[begin : begin + size] for begin in range(0, len(items), size))
 
 
 class Ahead(Generic[Result]):

@@ -59,7 +59,10 @@ def read_words(words: Sequence[str]) -> dict[str, Any]:
         try:
             value: Any = parse_yaml(text)
         except yaml.YAMLError as error:
-            raise UserError(f"'{word}': the value cannot be read ({' '.join(str(error).split())})") from error
+            raise UserError(
+                f"'{word}': the value is not YAML; text with signs such as {{}}, [] or : goes in quotes, as in "
+                f"\"{key}='…'\" ({' '.join(str(error).split())})"
+            ) from error
         for name in reversed(path):
             value = {name: value}
         _check_keys(value)

@@ -73,7 +73,7 @@ def scores_table(results: Mapping[str, Any], title: str) -> Table:
         table.caption = f"harmonic mean {results['base_to_novel']['hm']:.2f}"
     targets = [part["accuracy"] for name, part in results["parts"].items() if name not in ("test", "base", "novel")]
     if targets:
-        table.caption = f"accuracy on {len(targets)} targets, average {sum(targets) / len(targets):.2f}"
+        table.caption = f"average accuracy over targets {sum(targets) / len(targets):.2f}"
     return table
 
 

@@ -6,78 +6,40 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from rebapl.errors import UserError
-from rebapl.evaluation import base_novel_scores, harmonic_mean
+from rebapl.evaluation import base_novel_scores
+from rebapl.experiments.averages import CONVENTIONS, averaged
 from rebapl.experiments.config import data_name, first_difference
-from rebapl.experiments.tables import Cell, Row, Table
-from rebapl.files import read_json
+from rebapl.experiments.found import Found, Run, find_runs
+from rebapl.experiments.tables import Cell, Table, mark_best
+
+__all__ = ["asked_settings", "find_runs", "long_list", "result_tables"]
 
 TITLES = {
-    "base-to-novel": "base-to-novel",
-    "few-shot": "few-shot, all classes",
-    "cross-dataset": "cross-dataset",
-    "domain-generalization": "domain generalization",
-    "selection": "selection: base and novel within the base classes, validation images",
+    "base-to-novel": "base-to-novel, accuracy and ECE in %",
+    "few-shot": "few-shot, all classes, accuracy and ECE in %",
+    "cross-dataset": "cross-dataset, accuracy in %",
+    "domain-generalization": "domain generalization, accuracy in %",
+    "selection": "selection: base and novel within the base classes, validation images, accuracy and ECE in %",
 }
 SCORES = ("accuracy", "nll", "ece", "adaptive_ece", "brier", "aurc", "images")
 _HALVED = ("base-to-novel", "selection")
+_DIGITS = {"base": 2, "novel": 2, "hm": 2, "nll": 3, "ece": 2}
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """One finished run: its folder, its settings as asked for and resolved, and its results."""
+def result_tables(found: Found, hm: str = CONVENTIONS[0]) -> list[Table]:
+    """A table per protocol, with the mean and standard deviation over seeds; the best of each data set in bold.
 
-    folder: Path
-    config: Mapping[str, Any]
-    resolved: Mapping[str, Any]
-    results: Mapping[str, Any]
-
-    @property
-    def protocols(self) -> Mapping[str, Sequence[str]]:
-        """The parts that each protocol scored."""
-        return self.results.get("protocols") or {self.config.get("protocol", ""): list(self.results["parts"])}
-
-
-@dataclasses.dataclass(frozen=True)
-class Found:
-    """All finished runs below some folders, and the folders of those that are not."""
-
-    runs: Sequence[Run]
-    unscored: Sequence[Path]
-    untrained: Sequence[Path]
-
-
-def find_runs(folders: Iterable[Path]) -> Found:
-    """The runs in these folders, or that these folders are, in the order of their names."""
-    runs: list[Run] = []
-    unscored: list[Path] = []
-    untrained: list[Path] = []
-    for folder in folders:
-        if not folder.is_dir():
-            raise UserError(f"{folder} is not a folder of runs: `rebapl train` makes one, `runs` unless told otherwise")
-        for path in [folder] if (folder / "config.json").exists() else sorted(folder.iterdir()):
-            if not (path / "config.json").exists():
-                continue
-            config = read_json(path / "config.json", "a run")
-            if (path / "results.json").exists() and "resolved" in config:
-                results = read_json(path / "results.json", "a result")
-                runs.append(Run(path, config, config["resolved"], results))
-            else:
-                (unscored if (path / "posterior").exists() else untrained).append(path)
-    return Found(runs, unscored, untrained)
-
-
-def result_tables(found: Found) -> list[Table]:
-    """A table per protocol, with the mean and standard deviation over seeds; the best of each data set in bold."""
+    `hm` is the convention of the harmonic mean over data sets.
+    """
     tables = []
     for protocol, title in TITLES.items():
         groups = _groups(run for run in found.runs if protocol in run.protocols)
         if groups:
-            tables.append(_halved(groups, title) if protocol in _HALVED else _other(groups, protocol, title))
+            tables.append(_halved(groups, title, hm) if protocol in _HALVED else _other(groups, protocol, title))
     return tables
 
 
@@ -100,7 +62,7 @@ def long_list(runs: Sequence[Run]) -> str:
                     run.folder.name,
                     protocol.get(part, ""),
                     *head,
-                    ", ".join(asked_settings(run.config)),
+                    ", ".join([*asked_settings(run.config), *_splits(run)]),
                     part,
                     sample,
                 ]
@@ -134,7 +96,8 @@ class _Group:
         """Method and inference, and what else was asked for."""
         config, resolved = self.runs[0].config, self.runs[0].resolved
         backbone = str(resolved["backbone"]).partition(":")[0]
-        return config["method"], resolved["inference"]["name"], f"{config['shots']} shots", backbone, *self.settings
+        shots = f"{config['shots']} shot{'' if config['shots'] == 1 else 's'}"
+        return config["method"], resolved["inference"]["name"], shots, backbone, *self.settings
 
     @property
     def seeds(self) -> str:
@@ -149,10 +112,10 @@ def _groups(runs: Iterable[Run]) -> list[_Group]:
     """Grouped over seeds, by data set; where the words for two are the same, with a setting that tells them apart."""
     by_rest: dict[str, list[Run]] = {}
     for run in runs:
-        rest = {key: value for key, value in run.resolved.items() if key != "seed"}
+        rest = {**run.resolved, "seed": None, "splits": _splits(run)}
         by_rest.setdefault(json.dumps(rest, sort_keys=True), []).append(run)
     groups = [
-        _Group(sorted(each, key=lambda run: run.config["seed"]), asked_settings(each[0].config))
+        _Group(sorted(each, key=lambda run: run.config["seed"]), [*asked_settings(each[0].config), *_splits(each[0])])
         for each in by_rest.values()
     ]
     seen: dict[tuple[str, ...], _Group] = {}
@@ -165,42 +128,64 @@ def _groups(runs: Iterable[Run]) -> list[_Group]:
     return sorted(groups, key=lambda group: group.data)
 
 
-def _halved(groups: Sequence[_Group], title: str) -> Table:
+def _splits(run: Run) -> list[str]:
+    """The targets that were scored on another split file than their own."""
+    return [f"{name}={part['split']}" for name, part in run.results["parts"].items() if part.get("split")]
+
+
+def _halved(groups: Sequence[_Group], title: str, hm: str) -> Table:
     """Base, novel, harmonic mean, NLL and ECE; and the averages of what has several data sets."""
-
-    def of(name: str) -> Callable[[Run], float | None]:
-        return lambda run: base_novel_scores(run.results["parts"]["base"], run.results["parts"]["novel"])[name]
-
     shown = _Shown(groups)
-    digits = {"base": 2, "novel": 2, "hm": 2, "nll": 3, "ece": 2}
-    rows: list[Row] = []
+    rows: list[list[Cell | str]] = []
     for group in groups:
-        cells = [group.over(of(name), places) for name, places in digits.items()]
+        cells = _cells([_base_novel(run) for run in group.runs])
         rows.append([group.data, *shown(group), *cells, group.over(_seconds, 0), group.seeds])
-    marks = [place for place, row in enumerate(rows, 1) if place == len(rows) or rows[place][0] != row[0]]
-    averages = _averages(groups, shown, of)
+    averages = _averages(groups, shown, hm)
     notes = [*shown.notes(groups), "NLL and ECE are the means of base and novel"]
     if averages:
         rows += averages
-        notes.append("average over data sets: HM is the harmonic mean of the two averages, ECE and NLL plain means")
+        how = "that of the two averages" if hm == CONVENTIONS[0] else "the average of the data sets' own"
+        notes.append(f"average over data sets: HM is {how} (--hm), the others are plain means")
     columns = ["data", *shown.columns, "base ↑", "novel ↑", "HM ↑", "NLL ↓", "ECE ↓", "train s", "seeds"]
-    return Table(title, columns, rows, notes, rules=marks, merged=1)
+    return _table(title, columns, rows, notes)
 
 
-def _averages(groups: Sequence[_Group], shown: _Shown, of: Callable[[str], Callable[[Run], float | None]]) -> list[Row]:
-    """A row per method and settings that all data sets of the table have."""
+def _base_novel(run: Run) -> dict[str, float]:
+    return base_novel_scores(run.results["parts"]["base"], run.results["parts"]["novel"])
+
+
+def _cells(per_seed: Sequence[Mapping[str, float]]) -> list[Cell]:
+    return [Cell.over([scores[name] for scores in per_seed], places) for name, places in _DIGITS.items()]
+
+
+def _table(title: str, columns: Sequence[str], rows: list[list[Cell | str]], notes: Sequence[str]) -> Table:
+    """With a rule after each data set, and the best of its rows marked, where there are several."""
+    rules = [place for place, row in enumerate(rows, 1) if place == len(rows) or rows[place][0] != row[0]]
+    for first, last in zip([0, *rules], rules, strict=False):
+        for place, name in enumerate(columns if last - first > 1 else ()):
+            better = {"↑": max, "↓": min}.get(name[-1])
+            if better:
+                marked = mark_best([cell for row in rows[first:last] if isinstance(cell := row[place], Cell)], better)
+                for row, cell in zip(rows[first:last], marked, strict=True):
+                    row[place] = cell
+    return Table(title, columns, rows, notes, rules=rules, merged=1)
+
+
+def _averages(groups: Sequence[_Group], shown: _Shown, hm: str) -> list[list[Cell | str]]:
+    """A row per method and settings that all data sets of the table have, over the seeds that all have."""
     datasets = {group.data for group in groups}
     by_words: dict[tuple[str, ...], list[_Group]] = {}
     for group in groups:
         by_words.setdefault(group.words, []).append(group)
-    rows: list[Row] = []
+    rows: list[list[Cell | str]] = []
     for each in by_words.values():
         if len(datasets) < 2 or {group.data for group in each} != datasets or len(each) != len(datasets):
             continue
-        mean = {name: _mean([group.over(of(name)).value for group in each]) for name in ("base", "novel", "nll", "ece")}
-        hm = harmonic_mean(mean["base"], mean["novel"])
-        cells = [Cell(mean["base"]), Cell(mean["novel"]), Cell(hm), Cell(mean["nll"], digits=3), Cell(mean["ece"])]
-        rows.append(["average", *shown(each[0]), *cells, Cell(None, digits=0), each[0].seeds])
+        by_seed = [{run.config["seed"]: _base_novel(run) for run in group.runs} for group in each]
+        seeds = [seed for seed in by_seed[0] if all(seed in scores for scores in by_seed)]
+        if seeds:
+            cells = _cells([averaged([scores[seed] for scores in by_seed], hm) for seed in seeds])
+            rows.append(["average", *shown(each[0]), *cells, Cell(None, digits=0), ", ".join(map(str, seeds))])
     return rows
 
 
@@ -209,20 +194,23 @@ def _other(groups: Sequence[_Group], protocol: str, title: str) -> Table:
     shown = _Shown(groups)
     parts = list(dict.fromkeys(part for group in groups for run in group.runs for part in run.protocols[protocol]))
     targets = [part for part in parts if part != "test"]
-    rows: list[Row] = []
+    rows: list[list[Cell | str]] = []
     for group in groups:
         cells = [group.over(_score(part)) for part in parts]
         if targets:
-            cells.append(group.over(lambda run: _mean_or_none([_score(part)(run) for part in targets])))
+            cells.append(group.over(_average_of({t for run in group.runs for t in run.protocols[protocol]} - {"test"})))
         else:
             cells += [group.over(_score("test", "nll"), 3), group.over(_score("test", "ece"))]
         rows.append([group.data, *shown(group), *cells, group.over(_seconds, 0), group.seeds])
-    names = ["source ↑", *targets, "average ↑"] if targets else ["accuracy ↑", "NLL ↓", "ECE ↓"]
+    names = (
+        ["source ↑", *(f"{target} ↑" for target in targets), "average ↑"]
+        if targets
+        else ["accuracy ↑", "NLL ↓", "ECE ↓"]
+    )
     notes = shown.notes(groups)
     if targets:
-        notes.append("accuracy; the average is over the targets, without the source")
-    marks = [place for place, row in enumerate(rows, 1) if place == len(rows) or rows[place][0] != row[0]]
-    return Table(title, ["data", *shown.columns, *names, "train s", "seeds"], rows, notes, rules=marks, merged=1)
+        notes.append("the average is over the row's targets, without the source")
+    return _table(title, ["data", *shown.columns, *names, "train s", "seeds"], rows, notes)
 
 
 class _Shown:
@@ -254,12 +242,14 @@ def _seconds(run: Run) -> float | None:
     return run.results.get("seconds", {}).get("training")
 
 
-def _mean(values: Sequence[float | None]) -> float:
-    return sum(value or 0.0 for value in values) / len(values)
+def _average_of(targets: Collection[str]) -> Callable[[Run], float | None]:
+    """The average accuracy over targets; none where a run lacks one of them."""
 
+    def average(run: Run) -> float | None:
+        known = [value for value in (_score(target)(run) for target in targets) if value is not None]
+        return statistics.fmean(known) if known and len(known) == len(targets) else None
 
-def _mean_or_none(values: Sequence[float | None]) -> float | None:
-    return None if any(value is None for value in values) else _mean(values)
+    return average
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:

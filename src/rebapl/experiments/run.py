@@ -221,7 +221,7 @@ def is_finished(config: RunConfig, out: Path) -> bool:
 
 
 def missing_parts(results: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """The parts that a configuration asks for and results do not have, or have of a target's other settings or split."""
+    """The parts that a configuration asks for and results do not have, or have for other settings of the target."""
     there = results.get("parts", {})
     return [name for name in config.parts() if name not in there or _stale(there[name], config, name)]
 

@@ -10,10 +10,10 @@ import torch
 
 from rebapl.data.batches import LabelledImages
 from rebapl.data.task import TARGETS, Part, Task
+from rebapl.data.workers import portions
 from rebapl.evaluation import prediction_scores
 from rebapl.learners import METHODS, build_learner, published
 from rebapl.posterior import Posterior, Prediction
-from rebapl.posterior.prediction import predicted
 
 IMAGES_AT_ONCE = 4096
 """How many images are held decoded while a part is scored."""
@@ -56,13 +56,10 @@ def predict_part(posterior: Posterior, part: Part) -> Prediction:
     """The prediction for all images of a part, which the posterior must be bound to; a portion of them at a time."""
     if not part.items:
         return posterior.predict_views(part_views(posterior, part))
-    portions = [
-        dataclasses.replace(part, items=part.items[start : start + IMAGES_AT_ONCE])
-        for start in range(0, len(part.items), IMAGES_AT_ONCE)
-    ]
-    logits = torch.cat([posterior.sample_logits(part_views(posterior, portion)) for portion in portions], dim=1)
-    names = [item.key for item in part.items]
-    return predicted(logits, posterior.weights, posterior.class_names, names, "probabilities", posterior.threshold)
+    views = (
+        part_views(posterior, dataclasses.replace(part, items=items)) for items in portions(part.items, IMAGES_AT_ONCE)
+    )
+    return posterior.predict_views(views, names=[item.key for item in part.items])
 
 
 def part_views(posterior: Posterior, part: Part) -> torch.Tensor:

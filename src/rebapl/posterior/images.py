@@ -12,38 +12,29 @@ from torch import Tensor
 
 from rebapl.data.images import BROKEN, EXTENSIONS, as_rgb, read_image, unreadable
 from rebapl.data.transforms import Preprocessing
+from rebapl.data.workers import in_threads, portions
 from rebapl.errors import UserError
 
 Source = str | Path | Image.Image
 Images = Source | np.ndarray | Tensor | Sequence[Source]
+Picture = Path | Image.Image | np.ndarray
 
 
-def read_images(images: Images, preprocessing: Preprocessing) -> tuple[list[str], Tensor]:
-    """Names (N) and test-time views, uint8 (N, 3, H, W), of
+def read_images(images: Images, preprocessing: Preprocessing) -> tuple[list[str], Iterator[Tensor]]:
+    """Names (N), and test-time views in portions of uint8 (n, 3, H, W), read in threads when they are asked for, of
 
     a file or a folder (searched to the bottom, in the order of paths), an image of Pillow, a sequence of these,
     an array uint8 (N, H, W, 3) or (H, W, 3), or a tensor uint8 (N, 3, H, W) or (3, H, W).
     All are resized and cropped as the backbone wants. The first that cannot be read is named in the error.
     """
-    if isinstance(images, np.ndarray | Tensor):
-        pictures = list(_of_array(images))
-        names = [f"image {index}" for index in range(len(pictures))]
-        return _checked(names, [preprocessing.centre(picture) for picture in pictures])
-    sources = [images] if isinstance(images, str | Path | Image.Image) else list(images)
-    names, views = [], []
-    for index, source in enumerate(sources):
-        if isinstance(source, Image.Image):
-            names.append(str(getattr(source, "filename", "")) or f"image {index}")
-            views.append(_centre(source, names[-1], preprocessing))
-        elif isinstance(source, str | Path):
-            for path in image_files(Path(source)):
-                names.append(str(path))
-                views.append(preprocessing.centre(read_image(path)))
-        else:
-            raise UserError(
-                f"image {index} is a {type(source).__name__}: give files, folders, images of Pillow, or one array"
-            )
-    return _checked(names, views)
+    names, pictures = _named(images)
+    if not names:
+        raise UserError("no images were given: at least one is needed")
+
+    def view(place: int) -> Tensor:
+        return _centre(pictures[place], names[place], preprocessing)
+
+    return names, (torch.stack(in_threads(view, places)) for places in portions(range(len(names))))
 
 
 def image_files(path: Path) -> list[Path]:
@@ -59,15 +50,41 @@ def image_files(path: Path) -> list[Path]:
     return sorted(visible)
 
 
-def _centre(image: Image.Image, name: str, preprocessing: Preprocessing) -> Tensor:
+def _named(images: Images) -> tuple[list[str], Sequence[Picture]]:
+    """Each picture, none of them read yet, with its name."""
+    if isinstance(images, np.ndarray | Tensor):
+        array = _channels_last(images)
+        return [f"image {index}" for index in range(len(array))], list(array)
+    names: list[str] = []
+    pictures: list[Picture] = []
+    for index, source in enumerate([images] if isinstance(images, str | Path | Image.Image) else images):
+        if isinstance(source, Image.Image):
+            names.append(str(getattr(source, "filename", "")) or f"image {index}")
+            pictures.append(source)
+        elif isinstance(source, str | Path):
+            files = image_files(Path(source))
+            names += map(str, files)
+            pictures += files
+        else:
+            raise UserError(
+                f"image {index} is a {type(source).__name__}: give files, folders, images of Pillow, or one array"
+            )
+    return names, pictures
+
+
+def _centre(picture: Picture, name: str, preprocessing: Preprocessing) -> Tensor:
+    if isinstance(picture, np.ndarray):
+        return preprocessing.centre(Image.fromarray(np.ascontiguousarray(picture)))
+    if isinstance(picture, Path):
+        return preprocessing.centre(read_image(picture))
     try:
-        return preprocessing.centre(as_rgb(image))
+        return preprocessing.centre(as_rgb(picture))
     except BROKEN as error:
         raise unreadable(name, error) from error
 
 
-def _of_array(images: np.ndarray | Tensor) -> Iterator[Image.Image]:
-    """The pictures of an array with channels last, or of a tensor with channels first."""
+def _channels_last(images: np.ndarray | Tensor) -> np.ndarray:
+    """The pictures (N, H, W, 3) of an array with channels last, or of a tensor with channels first."""
     tensor = isinstance(images, Tensor)
     array = images.detach().cpu().numpy() if isinstance(images, Tensor) else images
     array = array[None] if array.ndim == 3 else array
@@ -75,11 +92,4 @@ def _of_array(images: np.ndarray | Tensor) -> Iterator[Image.Image]:
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[channels] != 3 or 0 in array.shape[1:]:
         wanted = "a tensor of images is uint8 (N, 3, H, W)" if tensor else "an array of images is uint8 (N, H, W, 3)"
         raise UserError(f"{wanted}, with values from 0 to 255; got {array.dtype} of shape {tuple(images.shape)}")
-    for picture in array:
-        yield Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0) if tensor else picture))
-
-
-def _checked(names: list[str], views: list[Tensor]) -> tuple[list[str], Tensor]:
-    if not views:
-        raise UserError("no images were given: at least one is needed")
-    return names, torch.stack(views)
+    return array.transpose(0, 2, 3, 1) if tensor else array

@@ -7,7 +7,7 @@ sample by sample, or for a group of samples in one mapped call, where the method
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -68,16 +68,22 @@ def room_for(frozen: States) -> int:
 
 @torch.no_grad()
 def sample_logits(
-    learner: Learner, samples: Mapping[str, Tensor], count: int, views: Tensor, together: int | None = None
+    learner: Learner,
+    samples: Mapping[str, Tensor],
+    count: int,
+    views: Tensor | Iterable[Tensor],
+    together: int | None = None,
 ) -> Tensor:
     """Logits (S, N, C), float32 on the CPU, of S = `count` stacked samples, for views uint8 (N, 3, H, W).
 
+    Views that come in portions are asked for one portion after the other, and none is kept.
     `together` samples go into one mapped call; by default as `samples_together` decides.
     """
     stacks = {name: stack.to(learner.encoder.device) for name, stack in samples.items()}
     classes = [call("encode_classes") for call in _calls(learner, stacks, count)]
     chunks = []
-    for chunk in views.split(CHUNK):
+    whole = [views] if isinstance(views, Tensor) else views
+    for chunk in (chunk for portion in whole for chunk in portion.split(CHUNK)):
         frozen = _frozen(learner, chunk)
         size = samples_together(frozen) if together is None else together
         if size > 1 and stacks:

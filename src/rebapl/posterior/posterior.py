@@ -5,7 +5,7 @@ p(y|x) = Σ_s ω_s p(y|x, θ_s), the ω uniform unless said otherwise: probabili
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -79,8 +79,8 @@ class Posterior:
         alone = {name: stack[index : index + 1] for name, stack in self.samples.items()}
         return replace(self, samples=alone, weights=torch.ones(1), threshold=None)
 
-    def sample_logits(self, views: Tensor, together: int | None = None) -> Tensor:
-        """Logits (S, N, C) of every sample for test-time views, uint8 (N, 3, H, W).
+    def sample_logits(self, views: Tensor | Iterable[Tensor], together: int | None = None) -> Tensor:
+        """Logits (S, N, C) of every sample for test-time views, uint8 (N, 3, H, W), or portions of them.
 
         `together` samples share one mapped call; by default as many as pay (see `passes.samples_together`).
         """
@@ -111,7 +111,7 @@ class Posterior:
     ) -> Prediction:
         """What all samples together say of images: a file, a folder, pictures, or uint8 arrays; see `read_images`.
 
-        `class_names` and `template` replace those bound. Every image is read before anything is computed.
+        `class_names` and `template` replace those bound. A portion of the images is in memory at a time.
         """
         check_average(average or self.average)
         names, views = read_images(images, self.learner.encoder.preprocessing)
@@ -123,11 +123,15 @@ class Posterior:
         return bound.predict_views(views, average=average, names=names)
 
     def predict_views(
-        self, views: Tensor, *, average: Average | None = None, names: Sequence[str] | None = None
+        self,
+        views: Tensor | Iterable[Tensor],
+        *,
+        average: Average | None = None,
+        names: Sequence[str] | None = None,
     ) -> Prediction:
-        """The same for test-time views, uint8 (N, 3, H, W), that are already resized and cropped."""
+        """The same for test-time views, uint8 (N, 3, H, W), or portions of them, already resized and cropped."""
         logits = self.sample_logits(views)
-        names = [f"image {index}" for index in range(len(views))] if names is None else names
+        names = [f"image {index}" for index in range(logits.shape[1])] if names is None else names
         return predicted(logits, self.weights, self.class_names, names, average or self.average, self.threshold)
 
     def with_weights(self, weights: Tensor) -> Posterior:

@@ -30,7 +30,8 @@ def check_kinds(settings: Any) -> None:
         value, words = getattr(settings, each.name), str(each.type).split(" | ")
         if not all(word in KINDS for word in words):
             continue
-        if not isinstance(value, tuple(KINDS[word][0] for word in words)):
+        known = isinstance(value, tuple(KINDS[word][0] for word in words))
+        if not known or (isinstance(value, bool) and "bool" not in words):  # Python counts True as a number
             accepted = " or ".join(KINDS[word][1] for word in words)
             raise UserError(f"{each.name} is {value!r}; it must be {accepted}")
 

@@ -69,7 +69,10 @@ def test_both_conventions_of_the_harmonic_mean(tmp_path: Path) -> None:
     }
     assert abs(expected["average"] - expected["of-averages"]) > 0.5
     for convention, value in expected.items():
-        first = table_of(TARGETS["table1"].make(Context(suite, tmp_path, hm=convention)), "table1")[0]
+        output = TARGETS["table1"].make(Context(suite, tmp_path, hm=convention))
+        stored = output.data["scores"]["coop"]["average"][0]
+        assert {name: stored[f"hm {name}"] for name in expected} == pytest.approx(expected), "both are stored"
+        first = table_of(output, "table1")[0]
         assert first["data set"] == "Average"
         assert float(first["HM ours"]) == pytest.approx(value)
         assert "these data sets" in first["notes"], "the paper's average is of the same two"

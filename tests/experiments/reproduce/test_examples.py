@@ -12,7 +12,7 @@ import pytest
 PAGE = Path(__file__).parents[3] / "docs" / "reproduce.md"
 
 
-@pytest.mark.parametrize("module", ["tables", "paper", "reproduce.scores", "reproduce.estimate", "reproduce.make"])
+@pytest.mark.parametrize("module", ["tables", "paper", "averages", "reproduce.estimate", "reproduce.make"])
 def test_examples_in_docstrings(module: str) -> None:
     result = doctest.testmod(importlib.import_module(f"rebapl.experiments.{module}"))
     assert result.attempted > 0

@@ -113,6 +113,16 @@ def test_a_local_suite_takes_what_is_there(tmp_path: Path) -> None:
     assert any("table3 is left out" in note for note in table.notes)
 
 
+def test_a_transfer_takes_the_named_split_files_of_source_and_targets(tmp_path: Path) -> None:
+    (tmp_path / "eurosat" / "2750").mkdir(parents=True)
+    (tmp_path / "caltech-101" / "101_ObjectCategories").mkdir(parents=True)
+    suite = photo_suite("some/clip", tmp_path, splits={"eurosat": "e.json", "caltech101": "c.json"})
+    for config in TARGETS["table2"].runs(suite):
+        assert (config.data, config.split, config.targets) == ("caltech101", "c.json", ("eurosat=e.json",))
+        assert config.parts() == ["test", "eurosat"]
+        assert seconds(config) == seconds(replace(config, targets=("eurosat",)))
+
+
 def test_a_local_suite_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--backbone"):
         photo_suite(None, tmp_path)

@@ -11,6 +11,7 @@ from typing import Any
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.published import PUBLISHED
+from rebapl.data.task import target_names
 from rebapl.experiments.config import RunConfig
 
 
@@ -93,5 +94,5 @@ def _trained_classes(config: RunConfig) -> int:
 
 def _test_images(config: RunConfig) -> int:
     images = [size(config.data)[1] // 2] * 2 if config.protocol == "base-to-novel" else [size(config.data)[1]]
-    images += [size(target)[1] for target in config.targets or ()]
+    images += [size(target)[1] for target in target_names(config.protocol, config.data, config.targets)]
     return sum(min(count, config.test_images or count) for count in images)

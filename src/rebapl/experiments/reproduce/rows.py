@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from rebapl.experiments.averages import CONVENTIONS, averaged
 from rebapl.experiments.paper import paper, printed, quote
-from rebapl.experiments.reproduce.scores import AVERAGE, PARTS, averaged, beside, difference_row
-from rebapl.experiments.reproduce.target import CONVENTIONS
+from rebapl.experiments.reproduce.scores import AVERAGE, PARTS, beside, difference_row
 from rebapl.experiments.tables import Cell, Row, mark_best
 
 ORIENTATION = "paper: its average over 11 data sets with CLIP ViT-B/16, to look at, not to compare with."
+OF_THESE = "the average of the paper's rows of these data sets"
 HM_NOTE = {
     CONVENTIONS[0]: "HM over data sets: of the two averages (--hm average gives the average of the data sets' HMs).",
-    CONVENTIONS[
-        1
-    ]: "HM over data sets: the average of the data sets' HMs (--hm of-averages gives that of the averages).",
+    CONVENTIONS[1]: "HM over data sets: the average of the data sets' HMs (--hm of-averages gives that of the "
+    "averages). The paper's own average is of the averages unless a footnote says otherwise.",
 }
 
 
@@ -29,7 +29,7 @@ def three(paper: bool, difference: bool) -> tuple[list[str], list[tuple[str, int
     """The columns under base, novel and HM, and their headings; without the paper's there are only these three."""
     if not paper:
         return ["base", "novel", "HM"], [("", 3)]
-    names = ["ours", *(["paper"] if paper else []), *(["diff."] if difference else [])]
+    names = ["ours", "paper", *(["diff."] if difference else [])]
     return names * 3, [(heading, len(names)) for heading in ("base", "novel", "HM")]
 
 
@@ -37,10 +37,7 @@ def with_paper(ours: Mapping[str, Cell], theirs: Mapping[str, Cell] | None, diff
     """The cells of one row: of each of base, novel and HM ours, and the paper's and the difference where asked for."""
     row: list[Cell] = []
     for part in PARTS:
-        if theirs is None:
-            row.append(ours[part])
-        else:
-            row += beside(ours[part], theirs[part], True)[: 3 if difference else 2]
+        row += [ours[part]] if theirs is None else beside(ours[part], theirs[part], difference)
     return row
 
 
@@ -52,9 +49,14 @@ def paper_average(label: str, data: Sequence[str], convention: str) -> dict[str,
     if not set(data) < set(eleven):
         return quoted("table1", label, AVERAGE)
     per_data = [dict(zip(PARTS, rows[name], strict=True)) for name in data]
-    note = "the average of the paper's rows of these data sets"
-    slips = dict.fromkeys(slip for name in data for slip in quote("table1", label, PARTS[0], name).notes)
-    return {part: Cell(value, notes=(note, *slips)) for part, value in averaged(per_data, convention).items()}
+    averages = averaged(per_data, convention)
+    return {part: Cell(averages[part], notes=(OF_THESE, *_slips(label, part, data))) for part in PARTS}
+
+
+def _slips(label: str, part: str, data: Sequence[str]) -> dict[str, None]:
+    """The slips in what an average of the paper's rows is made of; that of HM is made of all."""
+    parts = PARTS if part == "hm" else (part,)
+    return dict.fromkeys(note for name in data for each in parts for note in quote("table1", label, each, name).notes)
 
 
 def quoted(table: str, row: str, data: str | None = None) -> dict[str, Cell]:

@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rebapl.evaluation import harmonic_mean
+from rebapl.experiments.averages import averaged
 from rebapl.experiments.reproduce.suites import Choice
 from rebapl.experiments.reproduce.target import Context
 from rebapl.experiments.tables import Cell, Row
 
 PARTS = ("base", "novel", "hm")
 AVERAGE = "average"
-BeforeAfter = tuple[str, str]
 
 
 def base_novel(results: Mapping[str, Any]) -> dict[str, float]:
     """Base and novel accuracy and their harmonic mean of one run's results."""
     base, novel = (results["parts"][name]["accuracy"] for name in ("base", "novel"))
     return {"base": base, "novel": novel, "hm": harmonic_mean(base, novel)}
-
-
-def averaged(per_data: Sequence[Mapping[str, float]], convention: str) -> dict[str, float]:
-    """The average over data sets of one seed's scores.
-
-    >>> scores = [{"base": 60.0, "novel": 30.0, "hm": 40.0}, {"base": 80.0, "novel": 80.0, "hm": 80.0}]
-    >>> round(averaged(scores, "of-averages")["hm"], 2), averaged(scores, "average")["hm"]
-    (61.6, 60.0)
-    """
-    means = {part: statistics.fmean(scores[part] for scores in per_data) for part in PARTS}
-    if convention == "of-averages":
-        means["hm"] = harmonic_mean(means["base"], means["novel"])
-    return means
 
 
 def collect(
@@ -60,8 +46,8 @@ def cells(scores: Sequence[Mapping[str, float]], digits: int = 2) -> dict[str, C
 
 
 def beside(ours: Cell, theirs: Cell, compared: bool) -> list[Cell]:
-    """Ours, the paper's and the difference; where the paper's is of other data, it is there to look at only."""
-    return [ours, theirs, ours.minus(theirs) if compared else Cell(None, signed=True)]
+    """Ours, the paper's and, where they are of the same data, the difference."""
+    return [ours, theirs, *([ours.minus(theirs)] if compared else [])]
 
 
 def difference_row(after: Sequence[Cell | str], before: Sequence[Cell | str], words: int) -> Row:

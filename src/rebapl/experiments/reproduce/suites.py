@@ -16,6 +16,7 @@ from rebapl.data.published import PUBLISHED
 from rebapl.data.task import SOURCE, TARGETS
 from rebapl.errors import UserError, unknown
 from rebapl.experiments.config import RunConfig
+from rebapl.sampling import PRESETS
 
 METHODS = ("zero-shot", "coop", "cocoop", "app", "promptsrc", "maple", "mmrl")
 """The methods of the paper's first table, in its order; those of `REBAPL_ON` are followed by ReBaPL on them."""
@@ -75,7 +76,6 @@ class Suite:
 
     def config(self, data: str, choice: Choice, seed: int, protocol: str = "base-to-novel") -> RunConfig:
         """The run of a choice on a data set."""
-        targets = {"cross-dataset": self.cross, "domain-generalization": self.shifted}.get(protocol)
         config = RunConfig(
             data=data,
             method=choice.method,
@@ -86,7 +86,7 @@ class Suite:
             backbone=self.backbone,
             test_images=self.test_images,
             split=self.splits.get(data),
-            targets=targets,
+            targets=self._targets(protocol),
             inference_settings=choice.settings,
         )
         most = self.epochs.get(choice.method, self.epochs.get("*"))
@@ -94,6 +94,13 @@ class Suite:
         if published is None or most is None or published <= most or "epochs" in choice.settings:
             return config
         return replace(config, epochs=most)
+
+    def _targets(self, protocol: str) -> tuple[str, ...] | None:
+        """The data sets that a transfer tests on, each with its split file if it has another."""
+        names = {"cross-dataset": self.cross, "domain-generalization": self.shifted}.get(protocol)
+        if names is None:
+            return None
+        return tuple(f"{name}={self.splits[name]}" if name in self.splits else name for name in names)
 
     def rebapl(self, method: str, label: str | None = None, **settings: Any) -> Choice:
         """ReBaPL on a method, with `settings` of the inference on top."""
@@ -134,6 +141,8 @@ class Suite:
     ) -> Suite:
         """The suite with other data sets (then those of every target, where it does not have the suite's own), methods,
         seeds, `shots`, `test_images`, `inference` or `epochs` (of every method); None changes nothing."""
+        if plain.get("inference") is not None and plain["inference"] not in PRESETS:
+            raise unknown("inference", plain["inference"], PRESETS)
         suite = replace(self, **{key: value for key, value in plain.items() if value is not None and key != "epochs"})
         if plain.get("epochs") is not None:
             suite = replace(suite, epochs={"*": plain["epochs"]})

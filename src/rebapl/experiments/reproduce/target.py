@@ -9,14 +9,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from rebapl.experiments.averages import CONVENTIONS
 from rebapl.experiments.config import RunConfig
 from rebapl.experiments.reproduce.suites import Suite
 from rebapl.experiments.run import RESULTS, run_folder
 from rebapl.experiments.tables import Table
 from rebapl.files import read_json
-
-CONVENTIONS = ("of-averages", "average")
-"""How the harmonic mean over data sets is taken: of the two averages, or the average of the data sets' own."""
 
 
 @dataclass(frozen=True)

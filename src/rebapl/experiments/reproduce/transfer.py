@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
+from rebapl.data.task import SOURCE
 from rebapl.errors import UserError
 from rebapl.experiments.config import RunConfig
 from rebapl.experiments.paper import paper, printed, quote
@@ -25,7 +26,10 @@ def transfer_runs(protocol: str) -> Callable[[Suite], list[RunConfig]]:
 
 
 def _transferred(suite: Suite) -> list[str]:
-    return [method for method in suite.methods if method in TRANSFERRED]
+    methods = [method for method in suite.methods if method in TRANSFERRED]
+    if not methods:
+        raise UserError(f"transfers are of {', '.join(TRANSFERRED)}: name one of them with --methods")
+    return methods
 
 
 def _source(suite: Suite, protocol: str) -> str:
@@ -50,16 +54,17 @@ def transfer(context: Context, number: int, protocol: str, title: str) -> Output
         of_choice[AVERAGE] = [statistics.fmean(of) for of in zip(*(of_choice[t] for t in targets), strict=True)]
         scores[choice.label] = of_choice
     places = [source, *targets, AVERAGE]
-    numbers = {
-        (place, label): beside(Cell.over(of_choice[place]), _paper(name, label, place, targets), suite.compared)
-        for label, of_choice in scores.items()
-        for place in places
-    }
-    if not suite.compared:
-        numbers = {key: row[:1] for key, row in numbers.items()}
+    numbers = {}
+    for label, of_choice in scores.items():
+        for place in places:
+            ours = Cell.over(of_choice[place])
+            theirs = _paper(name, label, place, targets) if place in (*targets, AVERAGE, SOURCE) else Cell(None)
+            numbers[place, label] = beside(ours, theirs, True) if suite.compared else [ours]
     rows, rules = sections(places, list(scores), numbers, 3)
     columns = ["ours", "paper", "diff."] if suite.compared else ["accuracy"]
     notes = [f"Trained on {printed(source)}, all classes; average: of the targets.", seeds_note(suite.seeds)]
+    if suite.compared and source != SOURCE:
+        notes.append(f"The paper's figures are trained on {printed(SOURCE)}.")
     table = Table(
         f"Table {number}: {title}, accuracy in %",
         ["data set", "method", *columns],
