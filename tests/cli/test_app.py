@@ -100,6 +100,7 @@ def test_runs_by_config_and_words_go_to_hashed_folders_and_into_a_table(
         ("train --data digits --seeds 1,x", "whole numbers"),
         ("train --data digits --seeds 1,1", "name it once"),
         ("train --data digits --seeds 1,2 --out x", "--out names the folder of one run"),
+        ("train --data digits --seed 1 --seeds 1,2", "give one of them"),
         ("train --backbone mini", "which data set"),
         ("train --config no.yaml", "cannot be read"),
         ("train --data digits --backbone mini method.tokns=2", "did you mean 'tokens'"),

@@ -137,3 +137,15 @@ def test_the_first_difference_is_named_with_dots() -> None:
     assert first_difference({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}) == ("a.c", 2, 3)
     assert first_difference({"a": 1}, {"a": 1, "b": 2}) == ("b", None, 2)
     assert first_difference({"a": 1}, {"a": 1}) is None
+
+
+def test_own_data_and_a_local_backbone_are_found_from_other_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("photos", "clip"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = RunConfig("photos", backbone="clip")
+    assert (config.data, config.backbone) == (str(tmp_path / "photos"), str(tmp_path / "clip"))
+    (tmp_path / "digits").mkdir()
+    assert RunConfig("digits", backbone="mini").data == "digits"

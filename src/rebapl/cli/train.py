@@ -95,6 +95,8 @@ def train(
         "template": template,
         "cache": cache,
     }
+    if seed is not None and seeds is not None:
+        raise UserError("--seed is for one run and --seeds for several: give one of them")
     given = {key: value for key, value in options.items() if value is not None}
     chosen = merged({} if config is None else read_config_file(config), given)
     chosen = merged(chosen, read_words(settings or []))
