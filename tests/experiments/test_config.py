@@ -9,7 +9,7 @@ import pytest
 
 import rebapl.backbones.loading
 from rebapl.errors import UserError
-from rebapl.experiments.config import RunConfig, first_difference
+from rebapl.experiments.config import RunConfig, first_difference, with_full_paths
 from rebapl.experiments.run import run_folder
 from rebapl.learners import METHODS
 
@@ -145,7 +145,7 @@ def test_own_data_and_a_local_backbone_are_found_from_other_folders(
     for name in ("photos", "clip"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path)
-    config = RunConfig("photos", backbone="clip")
+    config = with_full_paths(RunConfig("photos", backbone="clip"))
     assert (config.data, config.backbone) == (str(tmp_path / "photos"), str(tmp_path / "clip"))
     (tmp_path / "digits").mkdir()
-    assert RunConfig("digits", backbone="mini").data == "digits"
+    assert with_full_paths(RunConfig("digits", backbone="mini")).data == "digits"

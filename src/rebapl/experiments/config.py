@@ -56,10 +56,6 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.targets is not None:
             object.__setattr__(self, "targets", tuple(self.targets))
-        for name, own in (("data", _is_own(self.data)), ("backbone", self.backbone != "mini")):
-            path = Path(getattr(self, name)).expanduser()
-            if own and path.exists():  # a run is used from other folders than the one it was begun in
-                object.__setattr__(self, name, str(path.resolve()))
 
     def task(self, root: Path | None = None) -> Task:
         """The task; `root` is the folder of data sets."""
