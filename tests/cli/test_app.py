@@ -12,7 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from rebapl import __version__
-from rebapl.cli.app import app
+from rebapl.cli.app import app, main
 from rebapl.errors import UserError
 
 
@@ -117,3 +117,17 @@ def test_mistakes_are_named_and_leave_nothing(
     assert isinstance(shown.exception, UserError)
     assert message in str(shown.exception)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interruption_says_that_nothing_is_lost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rebapl.experiments.toy.draw_toy", interrupted)
+    monkeypatch.setattr("sys.argv", ["rebapl", "toy"])
+    with pytest.raises(SystemExit) as ending:
+        main()
+    assert ending.value.code == 130
+    assert capsys.readouterr().err.strip() == "stopped; what was finished is kept"

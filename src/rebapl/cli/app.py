@@ -18,6 +18,9 @@ from rebapl.cli.results import results
 from rebapl.cli.train import train
 from rebapl.errors import UserError
 
+INTERRUPTED = 130
+"""The exit code that typer ends with when somebody presses Ctrl-C."""
+
 app = typer.Typer(
     name="rebapl",
     no_args_is_help=True,
@@ -38,9 +41,10 @@ def main() -> None:
 
         Console(stderr=True, highlight=False).print(f"[bold red]error:[/bold red] {_escaped(str(error))}")
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("stopped; what was finished is kept", file=sys.stderr)
-        sys.exit(130)
+    except SystemExit as ending:
+        if ending.code == INTERRUPTED:
+            print("stopped; what was finished is kept", file=sys.stderr)
+        raise
 
 
 def _escaped(text: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
@@ -83,8 +84,8 @@ def _spread(
 ) -> None:
     context = multiprocessing.get_context("spawn")  # a forked process cannot use the GPU of its parent
     turns = context.Queue()
-    for worker in range(workers):
-        turns.put(places[worker % len(places)])
+    for place in range(workers):
+        turns.put(places[place % len(places)])
     threads = max(1, (os.cpu_count() or 1) // workers)
     with ProcessPoolExecutor(workers, context, _settle, (turns, threads)) as pool:
         waiting = {pool.submit(_run_here, config, runs, root): folder for folder, config in missing}
@@ -93,6 +94,8 @@ def _spread(
                 ended(waiting[future], future.exception())
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():
+                worker.terminate()  # what it was at goes on from its checkpoint the next time
             raise
 
 
@@ -100,7 +103,8 @@ _here: dict[str, str] = {}
 
 
 def _settle(turns: Any, threads: int) -> None:
-    """In a new process: take a device."""
+    """In a new process: take a device, and leave it to the parent to be interrupted."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _here["device"] = turns.get()
     torch.set_num_threads(threads)
 
