@@ -12,7 +12,7 @@ from rebapl.data.published import PUBLISHED
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 
 
-@pytest.mark.parametrize("module", ["catalogue", "checking", "fixture", "names", "own"])
+@pytest.mark.parametrize("module", ["catalogue", "checking", "fewshot", "fixture", "names", "own"])
 def test_examples_in_docstrings(module: str) -> None:
     result = doctest.testmod(importlib.import_module(f"rebapl.data.{module}"))
     assert result.attempted > 0

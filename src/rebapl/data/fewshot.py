@@ -52,3 +52,12 @@ def relabelled(items: Sequence[Item], labels: Sequence[int]) -> list[Item]:
     """The items of these labels, renumbered from 0 in the order given."""
     number = {label: index for index, label in enumerate(labels)}
     return [item._replace(label=number[item.label]) for item in items if item.label in number]
+
+
+def spread(count: int, limit: int) -> list[int]:
+    """The places of at most `limit` of `count` things, evenly spread over them.
+
+    >>> spread(10, 4), spread(3, 4)
+    ([0, 2, 5, 7], [0, 1, 2])
+    """
+    return [index * count // limit for index in range(limit)] if limit < count else list(range(count))

@@ -9,7 +9,7 @@ from pathlib import Path
 from rebapl.data.cache import cached
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.dataset import Dataset, Item
-from rebapl.data.fewshot import base_novel, few_shot, relabelled
+from rebapl.data.fewshot import base_novel, few_shot, relabelled, spread
 from rebapl.data.published import PUBLISHED
 from rebapl.errors import UserError, unknown
 
@@ -191,7 +191,7 @@ def _pseudo(names: Sequence[str]) -> tuple[list[int], dict[str, list[int]]]:
 
 def _part(dataset: Dataset, items: Sequence[Item], labels: Sequence[int], limit: int | None = None) -> Part:
     chosen = relabelled(items, labels)
-    if limit is not None and limit < len(chosen):
-        chosen = [chosen[index * len(chosen) // limit] for index in range(limit)]
+    if limit is not None:
+        chosen = [chosen[place] for place in spread(len(chosen), limit)]
     names = dataset.class_names
     return Part([names[label] for label in labels], chosen, dataset)

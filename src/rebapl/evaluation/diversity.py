@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rebapl.data.fewshot import spread
 from rebapl.posterior import Posterior
 from rebapl.repulsion import squared_distance
 
@@ -56,8 +57,7 @@ def measure_diversity(posterior: Posterior, views: Tensor, space: str | None = N
     `space` is the one in which the method repels by default: `image` for methods that prompt the image tower, `text`
     (a point per class) for those that learn text only.
     """
-    if len(views) > IMAGES:
-        views = views[[index * len(views) // IMAGES for index in range(IMAGES)]]
+    views = views[spread(len(views), IMAGES)]
     space = space or posterior.learner.repels_in or "image"
     return Diversity(
         space=space,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rebapl.data.catalogue import load_dataset
+from rebapl.data.fewshot import spread
 from rebapl.data.task import Part, Task, split_of
 from rebapl.errors import UserError
 from rebapl.evaluation import Diversity, all_outside_scores, measure_diversity
@@ -66,9 +67,7 @@ def score_outside(
 def diversity_on_test(posterior: Posterior, task: Task) -> Diversity:
     """Of the samples, on (at most 100) test images of the first part, that of the trained classes."""
     part = next(iter(task.tests.values()))
-    if len(part.items) > IMAGES:
-        spread = [part.items[index * len(part.items) // IMAGES] for index in range(IMAGES)]
-        part = dataclasses.replace(part, items=spread)
+    part = dataclasses.replace(part, items=[part.items[place] for place in spread(len(part.items), IMAGES)])
     return measure_diversity(bound_to(posterior, task, part), part_views(posterior, part))
 
 

@@ -228,7 +228,7 @@ def efficiency(context: Context) -> Output:
         total, each = Cell.over(spent, 1), Cell.over([1000 * one / count for one in spent], 1)
         row: list[Cell | str] = [label, str(epochs), str(settings["batch"]), str(count), total, each]
         if compared:
-            whose = {id(choices[-1][1]): "maple + rebapl", id(choices[-3][1]): "maple"}.get(id(choice))
+            whose = {choices[-1][1].label: "maple + rebapl", choices[-3][1].label: "maple"}.get(choice.label)
             theirs = Cell(text["seconds"].get(whose), digits=1, notes=(text["note"],) if whose else ())
             row += [theirs, total.minus(theirs)]
         rows.append(row)
