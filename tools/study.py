@@ -2,12 +2,13 @@
 
     python tools/study.py choose  --root DATA --photo BACKBONE --runs RUNS --chosen FILE
     python tools/study.py compare --root DATA --photo BACKBONE --runs RUNS [--chosen FILE]
-    python tools/study.py show    --add records.json
+    python tools/study.py show    --add records.json      # the tables of either again
 
 `choose` trains on half of the base classes and scores on *validation* images of those and of the other half
 (protocol "selection"): neither the test split nor a novel class is ever looked at. `compare` is the base-to-novel
 protocol on test images. Both write `records.json` (one entry per run: what was asked for and the scores) and
-`table.md` to --out. Four tasks: EuroSAT and Caltech101 with the backbone given, digits and shapes with `mini`.
+`table.md` to --out; what is done already in --runs is not done again. Four tasks: EuroSAT and Caltech101 with the
+backbone given, digits and shapes with `mini`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rebapl.files import read_json, write_atomically, write_json
 
 SEEDS = (1, 2, 3)
 TASKS = ("eurosat", "caltech101", "digits", "shapes")
+METHODS = {"maple": "MaPLe", "mmrl": "MMRL", "coop": "CoOp"}
 SCORES = ("base", "novel", "hm", "nll", "ece", "distance", "seconds")
 
 
@@ -47,6 +49,11 @@ def _cool(**changes: Any) -> Setting:
     return _rebapl(**{"temperature": 0.01, "repulsion__size": "fading", "repulsion__fraction": 1.0, **changes})
 
 
+def _near(**changes: Any) -> Setting:
+    """The best of the above."""
+    return _cool(**{"repulsion__epsilon": 0.3, **changes})
+
+
 START: dict[str, Any] = {
     "temperature": 0.1,
     "restart": "cold",
@@ -56,6 +63,7 @@ START: dict[str, Any] = {
     "repulsion.fraction": 0.3,
     "repulsion.epsilon": 1.0,
     "repulsion.stage": "exploration",
+    "repulsion.memory": "previous",
 }
 """From here one thing at a time is changed."""
 
@@ -88,37 +96,48 @@ GROUPS: dict[str, dict[str, Setting]] = {
     "cooler": {
         "no repulsion, T = 0.01": Setting("csghmc", {"restart": "cold", "temperature": 0.01}),
         "fading 1, ε 1, T = 0.01": _cool(),
-        "fading 1, ε 0.3, T = 0.01": _cool(repulsion__epsilon=0.3),
+        "fading 1, ε 0.3, T = 0.01": _near(),
         "fading 1, ε 1, T = 0.01, 3 samples": _cool(samples_per_cycle=3),
         "fading 1, ε 1, T = 0.01, warm": _cool(restart="warm"),
         "fading 1, ε 1, T = 0.01, exploration 0.7": _cool(exploration=0.7),
     },
+    "around the choice": {
+        "ε 0.1": _near(repulsion__epsilon=0.1),
+        "log potential": _near(repulsion__potential="log"),
+        "force in both stages": _near(repulsion__stage="both"),
+        "away from all cycles": _near(repulsion__memory="all"),
+        "3 samples": _near(samples_per_cycle=3),
+        "Wasserstein": _near(repulsion__metric="wasserstein"),
+        "Wasserstein, ε 0.03": _near(repulsion__metric="wasserstein", repulsion__epsilon=0.03),
+    },
 }
 
-COOP_EPOCHS = 50
-"""A cycle of CoOp's, whose published 200 epochs take longer than all the rest of this study."""
+METRICS = ("mmd", "wasserstein")
+OURS = "rebapl (MMD)"
+"""The row of the preset in the comparison."""
 
 
-def compared(method: str, changes: Mapping[str, Any]) -> dict[str, Setting]:
-    """The rows of the comparison; `changes` to the preset of rebapl. All but zero-shot and mle have equal cost."""
-    if method == "coop":
-        return {
-            "mle": Setting("mle"),
-            "mle, 3× epochs": Setting("mle", epochs=3),
-            "ensemble": Setting("ensemble"),
-            "rebapl (MMD)": Setting("rebapl", changes),
-        }
-    temperature = {"temperature": changes["temperature"]} if "temperature" in changes else {}
-    return {
+def compared(method: str, changes: Mapping[str, Mapping[str, Any]]) -> dict[str, Setting]:
+    """The rows of the comparison; `changes` to the preset of rebapl, by metric. All but zero-shot and mle have equal
+    cost.
+    """
+    mmd, wasserstein = changes["mmd"], {**changes["wasserstein"], "repulsion.metric": "wasserstein"}
+    rows = {
         "zero-shot": Setting("mle"),
         "mle": Setting("mle"),
         "mle, 3× epochs": Setting("mle", epochs=3),
         "ensemble": Setting("ensemble"),
         "snapshot": Setting("snapshot"),
-        "csghmc": Setting("csghmc", temperature),
-        "rebapl (MMD)": Setting("rebapl", changes),
-        "rebapl (Wasserstein)": Setting("rebapl", {**changes, "repulsion.metric": "wasserstein"}),
+        "csghmc": Setting("csghmc", {"temperature": mmd["temperature"]} if "temperature" in mmd else {}),
+        "no repulsion": Setting(
+            "csghmc", {"restart": "cold"} | {name: x for name, x in mmd.items() if not name.startswith("repulsion.")}
+        ),
+        OURS: Setting("rebapl", mmd),
+        "rebapl (Wasserstein)": Setting("rebapl", wasserstein),
     }
+    if method == "coop":
+        return {name: rows[name] for name in ("mle", "mle, 3× epochs", "ensemble", OURS)}
+    return rows
 
 
 def config(task: str, method: str, setting: Setting, seed: int, protocol: str, photo: str) -> RunConfig:
@@ -126,7 +145,7 @@ def config(task: str, method: str, setting: Setting, seed: int, protocol: str, p
     from rebapl.learners import published
 
     splits = {"eurosat": "split_subset_EuroSAT.json", "caltech101": "split_subset_Caltech101.json"}
-    epochs = COOP_EPOCHS if method == "coop" else published(method, "base-to-novel", task)[1].epochs
+    epochs = published(method, "base-to-novel", task)[1].epochs
     return RunConfig(
         task,
         method,
@@ -146,7 +165,7 @@ def record(folder: Path, **what: Any) -> dict[str, Any]:
     scores = {name: results["base_to_novel"][name] for name in ("base", "novel", "hm", "nll", "ece")}
     scores["distance"] = results.get("diversity", {}).get("mean_distance", 0.0)
     scores["seconds"] = results["seconds"]["training"]
-    return {**what, **scores}
+    return {**what, **{name: round(score, 5) for name, score in scores.items()}}
 
 
 def mean_and_error(records: Sequence[Mapping[str, Any]], score: str) -> tuple[float, float]:
@@ -164,19 +183,19 @@ def worth(records: Sequence[Mapping[str, Any]]) -> float:
     return mean_and_error(records, "hm")[0] / 100 - mean_and_error(records, "nll")[0]
 
 
-def best(records: Sequence[Mapping[str, Any]], names: Iterable[str]) -> str:
-    """The setting of most worth among those that have been run on every task."""
+def best(records: Sequence[Mapping[str, Any]], names: Iterable[str]) -> str | None:
+    """The setting of most worth among those that have been run on every task; None if none has."""
     own = {name: [each for each in records if each["setting"] == name] for name in names}
     whole = {name: found for name, found in own.items() if {each["task"] for each in found} == set(TASKS)}
-    return max(whole, key=lambda name: worth(whole[name]))
+    return max(whole, key=lambda name: worth(whole[name]), default=None)
 
 
-def table(records: Sequence[Mapping[str, Any]], rows: Iterable[str]) -> str:
+def choice_table(records: Sequence[Mapping[str, Any]]) -> str:
     """A row per setting: means over tasks, methods and seeds, then the harmonic mean on each task."""
     tasks = [task for task in TASKS if any(each["task"] == task for each in records)]
     head = ["setting", "base", "novel", "HM", "±", "NLL", "ECE", "distance", *(f"HM {task}" for task in tasks)]
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-    for name in rows:
+    for name in (name for group in GROUPS.values() for name in group):
         own = [each for each in records if each["setting"] == name]
         if not own:
             continue
@@ -200,21 +219,46 @@ def difference(records: Sequence[Mapping[str, Any]], of: str, against: str, scor
     return mean_and_error(pairs, score)
 
 
-def comparison(records: Sequence[Mapping[str, Any]]) -> str:
-    """A table per method, and what the repelled samples are worth against everything else."""
-    names = list(dict.fromkeys(each["setting"] for each in records))
-    parts = []
-    for method in dict.fromkeys(each["method"] for each in records):
-        parts.append(f"### {method}\n\n" + table([each for each in records if each["method"] == method], names))
+def scores_table(records: Sequence[Mapping[str, Any]]) -> str:
+    """A row per method and setting: means over tasks and seeds; the harmonic mean with its standard error."""
+    head = ["method", "inference", "base", "novel", "HM", "NLL", "ECE", "distance", "s"]
+    lines = ["| " + " | ".join(head) + " |", "|---|---|" + "---:|" * (len(head) - 2)]
+    for method, name in dict.fromkeys((each["method"], each["setting"]) for each in records):
+        own = [each for each in records if (each["method"], each["setting"]) == (method, name)]
+        mean = {score: mean_and_error(own, score)[0] for score in SCORES}
+        cells = [f"{mean['base']:.2f}", f"{mean['novel']:.2f}"]
+        cells += [f"{mean['hm']:.2f} ± {mean_and_error(own, 'hm')[1]:.2f}"]
+        cells += [f"{mean['nll']:.3f}", f"{mean['ece']:.1f}", f"{mean['distance']:.2f}", f"{mean['seconds']:.0f}"]
+        lines.append("| " + " | ".join([METHODS[method], name, *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def differences_table(records: Sequence[Mapping[str, Any]]) -> str:
+    """What the repelled samples are worth against everything else, paired by task, method and seed."""
+    digits = {"hm": 2, "nll": 3, "ece": 2}
     lines = ["| against | HM | NLL | ECE |", "|---|---:|---:|---:|"]
-    for name in names:
-        if not name.startswith("rebapl"):
-            found = {score: difference(records, "rebapl (MMD)", name, score) for score in ("hm", "nll", "ece")}
-            cells = [f"{found['hm'][0]:+.2f} ± {found['hm'][1]:.2f}", f"{found['nll'][0]:+.3f} ± {found['nll'][1]:.3f}"]
-            lines.append(
-                f"| {name} | " + " | ".join([*cells, f"{found['ece'][0]:+.2f} ± {found['ece'][1]:.2f}"]) + " |"
-            )
-    return "\n".join([*parts, "### rebapl (MMD) minus the others\n", *lines, ""])
+    for name in dict.fromkeys(each["setting"] for each in records):
+        if name != OURS:
+            found = {score: difference(records, OURS, name, score) for score in digits}
+            cells = [f"{found[s][0]:+.{n}f} ± {found[s][1]:.{n}f}" for s, n in digits.items()]
+            lines.append("| " + " | ".join([name, *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def comparison(records: Sequence[Mapping[str, Any]]) -> str:
+    """The tables of the average over tasks, and of each task."""
+    tasks = [task for task in TASKS if any(each["task"] == task for each in records)]
+    parts = {f"Average of {len(tasks)} tasks": records} if len(tasks) > 1 else {}
+    parts |= {task: [each for each in records if each["task"] == task] for task in tasks}
+    return "\n".join(
+        f"## {title}\n\n{scores_table(own)}\n`{OURS}` minus the others:\n\n{differences_table(own)}"
+        for title, own in parts.items()
+    )
+
+
+def tables(records: Sequence[Mapping[str, Any]]) -> str:
+    """What there is to say of records of `choose` or of `compare`."""
+    return comparison(records) if any(each["setting"] == OURS for each in records) else choice_table(records)
 
 
 def main() -> None:
@@ -226,15 +270,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where records.json and table.md go")
     parser.add_argument("--group", action="append", choices=[*GROUPS], help="choose: only these")
     parser.add_argument("--task", action="append", choices=TASKS, help="only these")
-    parser.add_argument("--method", action="append", choices=["maple", "mmrl", "coop"], help="only these")
+    parser.add_argument("--method", action="append", choices=[*METHODS], help="only these")
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--device", help="cpu, cuda …")
-    parser.add_argument("--add", type=Path, action="append", default=[], help="choose: records of earlier calls")
-    parser.add_argument("--chosen", type=Path, help="file with the name of the chosen setting: written, or read")
+    parser.add_argument("--add", type=Path, action="append", default=[], help="records of earlier calls")
+    parser.add_argument("--chosen", type=Path, help="file with the chosen setting of each metric: written, or read")
     asked = parser.parse_args()
+    records = [each for path in asked.add for each in read_json(path, "a study")["records"]]
     if asked.what == "show":
-        print(comparison([each for path in asked.add for each in read_json(path, "a study")["records"]]))
+        print(tables(records))
         return
     if asked.root is None or asked.photo is None:
         parser.error("--root and --photo are needed to run anything")
@@ -247,8 +292,9 @@ def main() -> None:
         protocol = "selection"
     else:
         everything = {name: s for group in GROUPS.values() for name, s in group.items()}
-        changes = everything[asked.chosen.read_text().strip()].changes if asked.chosen else {}
-        settings = {method: compared(method, changes) for method in (asked.method or ("maple", "mmrl", "coop"))}
+        names = read_json(asked.chosen, "a choice") if asked.chosen else {}
+        changes = {metric: everything[names[metric]].changes if metric in names else {} for metric in METRICS}
+        settings = {method: compared(method, changes) for method in (asked.method or METHODS)}
         protocol = "base-to-novel"
     for task in asked.task or TASKS:
         for method, named in settings.items():
@@ -270,25 +316,28 @@ def main() -> None:
             jobs=asked.jobs,
             progress=lambda done, _total, name: progress.update(bar, completed=done, description=name),
         )
-    records: list[dict[str, Any]] = []
-    for path in asked.add:
-        records += read_json(path, "a study")["records"]
-    records += [record(folder, **what) for folder, what in zip(folders, whats, strict=True)]
+    made = {i: record(folder, **what) for i, folder, what in zip(order, folders, whats, strict=True)}
+    records += [made[i] for i in sorted(made)]
     write_json(asked.out / "records.json", {"records": records})
-    names = dict.fromkeys(each["setting"] for each in records)
-    text = table(records, names) if asked.what == "choose" else comparison(records)
-    write_atomically(asked.out / "table.md", text)
-    print(text)
+    write_atomically(asked.out / "table.md", tables(records))
+    print(tables(records))
     if asked.what == "choose" and asked.chosen:
-        repelled = [name for group in GROUPS.values() for name, s in group.items() if s.inference == "rebapl"]
-        write_atomically(asked.chosen, best(records, repelled) + "\n")
+        found = {metric: best(records, repelled(metric)) for metric in METRICS}
+        write_json(asked.chosen, {metric: name for metric, name in found.items() if name})
         print(f"chosen: {asked.chosen.read_text().strip()}")
+
+
+def repelled(metric: str) -> list[str]:
+    """The settings of rebapl with that metric."""
+    every = [(name, s) for group in GROUPS.values() for name, s in group.items() if s.inference == "rebapl"]
+    return [name for name, s in every if s.changes.get("repulsion.metric", "mmd") == metric]
 
 
 def cost(run: RunConfig) -> float:
     """Roughly how long a run takes, to begin with the longest."""
-    weight = {"caltech101": 10.0, "shapes": 5.0}.get(run.data, 1.0) * (2 if run.method == "mmrl" else 1)
-    return weight * (1 if run.inference == "mle" and run.epochs is None else 3) * (run.method != "zero-shot")
+    weight = {"caltech101": 10.0, "shapes": 5.0}.get(run.data, 1.0)
+    weight *= {"zero-shot": 0.0, "coop": 0.02, "mmrl": 0.2}.get(run.method, 0.25)
+    return weight * (run.epochs or 0) * (1 if run.inference == "mle" else 3)
 
 
 if __name__ == "__main__":

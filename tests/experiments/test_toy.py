@@ -8,7 +8,6 @@ import torch
 from scipy.stats import binomtest, fisher_exact, multivariate_normal
 
 from rebapl.experiments import toy, toy_figures
-from rebapl.repulsion import Repulsion
 from rebapl.sampling import CyclicalSchedule
 
 NONE, GOOD, TOO_STRONG = toy.SETTINGS
@@ -31,13 +30,13 @@ def test_points_are_told_apart_by_mode() -> None:
 @pytest.mark.parametrize("setting", toy.SETTINGS, ids=["none", "good", "too strong"])
 def test_chains_side_by_side_equal_the_package_s_repulsion(setting: toy.Setting) -> None:
     """Many chains use a closed form; one chain uses `Repulsion`: the same value, the same force."""
-    stored = torch.tensor([[-1.5, -0.5]])
+    cycles = [torch.tensor([[-1.0, 0.5]]), torch.tensor([[-1.5, -0.5]])]
     theta = torch.tensor([[-1.1, -0.2]], requires_grad=True)
-    repulsion = Repulsion("paired", size="absolute", strength=setting.strength, epsilon=1.0, scale=1.0)
     terms = []
-    for memory in (toy._Package(repulsion), toy._Neighbours(setting)):
-        memory.remember(stored)
-        memory.new_cycle()
+    for memory in (toy._Package(setting), toy._Neighbours(setting)):
+        for stored in cycles:
+            memory.remember(stored)
+            memory.new_cycle()
         schedule = CyclicalSchedule(torch.optim.SGD([theta], lr=1.0), 10, exploration=1.0)
         terms.append(memory.term(theta, schedule))
     torch.testing.assert_close(*terms)

@@ -17,7 +17,7 @@ EXPLORING, SAMPLING = SimpleNamespace(exploring=True), SimpleNamespace(exploring
 
 def test_memory_previous_and_all() -> None:
     clouds = [torch.randn(6, 2, generator=torch.Generator().manual_seed(i)) for i in range(5)]
-    previous, every = Repulsion("energy"), Repulsion("energy", memory="all")
+    previous, every = Repulsion("energy", memory="previous"), Repulsion("energy")
     for repulsion in (previous, every):
         repulsion.remember(clouds[0])
         assert not repulsion.active(EXPLORING)  # a sample does not repel its own cycle

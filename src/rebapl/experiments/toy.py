@@ -106,7 +106,19 @@ class _Neighbours:
 class _Package:
     """The same for one chain, with the package's own `Repulsion` in weight space."""
 
-    repulsion: Repulsion
+    setting: Setting
+    repulsion: Repulsion = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.repulsion = Repulsion(
+            "paired",
+            size="absolute",
+            strength=self.setting.strength,
+            epsilon=EPSILON,
+            scale=1.0,
+            stage=self.setting.stage,
+            memory="previous",
+        )
 
     def remember(self, theta: Tensor) -> None:
         self.repulsion.remember(weights([theta]))
@@ -131,15 +143,7 @@ def run(
 ) -> Run:
     """Cyclical SGLD from `start` (R, 2), R chains side by side; `stored` (R, 2) repels already in the first cycle."""
     one = len(start) == 1
-    memory: _Neighbours | _Package = (
-        _Package(
-            Repulsion(
-                "paired", size="absolute", strength=setting.strength, epsilon=EPSILON, scale=1.0, stage=setting.stage
-            )
-        )
-        if one
-        else _Neighbours(setting)
-    )
+    memory: _Neighbours | _Package = _Package(setting) if one else _Neighbours(setting)
     if stored is not None:
         memory.remember(stored)
     theta = torch.nn.Parameter(start.clone())

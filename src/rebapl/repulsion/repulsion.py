@@ -2,8 +2,8 @@
 
     L(θ) + strength·Σ_s V(d²(θ, θ_s)),    V as in `potential`, d² as in `distances`
 
-The sum runs over the remembered samples: those of the previous cycle (the paper's) or of all cycles before
-this one. A sample does not repel the cycle that made it.
+The sum runs over the remembered samples: those of all cycles before this one, or of the previous one alone (the
+paper's). A sample does not repel the cycle that made it.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Repulsion:
     ‖∇ΣV‖ / Σ|dV/dd| = ‖∇d‖ is held fixed, and |dV/dd|, known in closed form, is followed. They are no gradients
     of a potential: in stage="both" no density is targeted.
 
-    `memory`: previous (the samples of the last cycle) or all. `stage`: exploration or both. `kick`: how far
-    the chain loop moves θ off the saddle at a warm restart, relative to θ; see `kick`. `generator` draws the
-    halves for s and the directions of sliced.
+    `memory`: all (the samples of every earlier cycle) or previous (of the last one). `stage`: exploration or
+    both. `kick`: how far the chain loop moves θ off the saddle at a warm restart, relative to θ; see `kick`.
+    `generator` draws the halves for s and the directions of sliced.
 
     >>> repulsion = Repulsion(metric="wasserstein", size="absolute", strength=0.1)
     >>> theta = torch.zeros(8, 2, requires_grad=True)
@@ -85,7 +85,7 @@ class Repulsion:
         cap: float = 1.0,
         epsilon: float = 0.3,
         scale: float | None = None,
-        memory: str = "previous",
+        memory: str = "all",
         stage: str = "exploration",
         measure_every: int = 10,
         kick: float = 0.01,

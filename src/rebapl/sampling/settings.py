@@ -58,7 +58,7 @@ class Repelling:
     cap: float = 1.0
     epsilon: float = 0.3
     scale: float | None = None
-    memory: str = "previous"
+    memory: str = "all"
     stage: str = "exploration"
     measure_every: int = 10
     kick: float = 0.01
