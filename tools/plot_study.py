@@ -1,0 +1,57 @@
+"""Draws the comparison of `study.py`: every kind of inference against maximum likelihood with as many epochs.
+
+python tools/plot_study.py docs/benchmarks/compare.json docs/images/benchmarks.png
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from rebapl.files import read_json
+from study import OURS, TASKS, difference
+
+AGAINST = "mle, 3× epochs"
+SCORES = {"hm": "harmonic mean, points", "nll": "NLL, nats"}
+NAMES = {"eurosat": "EuroSAT", "caltech101": "Caltech101"}
+
+
+def plot(records: list[dict[str, Any]], out: Path) -> None:
+    """A column for the average and for each task, a row for each score; bars are one standard error to each side."""
+    records = [each for each in records if each["method"] != "coop"]  # it has not every kind
+    kinds = [name for name in dict.fromkeys(each["setting"] for each in records) if name not in ("zero-shot", AGAINST)]
+    columns = {"all four": records} | {
+        NAMES.get(task, task): [each for each in records if each["task"] == task] for task in TASKS
+    }
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(len(SCORES), len(columns), sharey=True)
+    for row, (score, label) in zip(grid, SCORES.items(), strict=True):
+        for axes, (title, own) in zip(row, columns.items(), strict=True):
+            for height, kind in enumerate(kinds):
+                mean, error = difference(own, kind, AGAINST, score)
+                color = "#D55E00" if kind == OURS else "#0072B2" if kind.startswith("rebapl") else "#555555"
+                axes.errorbar(mean, height, xerr=error, fmt="o", color=color, markersize=5, capsize=2)
+            axes.axvline(0, color="#999999", linewidth=0.8, zorder=0)
+            axes.set_yticks(range(len(kinds)), kinds)
+            axes.set_ylim(len(kinds) - 0.4, -0.6)
+            axes.margins(x=0.15)
+            axes.grid(axis="x", alpha=0.3)
+            axes.spines[["top", "right"]].set_visible(False)
+            if score == "hm":
+                axes.set_title(title, fontsize=10)
+        row[len(columns) // 2].set_xlabel(f"{label} ({'more' if score == 'hm' else 'less'} is better)")
+    figure.suptitle(
+        "MaPLe and MMRL: difference to maximum likelihood with as many epochs, ± standard error", fontsize=11
+    )
+    figure.savefig(out, dpi=130)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("records", type=Path, help="records.json of `study.py compare`")
+    parser.add_argument("out", type=Path, help="picture to write")
+    chosen = parser.parse_args()
+    plot(read_json(chosen.records, "a study")["records"], chosen.out)
