@@ -73,8 +73,8 @@ GROUPS: dict[str, dict[str, Setting]] = {
         "mle 3x": Setting("mle", epochs=3),
         "ensemble": Setting("ensemble"),
         "snapshot": Setting("snapshot"),
-        "csghmc": Setting("csghmc"),
-        "csghmc cold": Setting("csghmc", {"restart": "cold"}),
+        "csghmc": Setting("csghmc", {"temperature": 0.1}),
+        "csghmc cold": Setting("csghmc", {"restart": "cold", "temperature": 0.1}),
     },
     "start": {"rebapl, start": _rebapl()},
     "temperature": {

@@ -39,6 +39,13 @@ def test_adaptive_calibration_error_equals_brute_force(n: int) -> None:
     assert scores(probabilities, labels)["adaptive_ece"] == pytest.approx(100 * total, abs=1e-4)
 
 
+def test_adaptive_calibration_error_does_not_depend_on_the_order_of_ties() -> None:
+    right = torch.tensor([True] * 30 + [False] * 15)  # as in a list sorted by class
+    equally_sure = torch.full((45,), 2 / 3)
+    assert adaptive_calibration_error(equally_sure, right) == pytest.approx(0, abs=1e-6)
+    assert adaptive_calibration_error(equally_sure + 0.1, right) == pytest.approx(0.1, abs=1e-6)
+
+
 def brute_aurc(uncertainty: list[float], right: list[bool]) -> float:
     """The mean over all orders of images of equal uncertainty."""
     found = []

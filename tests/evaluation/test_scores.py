@@ -40,6 +40,36 @@ def test_calibration_error_equals_brute_force() -> None:
     )
 
 
+def test_certain_predictions_belong_to_the_last_bin() -> None:
+    # one of five certain ones wrong, and five right at 0.95: together a gap of 0.9 − 0.975
+    probabilities = torch.tensor([[1.0, 0.0]] * 5 + [[0.95, 0.05]] * 5)
+    result = scores(probabilities, torch.tensor([0, 0, 0, 0, 1] + [0] * 5))
+    assert result["ece"] == pytest.approx(7.5, abs=1e-3)
+
+
+def test_an_average_that_rounding_takes_above_one_is_still_a_probability() -> None:
+    probabilities, labels = random_predictions()
+    probabilities[0] = torch.nn.functional.one_hot(torch.tensor(0), 7)
+    expected = brute_force_ece(probabilities.numpy(), labels.numpy())
+    probabilities[0, 0] += torch.finfo(torch.float32).eps  # as ten samples of weight 0.1 that are all certain
+    assert scores(probabilities, labels)["ece"] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_certainty_that_is_always_right_or_always_wrong(right: bool) -> None:
+    result = scores(torch.tensor([[1.0, 0.0]] * 20), torch.full((20,), 0 if right else 1))
+    wrong = 0.0 if right else 100.0
+    for name, expected in {"accuracy": 100 - wrong, "ece": wrong, "adaptive_ece": wrong, "aurc": wrong}.items():
+        assert result[name] == pytest.approx(expected, abs=1e-4), name
+    assert result["brier"] == (0.0 if right else 2.0)
+
+
+def test_one_class_is_always_right() -> None:
+    result = scores(torch.ones(5, 1), torch.zeros(5, dtype=torch.long))
+    assert (result["accuracy"], result["nll"], result["brier"]) == (100.0, 0.0, 0.0)
+    assert result["ece"] == pytest.approx(0.0, abs=1e-4)
+
+
 def test_an_impossible_event_costs_a_finite_amount() -> None:
     result = scores(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
     assert result["nll"] == pytest.approx(15.94, abs=0.01)

@@ -9,7 +9,8 @@ import torch
 
 from rebapl.errors import UserError
 from rebapl.learners.base import Recipe
-from rebapl.sampling import PRESETS, Adaptive, Chain, Inference, begin, preset, preset_values
+from rebapl.sampling import PRESETS, Adaptive, Chain, Inference, Repelling, begin, preset, preset_values
+from rebapl.sampling.presets import Value
 
 from .toy import ToyLearner, batches, data
 
@@ -84,9 +85,33 @@ def test_the_paper_preset_takes_the_papers_table_where_it_names_the_method():
     assert preset_values("rebapl-paper", MAPLE, "maple")["lr"].origin == "paper"
     assert preset_values("rebapl-paper", PROMPTSRC, "promptsrc")["lr"].origin == "recipe"
     assert preset_values("rebapl", MAPLE, "maple")["lr"] == preset_values("mle", MAPLE, "maple")["lr"]
+
+
+def test_the_authors_preset_has_every_departure_of_the_released_code():
     authors = preset("rebapl-authors", MAPLE, "maple")
-    assert (authors.repulsion.strength, authors.repulsion.reference, authors.repulsion.rows) == (0.75, 128, 5)
-    assert (authors.integrator, authors.temperature) == ("authors", 100.0)
+    assert (authors.lr, authors.batch, authors.epochs, authors.cycles, authors.exploration) == (0.002, 1, 5, 3, 0.4)
+    assert (authors.integrator, authors.temperature, authors.average) == ("authors", 100.0, "logits")
+    assert (authors.restart, authors.keep_momentum) == ("warm", True)
+    assert (authors.granularity, authors.floor, authors.warmup_epochs, authors.warmup_lr) == ("epoch", 0.0, 1, 1e-5)
+    assert authors.repulsion == Repelling(
+        space="both",
+        reference=128,
+        pool=128,
+        rows=5,
+        augmented=True,
+        metric="paired",
+        potential="inverse",
+        size="absolute",
+        strength=0.75,
+        epsilon=1e-6,
+        scale=1.0,
+        memory="previous",
+        stage="both",
+        kick=0.0,
+    )
+    side_by_side = preset("rebapl-authors", MAPLE, "maple", restart="cold", keep_momentum=False)
+    assert (side_by_side.restart, side_by_side.warmup_epochs) == ("cold", 1)  # a fresh warm-up each
+    assert preset_values("rebapl-authors", MAPLE, "maple")["warmup_epochs"] == Value(1, "authors' code")
 
 
 def test_what_follows_from_a_setting_follows_its_change():

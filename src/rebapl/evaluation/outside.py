@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
 from rebapl.posterior import UNCERTAINTIES, Prediction
+
+OF_ONE_SAMPLE = ("max-probability", "entropy")
+"""The uncertainties that a sample has by itself; the others compare samples."""
 
 
 def outside_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
@@ -25,8 +32,23 @@ def outside_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
     return {"auroc": 100 * float(auroc), "fpr95": 100 * (outside <= threshold).double().mean().item()}
 
 
-def all_outside_scores(inside: Prediction, outside: Prediction) -> dict[str, dict[str, float]]:
-    """`outside_scores` for every kind of uncertainty; both predictions among the same class names."""
+def all_outside_scores(inside: Prediction, outside: Prediction) -> dict[str, dict[str, Any]]:
+    """`outside_scores` for every kind of uncertainty; both predictions among the same class names.
+
+    Kinds that a sample has by itself also have those of each, in `per_sample`.
+    """
     if inside.class_names != outside.class_names:
         raise UserError("inside and outside images are compared among the same class names: bind the posterior once")
-    return {by: outside_scores(inside.uncertainty(by), outside.uncertainty(by)) for by in UNCERTAINTIES}
+    found: dict[str, dict[str, Any]] = {
+        by: {**outside_scores(inside.uncertainty(by), outside.uncertainty(by))} for by in UNCERTAINTIES
+    }
+    pairs = list(zip(_alone(inside), _alone(outside), strict=True))
+    for by in OF_ONE_SAMPLE:
+        found[by]["per_sample"] = [outside_scores(a.uncertainty(by), b.uncertainty(by)) for a, b in pairs]
+    return found
+
+
+def _alone(prediction: Prediction) -> list[Prediction]:
+    """What each sample says by itself."""
+    one = torch.ones(1)
+    return [replace(prediction, probabilities=p, per_sample=p[None], weights=one) for p in prediction.per_sample]

@@ -4,7 +4,9 @@ With confidence c_n = max p(·|x_n) and right_n = [argmax p(·|x_n) = y_n]:
 
     Brier   1/N Σ_n Σ_c (p_nc − [y_n = c])²                                  from 0 to 2
     ECE     Σ_b |B_b|/N · |mean right − mean confidence in B_b|              B_b: 15 bins of equal width, or mass
-    AURC    1/N Σ_k (errors among the k surest) / k                          surest first; ties in no particular order
+    AURC    1/N Σ_k (errors among the k surest) / k                          surest first
+
+Images that tie have no order: where one is needed, each counts as right as they are on average.
 """
 
 from __future__ import annotations
@@ -13,9 +15,12 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torchmetrics.functional.classification import multiclass_calibration_error
+from torchmetrics.functional.classification import binary_calibration_error
 
 ECE_BINS = 15
+BELOW_ONE = 1 - torch.finfo(torch.float32).eps / 2
+"""The largest float32 below 1. torchmetrics has a bin of its own for exactly 1, and takes what is above, as a rounded
+average of certain samples may be, for logits."""
 
 
 def scores(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
@@ -28,9 +33,9 @@ def scores(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
     """
     confidence, answers = probabilities.max(-1)
     right = answers == labels
-    # The floor is float32's smallest step from 0: an impossible event costs about 16 nats, not infinity.
+    # The floor is float32's step at 1: an impossible event costs about 16 nats, not infinity.
     likelihood = probabilities.gather(1, labels[:, None]).clamp_min(torch.finfo(torch.float32).eps)
-    ece = multiclass_calibration_error(probabilities, labels, probabilities.shape[1], n_bins=ECE_BINS)
+    ece = binary_calibration_error(confidence.clamp_max(BELOW_ONE), right.int(), n_bins=ECE_BINS)
     return {
         "accuracy": 100 * right.double().mean().item(),
         "nll": -likelihood.double().log().mean().item(),
@@ -53,23 +58,25 @@ def brier(probabilities: Tensor, labels: Tensor) -> float:
 
 def adaptive_calibration_error(confidence: Tensor, right: Tensor, bins: int = ECE_BINS) -> float:
     """The calibration error with bins of (nearly) equal numbers of images, from confidence (N,) and right (N,)."""
-    order = confidence.argsort(stable=True)
-    gaps = right[order].double() - confidence[order].double()
+    gaps = _right_in_order(confidence, right) - confidence.sort().values.double()
     return sum(abs(part.sum().item()) for part in gaps.tensor_split(bins)) / len(gaps)
 
 
 def area_under_risk_coverage(uncertainty: Tensor, right: Tensor) -> float:
     """The mean, over k, of the share of errors among the k least uncertain images; from (N,) and (N,).
 
-    Among images of equal uncertainty every order is as good: the expectation over them is taken.
-
     >>> area_under_risk_coverage(torch.tensor([0.1, 0.2]), torch.tensor([True, False]))
     0.25
     """
-    _, block, sizes = uncertainty.unique(sorted=True, return_inverse=True, return_counts=True)
-    errors = torch.zeros(len(sizes), dtype=torch.float64).index_add(0, block, (~right).double())
-    each = (errors / sizes).repeat_interleave(sizes)
-    return (each.cumsum(0) / torch.arange(1, len(right) + 1)).mean().item()
+    errors = 1 - _right_in_order(uncertainty, right)
+    return (errors.cumsum(0) / torch.arange(1, len(right) + 1)).mean().item()
+
+
+def _right_in_order(values: Tensor, right: Tensor) -> Tensor:
+    """right (N,) in ascending order of values (N,), averaged over those of equal value."""
+    _, block, sizes = values.unique(sorted=True, return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(sizes), dtype=torch.float64).index_add(0, block, right.double())
+    return (sums / sizes).repeat_interleave(sizes)
 
 
 def harmonic_mean(base: float, novel: float) -> float:

@@ -39,7 +39,7 @@ def fit_on_validation(
 
 def score_outside(
     posterior: Posterior, task: Task, outside: str = "novel", root: Path | None = None
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, Any]]:
     """AUROC and FPR95 by kind of uncertainty: test images of the trained classes against those of others.
 
     `outside` is a test part of the task with other classes (`novel`), or another data set (below `root`, if it is
