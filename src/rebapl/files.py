@@ -43,6 +43,8 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path.parent} is not {what}: it has no {path.name}") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): it should be a file that you may read") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is damaged ({error}): make {what} again") from error
     if not isinstance(content, dict):

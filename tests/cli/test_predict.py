@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from rebapl.cli.app import app, main
 from rebapl.cli.values import parse_threshold
 from rebapl.errors import UserError
 from rebapl.experiments.run import load_trained, train_run
+from rebapl.posterior import Posterior
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +105,26 @@ def test_a_file_gets_what_the_terminal_would(run: Path, images: Path, tmp_path: 
     assert out.read_text() == shown
 
 
-def test_it_says_that_it_does_not_know_above_the_threshold(run: Path, images: Path) -> None:
+@pytest.mark.parametrize("kind", ["table", "json", "csv"])
+def test_a_name_that_is_no_text_is_shown(run: Path, images: Path, tmp_path: Path, kind: str) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    try:
+        (tmp_path / name).write_bytes((images / "a.png").read_bytes())
+    except OSError:
+        pytest.skip("this file system takes valid names only")
+    shown = rebapl("predict", run, tmp_path, "--format", kind, "--top", 1)
+    assert "udce9.png" in "".join(shown.split()).replace("│", "")
+
+
+@pytest.mark.parametrize("place", [".", "a.png/x.csv"])
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(images: Path, place: str) -> None:
+    with pytest.raises(UserError, match="cannot be written: name a file"):
+        rebapl("predict", "nowhere", images, "--out", images / place)
+
+
+def test_it_says_that_it_does_not_know_above_the_threshold(
+    run: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UserError, match="no threshold was chosen"):
         rebapl("predict", run, images, "--abstain")
     shown = rebapl("evaluate", run, "--fit-weights", "--fit-threshold", "coverage=0.1,by=entropy", "--outside", "novel")
@@ -117,8 +138,10 @@ def test_it_says_that_it_does_not_know_above_the_threshold(run: Path, images: Pa
     assert rebapl("predict", run, images, "--abstain").count("I don't know") == sum(unsure)
     rows = csv.DictReader(io.StringIO(rebapl("predict", run, images, "--abstain", "--format", "csv")))
     assert [row["answer"] == "I don't know" for row in rows] == unsure
-    with pytest.raises(UserError, match="no threshold was chosen"):
-        rebapl("predict", run, images, "--abstain", "--classes", "cat,dog")
+    monkeypatch.setattr(Posterior, "predict", lambda *_, **__: pytest.fail("worked before refusing"))
+    for other in (("--classes", "cat,dog"), ("--template", "a {}."), ("--average", "logits")):
+        with pytest.raises(UserError, match="no threshold was chosen"):
+            rebapl("predict", run, images, "--abstain", *other)
 
 
 def test_the_heat_map_is_drawn(run: Path) -> None:

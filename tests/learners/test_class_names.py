@@ -78,6 +78,7 @@ def test_a_name_without_room_is_refused(encoder: DualEncoder, method: str) -> No
     [
         (["cat", ""], r"class name 1 \(''\) is empty"),
         (["cat", " _ "], r"class name 1 \(' _ '\) is empty"),
+        (["cat", 1], "class name 1 is 1: every class needs a name in words"),
         ([], "no class names"),
     ],
 )
@@ -97,6 +98,8 @@ def test_a_name_may_come_twice_as_in_imagenets_list(encoder: DualEncoder, method
 def test_binding_checks_names_too(build: Any, method: str) -> None:
     with pytest.raises(UserError, match="is empty"):
         build(method).bind(["cat", ""])
+    with pytest.raises(UserError, match="template '' must hold"):
+        build(method).bind(["cat"], "")
 
 
 def test_underscores_are_spaces(encoder: DualEncoder) -> None:

@@ -78,12 +78,22 @@ def test_arrays_have_channels_last_and_tensors_first() -> None:
         (torch.zeros(2, 8, 8, 3, dtype=torch.uint8), "uint8 .N, 3, H, W"),
         (torch.zeros(2, 3, 8, 8), "uint8 .N, 3, H, W"),
         ([3], "image 0 is a int"),
+        (Image.new("RGB", (0, 5)), "image 0 cannot be read as an image .it has no pixels"),
         ("nowhere/x.png", "nowhere/x.png: no such image or folder"),
     ],
 )
 def test_what_is_no_image_is_refused(images: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         read_images(images, SIZES)
+
+
+def test_files_are_turned_upright_and_pictures_taken_as_they_are(tmp_path: Path) -> None:
+    sideways = Image.Exif()
+    sideways[0x0112] = 6
+    picture(0).save(tmp_path / "x.png", exif=sideways)
+    assert torch.equal(read_images(tmp_path, SIZES)[1][0], SIZES.centre(picture(0).rotate(-90, expand=True)))
+    with Image.open(tmp_path / "x.png") as opened:
+        assert torch.equal(read_images(opened, SIZES)[1], views_of(0))
 
 
 @pytest.mark.parametrize("kind", ["text", "empty", "truncated"])

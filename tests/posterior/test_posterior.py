@@ -23,6 +23,14 @@ def test_predict_averages_the_samples_probabilities(make: Any, views: Tensor) ->
     assert len(prediction.names) == len(prediction) == 7
 
 
+@pytest.mark.parametrize("given", [np.array([0.2, 0.3, 0.5]), [0.2, 0.3, 0.5], torch.tensor([0, 0, 1])])
+def test_weights_may_be_numbers_of_any_type(make: Any, views: Tensor, given: Any) -> None:
+    posterior = make("coop").with_weights(given)
+    expected = np.einsum("s,snc->nc", np.asarray(given), posterior.predict(views).per_sample.numpy())
+    np.testing.assert_allclose(posterior.predict(views).probabilities.numpy(), expected, atol=1e-6)
+    assert posterior.predict(views).mutual_information.shape == (7,)
+
+
 def test_views_and_raw_images_agree(make: Any, views: Tensor) -> None:
     posterior = make("coop")
     array = views.permute(0, 2, 3, 1).numpy()
@@ -41,6 +49,8 @@ def test_other_class_names_and_template_at_predict_time(make: Any, views: Tensor
     assert not torch.allclose(with_template.probabilities, posterior.predict(views).probabilities)
     with pytest.raises(UserError, match="given twice"):
         posterior.predict(views, class_names=["car", "car"])
+    with pytest.raises(UserError, match=r"class name 0 .* is empty"):
+        posterior.predict(views, class_names=["", ""])
     published = posterior.bind(["missile", "car", "missile"])  # a data set's own list may
     assert published.predict(views, class_names=published.class_names).class_names == ["missile", "car", "missile"]
     with pytest.raises(UserError, match="template"):

@@ -107,6 +107,11 @@ def test_top_is_sorted_and_matches_its_interval() -> None:
     assert prediction.top(99).labels.shape == (30, 5)
 
 
+def test_of_equally_likely_classes_the_first_comes_first() -> None:
+    prediction = predicted(torch.zeros(1, 3, 5), torch.ones(1), CLASSES, ["x"] * 3)
+    assert torch.equal(prediction.top(1).labels[:, 0], prediction.labels)
+
+
 @pytest.mark.parametrize("by", UNCERTAINTIES)
 def test_a_threshold_for_coverage_answers_that_share_and_no_lower_one_does(by: str) -> None:
     prediction = make_prediction()

@@ -62,6 +62,7 @@ def test_every_step_raises_the_likelihood() -> None:
     found = [likelihood(weights.numpy(), log_probabilities, labels) for weights in steps]
     assert all(later >= earlier - 1e-12 for earlier, later in itertools.pairwise(found))
     assert found[-1] > found[0] + 1e-3
+    assert all(found[-1] - after <= np.log(5) / step for step, after in enumerate(found) if step)
     for weights in steps:
         assert weights.min() >= 0
         assert weights.sum().item() == pytest.approx(1, abs=1e-9)

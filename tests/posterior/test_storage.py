@@ -69,6 +69,15 @@ def test_a_class_bound_later_is_not_what_was_learned_with(make: Any, encoder: Du
     assert load_posterior(folder, encoder).class_names == posterior.class_names
 
 
+@pytest.mark.parametrize("bound", [{"template": "a photo of a {}."}, {"transfer": True}])
+def test_a_threshold_for_texts_bound_later_is_not_stored(
+    make: Any, encoder: DualEncoder, views: torch.Tensor, tmp_path: Path, bound: dict
+) -> None:
+    posterior = make("coop").bind(make("coop").class_names, **bound)
+    posterior = posterior.fit_threshold(views, torch.tensor([0, 1, 2, 3, 0, 1, 2]), coverage=0.5)
+    assert load_posterior(save_posterior(posterior, tmp_path / "p"), encoder).threshold is None
+
+
 @pytest.fixture
 def saved(make: Any, tmp_path: Path, views: torch.Tensor) -> Path:
     posterior = make("coop").fit_threshold(views, torch.tensor([0, 1, 2, 3, 0, 1, 2]), coverage=0.5)
@@ -134,6 +143,9 @@ def test_missing_and_mistyped_entries_are_named(saved: Path, encoder: DualEncode
         ({"method_settings": {"tokenz": 1}}, "tokenz"),
         ({"method_settings": {"tokens": "four"}}, "cannot be used by this version"),
         ({"template": "no place"}, "template"),
+        ({"inference": {"average": "median"}}, "unknown average 'median'.*train the posterior again"),
+        ({"inference": {"average": 3}}, "unknown average '3'"),
+        ({"class_names": ["\ud800"]}, "class name 0 .* is not valid Unicode"),
         ({"method": "cocoop"}, "'expand.bias' has shape none"),
         ({"threshold": {"by": "entropy"}}, "'threshold' cannot be used"),
         ({"samples_sha256": "0" * 64}, "truncated or edited"),
@@ -205,6 +217,11 @@ def test_missing_files_are_named(saved: Path, encoder: DualEncoder, tmp_path: Pa
         load_posterior(saved, encoder)
     with pytest.raises(UserError, match=r"is not a posterior: it has no posterior.json"):
         load_posterior(tmp_path / "nothing", encoder)
+    with pytest.raises(UserError, match="is a file: give the folder of a posterior"):
+        load_posterior(saved / "posterior.json", encoder)
+    (tmp_path / "odd" / "posterior.json").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"posterior.json cannot be read"):
+        load_posterior(tmp_path / "odd", encoder)
 
 
 def test_another_backbone_is_refused(saved: Path, mini: DualEncoder) -> None:
@@ -243,6 +260,17 @@ def test_saving_replaces_whole_or_not_at_all(
     assert [path.name for path in saved.parent.iterdir()] == ["posterior"]
     save_posterior(make("maple"), saved)
     assert load_posterior(saved, encoder).about["method"] == "maple"
+
+
+def test_new_weights_beside_the_same_samples_are_one_rename(
+    make: Any, encoder: DualEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posterior = make("maple", 2)
+    folder = save_posterior(posterior, tmp_path / "posterior")
+    with monkeypatch.context() as patch:
+        patch.delattr("rebapl.posterior.storage.folder_written_whole")  # which would need two
+        save_posterior(posterior.with_weights([0.25, 0.75]), folder)
+    assert load_posterior(folder, encoder).weights.tolist() == [0.25, 0.75]
 
 
 def test_what_should_not_be_saved_is_refused(make: Any, tmp_path: Path) -> None:

@@ -38,6 +38,10 @@ def clean_class_names(names: Sequence[str]) -> list[str]:
     """
     if isinstance(names, str):
         raise UserError(f"class names must be a list of names; got the one string {names!r}")
+    names = list(names)
+    for index, name in enumerate(names):
+        if not isinstance(name, str):
+            raise UserError(f"class name {index} is {name!r}: every class needs a name in words")
     cleaned = [" ".join(name.replace("_", " ").split()) for name in names]
     if not cleaned:
         raise UserError("no class names were given: at least one is needed")

@@ -37,7 +37,8 @@ def records(prediction: Prediction, top: int, abstain: bool) -> list[dict[str, A
             {"class": prediction.class_names[label], "probability": probability, "low": low, "high": high}
             for label, probability, low, high in zip(*columns[index], strict=True)
         ]
-        record = {"image": name, "answer": None if doubt else classes[0]["class"], "top": classes}
+        shown = name.encode("utf-8", "backslashreplace").decode()  # a file's name may be no valid text
+        record = {"image": shown, "answer": None if doubt else classes[0]["class"], "top": classes}
         answers.append({**record, **{key: values[index].item() for key, values in measures.items()}})
     return answers
 
@@ -65,7 +66,7 @@ def as_csv(answers: list[dict[str, Any]]) -> str:
 def as_table(answers: list[dict[str, Any]], samples: int, coloured: bool) -> str:
     """For a terminal: a row per image and class, the image's measures beside its first."""
     table = Table(
-        caption=f"interval: where {LEVEL:.0%} of the {samples} samples' weight lies" if samples > 1 else None,
+        caption=f"interval: where at least {LEVEL:.0%} of the {samples} samples' weight lies" if samples > 1 else None,
         caption_justify="left",
     )
     table.add_column("image", overflow="fold")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, cast
@@ -38,12 +39,16 @@ def predict(
 
     if format_ not in FORMATS:
         raise unknown("format", format_, FORMATS)
+    if out is not None:
+        _check_writable(out)
     names = _class_names(classes, classes_file)
     files = [file for each in images for file in image_files(each)]
     posterior = load_trained(run, device=device, backbone=backbone)
-    averaged, predicted = average or posterior.average, names or posterior.class_names
-    if abstain and not (posterior.threshold and posterior.threshold.suits(predicted, averaged)):
-        raise UserError(NO_THRESHOLD)
+    averaged = average or posterior.average
+    if abstain:
+        bound = posterior.bind(names or posterior.class_names, template)
+        if bound.threshold is None or not bound.threshold.suits(bound.class_names, averaged):
+            raise UserError(NO_THRESHOLD)
     prediction = posterior.predict(files, class_names=names, template=template, average=cast(Average, averaged))
     answers = records(prediction, top, abstain)
     if format_ == "json":
@@ -57,6 +62,13 @@ def predict(
     else:
         write_atomically(out, text + "\n")
         print(f"{len(answers)} images: {out}")
+
+
+def _check_writable(out: Path) -> None:
+    """Refuse, before any work, a place where no file can be written."""
+    folder = next(folder for folder in out.absolute().parents if folder.exists())
+    if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UserError(f"--out {out} cannot be written: name a file, in a folder that you may write to")
 
 
 def _class_names(classes: str | None, file: Path | None) -> list[str] | None:

@@ -116,7 +116,7 @@ class Learner(nn.Module):
         """
         other = copy.copy(self)
         other.transfer = transfer
-        other._set_classes(class_names, template or self.template)
+        other._set_classes(class_names, self.template if template is None else template)
         return other
 
     def sentences(self) -> list[str]:

@@ -57,6 +57,7 @@ def _within_risk(risks: Tensor, possible: Tensor, risk: float) -> int:
     if not bool(good.any()):
         lowest = float(risks[possible].min())
         raise UserError(
-            f"no threshold keeps the risk at {risk:g} on these {len(risks)} images: the lowest reached is {lowest:.3f}"
+            f"no threshold keeps the risk at {risk:g} on these {len(risks)} images: the lowest reached is "
+            f"{lowest:.3f}; allow that much, or choose by coverage"
         )
     return int(good.nonzero().max())

@@ -25,7 +25,8 @@ def read_images(images: Images, preprocessing: Preprocessing) -> tuple[list[str]
 
     a file or a folder (searched to the bottom, in the order of paths), an image of Pillow, a sequence of these,
     an array uint8 (N, H, W, 3) or (H, W, 3), or a tensor uint8 (N, 3, H, W) or (3, H, W).
-    All are resized and cropped as the backbone wants. The first that cannot be read is named in the error.
+    Files are turned upright as their EXIF orientation says; pictures, arrays and tensors are taken as they are. All
+    are resized and cropped as the backbone wants. The first that cannot be read is named in the error.
     """
     names, pictures = _named(images)
     if not names:
@@ -78,6 +79,8 @@ def _centre(picture: Picture, name: str, preprocessing: Preprocessing) -> Tensor
     if isinstance(picture, Path):
         return preprocessing.centre(read_image(picture))
     try:
+        if 0 in picture.size:
+            raise ValueError("it has no pixels")
         return preprocessing.centre(as_rgb(picture))
     except BROKEN as error:
         raise unreadable(name, error) from error

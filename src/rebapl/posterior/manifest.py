@@ -17,7 +17,7 @@ import transformers
 from rebapl import __version__
 from rebapl.errors import UserError
 from rebapl.posterior.posterior import Posterior, check_weights
-from rebapl.posterior.prediction import UNCERTAINTIES, Threshold
+from rebapl.posterior.prediction import UNCERTAINTIES, Threshold, check_average
 
 FORMAT = 1
 ABOUT = ("method", "method_settings", "inference", "seed", "data", "class_names", "template")
@@ -43,15 +43,17 @@ _NAMES = {dict: "an object", list: "a list", str: "text", int: "a whole number",
 
 def build_manifest(posterior: Posterior, samples_sha256: str) -> dict[str, Any]:
     """The content of `posterior.json`."""
-    encoder = posterior.learner.encoder
+    learner, threshold = posterior.learner, posterior.threshold
     missing = [key for key in ABOUT if key not in posterior.about]
     if missing:
         raise UserError(f"a posterior is saved with what is known of its making: `about` lacks {', '.join(missing)}")
+    if learner.transfer or learner.template != posterior.about["template"]:
+        threshold = None  # chosen for texts that are not those it would be read back with
     manifest = {
         "format": FORMAT,
-        "backbone": {"name": encoder.name, "sha256": encoder.fingerprint},
+        "backbone": {"name": learner.encoder.name, "sha256": learner.encoder.fingerprint},
         "weights": posterior.weights.tolist(),
-        "threshold": None if posterior.threshold is None else asdict(posterior.threshold),
+        "threshold": None if threshold is None else asdict(threshold),
         **{key: posterior.about[key] for key in ABOUT},
         "samples_sha256": samples_sha256,
         "versions": {
@@ -69,7 +71,7 @@ def content_sha256(manifest: Mapping[str, Any]) -> str:
     """The checksum of everything in a manifest but the checksum itself, however it is laid out in the file."""
     rest = json.loads(json.dumps({key: value for key, value in manifest.items() if key != "sha256"}))
     canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def check_manifest(manifest: Mapping[str, Any], path: Path) -> None:
@@ -93,6 +95,7 @@ def check_manifest(manifest: Mapping[str, Any], path: Path) -> None:
             raise _broken(path, f"'{key}' is {manifest[key]!r}")
     try:
         check_weights(torch.tensor(manifest["weights"], dtype=torch.float32))
+        check_average(manifest["inference"].get("average", "probabilities"))
     except UserError as error:
         raise _broken(path, str(error)) from error
 

@@ -39,7 +39,9 @@ class Posterior:
     threshold: Threshold | None = None
 
     def __post_init__(self) -> None:
-        check_weights(self.weights)
+        weights = torch.as_tensor(self.weights, dtype=torch.float32, device="cpu").detach()
+        object.__setattr__(self, "weights", weights)  # as the logits they are multiplied with, however they were given
+        check_weights(weights)
         for name, stack in self.samples.items():
             if len(stack) != len(self.weights):
                 raise UserError(f"{len(self.weights)} weights for {len(stack)} samples of '{name}': one each is needed")
@@ -117,9 +119,9 @@ class Posterior:
         names, views = read_images(images, self.learner.encoder.preprocessing)
         bound = self
         if class_names is not None or template is not None or transfer:
-            if class_names is not None and not isinstance(class_names, str) and list(class_names) != self.class_names:
-                refuse_repeats(class_names, "class_names")
             bound = self.bind(self.class_names if class_names is None else class_names, template, transfer)
+            if bound.class_names != self.class_names:
+                refuse_repeats(bound.class_names, "class_names")
         return bound.predict_views(views, average=average, names=names)
 
     def predict_views(

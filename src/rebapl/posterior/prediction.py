@@ -28,7 +28,7 @@ from rebapl.errors import UserError, unknown
 Average = Literal["probabilities", "logits"]
 LEVEL = 0.9
 NO_THRESHOLD = (
-    "no threshold was chosen for these class names and this averaging: choose one on validation images "
+    "no threshold was chosen for these class names, this template and this averaging: choose one on validation images "
     "(`choose_threshold`, or `rebapl evaluate RUN --fit-threshold coverage=0.9`)"
 )
 
@@ -124,7 +124,8 @@ class Prediction:
         """The k likeliest classes, all if there are fewer."""
         if k < 1:
             raise UserError(f"top {k}: ask for at least one class")
-        probabilities, labels = self.probabilities.topk(min(k, len(self.class_names)), dim=-1)
+        # Stable, so that of equal ones the first is that of `labels`.
+        probabilities, labels = (x[:, :k] for x in self.probabilities.sort(dim=-1, descending=True, stable=True))
         low, high = (end.gather(1, labels) for end in self.interval(level))
         return Top(labels, probabilities, low, high)
 
@@ -167,7 +168,7 @@ def predicted(
 def check_average(average: str) -> None:
     """Refuse what is no way of averaging."""
     if average not in get_args(Average):
-        raise unknown("average", average, get_args(Average))
+        raise unknown("average", str(average), get_args(Average))
 
 
 def entropy(probabilities: Tensor) -> Tensor:

@@ -6,11 +6,12 @@ learnable parameters are stored, never the backbone, never a pickle.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from rebapl.backbones import DualEncoder, load_backbone
@@ -22,7 +23,10 @@ from rebapl.posterior.posterior import Posterior
 
 
 def save_posterior(posterior: Posterior, folder: Path | str) -> Path:
-    """Write the folder, whole or not at all; an older one in its place is replaced."""
+    """Write the folder, whole or not at all; an older one in its place is replaced.
+
+    Where it holds the same samples already (new weights, a new threshold), only `posterior.json` is.
+    """
     folder = Path(folder)
     if folder.exists() and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not a posterior: choose another folder")
@@ -30,9 +34,15 @@ def save_posterior(posterior: Posterior, folder: Path | str) -> Path:
     for name, stack in samples.items():
         if not bool(stack.isfinite().all()):
             raise UserError(f"samples of '{name}' hold numbers that are not finite: nothing is saved")
+    content = save(samples)
+    checksum = hashlib.sha256(content).hexdigest()
+    manifest = build_manifest(posterior, checksum)
+    if (folder / SAMPLES).is_file() and sha256(folder / SAMPLES) == checksum:
+        write_json(folder / MANIFEST, manifest)
+        return folder
     with folder_written_whole(folder) as temporary:
-        save_file(samples, temporary / SAMPLES)
-        write_json(temporary / MANIFEST, build_manifest(posterior, sha256(temporary / SAMPLES)))
+        (temporary / SAMPLES).write_bytes(content)
+        write_json(temporary / MANIFEST, manifest)
     return folder
 
 
@@ -48,6 +58,8 @@ def load_posterior(
     """
     folder = Path(folder)
     path, samples = folder / MANIFEST, folder / SAMPLES
+    if folder.is_file():
+        raise UserError(f"{folder} is a file: give the folder of a posterior, which holds {MANIFEST} and {SAMPLES}")
     manifest = read_json(path, "a posterior")
     check_manifest(manifest, path)
     if not samples.is_file():
