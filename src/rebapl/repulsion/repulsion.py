@@ -55,7 +55,8 @@ class Repulsion:
     - normalised: its gradient has `fraction` times the usual norm of the loss gradient; `strength` is not used.
       It never lets go: how far the samples are apart already does not matter.
     - fading: `fraction` times that norm where |dV/dd| is greatest, and less in proportion elsewhere: with the
-      inverse potential, half of it at d² ≈ 1.9·ε and a tenth at d² ≈ 8.5·ε.
+      inverse potential, half of it at d² ≈ 1.9·ε and a tenth at d² ≈ 8.5·ε. Of several remembered samples the
+      forces and their greatest values are added up: near one of three, it is a third.
 
     The last three measure both norms every `measure_every` steps (two more backward passes through the same
     graph), and more often as a cycle begins: at its steps 0, 1, 2, 4, 8, …. The usual norm of the loss gradient
