@@ -126,8 +126,8 @@ class TestAModelOutsideThisPackage:
         assert samples.isfinite().all()
         assert torch.pdist(samples).min() > 0.1
 
-    def test_repulsion_remembered_the_cycle_before(self, prompt_recipe: dict[str, Any]) -> None:
-        assert len(prompt_recipe["repulsion"]) == 1
+    def test_repulsion_remembered_the_cycles_before(self, prompt_recipe: dict[str, Any]) -> None:
+        assert len(prompt_recipe["repulsion"]) == 2
         loss, force = prompt_recipe["repulsion"].norms
         assert 0 < force.item() <= loss.item()
 
