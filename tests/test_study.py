@@ -34,7 +34,6 @@ study = load_study()
 COMPARED = read_json(ROOT / "docs" / "benchmarks" / "compare.json", "a study")["records"]
 CHOICE = read_json(ROOT / "docs" / "benchmarks" / "choose.json", "a study")["records"]
 CHOSEN = read_json(ROOT / "docs" / "benchmarks" / "chosen.json", "a choice")
-SETTINGS = {name: setting for group in study.GROUPS.values() for name, setting in group.items()}
 
 
 def made_up(setting: str, task: str, *hm: float, nll: float = 0.0) -> list[dict[str, Any]]:
@@ -121,8 +120,8 @@ def resolved(method: str, inference: str, changes: dict[str, Any]) -> Inference:
 @pytest.mark.parametrize("method", study.METHODS)
 def test_the_preset_is_what_was_chosen(method: str) -> None:
     ours = resolved(method, "rebapl", {})
-    assert resolved(method, "rebapl", SETTINGS[CHOSEN["mmd"]].changes) == ours
-    ran = study.compared("maple", {metric: SETTINGS[CHOSEN[metric]].changes for metric in study.METRICS})
+    assert resolved(method, "rebapl", study.SETTINGS[CHOSEN["mmd"]].changes) == ours
+    ran = study.compared("maple", {metric: study.SETTINGS[CHOSEN[metric]].changes for metric in study.METRICS})
     assert resolved(method, "rebapl", ran[study.OURS].changes) == ours
     (told,) = re.findall(r"`(repulsion\.metric=wasserstein[^`]*)`", DOCUMENT)
     words = dict(word.split("=") for word in told.split())
@@ -131,5 +130,5 @@ def test_the_preset_is_what_was_chosen(method: str) -> None:
 
 
 def test_every_row_of_the_choice_is_a_setting_of_its_own() -> None:
-    found = [(resolved("maple", each.inference, dict(each.changes)), each.epochs) for each in SETTINGS.values()]
+    found = [(resolved("maple", each.inference, dict(each.changes)), each.epochs) for each in study.SETTINGS.values()]
     assert all(found.count(each) == 1 for each in found)

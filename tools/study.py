@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 from rich.progress import Progress
 
 from rebapl.experiments.engine import run_all
-from rebapl.experiments.run import RESULTS, RunConfig
+from rebapl.experiments.run import RESULTS, RunConfig, run_folder
+from rebapl.experiments.tables import Cell, Row, Table
 from rebapl.files import read_json, write_atomically, write_json
 
 SEEDS = (1, 2, 3)
 TASKS = ("eurosat", "caltech101", "digits", "shapes")
 METHODS = {"maple": "MaPLe", "mmrl": "MMRL", "coop": "CoOp"}
-SCORES = ("base", "novel", "hm", "nll", "ece", "distance", "seconds")
 
 
 class Setting(NamedTuple):
@@ -112,6 +112,7 @@ GROUPS: dict[str, dict[str, Setting]] = {
     },
 }
 
+SETTINGS = {name: setting for group in GROUPS.values() for name, setting in group.items()}
 METRICS = ("mmd", "wasserstein")
 OURS = "rebapl (MMD)"
 """The row of the preset in the comparison."""
@@ -193,20 +194,20 @@ def best(records: Sequence[Mapping[str, Any]], names: Iterable[str]) -> str | No
 def choice_table(records: Sequence[Mapping[str, Any]]) -> str:
     """A row per setting: means over tasks, methods and seeds, then the harmonic mean on each task."""
     tasks = [task for task in TASKS if any(each["task"] == task for each in records)]
-    head = ["setting", "base", "novel", "HM", "±", "NLL", "ECE", "distance", *(f"HM {task}" for task in tasks)]
-    lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-    for name in (name for group in GROUPS.values() for name in group):
+    rows: list[Row] = []
+    for name in SETTINGS:
         own = [each for each in records if each["setting"] == name]
         if not own:
             continue
-        cells = [f"{mean_and_error(own, score)[0]:.2f}" for score in ("base", "novel", "hm")]
-        cells.append(f"{mean_and_error(own, 'hm')[1]:.2f}")
-        cells += [f"{mean_and_error(own, score)[0]:.3f}" for score in ("nll", "ece", "distance")]
+        cells: list[Cell | str] = [Cell(mean_and_error(own, score)[0]) for score in ("base", "novel", "hm")]
+        cells.append(Cell(mean_and_error(own, "hm")[1]))
+        cells += [Cell(mean_and_error(own, score)[0], digits=3) for score in ("nll", "ece", "distance")]
         for task in tasks:
             here = [each for each in own if each["task"] == task]
-            cells.append(f"{mean_and_error(here, 'hm')[0]:.1f}" if here else "")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+            cells.append(Cell(mean_and_error(here, "hm")[0], digits=1) if here else "")
+        rows.append([name, *cells])
+    columns = ["setting", "base", "novel", "HM", "±", "NLL", "ECE", "distance", *(f"HM {task}" for task in tasks)]
+    return Table("", columns, rows).to_markdown(bare=True)
 
 
 def difference(records: Sequence[Mapping[str, Any]], of: str, against: str, score: str) -> tuple[float, float]:
@@ -221,28 +222,26 @@ def difference(records: Sequence[Mapping[str, Any]], of: str, against: str, scor
 
 def scores_table(records: Sequence[Mapping[str, Any]]) -> str:
     """A row per method and setting: means over tasks and seeds; the harmonic mean with its standard error."""
-    head = ["method", "inference", "base", "novel", "HM", "NLL", "ECE", "distance", "s"]
-    lines = ["| " + " | ".join(head) + " |", "|---|---|" + "---:|" * (len(head) - 2)]
+    digits = {"base": 2, "novel": 2, "hm": 2, "nll": 3, "ece": 1, "distance": 2, "seconds": 0}
+    rows: list[Row] = []
     for method, name in dict.fromkeys((each["method"], each["setting"]) for each in records):
         own = [each for each in records if (each["method"], each["setting"]) == (method, name)]
-        mean = {score: mean_and_error(own, score)[0] for score in SCORES}
-        cells = [f"{mean['base']:.2f}", f"{mean['novel']:.2f}"]
-        cells += [f"{mean['hm']:.2f} ± {mean_and_error(own, 'hm')[1]:.2f}"]
-        cells += [f"{mean['nll']:.3f}", f"{mean['ece']:.1f}", f"{mean['distance']:.2f}", f"{mean['seconds']:.0f}"]
-        lines.append("| " + " | ".join([METHODS[method], name, *cells]) + " |")
-    return "\n".join(lines) + "\n"
+        found = {score: mean_and_error(own, score) for score in digits}
+        cells = [Cell(found[s][0], found[s][1] if s == "hm" else None, places) for s, places in digits.items()]
+        rows.append([METHODS[method], name, *cells])
+    columns = ["method", "inference", "base", "novel", "HM", "NLL", "ECE", "distance", "s"]
+    return Table("", columns, rows).to_markdown(bare=True)
 
 
 def differences_table(records: Sequence[Mapping[str, Any]]) -> str:
     """What the repelled samples are worth against everything else, paired by task, method and seed."""
     digits = {"hm": 2, "nll": 3, "ece": 2}
-    lines = ["| against | HM | NLL | ECE |", "|---|---:|---:|---:|"]
+    rows: list[Row] = []
     for name in dict.fromkeys(each["setting"] for each in records):
         if name != OURS:
             found = {score: difference(records, OURS, name, score) for score in digits}
-            cells = [f"{found[s][0]:+.{n}f} ± {found[s][1]:.{n}f}" for s, n in digits.items()]
-            lines.append("| " + " | ".join([name, *cells]) + " |")
-    return "\n".join(lines) + "\n"
+            rows.append([name, *(Cell(*found[score], places, signed=True) for score, places in digits.items())])
+    return Table("", ["against", "HM", "NLL", "ECE"], rows).to_markdown(bare=True)
 
 
 def comparison(records: Sequence[Mapping[str, Any]]) -> str:
@@ -291,9 +290,8 @@ def main() -> None:
         settings = dict.fromkeys(asked.method or ("maple", "mmrl"), chosen)
         protocol = "selection"
     else:
-        everything = {name: s for group in GROUPS.values() for name, s in group.items()}
         names = read_json(asked.chosen, "a choice") if asked.chosen else {}
-        changes = {metric: everything[names[metric]].changes if metric in names else {} for metric in METRICS}
+        changes = {metric: SETTINGS[names[metric]].changes if metric in names else {} for metric in METRICS}
         settings = {method: compared(method, changes) for method in (asked.method or METHODS)}
         protocol = "base-to-novel"
     for task in asked.task or TASKS:
@@ -303,24 +301,21 @@ def main() -> None:
                     learner = "zero-shot" if name == "zero-shot" else method
                     configs.append(config(task, learner, setting, seed, protocol, asked.photo))
                     whats.append({"task": task, "method": method, "setting": name, "seed": seed})
-    # the longest first, so that none is left over at the end
-    order = sorted(range(len(configs)), key=lambda i: -cost(configs[i]))
-    configs, whats = [configs[i] for i in order], [whats[i] for i in order]
     with Progress() as progress:
         bar = progress.add_task("runs", total=len(configs))
-        folders = run_all(
-            configs,
+        run_all(
+            sorted(configs, key=cost, reverse=True),  # the longest first, so that none is left over at the end
             asked.runs,
             root=asked.root,
             devices=None if asked.device is None else [asked.device],
             jobs=asked.jobs,
             progress=lambda done, _total, name: progress.update(bar, completed=done, description=name),
         )
-    made = {i: record(folder, **what) for i, folder, what in zip(order, folders, whats, strict=True)}
-    records += [made[i] for i in sorted(made)]
+    records += [record(run_folder(c, asked.runs), **what) for c, what in zip(configs, whats, strict=True)]
     write_json(asked.out / "records.json", {"records": records})
-    write_atomically(asked.out / "table.md", tables(records))
-    print(tables(records))
+    text = tables(records)
+    write_atomically(asked.out / "table.md", text)
+    print(text)
     if asked.what == "choose" and asked.chosen:
         found = {metric: best(records, repelled(metric)) for metric in METRICS}
         write_json(asked.chosen, {metric: name for metric, name in found.items() if name})
@@ -329,8 +324,8 @@ def main() -> None:
 
 def repelled(metric: str) -> list[str]:
     """The settings of rebapl with that metric."""
-    every = [(name, s) for group in GROUPS.values() for name, s in group.items() if s.inference == "rebapl"]
-    return [name for name, s in every if s.changes.get("repulsion.metric", "mmd") == metric]
+    repelling = {name: s.changes for name, s in SETTINGS.items() if s.inference == "rebapl"}
+    return [name for name, changes in repelling.items() if changes.get("repulsion.metric", "mmd") == metric]
 
 
 def cost(run: RunConfig) -> float:

@@ -81,7 +81,8 @@ def demo(
 
     with StepProgress() as progress:
         rows = run_demo(out, progress.begin)
-    Console().print(base_novel_table(rows, f"base-to-novel, {SHOTS} shots, seed {SEED}, embedded backbone"))
+    table = base_novel_table(rows, f"base-to-novel, {SHOTS} shots, seed {SEED}, embedded backbone")
+    Console().print(table.to_rich())
     print(f"the table is in {out / 'table.md'}, the figure in {out / 'figure.png'}")
 
 

@@ -54,7 +54,7 @@ def evaluate(
         fit_threshold=None if fit_threshold is None else parse_threshold(fit_threshold),
         outside=outside,
     )
-    Console().print(scores_table(results, title=str(run)))
+    Console().print(scores_table(results, title=str(run)).to_rich())
     for by, found in results.get("outside", {}).get(outside, {}).items():
         print(f"outside {outside} by {by}: AUROC {found['auroc']:.1f}, FPR95 {found['fpr95']:.1f}")
     if heat_map:

@@ -113,4 +113,4 @@ def train(
         print(f"{'trained' if trained else 'already trained'}: {folder}{more}")
         if evaluate:
             results = evaluate_run(folder, root=root, device=device, config=each, only_missing=True)
-            Console().print(scores_table(results, title=str(folder)))
+            Console().print(scores_table(results, title=str(folder)).to_rich())

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from rich.table import Table
 
+from rebapl.experiments.tables import Cell, Table, mark_column
 from rebapl.files import write_atomically
 
 COLUMNS = {"base": "base ↑", "novel": "novel ↑", "hm": "HM ↑", "nll": "NLL ↓", "ece": "ECE ↓"}
@@ -27,20 +27,6 @@ class Row(NamedTuple):
     seconds: float
 
 
-def _cell(column: str, value: float) -> str:
-    return f"{value:.{_DIGITS.get(column, 1)}f}"
-
-
-def _cells(row: Row, group: Sequence[Row], mark: str) -> list[str]:
-    """The scores of a row as text; those that are the best of its group, as shown, in `mark`."""
-    cells = []
-    for column, better in _BEST.items():
-        best = _cell(column, better(each.scores[column] for each in group))
-        cell = _cell(column, row.scores[column])
-        cells.append(mark.format(cell) if cell == best else cell)
-    return cells
-
-
 def _by_task(rows: Iterable[Row]) -> dict[str, list[Row]]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -48,42 +34,42 @@ def _by_task(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return groups
 
 
-def base_novel_table(rows: Sequence[Row], title: str) -> Table:
-    """The table for a terminal; the best of each task in bold."""
-    table = Table(title=title, title_justify="left", caption_justify="left")
-    table.add_column("task", no_wrap=True)
-    table.add_column("method", no_wrap=True)
-    for name in (*COLUMNS.values(), "s"):
-        table.add_column(name, justify="right", no_wrap=True)
+def base_novel_table(rows: Sequence[Row], title: str, seconds: bool = True) -> Table:
+    """A section per task, its best in bold; perhaps with the `seconds` of training."""
+    lines: list[list[Cell | str]] = []
+    rules = []
     for task, group in _by_task(rows).items():
-        for index, row in enumerate(group):
-            cells = (*_cells(row, group, "[bold]{}[/bold]"), f"{row.seconds:.0f}")
-            table.add_row(task if index == 0 else "", row.method, *cells, end_section=row is group[-1])
-    return table
+        section: list[list[Cell | str]] = []
+        for row in group:
+            cells = [Cell(row.scores[name], digits=_DIGITS.get(name, 1)) for name in COLUMNS]
+            section.append([task, row.method, *cells, *([Cell(row.seconds, digits=0)] if seconds else [])])
+        for place, name in enumerate(COLUMNS, 2):
+            mark_column(section, place, _BEST[name])
+        lines += section
+        rules.append(len(lines))
+    columns = ["task", "method", *COLUMNS.values(), *(["s"] if seconds else [])]
+    return Table(title, columns, lines, rules=rules, merged=1)
 
 
 def scores_table(results: Mapping[str, Any], title: str) -> Table:
     """The scores of one run: a row per test part; below, the harmonic mean or the average over targets, if any."""
-    table = Table(title=title, title_justify="left", caption_justify="left")
-    for name in ("classes", "accuracy ↑", "NLL ↓", "ECE ↓", "images"):
-        table.add_column(name, justify="left" if name == "classes" else "right")
-    for name, part in results["parts"].items():
-        table.add_row(name, f"{part['accuracy']:.2f}", f"{part['nll']:.4f}", f"{part['ece']:.2f}", f"{part['images']}")
+    digits = {"accuracy": 2, "nll": 4, "ece": 2, "images": 0}
+    rows = [
+        [name, *(Cell(part[key], digits=places) for key, places in digits.items())]
+        for name, part in results["parts"].items()
+    ]
+    notes = []
     if "base_to_novel" in results:
-        table.caption = f"harmonic mean {results['base_to_novel']['hm']:.2f}"
+        notes = [f"harmonic mean {results['base_to_novel']['hm']:.2f}"]
     targets = [part["accuracy"] for name, part in results["parts"].items() if name not in ("test", "base", "novel")]
     if targets:
-        table.caption = f"average accuracy over targets {sum(targets) / len(targets):.2f}"
-    return table
+        notes = [f"average accuracy over targets {sum(targets) / len(targets):.2f}"]
+    return Table(title, ["classes", "accuracy ↑", "NLL ↓", "ECE ↓", "images"], rows, notes)
 
 
 def base_novel_markdown(rows: Sequence[Row]) -> str:
-    """The same table in Markdown."""
-    lines = ["| task | method | " + " | ".join(COLUMNS.values()) + " |", "|---|---|" + "---:|" * len(COLUMNS)]
-    for task, group in _by_task(rows).items():
-        for row in group:
-            lines.append(f"| {task} | {row.method} | " + " | ".join(_cells(row, group, "**{}**")) + " |")
-    return "\n".join(lines) + "\n"
+    """The same table in Markdown, without what differs each time: the seconds."""
+    return base_novel_table(rows, "", seconds=False).to_markdown(bare=True)
 
 
 def base_novel_figure(rows: Sequence[Row], path: Path) -> Path:

@@ -14,7 +14,7 @@ from rebapl.evaluation import base_novel_scores
 from rebapl.experiments.averages import CONVENTIONS, averaged
 from rebapl.experiments.config import data_name, first_difference
 from rebapl.experiments.found import Found, Run, find_runs
-from rebapl.experiments.tables import Cell, Table, mark_best
+from rebapl.experiments.tables import Cell, Table, mark_column
 
 __all__ = ["asked_settings", "find_runs", "long_list", "result_tables"]
 
@@ -165,9 +165,7 @@ def _table(title: str, columns: Sequence[str], rows: list[list[Cell | str]], not
         for place, name in enumerate(columns if last - first > 1 else ()):
             better = {"↑": max, "↓": min}.get(name[-1])
             if better:
-                marked = mark_best([cell for row in rows[first:last] if isinstance(cell := row[place], Cell)], better)
-                for row, cell in zip(rows[first:last], marked, strict=True):
-                    row[place] = cell
+                mark_column(rows[first:last], place, better)
     return Table(title, columns, rows, notes, rules=rules, merged=1)
 
 

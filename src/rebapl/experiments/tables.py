@@ -107,6 +107,13 @@ def mark_best(cells: Sequence[Cell], better: Callable[..., float] = max) -> list
     ]
 
 
+def mark_column(rows: Sequence[list[Cell | str]], place: int, better: Callable[..., float] = max) -> None:
+    """Mark the best of one column of these rows, which has cells alone."""
+    marked = mark_best([cell for row in rows if isinstance(cell := row[place], Cell)], better)
+    for row, cell in zip(rows, marked, strict=True):
+        row[place] = cell
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows of numbers and words under named columns.
@@ -199,13 +206,14 @@ class Table:
         colour = {1: "green", -1: "red"}.get(cell.sign)
         return f"[{colour}]{text}[/{colour}]" if colour else text
 
-    def to_markdown(self) -> str:
-        """The title in bold, the table, and the remarks below."""
-        lines = [f"**{self.title}**", "", "| " + " | ".join(map(_piped, self.full_columns())) + " |"]
+    def to_markdown(self, bare: bool = False) -> str:
+        """The title in bold, the table, and the remarks below; `bare` is the table alone."""
+        lines = [] if bare else [f"**{self.title}**", ""]
+        lines.append("| " + " | ".join(map(_piped, self.full_columns())) + " |")
         lines.append("|" + "".join("---:|" if right else "---|" for right in self._numeric()))
         for row in self.rows:
             lines.append("| " + " | ".join(self._markdown_cell(cell) for cell in row) + " |")
-        for remark in self.remarks():
+        for remark in () if bare else self.remarks():
             lines += ["", remark]
         return "\n".join(lines) + "\n"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rebapl.evaluation import harmonic_mean, scores
+from rebapl.evaluation import scores
 from rebapl.experiments.config import RunConfig
+from rebapl.experiments.reproduce.scores import base_novel
 from rebapl.experiments.reproduce.target import Context
 from rebapl.experiments.run import load_trained, run_folder
 from rebapl.experiments.scoring import bound_to, part_labels, predict_part
@@ -26,11 +27,7 @@ def prefix_scores(context: Context, config: RunConfig, counts: Sequence[int]) ->
     if any(str(count) not in stored for count in counts):
         stored |= _computed(context, config, counts)
         write_json(path, {"cycles": dict(sorted(stored.items(), key=lambda item: int(item[0])))})
-    found = {}
-    for count in counts:
-        base, novel = (stored[str(count)][part]["accuracy"] for part in ("base", "novel"))
-        found[count] = {"base": base, "novel": novel, "hm": harmonic_mean(base, novel)}
-    return found
+    return {count: base_novel(stored[str(count)]) for count in counts}
 
 
 def _computed(context: Context, config: RunConfig, counts: Sequence[int]) -> dict[str, dict[str, dict[str, float]]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rebapl.experiments.averages import CONVENTIONS, averaged
 from rebapl.experiments.paper import paper, printed, quote
 from rebapl.experiments.reproduce.scores import AVERAGE, PARTS, beside, difference_row
-from rebapl.experiments.tables import Cell, Row, mark_best
+from rebapl.experiments.tables import Cell, Row, mark_column
 
 ORIENTATION = "paper: its average over 11 data sets with CLIP ViT-B/16, to look at, not to compare with."
 OF_THESE = "the average of the paper's rows of these data sets"
@@ -67,9 +67,7 @@ def quoted(table: str, row: str, data: str | None = None) -> dict[str, Cell]:
 def mark_rows(rows: list[list[Cell | str]], first: int, step: int) -> None:
     """Mark the best of every `step`-th column of these rows, from `first` on."""
     for place in range(first, len(rows[0]), step):
-        marked = mark_best([cell for row in rows if isinstance(cell := row[place], Cell)])
-        for row, cell in zip(rows, marked, strict=True):
-            row[place] = cell
+        mark_column(rows, place)
 
 
 def sections(

@@ -15,9 +15,9 @@ PARTS = ("base", "novel", "hm")
 AVERAGE = "average"
 
 
-def base_novel(results: Mapping[str, Any]) -> dict[str, float]:
-    """Base and novel accuracy and their harmonic mean of one run's results."""
-    base, novel = (results["parts"][name]["accuracy"] for name in ("base", "novel"))
+def base_novel(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Base and novel accuracy and their harmonic mean of one run's scores."""
+    base, novel = (parts[name]["accuracy"] for name in ("base", "novel"))
     return {"base": base, "novel": novel, "hm": harmonic_mean(base, novel)}
 
 
@@ -29,7 +29,7 @@ def collect(
     for choice in choices:
         of_choice = {
             name: [
-                base_novel(context.results(context.suite.config(name, choice, seed)))
+                base_novel(context.results(context.suite.config(name, choice, seed))["parts"])
                 for seed in seeds or context.suite.seeds
             ]
             for name in data
