@@ -52,6 +52,15 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
     return content
 
 
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file that are not blank, without the spaces around them."""
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}): save it as UTF-8 text") from error
+    return [line.strip() for line in lines if line.strip()]
+
+
 @contextmanager
 def folder_written_whole(folder: Path) -> Iterator[Path]:
     """A temporary folder beside `folder` to write into; it takes that place only if nothing went wrong."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from rebapl.data.csv_lists import load_csv
-from rebapl.data.dataset import Dataset
+from rebapl.data.dataset import Dataset, check_template
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.folders import load_folder
 from rebapl.data.layouts import load_published
@@ -31,8 +31,8 @@ def load_dataset(
     >>> load_dataset("digits").class_names[:3]
     ['zero', 'one', 'two']
     """
-    if template is not None and template.count("{}") != 1:
-        raise UserError(f"template {template!r} must hold '{{}}' once, where the class name goes")
+    if template is not None:
+        check_template(template)
     kind = kind_of(name)
     if kind == "embedded":
         if split is not None:

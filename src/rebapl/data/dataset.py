@@ -12,6 +12,12 @@ from PIL import Image
 from rebapl.errors import UserError
 
 
+def check_template(template: object) -> None:
+    """Refuses a template without its one place for the class name."""
+    if not isinstance(template, str) or template.count("{}") != 1:
+        raise UserError(f"template {template!r} must hold '{{}}' once, where the class name goes")
+
+
 class Item(NamedTuple):
     """One labelled image; `key` is its path below the data root or, for a drawn image, its address."""
 

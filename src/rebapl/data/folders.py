@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rebapl.data.dataset import Dataset, Item
-from rebapl.data.images import EXTENSIONS
+from rebapl.data.images import EXTENSIONS, images_below, is_image
 from rebapl.data.own import kept_split, own_dataset, read_names
 from rebapl.data.splits import SPLITS, Splits, check_key, few, named_split, read_split
 from rebapl.errors import UserError
@@ -35,7 +35,7 @@ def load_folder(folder: Path, split: str | None = None, template: str | None = N
 def is_split(folder: Path) -> bool:
     """Whether `train/` holds class folders; a *class* called train holds images."""
     train = folder / "train"
-    return train.is_dir() and bool(_subfolders(train)) and not any(_is_image(path) for path in train.iterdir())
+    return train.is_dir() and bool(_subfolders(train)) and not any(is_image(path) for path in train.iterdir())
 
 
 def _split_folders(folder: Path) -> Splits:
@@ -69,8 +69,8 @@ def _groups(place: Path, folder: Path | None = None) -> dict[str, list[str]]:
     """The images in and below each class folder of `place`, as sorted paths below `folder`; hidden ones left out."""
     groups: dict[str, list[str]] = {}
     for group in _subfolders(place):
-        found = (path.relative_to(folder or place) for path in (place / group).rglob("*") if _is_image(path))
-        groups[group] = sorted(path.as_posix() for path in found if not any(part[0] == "." for part in path.parts))
+        found = images_below(place / group)
+        groups[group] = sorted(path.relative_to(folder or place).as_posix() for path in found)
         for key in groups[group]:
             check_key(key, str(place))
         if not groups[group]:
@@ -82,7 +82,3 @@ def _groups(place: Path, folder: Path | None = None) -> dict[str, list[str]]:
 
 def _subfolders(place: Path) -> list[str]:
     return sorted(path.name for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def _is_image(path: Path) -> bool:
-    return path.suffix.lower() in EXTENSIONS and path.is_file()

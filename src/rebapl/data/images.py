@@ -27,6 +27,17 @@ BROKEN = (
 """What Pillow raises for broken files of one format or another."""
 
 
+def is_image(path: Path) -> bool:
+    """Whether it is a file that is called an image."""
+    return path.suffix.lower() in EXTENSIONS and path.is_file()
+
+
+def images_below(folder: Path) -> list[Path]:
+    """All images in a folder and the folders in it, in the order of their paths; hidden ones are left out."""
+    found = [path for path in folder.rglob("*") if is_image(path)]
+    return sorted(path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts))
+
+
 def read_image(path: Path, upright: bool = True) -> Image.Image:
     """The picture (H, W) in a file, as RGB with 8 bits a channel.
 

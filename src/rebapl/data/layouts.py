@@ -10,6 +10,7 @@ from rebapl.data.images import EXTENSIONS, FileImages
 from rebapl.data.published import Entry
 from rebapl.data.splits import SPLITS, Splits, check_items, check_key, few, named_split, read_split
 from rebapl.errors import UserError
+from rebapl.files import read_lines
 
 
 def load_published(entry: Entry, root: Path, split: str | None = None, template: str | None = None) -> Dataset:
@@ -135,8 +136,7 @@ def _is_image(file: str) -> bool:
 def _lines(entry: Entry, root: Path, path: Path) -> Sequence[str]:
     if not path.is_file():
         raise missing(entry, root, path)
-    lines = (line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines())
-    return [line for line in lines if line]
+    return read_lines(path)
 
 
 _READERS = {

@@ -10,6 +10,7 @@ from rebapl.data.dataset import Dataset, Item
 from rebapl.data.images import FileImages
 from rebapl.data.splits import Splits, check_items, few, named_split, read_split, refuse_repeats, write_split
 from rebapl.errors import UserError
+from rebapl.files import read_lines
 from rebapl.randomness import python_random
 
 TEMPLATE = "a photo of a {}."
@@ -97,7 +98,7 @@ def read_template(file: Path) -> str | None:
     """The one line of a `template.txt`, if there is such a file."""
     if not file.is_file():
         return None
-    lines = _lines(file)
+    lines = read_lines(file)
     if len(lines) != 1 or lines[0].count("{}") != 1:
         raise UserError(f"{file} must have one line, with '{{}}' once, where the class name goes")
     return lines[0]
@@ -113,7 +114,7 @@ def read_names(file: Path, groups: Iterable[str]) -> dict[str, str]:
     if file.is_file():
         by_length = sorted(groups, key=len, reverse=True)
         found = {}
-        for line in _lines(file):
+        for line in read_lines(file):
             for group in by_length:
                 if line.startswith((f"{group} ", f"{group}\t")) or line == group:
                     found[group] = line[len(group) :].strip() or group
@@ -123,11 +124,3 @@ def read_names(file: Path, groups: Iterable[str]) -> dict[str, str]:
         names = found
     refuse_repeats((names[group] for group in groups), str(file if file.is_file() else file.parent))
     return {group: names[group] for group in groups}
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} cannot be read ({error}): save it as UTF-8 text") from error
-    return [line.strip() for line in lines if line.strip()]

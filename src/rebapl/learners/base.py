@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder, States, clean_class_names
-from rebapl.errors import UserError, unknown
+from rebapl.data.dataset import check_template
+from rebapl.errors import unknown
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,7 @@ class Learner(nn.Module):
         self._set_classes(class_names, template)
 
     def _set_classes(self, class_names: Sequence[str], template: str) -> None:
-        if template.count("{}") != 1:
-            raise UserError(f"template {template!r} must hold '{{}}' once, where the class name goes")
+        check_template(template)
         self.template = template
         self.class_names = clean_class_names(class_names)
         self.prepare_text()

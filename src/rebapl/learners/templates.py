@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rebapl.backbones import DualEncoder
+from rebapl.data.dataset import check_template
 from rebapl.errors import UserError, unknown
 
 _IMAGENET = tuple(files(__package__).joinpath("imagenet_templates.txt").read_text(encoding="utf-8").splitlines())
@@ -47,8 +48,7 @@ def read_templates(given: str | Sequence[str]) -> tuple[str, ...]:
     if not templates:
         raise UserError("templates: at least one is needed")
     for template in templates:
-        if not isinstance(template, str) or template.count("{}") != 1:
-            raise UserError(f"template {template!r} must hold '{{}}' once, where the class name goes")
+        check_template(template)
     return templates
 
 

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rebapl.data.images import BROKEN, EXTENSIONS, as_rgb, read_image, unreadable
+from rebapl.data.images import BROKEN, EXTENSIONS, as_rgb, images_below, read_image, unreadable
 from rebapl.data.transforms import Preprocessing
 from rebapl.data.workers import in_threads, portions
 from rebapl.errors import UserError
@@ -44,11 +44,10 @@ def image_files(path: Path) -> list[Path]:
         if not path.exists():
             raise UserError(f"{path}: no such image or folder")
         return [path]
-    below = (found for found in path.rglob("*") if found.suffix.lower() in EXTENSIONS and found.is_file())
-    visible = [found for found in below if not any(part.startswith(".") for part in found.relative_to(path).parts)]
-    if not visible:
+    found = images_below(path)
+    if not found:
         raise UserError(f"folder {path} has no images: files that end in {' '.join(EXTENSIONS)} are looked for")
-    return sorted(visible)
+    return found
 
 
 def _named(images: Images) -> tuple[list[str], Sequence[Picture]]:
