@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from rebapl.experiments.reproduce.suites import MINI, PLACES
+from rebapl.experiments.reproduce.suites import MINI
 
 TINY = replace(
     MINI,
     data=("digits",),
-    places=dict.fromkeys(PLACES, "digits"),
+    places=dict.fromkeys(MINI.places, "digits"),
     source="digits",
     cross=("letters",),
     shifted=("shapes-rotated",),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rebapl.errors import UserError
+from rebapl.experiments.run import CONFIG, POSTERIOR, RESULTS
 from rebapl.files import read_json
 
 
@@ -43,13 +44,13 @@ def find_runs(folders: Iterable[Path]) -> Found:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not a folder of runs: `rebapl train` makes one, `runs` unless told otherwise")
-        for path in [folder] if (folder / "config.json").exists() else sorted(folder.iterdir()):
-            if not (path / "config.json").exists():
+        for path in [folder] if (folder / CONFIG).exists() else sorted(folder.iterdir()):
+            if not (path / CONFIG).exists():
                 continue
-            config = read_json(path / "config.json", "a run")
-            if (path / "results.json").exists() and "resolved" in config:
-                results = read_json(path / "results.json", "a result")
+            config = read_json(path / CONFIG, "a run")
+            if (path / RESULTS).exists() and "resolved" in config:
+                results = read_json(path / RESULTS, "a result")
                 runs.append(Run(path, config, config["resolved"], results))
             else:
-                (unscored if (path / "posterior").exists() else untrained).append(path)
+                (unscored if (path / POSTERIOR).exists() else untrained).append(path)
     return Found(runs, unscored, untrained)

@@ -23,7 +23,6 @@ METHODS = ("zero-shot", "coop", "cocoop", "app", "promptsrc", "maple", "mmrl")
 
 REBAPL_ON = ("maple", "mmrl")
 ELEVEN = (SOURCE, *TARGETS["cross-dataset"])
-PLACES = ("xi", "cycles", "samples", "overhead", "latency", "efficiency", "diversity", "overfitting")
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,6 @@ PAPER = Suite(
         "xi": "ucf101",
         "cycles": "dtd",
         "samples": "oxford_flowers",
-        "overhead": "oxford_flowers",
         "latency": "oxford_flowers",
         "efficiency": "oxford_flowers",
         "diversity": "eurosat",
@@ -191,7 +189,6 @@ MINI = Suite(
         "xi": "letters",
         "cycles": "letters",
         "samples": "digits",
-        "overhead": "digits",
         "latency": "letters",
         "efficiency": "letters",
         "diversity": "digits",
