@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 
 from rich.progress import Progress
 
-from rebapl.experiments.engine import run_all
-from rebapl.experiments.run import RESULTS, RunConfig, run_folder
-from rebapl.experiments.tables import Cell, Row, Table
 from rebapl.files import read_json, write_atomically, write_json
+from rebapl.reports.tables import Cell, Row, Table
+from rebapl.runs.engine import run_all
+from rebapl.runs.folder import RESULTS, RunConfig, run_folder
 
 SEEDS = (1, 2, 3)
 TASKS = ("eurosat", "caltech101", "digits", "shapes")

@@ -11,8 +11,8 @@ __version__ = "0.1.0"
 _WHERE = {
     "load_backbone": "rebapl.backbones",
     "load_task": "rebapl.data.task",
-    "fit": "rebapl.experiments.training",
-    "evaluate": "rebapl.experiments.scoring",
+    "fit": "rebapl.training.fit",
+    "evaluate": "rebapl.evaluation.tasks",
     "Posterior": "rebapl.posterior",
     "load_posterior": "rebapl.posterior",
     "save_posterior": "rebapl.posterior",
@@ -40,11 +40,11 @@ __all__ = [
 if TYPE_CHECKING:
     from rebapl.backbones import load_backbone
     from rebapl.data.task import load_task
-    from rebapl.experiments.scoring import evaluate
-    from rebapl.experiments.training import fit
+    from rebapl.evaluation.tasks import evaluate
     from rebapl.posterior import Posterior, load_posterior, save_posterior
     from rebapl.repulsion import Repulsion
     from rebapl.sampling import SGHMC, SGLD, CyclicalSchedule
+    from rebapl.training.fit import fit
 
 
 def __getattr__(name: str) -> Any:

@@ -125,7 +125,7 @@ def test_an_interruption_says_that_nothing_is_lost(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rebapl.experiments.toy.draw_toy", interrupted)
+    monkeypatch.setattr("rebapl.reproduce.toy.draw_toy", interrupted)
     monkeypatch.setattr("sys.argv", ["rebapl", "toy"])
     with pytest.raises(SystemExit) as ending:
         main()

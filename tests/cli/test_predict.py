@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from rebapl.cli.app import app, main
 from rebapl.cli.values import parse_threshold
 from rebapl.errors import UserError
-from rebapl.experiments.run import load_trained, train_run
 from rebapl.posterior import Posterior
+from rebapl.runs.folder import load_trained, train_run
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from rebapl.cli.app import app
 from rebapl.errors import UserError
-from rebapl.experiments.reproduce.targets import TARGETS
+from rebapl.reproduce.targets import TARGETS
 
 DOCS = Path(__file__).parents[2] / "docs" / "reproduce.md"
 

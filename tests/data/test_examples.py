@@ -1,22 +1,11 @@
-"""The examples in docstrings and in docs/data.md run as they stand there; its table is the catalogue."""
+"""The example in docs/data.md runs as it stands there; its table is the catalogue."""
 
-import doctest
-import importlib
 import re
 from pathlib import Path
-
-import pytest
 
 from rebapl.data.published import PUBLISHED
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
-
-
-@pytest.mark.parametrize("module", ["catalogue", "checking", "fewshot", "fixture", "names", "own"])
-def test_examples_in_docstrings(module: str) -> None:
-    result = doctest.testmod(importlib.import_module(f"rebapl.data.{module}"))
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 def test_the_example_of_the_page(tmp_path, monkeypatch, capsys) -> None:

@@ -9,9 +9,9 @@ import torch
 
 from rebapl.backbones import load_backbone
 from rebapl.data.task import load_task
-from rebapl.experiments.training import Training
 from rebapl.learners import METHODS
 from rebapl.sampling import Chain, Inference, Repelling, captured
+from rebapl.training.fit import Training
 
 from .toy import ToyLearner, batches, data
 

@@ -1,6 +1,6 @@
 """The configuration of a run of two samples that trains in a second or two."""
 
-from rebapl.experiments.run import RunConfig
+from rebapl.runs.folder import RunConfig
 
 CONFIG = RunConfig(
     data="digits",

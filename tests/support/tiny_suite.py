@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from rebapl.experiments.reproduce.suites import MINI
+from rebapl.reproduce.suites import MINI
 
 TINY = replace(
     MINI,

@@ -76,8 +76,8 @@ def demo(
     from rich.console import Console
 
     from rebapl.cli.progress import StepProgress
-    from rebapl.experiments.demo import SEED, SHOTS, run_demo
-    from rebapl.experiments.report import base_novel_table
+    from rebapl.reports.base_novel import base_novel_table
+    from rebapl.reproduce.demo import SEED, SHOTS, run_demo
 
     with StepProgress() as progress:
         rows = run_demo(out, progress.begin)
@@ -100,7 +100,7 @@ def toy(
     seed: Annotated[int, typer.Option(help="The one seed of the pictures.")] = 1,
 ) -> None:
     """Draw the paper's two-mode example: potential, repulsion, trajectories, modes visited (PNG and PDF)."""
-    from rebapl.experiments.toy import draw_toy
+    from rebapl.reproduce.toy import draw_toy
 
     for path in draw_toy(out, seed):
         print(path)

@@ -41,9 +41,9 @@ def evaluate(
     """Score a trained run on its test images and store the results in it."""
     from rich.console import Console
 
-    from rebapl.experiments.diversity_figure import diversity_figure
-    from rebapl.experiments.report import scores_table
-    from rebapl.experiments.run import evaluate_run, read_config, scored_as
+    from rebapl.reports.base_novel import scores_table
+    from rebapl.reports.diversity import diversity_figure
+    from rebapl.runs.folder import evaluate_run, read_config, scored_as
 
     results = evaluate_run(
         run,

@@ -32,10 +32,10 @@ def predict(
 ) -> None:
     """Predict images with all samples of a run, and say how sure they are."""
     from rebapl.cli.answers import FORMATS, as_csv, as_json, as_table, records
-    from rebapl.experiments.run import load_trained
     from rebapl.files import write_atomically
     from rebapl.posterior.images import image_files
     from rebapl.posterior.prediction import NO_THRESHOLD, Average
+    from rebapl.runs.folder import load_trained
 
     if format_ not in FORMATS:
         raise unknown("format", format_, FORMATS)

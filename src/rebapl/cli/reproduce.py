@@ -13,7 +13,7 @@ from rebapl.cli.values import parse_names, parse_seeds
 from rebapl.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from rebapl.experiments.reproduce.suites import Suite
+    from rebapl.reproduce.suites import Suite
 
 
 def reproduce(
@@ -52,10 +52,10 @@ def reproduce(
     """Make the paper's tables and figures from stored runs, beside the paper's own. What is finished is kept."""
     from rich.console import Console
 
-    from rebapl.experiments.averages import check_convention
-    from rebapl.experiments.reproduce.make import chosen, make_target, planned
-    from rebapl.experiments.reproduce.target import Context
-    from rebapl.experiments.reproduce.targets import TARGETS
+    from rebapl.reports.averages import check_convention
+    from rebapl.reproduce.make import chosen, make_target, planned
+    from rebapl.reproduce.target import Context
+    from rebapl.reproduce.targets import TARGETS
 
     console = Console()
     if list_:
@@ -116,7 +116,7 @@ def _suite(name: str, root: Path | None, backbone: str | None, data: list[str], 
     from dataclasses import replace
 
     from rebapl.data.published import PUBLISHED
-    from rebapl.experiments.reproduce.suites import SUITE_NAMES, SUITES, photo_suite
+    from rebapl.reproduce.suites import SUITE_NAMES, SUITES, photo_suite
 
     if name not in SUITE_NAMES:
         raise unknown("suite", name, SUITE_NAMES)

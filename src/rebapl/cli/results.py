@@ -27,9 +27,9 @@ def results(
     ] = "of-averages",
 ) -> None:
     """Show the scores of all finished runs, over seeds."""
-    from rebapl.experiments.averages import check_convention
-    from rebapl.experiments.results import find_runs, long_list, result_tables
     from rebapl.files import write_atomically
+    from rebapl.reports.averages import check_convention
+    from rebapl.reports.results import find_runs, long_list, result_tables
 
     check_convention(hm)
     endings = (".csv", ".md", ".tex")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rebapl.experiments.tables import Table
+    from rebapl.reports.tables import Table
 
 
 def print_table(table: Table) -> None:

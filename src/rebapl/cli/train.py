@@ -77,9 +77,9 @@ def train(
     from rich.console import Console
 
     from rebapl.cli.progress import StepProgress
-    from rebapl.experiments.config_file import build_config, merged, read_config_file, read_words
-    from rebapl.experiments.report import scores_table
-    from rebapl.experiments.run import evaluate_run, run_folder, train_run
+    from rebapl.reports.base_novel import scores_table
+    from rebapl.runs.config_file import build_config, merged, read_config_file, read_words
+    from rebapl.runs.folder import evaluate_run, run_folder, train_run
 
     options = {
         "data": data,

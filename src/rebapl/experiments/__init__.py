@@ -1,1 +1,0 @@
-"""Runs: configured, trained, scored, kept, and shown as tables and figures."""

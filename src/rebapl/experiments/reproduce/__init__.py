@@ -1,1 +1,0 @@
-"""The paper's tables and figures, each by one name: `rebapl reproduce`."""

@@ -1,0 +1,261 @@
+"""What is in a folder of runs: their scores over seeds, as tables and as one long list."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from rebapl.evaluation import base_novel_scores
+from rebapl.reports.averages import CONVENTIONS, averaged
+from rebapl.reports.tables import Cell, Table, mark_column
+from rebapl.runs.config import data_name, first_difference
+from rebapl.runs.found import Found, Run, find_runs
+
+__all__ = ["asked_settings", "find_runs", "long_list", "result_tables"]
+
+TITLES = {
+    "base-to-novel": "base-to-novel, accuracy and ECE in %",
+    "few-shot": "few-shot, all classes, accuracy and ECE in %",
+    "cross-dataset": "cross-dataset, accuracy in %",
+    "domain-generalization": "domain generalization, accuracy in %",
+    "selection": "selection: base and novel within the base classes, validation images, accuracy and ECE in %",
+}
+SCORES = ("accuracy", "nll", "ece", "adaptive_ece", "brier", "aurc", "images")
+_HALVED = ("base-to-novel", "selection")
+_DIGITS = {"base": 2, "novel": 2, "hm": 2, "nll": 3, "ece": 2}
+
+
+def result_tables(found: Found, hm: str = CONVENTIONS[0]) -> list[Table]:
+    """A table per protocol, with the mean and standard deviation over seeds; the best of each data set in bold.
+
+    `hm` is the convention of the harmonic mean over data sets.
+    """
+    tables = []
+    for protocol, title in TITLES.items():
+        groups = _groups(run for run in found.runs if protocol in run.protocols)
+        if groups:
+            tables.append(_halved(groups, title, hm) if protocol in _HALVED else _other(groups, protocol, title))
+    return tables
+
+
+def long_list(runs: Sequence[Run]) -> str:
+    """Every score of every run as CSV, unrounded: a line per run, part and sample (`all` for them together)."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    words = ("data", "method", "inference", "shots", "seed", "backbone")
+    writer.writerow(["run", "protocol", *words, "settings", "part", "sample", *SCORES, "training_seconds"])
+    for run in runs:
+        named = {**run.config, "inference": run.resolved["inference"]["name"]}
+        head = [named.get(word) for word in words]
+        seconds = run.results.get("seconds", {}).get("training")
+        protocol = {part: name for name, parts in run.protocols.items() for part in parts}
+        for part, scores in run.results["parts"].items():
+            lines = [("all", scores), *((str(n), each) for n, each in enumerate(scores.get("per_sample", []), 1))]
+            for sample, each in lines:
+                numbers = [each.get(name, scores.get(name) if name == "images" else "") for name in SCORES]
+                row = [
+                    run.folder.name,
+                    protocol.get(part, ""),
+                    *head,
+                    ", ".join([*asked_settings(run.config), *_splits(run)]),
+                    part,
+                    sample,
+                ]
+                writer.writerow([*row, *numbers, "" if seconds is None else seconds])
+    return text.getvalue()
+
+
+def asked_settings(config: Mapping[str, Any]) -> list[str]:
+    """What was asked for beyond data, method, inference, shots, seed and backbone, in few words each."""
+    words = [f"{key}={config[key]}" for key in ("epochs", "split", "template", "cache") if config.get(key) is not None]
+    for section in ("method", "inference"):
+        words += [f"{key}={_short(value)}" for key, value in _flat(config.get(f"{section}_settings") or {}).items()]
+    if config.get("test_images") is not None:
+        words.append(f"{config['test_images']} test images")
+    return words
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """Runs that differ in their seed alone."""
+
+    runs: Sequence[Run]
+    settings: Sequence[str]
+
+    @property
+    def data(self) -> str:
+        return data_name(self.runs[0].config["data"])
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Method and inference, and what else was asked for."""
+        config, resolved = self.runs[0].config, self.runs[0].resolved
+        backbone = str(resolved["backbone"]).partition(":")[0]
+        shots = f"{config['shots']} shot{'' if config['shots'] == 1 else 's'}"
+        return config["method"], resolved["inference"]["name"], shots, backbone, *self.settings
+
+    @property
+    def seeds(self) -> str:
+        return ", ".join(str(run.config["seed"]) for run in self.runs)
+
+    def over(self, read: Callable[[Run], float | None], digits: int = 2) -> Cell:
+        values = [read(run) for run in self.runs]
+        return Cell.over([value for value in values if value is not None], digits)
+
+
+def _groups(runs: Iterable[Run]) -> list[_Group]:
+    """Grouped over seeds, by data set; where the words for two are the same, with a setting that tells them apart."""
+    by_rest: dict[str, list[Run]] = {}
+    for run in runs:
+        rest = {**run.resolved, "seed": None, "splits": _splits(run)}
+        by_rest.setdefault(json.dumps(rest, sort_keys=True), []).append(run)
+    groups = [
+        _Group(sorted(each, key=lambda run: run.config["seed"]), [*asked_settings(each[0].config), *_splits(each[0])])
+        for each in by_rest.values()
+    ]
+    seen: dict[tuple[str, ...], _Group] = {}
+    for place, group in enumerate(groups):
+        twin = seen.setdefault((group.data, *group.words), group)
+        if twin is not group:
+            theirs, own = ({**each.runs[0].resolved, "seed": 0} for each in (twin, group))
+            name, _, ours = first_difference(theirs, own) or ("run", "", group.runs[0].folder.name)
+            groups[place] = dataclasses.replace(group, settings=[*group.settings, f"{name}={_short(ours)}"])
+    return sorted(groups, key=lambda group: group.data)
+
+
+def _splits(run: Run) -> list[str]:
+    """The targets that were scored on another split file than their own."""
+    return [f"{name}={part['split']}" for name, part in run.results["parts"].items() if part.get("split")]
+
+
+def _halved(groups: Sequence[_Group], title: str, hm: str) -> Table:
+    """Base, novel, harmonic mean, NLL and ECE; and the averages of what has several data sets."""
+    shown = _Shown(groups)
+    rows: list[list[Cell | str]] = []
+    for group in groups:
+        cells = _cells([_base_novel(run) for run in group.runs])
+        rows.append([group.data, *shown(group), *cells, group.over(_seconds, 0), group.seeds])
+    averages = _averages(groups, shown, hm)
+    notes = [*shown.notes(groups), "NLL and ECE are the means of base and novel"]
+    if averages:
+        rows += averages
+        how = "that of the two averages" if hm == CONVENTIONS[0] else "the average of the data sets' own"
+        notes.append(f"average over data sets: HM is {how} (--hm), the others are plain means")
+    columns = ["data", *shown.columns, "base ↑", "novel ↑", "HM ↑", "NLL ↓", "ECE ↓", "train s", "seeds"]
+    return _table(title, columns, rows, notes)
+
+
+def _base_novel(run: Run) -> dict[str, float]:
+    return base_novel_scores(run.results["parts"]["base"], run.results["parts"]["novel"])
+
+
+def _cells(per_seed: Sequence[Mapping[str, float]]) -> list[Cell]:
+    return [Cell.over([scores[name] for scores in per_seed], places) for name, places in _DIGITS.items()]
+
+
+def _table(title: str, columns: Sequence[str], rows: list[list[Cell | str]], notes: Sequence[str]) -> Table:
+    """With a rule after each data set, and the best of its rows marked, where there are several."""
+    rules = [place for place, row in enumerate(rows, 1) if place == len(rows) or rows[place][0] != row[0]]
+    for first, last in zip([0, *rules], rules, strict=False):
+        for place, name in enumerate(columns if last - first > 1 else ()):
+            better = {"↑": max, "↓": min}.get(name[-1])
+            if better:
+                mark_column(rows[first:last], place, better)
+    return Table(title, columns, rows, notes, rules=rules, merged=1)
+
+
+def _averages(groups: Sequence[_Group], shown: _Shown, hm: str) -> list[list[Cell | str]]:
+    """A row per method and settings that all data sets of the table have, over the seeds that all have."""
+    datasets = {group.data for group in groups}
+    by_words: dict[tuple[str, ...], list[_Group]] = {}
+    for group in groups:
+        by_words.setdefault(group.words, []).append(group)
+    rows: list[list[Cell | str]] = []
+    for each in by_words.values():
+        if len(datasets) < 2 or {group.data for group in each} != datasets or len(each) != len(datasets):
+            continue
+        by_seed = [{run.config["seed"]: _base_novel(run) for run in group.runs} for group in each]
+        seeds = [seed for seed in by_seed[0] if all(seed in scores for scores in by_seed)]
+        if seeds:
+            cells = _cells([averaged([scores[seed] for scores in by_seed], hm) for seed in seeds])
+            rows.append(["average", *shown(each[0]), *cells, Cell(None, digits=0), ", ".join(map(str, seeds))])
+    return rows
+
+
+def _other(groups: Sequence[_Group], protocol: str, title: str) -> Table:
+    """Accuracy of each part; for a transfer the average over the targets, for few shots NLL and ECE."""
+    shown = _Shown(groups)
+    parts = list(dict.fromkeys(part for group in groups for run in group.runs for part in run.protocols[protocol]))
+    targets = [part for part in parts if part != "test"]
+    rows: list[list[Cell | str]] = []
+    for group in groups:
+        cells = [group.over(_score(part)) for part in parts]
+        if targets:
+            cells.append(group.over(_average_of({t for run in group.runs for t in run.protocols[protocol]} - {"test"})))
+        else:
+            cells += [group.over(_score("test", "nll"), 3), group.over(_score("test", "ece"))]
+        rows.append([group.data, *shown(group), *cells, group.over(_seconds, 0), group.seeds])
+    names = (
+        ["source ↑", *(f"{target} ↑" for target in targets), "average ↑"]
+        if targets
+        else ["accuracy ↑", "NLL ↓", "ECE ↓"]
+    )
+    notes = shown.notes(groups)
+    if targets:
+        notes.append("the average is over the row's targets, without the source")
+    return _table(title, ["data", *shown.columns, *names, "train s", "seeds"], rows, notes)
+
+
+class _Shown:
+    """The words of a group as columns: method, inference, and the others where groups differ in them."""
+
+    def __init__(self, groups: Sequence[_Group]) -> None:
+        self.common = [word for word in groups[0].words[2:] if all(word in group.words[2:] for group in groups)]
+        self.columns = ["method", "inference"]
+        if any(self._rest(group) for group in groups):
+            self.columns.append("settings")
+
+    def _rest(self, group: _Group) -> list[str]:
+        return [word for word in group.words[2:] if word not in self.common]
+
+    def __call__(self, group: _Group) -> list[str]:
+        return [*group.words[:2], ", ".join(self._rest(group))][: len(self.columns)]
+
+    def notes(self, groups: Sequence[_Group]) -> list[str]:
+        """What all have in common, and what the numbers are."""
+        several = any(len(group.runs) > 1 for group in groups)
+        return [", ".join(self.common), *(["mean ± standard deviation over seeds"] if several else [])]
+
+
+def _score(part: str, name: str = "accuracy") -> Callable[[Run], float | None]:
+    return lambda run: run.results["parts"].get(part, {}).get(name)
+
+
+def _seconds(run: Run) -> float | None:
+    return run.results.get("seconds", {}).get("training")
+
+
+def _average_of(targets: Collection[str]) -> Callable[[Run], float | None]:
+    """The average accuracy over targets; none where a run lacks one of them."""
+
+    def average(run: Run) -> float | None:
+        known = [value for value in (_score(target)(run) for target in targets) if value is not None]
+        return statistics.fmean(known) if known and len(known) == len(targets) else None
+
+    return average
+
+
+def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) and value else {f"{before}{key}": value}
+    return flat
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)

@@ -1,0 +1,1 @@
+"""The paper: its numbers, the suites and targets that make its tables and figures, the toy, the demo."""

@@ -1,0 +1,98 @@
+"""How long runs will take, roughly, before any starts. Nothing is loaded but the names of embedded classes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from rebapl.data.catalogue import load_dataset
+from rebapl.data.embedded import EMBEDDED
+from rebapl.data.published import PUBLISHED
+from rebapl.data.task import target_names
+from rebapl.runs.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Milliseconds of the parts of the work on some machine: a training step (`step`, and `by_class`, `by_image` for
+    each class and image in it; `by_reference` for each reference image while repulsion acts), an image tested with
+    one sample, and the seconds before a run gets going."""
+
+    machine: str
+    step: float
+    by_class: float
+    by_image: float
+    by_reference: float
+    test: float
+    start: float
+
+
+PACES = {
+    "mini": Pace("one core", 10, 0.6, 4.5, 5.0, 3.0, 3.0),
+    "other": Pace("an H200", 3.0, 0.015, 0.4, 0.25, 0.7, 15.0),
+}
+"""`mini` was measured on one core of a server, `other` follows measured steps of ViT-B/16 with 5 to 500 classes."""
+
+
+@functools.cache
+def size(data: str) -> tuple[int, int]:
+    """Number of classes and of test images of a data set; of an unknown folder a guess."""
+    if data in PUBLISHED:
+        return PUBLISHED[data].classes, PUBLISHED[data].counts[2]
+    if data in EMBEDDED:
+        dataset = load_dataset(data)
+        return len(dataset.class_names), len(dataset.test)
+    return 10, 1000
+
+
+def steps(config: RunConfig) -> int:
+    """The training steps of a run: whole mini-batches of its few-shot images, over all epochs and cycles.
+
+    >>> steps(RunConfig("digits", "maple", "mle", backbone="mini", shots=8))
+    50
+    """
+    settings = config.resolved()["inference"]
+    if settings["name"] == "none":
+        return 0
+    per_epoch = max(1, _trained_classes(config) * config.shots // settings["batch"])
+    return per_epoch * settings["epochs"] * settings["cycles"] * settings["chains"]
+
+
+def pace(backbone: str) -> Pace:
+    """That of `mini`, or of any larger backbone."""
+    return PACES.get(backbone, PACES["other"])
+
+
+def seconds(config: RunConfig, *, trained: bool = False) -> float:
+    """What a run may take from start to stored results; without the training where it is `trained`."""
+    of = pace(config.backbone)
+    settings: Mapping[str, Any] = config.resolved()["inference"]
+    training = 0.0
+    samples = 1
+    if settings["name"] != "none":
+        step = of.step + of.by_class * _trained_classes(config) + of.by_image * settings["batch"]
+        if settings["repulsion"]:
+            acting = 1.0 if settings["repulsion"]["stage"] == "both" else settings["exploration"]
+            share = acting * (settings["cycles"] - 1) / settings["cycles"]
+            step += share * of.by_reference * settings["repulsion"]["reference"]
+        training = 0.0 if trained else steps(config) * step
+        samples = settings["cycles"] * settings["samples_per_cycle"] * settings["chains"]
+    tested = samples * of.test * _test_images(config)
+    return of.start + (training + tested) / 1000
+
+
+def _trained_classes(config: RunConfig) -> int:
+    classes = size(config.data)[0]
+    halvings = {"base-to-novel": 1, "selection": 2}.get(config.protocol, 0)
+    for _ in range(halvings):
+        classes = ceil(classes / 2)
+    return classes
+
+
+def _test_images(config: RunConfig) -> int:
+    images = [size(config.data)[1] // 2] * 2 if config.protocol == "base-to-novel" else [size(config.data)[1]]
+    images += [size(target)[1] for target in target_names(config.protocol, config.data, config.targets)]
+    return sum(min(count, config.test_images or count) for count in images)

@@ -1,0 +1,258 @@
+"""Suites: on which data, with which backbone and at what expense the paper's tables and figures are made.
+
+All that is reduced in the miniature stands here, in `MINI`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rebapl.backbones import DEFAULT_BACKBONE
+from rebapl.data.catalogue import data_root
+from rebapl.data.published import PUBLISHED
+from rebapl.data.task import SOURCE, TARGETS
+from rebapl.errors import UserError, unknown
+from rebapl.runs.config import RunConfig
+from rebapl.sampling import PRESETS
+
+METHODS = ("zero-shot", "coop", "cocoop", "app", "promptsrc", "maple", "mmrl")
+"""The methods of the paper's first table, in its order; those of `REBAPL_ON` are followed by ReBaPL on them."""
+
+REBAPL_ON = ("maple", "mmrl")
+ELEVEN = (SOURCE, *TARGETS["cross-dataset"])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One row of a table: a method, how it is learned, and settings of the inference on top."""
+
+    label: str
+    method: str
+    inference: str = "mle"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What a suite runs.
+
+    `data`: the data sets of the base-to-novel tables. `source`, `cross`, `shifted`: where transfers are trained, and
+    tested. `places`: the data set of each target that has one. `inference`: the preset that ReBaPL stands for.
+    `epochs`: by method, at most so many ("*": of every other one); of ReBaPL per cycle. `splits`: other split files, by
+    data set. `compared`: the paper's figures are of these data sets. The rest are the grids.
+    """
+
+    name: str
+    note: str
+    backbone: str
+    inference: str
+    data: tuple[str, ...]
+    places: Mapping[str, str]
+    source: str | None = None
+    cross: tuple[str, ...] = ()
+    shifted: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (1, 2, 3)
+    shots: int = 16
+    test_images: int | None = None
+    epochs: Mapping[str, int] = field(default_factory=dict)
+    methods: tuple[str, ...] = METHODS
+    splits: Mapping[str, str] = field(default_factory=dict)
+    compared: bool = True
+    strengths: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
+    references: tuple[int, ...] = (16, 32, 64)
+    metrics: tuple[str, ...] = ("mmd", "wasserstein")
+    grid_seeds: tuple[int, ...] | None = None
+    cycles: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20)
+    samples: tuple[int, ...] = (1, 2, 3, 4, 5)
+    points: tuple[int, ...] = (2, 4, 8, 16, 32, 64)
+    repeats: int = 20
+    latency_cycles: tuple[int, ...] = (1, 2, 3, 4, 8)
+    latency_images: int = 100
+    toy_runs: int = 400
+
+    def config(self, data: str, choice: Choice, seed: int, protocol: str = "base-to-novel") -> RunConfig:
+        """The run of a choice on a data set."""
+        config = RunConfig(
+            data=data,
+            method=choice.method,
+            inference=choice.inference,
+            protocol=protocol,
+            shots=self.shots,
+            seed=seed,
+            backbone=self.backbone,
+            test_images=self.test_images,
+            split=self.splits.get(data),
+            targets=self._targets(protocol),
+            inference_settings=choice.settings,
+        )
+        most = self.epochs.get(choice.method, self.epochs.get("*"))
+        published = config.resolved()["inference"].get("epochs")
+        if published is None or most is None or published <= most or "epochs" in choice.settings:
+            return config
+        return replace(config, epochs=most)
+
+    def _targets(self, protocol: str) -> tuple[str, ...] | None:
+        """The data sets that a transfer tests on, each with its split file if it has another."""
+        names = {"cross-dataset": self.cross, "domain-generalization": self.shifted}.get(protocol)
+        if names is None:
+            return None
+        return tuple(f"{name}={self.splits[name]}" if name in self.splits else name for name in names)
+
+    def rebapl(self, method: str, label: str | None = None, **settings: Any) -> Choice:
+        """ReBaPL on a method, with `settings` of the inference on top."""
+        return Choice(label or f"{method} + rebapl", method, self.inference, settings=settings)
+
+    def longer(self, data: str, **settings: Any) -> Choice:
+        """Maximum likelihood on MaPLe for as many epochs as ReBaPL has in all its cycles."""
+        inference = self.config(data, self.rebapl("maple"), self.seeds[0]).resolved()["inference"]
+        epochs = inference["epochs"] * inference["cycles"] * inference["chains"]
+        return Choice("maple, as many epochs", "maple", settings={"epochs": epochs, **settings})
+
+    def choices(self, methods: Sequence[str] | None = None) -> list[Choice]:
+        """The rows of a main table: each method by maximum likelihood, then ReBaPL on those that have it."""
+        rows = []
+        for method in self.methods if methods is None else methods:
+            rows.append(Choice(method, method, "none" if method == "zero-shot" else "mle"))
+            if method in REBAPL_ON:
+                rows.append(self.rebapl(method))
+        return rows
+
+    @property
+    def remark(self) -> str:
+        """The note, filled in, that stands below every table."""
+        shots = f"{self.shots} shot{'' if self.shots == 1 else 's'}"
+        return self.note.format(shots=shots, backbone=Path(self.backbone).name)
+
+    def place(self, target: str) -> str:
+        """The data set of a target."""
+        return self.places.get(target) or self.data[0]
+
+    def changed(
+        self,
+        *,
+        data: Sequence[str] | None = None,
+        methods: Sequence[str] | None = None,
+        seeds: Sequence[int] | None = None,
+        **plain: Any,
+    ) -> Suite:
+        """The suite with other data sets (then those of every target, where it does not have the suite's own), methods,
+        seeds, `shots`, `test_images`, `inference` or `epochs` (of every method); None changes nothing."""
+        if plain.get("inference") is not None and plain["inference"] not in PRESETS:
+            raise unknown("inference", plain["inference"], PRESETS)
+        suite = replace(self, **{key: value for key, value in plain.items() if value is not None and key != "epochs"})
+        if plain.get("epochs") is not None:
+            suite = replace(suite, epochs={"*": plain["epochs"]})
+        if data:
+            places = {name: place if place in data else data[0] for name, place in self.places.items()}
+            suite = replace(suite, data=tuple(data), places=places)
+        if methods:
+            for name in methods:
+                if name not in self.methods:
+                    raise unknown("method of this table", name, self.methods)
+            suite = replace(suite, methods=tuple(name for name in self.methods if name in methods))
+        if seeds:
+            suite = replace(suite, seeds=tuple(seeds), grid_seeds=None)
+        return suite
+
+
+PAPER = Suite(
+    name="paper",
+    note="",
+    backbone=DEFAULT_BACKBONE,
+    inference="rebapl-paper",
+    data=ELEVEN,
+    places={
+        "xi": "ucf101",
+        "cycles": "dtd",
+        "samples": "oxford_flowers",
+        "latency": "oxford_flowers",
+        "efficiency": "oxford_flowers",
+        "diversity": "eurosat",
+        "overfitting": "oxford_flowers",
+    },
+    source=SOURCE,
+    cross=TARGETS["cross-dataset"],
+    shifted=TARGETS["domain-generalization"],
+)
+
+MINI = Suite(
+    name="mini",
+    note="Miniature: embedded tasks and backbone, {shots}, few epochs. It shows that the software works, not how "
+    "methods rank.",
+    backbone="mini",
+    inference="rebapl",
+    data=("digits", "shapes", "letters"),
+    places={
+        "xi": "letters",
+        "cycles": "letters",
+        "samples": "digits",
+        "latency": "letters",
+        "efficiency": "letters",
+        "diversity": "digits",
+        "overfitting": "letters",
+    },
+    source="shapes",
+    cross=("digits", "letters"),
+    shifted=("shapes-inverted", "shapes-sketch", "shapes-lowlight", "shapes-rotated"),
+    seeds=(1, 2),
+    shots=8,
+    test_images=200,
+    epochs={"coop": 20, "cocoop": 2, "app": 10, "promptsrc": 5, "maple": 4, "mmrl": 4},
+    compared=False,
+    references=(16, 64),
+    grid_seeds=(1,),
+    cycles=(1, 2, 3, 4, 6, 8, 10, 12),
+    repeats=10,
+    latency_images=25,
+)
+"""About an hour of one core's work, all targets together; `rebapl reproduce all --suite mini --dry-run` says more."""
+
+PHOTO_NOTE = "Backbone {backbone}, {shots}; the paper's figures are of CLIP ViT-B/16 on the whole data sets, 16 shots."
+
+
+def photo_suite(
+    backbone: str | None, root: str | Path | None, data: Sequence[str] = (), splits: Mapping[str, str] | None = None
+) -> Suite:
+    """Any local backbone on those of the eleven data sets that lie below `root` (or those of `data` alone).
+
+    A target whose own data set is not there takes the first that is. Transfers are trained on ImageNet, or else on the
+    data set with most classes.
+    """
+    if backbone is None:
+        raise UserError("--suite photo needs a backbone: --backbone DIR, a CLIP in Hugging Face format")
+    below = data_root(ELEVEN[0], root)
+
+    def there(names: Sequence[str]) -> tuple[str, ...]:
+        entries = [PUBLISHED[name] for name in names]
+        return tuple(e.name for e in entries if (below / e.folder / e.images).is_dir())
+
+    for name in data:
+        if name not in ELEVEN:
+            raise unknown("data set of this suite", name, ELEVEN)
+    found = there([name for name in ELEVEN if not data or name in data])
+    if not found:
+        looked = ", ".join(PUBLISHED[name].folder for name in data or ELEVEN)
+        raise UserError(f"none of the data sets lies below {below} (looked for {looked}): see `rebapl data list`")
+    source = SOURCE if SOURCE in found else max(found, key=lambda name: PUBLISHED[name].classes)
+    return replace(
+        PAPER,
+        name="photo",
+        note=PHOTO_NOTE,
+        backbone=backbone,
+        inference="rebapl",
+        data=found,
+        places={target: place if place in found else found[0] for target, place in PAPER.places.items()},
+        source=source,
+        cross=tuple(name for name in found if name != source),
+        shifted=there(TARGETS["domain-generalization"]) if source == SOURCE else (),
+        splits=splits or {},
+    )
+
+
+SUITES = {"paper": PAPER, "mini": MINI}
+"""The suites that are known beforehand; `photo_suite` makes the third."""
+
+SUITE_NAMES = ("paper", "mini", "photo")

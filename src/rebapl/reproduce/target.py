@@ -1,0 +1,85 @@
+"""What a target is: which runs it needs, and how their stored results become tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from rebapl.files import read_json
+from rebapl.reports.averages import CONVENTIONS
+from rebapl.reports.tables import Table
+from rebapl.reproduce.suites import Suite
+from rebapl.runs.config import RunConfig
+from rebapl.runs.folder import RESULTS, run_folder
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a target is made: the suite, the folder of runs, the data root, the devices, the HM convention."""
+
+    suite: Suite
+    runs: Path
+    root: Path | None = None
+    devices: Sequence[str] | None = None
+    hm: str = CONVENTIONS[0]
+
+    @property
+    def device(self) -> str | None:
+        """The first of the devices; None is the GPU if there is one."""
+        return self.devices[0] if self.devices else None
+
+    def results(self, config: RunConfig) -> dict[str, Any]:
+        """The stored results of a finished run."""
+        return read_json(run_folder(config, self.runs) / RESULTS, "a finished run")
+
+    def notes(self, *more: str) -> list[str]:
+        """The remarks of a table: what suite this is, then `more`."""
+        return [note for note in (self.suite.remark, *more) if note]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a target makes: tables and figures by file name, and anything else worth storing as JSON."""
+
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A table or figure of the paper. `runs` lists the runs it reads; `make` needs them finished.
+
+    `seconds` guesses what `make` itself takes, where that is not next to nothing.
+    """
+
+    name: str
+    what: str
+    runs: Callable[[Suite], list[RunConfig]]
+    make: Callable[[Context], Output]
+    seconds: float = 2.0
+
+
+def no_runs(suite: Suite) -> list[RunConfig]:  # noqa: ARG001
+    """For targets that train nothing."""
+    return []
+
+
+def over_seeds(
+    suite: Suite,
+    data: Sequence[str],
+    choices: Sequence[Any],
+    protocol: str = "base-to-novel",
+    seeds: Sequence[int] | None = None,
+) -> list[RunConfig]:
+    """The runs of every choice on every data set with every seed."""
+    return [
+        suite.config(name, choice, seed, protocol)
+        for name in data
+        for choice in choices
+        for seed in seeds or suite.seeds
+    ]

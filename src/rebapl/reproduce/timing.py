@@ -1,0 +1,244 @@
+"""What is measured with a clock: the distances, a prediction, a training."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from rebapl.backbones import DualEncoder
+from rebapl.data.batches import LabelledImages
+from rebapl.data.task import Part, load_task
+from rebapl.learners import build_learner
+from rebapl.posterior import Posterior
+from rebapl.randomness import generator
+from rebapl.reports.tables import Cell, Row, Table
+from rebapl.reproduce import pictures
+from rebapl.reproduce.ablations import MLE
+from rebapl.reproduce.estimate import steps
+from rebapl.reproduce.paper import paper, printed, quote, said
+from rebapl.reproduce.rows import seeds_note
+from rebapl.reproduce.suites import Choice, Suite
+from rebapl.reproduce.target import Context, Output, over_seeds
+from rebapl.repulsion.distances import DISTANCES
+from rebapl.runs.config import RunConfig
+from rebapl.runs.environment import device_name
+from rebapl.runs.folder import best_device, load_run_backbone
+
+WIDTH = 512
+"""The dimension of the points that distances are timed on: that of CLIP ViT-B/16's features."""
+
+
+def milliseconds(call: Callable[[], object], repeats: int, device: str) -> list[float]:
+    """The times of so many calls, after two that do not count; waits for the device each time."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        call()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize(device)
+        return 1000 * (time.perf_counter() - start)
+
+    for _ in range(2):
+        once()
+    return [once() for _ in range(repeats)]
+
+
+def overhead(context: Context) -> Output:
+    """The time of each distance between two clouds of n points, alone and with its gradient."""
+    suite, device = context.suite, best_device(context.device)
+    values: dict[str, dict[int, float]] = {}
+    gradients: dict[str, dict[int, float]] = {}
+    for metric, distance in DISTANCES.items():
+        values[metric], gradients[metric] = {}, {}
+        for count in suite.points:
+            points = torch.randn(2, count, WIDTH, generator=generator(1, "overhead", str(count))).to(device)
+            x, stored = points / points.norm(dim=-1, keepdim=True)
+            options = {"generator": generator(1, "sliced")} if metric == "sliced" else {}
+            known = distance.prepare(stored, **options)
+            x.requires_grad_()
+
+            between = partial(distance.between, x, known)
+
+            def value(between: Callable[[], Tensor] = between) -> None:
+                with torch.no_grad():
+                    between()
+
+            def with_gradient(between: Callable[[], Tensor] = between, x: Tensor = x) -> None:
+                torch.autograd.grad(between().sum(), x)
+
+            values[metric][count] = statistics.median(milliseconds(value, suite.repeats, device))
+            gradients[metric][count] = statistics.median(milliseconds(with_gradient, suite.repeats, device))
+    quoted = paper()["tables"]["overhead"]["columns"]
+    rows: list[Row] = []
+    for metric in values:
+        for count in suite.points:
+            ours = Cell(values[metric][count], digits=3)
+            theirs = quote("overhead", str(count), metric, digits=3)
+            gradient = Cell(gradients[metric][count], digits=3)
+            rows.append([pictures.METRICS[metric], str(count), ours, theirs, ours.minus(theirs), gradient])
+    notes = [
+        f"Median of {suite.repeats} calls on {device_name(device)}; points of {WIDTH} dimensions; the stored side is "
+        "prepared once, as in training. The paper's are of another machine.",
+    ]
+    table = Table(
+        "Milliseconds to compare two clouds of n points",
+        ["distance", "n", "ours", "paper", "diff.", "ours, with gradient"],
+        rows,
+        context.notes(*notes),
+        rules=range(len(suite.points), len(rows) + 1, len(suite.points)),
+        merged=1,
+    )
+    theirs_by_n = {
+        metric: {int(n): row[place] for n, row in paper()["tables"]["overhead"]["rows"].items()}
+        for place, metric in enumerate(quoted)
+    }
+    figure = pictures.overhead(values, theirs_by_n)
+    return Output({"overhead": table}, {"overhead": figure}, {"milliseconds": values, "with_gradient": gradients})
+
+
+def latency(context: Context) -> Output:
+    """The time of one prediction of a batch by C samples: on one device, and with the samples spread over several."""
+    suite, data = context.suite, context.suite.place("latency")
+    one = best_device(context.device)
+    several = _several(context, one)
+    task = load_task(data, 1, 1, test_images=suite.latency_images, root=context.root, split=suite.splits.get(data))
+    part = next(iter(task.tests.values()))
+    encoders = {device: load_run_backbone(suite.backbone, device) for device in {one, *several}}
+    views = LabelledImages(part.dataset, part.items).views(encoders[one].preprocessing)
+
+    where = {f"one device ({one})": [one]}
+    if several:
+        where[f"spread over {len(several)} × {several[0].split(':')[0]}"] = several
+    times: dict[str, dict[int, list[float]]] = {}
+    threads = torch.get_num_threads()
+    for title, devices in where.items():
+        times[title] = {}
+        for count in suite.latency_cycles:
+            shares = spread(random_posterior(encoders[one], part, count), [encoders[device] for device in devices])
+            if len(devices) > 1 and one == "cpu":
+                torch.set_num_threads(1)  # a thread per worker, not per core in each
+            try:
+                with ThreadPoolExecutor(len(shares)) as pool:
+                    call = lambda shares=shares, pool=pool: predict(shares, views, pool)  # noqa: E731
+                    times[title][count] = milliseconds(call, suite.repeats, one)
+            finally:
+                torch.set_num_threads(threads)
+    compared = suite.compared
+    rows: list[Row] = []
+    for count in suite.latency_cycles:
+        cells = [Cell.over(of_place[count], 1) for of_place in times.values()]
+        theirs = quote("latency", str(count), "maple + rebapl", digits=1)
+        rows.append([str(count), *cells, *([theirs, cells[-1].minus(theirs)] if compared else [])])
+    notes = [
+        f"{len(views)} images of {printed(data)} among {len(part.class_names)} classes, text features included, "
+        f"decoding not; mean ± standard deviation of {suite.repeats} calls on {device_name(one)}.",
+        *(["One sample per cycle. The paper's are of four L4 GPUs."] if compared else ["One sample per cycle."]),
+        *([] if several else ["One device is here: --device cuda:0,cuda:1 spreads the samples over several."]),
+    ]
+    columns = ["C", *times, *(["paper (4 × L4)", "diff."] if compared else [])]
+    table = Table("Milliseconds of a prediction with MaPLe + ReBaPL", columns, rows, context.notes(*notes))
+    means = {place: {count: statistics.fmean(of[count]) for count in of} for place, of in times.items()}
+    theirs_by_c = {int(c): row[1] for c, row in paper()["tables"]["latency"]["rows"].items()} if compared else {}
+    figure = pictures.latency(means, theirs_by_c)
+    return Output({"latency": table}, {"latency": figure}, {"milliseconds": times})
+
+
+def _several(context: Context, one: str) -> list[str]:
+    """The devices to spread over: those given, or every core."""
+    if context.devices and len(context.devices) > 1:
+        return [best_device(device) for device in context.devices]
+    return ["cpu"] * (os.cpu_count() or 1) if one == "cpu" and (os.cpu_count() or 1) > 1 else []
+
+
+def random_posterior(encoder: DualEncoder, part: Part, count: int) -> Posterior:
+    """`count` samples of MaPLe at their random beginnings: what samples know takes no time."""
+    draws = generator(1, "latency")
+    learner = build_learner("maple", encoder, part.class_names, part.dataset.template, draws)
+    samples = []
+    for _ in range(count):
+        learner.reset(draws)
+        samples.append({name: value.detach().clone() for name, value in learner.named_parameters()})
+    return Posterior.of(learner.eval(), samples, {"method": "maple"})
+
+
+def spread(whole: Posterior, encoders: Sequence[DualEncoder]) -> list[Posterior]:
+    """The samples in as many nearly equal shares as there are encoders, each share with a learner of its own.
+
+    Threads may not share a learner: its parameters are replaced while a sample passes. Encoders may be shared.
+    """
+    each, more = divmod(len(whole), len(encoders))
+    shares, first = [], 0
+    for place, encoder in enumerate(encoders):
+        last = first + each + (place < more)
+        if last > first:
+            names, template = whole.class_names, whole.learner.template
+            learner = build_learner("maple", encoder, names, template, generator(1, "latency")).eval()
+            samples = {name: stack[first:last] for name, stack in whole.samples.items()}
+            shares.append(Posterior(learner, samples, torch.full((last - first,), 1 / (last - first)), whole.about))
+        first = last
+    return shares
+
+
+def predict(shares: Sequence[Posterior], views: Tensor, pool: ThreadPoolExecutor) -> Tensor:
+    """The averaged probabilities (N, C) of all samples, each share in a thread."""
+    logits = pool.map(lambda posterior: posterior.sample_logits(views), shares)
+    return torch.cat(list(logits)).softmax(-1).mean(0)
+
+
+def efficiency_choices(suite: Suite) -> list[tuple[str, Choice]]:
+    """Maximum likelihood at its own epochs and at as many as ReBaPL, then ReBaPL without and with repulsion."""
+    rebapl = suite.rebapl("maple")
+    data = suite.place("efficiency")
+    batches = [suite.config(data, choice, 1).resolved()["inference"]["batch"] for choice in (MLE, rebapl)]
+    rows = [("MaPLe", MLE), ("MaPLe", suite.longer(data))]
+    if batches[0] != batches[1]:  # as many steps as ReBaPL, too
+        rows.append(("MaPLe", replace(suite.longer(data, batch=batches[1]), label="maple, as many steps")))
+    return [*rows, ("+ ReBaPL, no repulsion", suite.rebapl("maple", "none", repulsion=None)), ("+ ReBaPL", rebapl)]
+
+
+def efficiency_runs(suite: Suite) -> list[RunConfig]:
+    return over_seeds(suite, [suite.place("efficiency")], [choice for _, choice in efficiency_choices(suite)])
+
+
+def efficiency(context: Context) -> Output:
+    """Training times as the runs have stored them."""
+    suite, data = context.suite, context.suite.place("efficiency")
+    text = said("efficiency")
+    compared = suite.compared and data == "oxford_flowers"
+    rows = []
+    stored = {}
+    devices = set()
+    choices = efficiency_choices(suite)
+    for label, choice in choices:
+        configs = [suite.config(data, choice, seed) for seed in suite.seeds]
+        results = [context.results(config) for config in configs]
+        spent = [result["seconds"]["training"] for result in results]
+        devices |= {result["device"] for result in results}
+        settings, count = configs[0].resolved()["inference"], steps(configs[0])
+        epochs = settings["epochs"] if settings["cycles"] == 1 else f"{settings['cycles']} × {settings['epochs']}"
+        stored[choice.label] = spent
+        total, each = Cell.over(spent, 1), Cell.over([1000 * one / count for one in spent], 1)
+        row: list[Cell | str] = [label, str(epochs), str(settings["batch"]), str(count), total, each]
+        if compared:
+            whose = {choices[-1][1].label: "maple + rebapl", choices[-3][1].label: "maple"}.get(choice.label)
+            theirs = Cell(text["seconds"].get(whose), digits=1, notes=(text["note"],) if whose else ())
+            row += [theirs, total.minus(theirs)]
+        rows.append(row)
+    columns = ["MaPLe on " + printed(data), "epochs", "batch", "steps", "seconds", "ms a step"]
+    notes = [f"Training alone, on {', '.join(sorted(devices))}. {seeds_note(suite.seeds)}"]
+    notes.append("Runs that shared their device with others were slowed by them.")
+    table = Table(
+        "Training time of ReBaPL and of maximum likelihood with as many epochs",
+        [*columns, *(["paper, s", "diff."] if compared else [])],
+        rows,
+        context.notes(*notes),
+    )
+    return Output({"efficiency": table}, data={"seconds": stored})

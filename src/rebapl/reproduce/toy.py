@@ -1,0 +1,218 @@
+"""The paper's two-mode example (its appendix "Toy Example"), run and drawn.
+
+    U(θ) = −log(½ N(θ | μ₁, Σ₁) + ½ N(θ | μ₂, Σ₂)),    V(θ, θ′) = 1/(‖θ−θ′‖² + ε),    θ in the plane
+
+The paper prints the density itself as the potential U; a sampler needs its negative logarithm. Arrows in the figures
+are the drift −∇, the direction in which θ is moved (a caption of the paper has the opposite sign). Every run is
+cyclical SGLD with warm restarts: each cycle starts, with a small kick, where the last one ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from rebapl.randomness import generator
+from rebapl.reproduce import toy_figures
+from rebapl.repulsion import POTENTIALS, Repulsion, kick, weights
+from rebapl.sampling import SGLD, CyclicalSchedule
+
+MEANS = torch.tensor([[-1.5, -0.6], [1.5, 0.6]])
+COVARIANCES = torch.tensor([[[0.30, 0.05], [0.05, 0.25]], [[0.25, -0.08], [-0.08, 0.32]]])
+EPSILON = 1.0
+IN_MODE = 3.0  # in standard deviations: holds 98.9 % of a mode in the plane
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to sample the toy: how strong the repulsion is, and in which stage it acts."""
+
+    label: str
+    strength: float
+    stage: str = "exploration"
+
+
+# Too strong a repulsion also acts while sampling, as in the paper's update: there no later drift makes it good.
+SETTINGS = (
+    Setting("no repulsion", 0.0),
+    Setting(r"repulsion, $\xi=50$", 50.0),
+    Setting(r"$\xi=1000$, in both stages", 1000.0, stage="both"),
+)
+
+
+def density_potential(theta: Tensor) -> Tensor:
+    """U at points (…, 2); shape (…)."""
+    return -torch.logsumexp(_log_modes(theta), dim=-1)
+
+
+def repulsive_potential(theta: Tensor, stored: Tensor) -> Tensor:
+    """V between points (…, 2) and their stored ones; shape (…)."""
+    return POTENTIALS["inverse"].value((theta - stored).square().sum(-1), torch.tensor(EPSILON))
+
+
+def mode_of(theta: Tensor) -> Tensor:
+    """In which mode points (…, 2) lie: 0, 1, or −1 for neither; shape (…)."""
+    distances = _mahalanobis(theta).sqrt()
+    nearest, index = distances.min(dim=-1)
+    return torch.where(nearest <= IN_MODE, index, -1)
+
+
+def _mahalanobis(theta: Tensor) -> Tensor:
+    shift = theta[..., None, :] - MEANS
+    return torch.einsum("...mi,mij,...mj->...m", shift, torch.linalg.inv(COVARIANCES), shift)
+
+
+def _log_modes(theta: Tensor) -> Tensor:
+    normaliser = torch.log(2 * 2 * torch.pi * torch.linalg.det(COVARIANCES).sqrt())
+    return -0.5 * _mahalanobis(theta) - normaliser
+
+
+@dataclass
+class Run:
+    """What R chains did: their sample of each cycle (cycles, R, 2), and every point on the way (steps, R, 2)."""
+
+    samples: Tensor
+    path: Tensor
+    exploring: list[bool]
+
+
+@dataclass
+class _Neighbours:
+    """The repulsion of R chains at once, each from its own last sample: `Repulsion` knows one chain."""
+
+    setting: Setting
+    stored: Tensor | None = None
+    pending: Tensor | None = field(default=None, init=False)
+
+    def remember(self, theta: Tensor) -> None:
+        self.pending = theta.detach().clone()
+
+    def new_cycle(self) -> None:
+        self.stored = self.pending
+
+    def term(self, theta: Tensor, schedule: CyclicalSchedule) -> Tensor | None:
+        if self.stored is None or not (self.setting.stage == "both" or schedule.exploring):
+            return None
+        return self.setting.strength * repulsive_potential(theta, self.stored).sum()
+
+
+@dataclass
+class _Package:
+    """The same for one chain, with the package's own `Repulsion` in weight space."""
+
+    setting: Setting
+    repulsion: Repulsion = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.repulsion = Repulsion(
+            "paired",
+            size="absolute",
+            strength=self.setting.strength,
+            epsilon=EPSILON,
+            scale=1.0,
+            stage=self.setting.stage,
+            memory="previous",
+        )
+
+    def remember(self, theta: Tensor) -> None:
+        self.repulsion.remember(weights([theta]))
+
+    def new_cycle(self) -> None:
+        self.repulsion.new_cycle()
+
+    def term(self, theta: Tensor, schedule: CyclicalSchedule) -> Tensor | None:
+        return self.repulsion(weights([theta])) if self.repulsion.active(schedule) else None
+
+
+def run(
+    setting: Setting,
+    start: Tensor,
+    *,
+    seed: int,
+    cycles: int = 10,
+    steps: int = 200,
+    lr: float = 0.02,
+    exploration: float = 0.5,
+    stored: Tensor | None = None,
+) -> Run:
+    """Cyclical SGLD from `start` (R, 2), R chains side by side; `stored` (R, 2) repels already in the first cycle."""
+    one = len(start) == 1
+    memory: _Neighbours | _Package = _Package(setting) if one else _Neighbours(setting)
+    if stored is not None:
+        memory.remember(stored)
+    theta = torch.nn.Parameter(start.clone())
+    sampler = SGLD([theta], lr=lr, num_data=1, generator=generator(seed, "toy", "noise"))
+    schedule = CyclicalSchedule(sampler, steps, exploration=exploration, cycles=cycles)
+    kicks = generator(seed, "toy", "kick")
+    samples, path, exploring = [], [theta.detach().clone()], []
+    while not schedule.done:
+        if schedule.at_cycle_start:
+            memory.new_cycle()
+            kick([theta], 0.02, kicks)
+        exploring.append(schedule.exploring)
+        loss = density_potential(theta).sum()
+        term = memory.term(theta, schedule)
+        sampler.zero_grad()
+        (loss if term is None else loss + term).backward()
+        sampler.step()
+        schedule.step()
+        path.append(theta.detach().clone())
+        if schedule.at_sample:
+            samples.append(theta.detach().clone())
+            memory.remember(theta)
+    return Run(torch.stack(samples), torch.stack(path), exploring)
+
+
+def run_many(setting: Setting, *, seed: int, runs: int = 400, cycles: int = 10) -> Tensor:
+    """In which mode the samples of many independent runs lie, (cycles, runs); all start in the first mode."""
+    start = MEANS[0] + 0.1 * torch.randn(runs, 2, generator=generator(seed, "toy", "start"))
+    return mode_of(run(setting, start, seed=seed, cycles=cycles).samples)
+
+
+def visited_both(modes: Tensor) -> Tensor:
+    """Which runs have had a sample in both modes by each cycle: modes (cycles, runs) → booleans (cycles, runs)."""
+    return ((modes == 0).cumsum(0) > 0) & ((modes == 1).cumsum(0) > 0)
+
+
+def _journeys(setting: Setting, stored: Tensor, seed: int, others: int = 60) -> tuple[Run, Tensor]:
+    """One cycle, as in the paper from a start between the stored sample and the barrier: a run, and others' ends."""
+    start = (MEANS[0] + 0.3 * (MEANS[1] - MEANS[0]))[None]
+    slow: dict[str, Any] = {"seed": seed, "cycles": 1, "steps": 800, "lr": 0.005}  # small steps: a path to be seen
+    many = run(setting, start.expand(others, 2), stored=stored.expand(others, 2), **slow)
+    return run(setting, start, stored=stored, **(slow | {"seed": seed + 3})), many.samples[-1]
+
+
+def figures(seed: int = 1, runs: int = 400) -> tuple[dict[str, Figure], dict[str, Tensor]]:
+    """Runs the example; its three figures by name, and by setting the modes (cycles, runs) that samples were in."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        stored = run(SETTINGS[0], MEANS[:1], seed=seed, cycles=1).samples[0]
+        journeys = [(s, *_journeys(s, stored, seed)) for s in SETTINGS]
+        modes = {s.label: run_many(s, seed=seed, runs=runs) for s in SETTINGS}
+    finally:
+        torch.set_num_threads(threads)
+    potential: Callable[[Tensor], Tensor] = density_potential
+    drawn = {
+        "toy_fields": toy_figures.fields(
+            potential, lambda theta: repulsive_potential(theta, stored[0]), SETTINGS[1].strength, stored[0], MEANS
+        ),
+        "toy_trajectories": toy_figures.trajectories(
+            potential,
+            stored[0],
+            [(s.label, one.path[:, 0], one.exploring, ends) for s, one, ends in journeys],
+        ),
+        "toy_modes": toy_figures.modes(modes, {label: visited_both(m) for label, m in modes.items()}),
+    }
+    return drawn, modes
+
+
+def draw_toy(out: Path, seed: int = 1) -> list[Path]:
+    """Runs the example and draws its three figures into the folder `out`, as PNG and PDF; returns their paths."""
+    return [path for name, figure in figures(seed)[0].items() for path in toy_figures.save(figure, out, name)]

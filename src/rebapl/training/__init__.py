@@ -1,0 +1,1 @@
+"""Task, encoder, learner and inference in; posterior out."""

@@ -1,0 +1,94 @@
+"""Scores of parts: in portions, and on other data sets with what is published to change there."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.data.dataset import Dataset
+from rebapl.data.task import Part, Task, load_task
+from rebapl.evaluation import tasks as scoring
+from rebapl.evaluation.tasks import bound_to, evaluate, part_views, predict_part, target_settings
+from rebapl.training.fit import fit
+
+
+@pytest.fixture(scope="module")
+def encoder() -> DualEncoder:
+    return load_backbone("mini")
+
+
+def named(dataset: Dataset, name: str) -> Dataset:
+    return dataclasses.replace(dataset, name=name)
+
+
+def imagenet_like() -> Task:
+    """Trained on drawn images that pass for ImageNet, tested on others that pass for EuroSAT."""
+    task = load_task("digits", shots=2, protocol="cross-dataset", targets=["shapes"], test_images=20)
+    source, shapes = named(task.dataset, "imagenet"), task.tests["shapes"]
+    target = Part(shapes.class_names, shapes.items, named(shapes.dataset, "eurosat"))
+    own = {name: dataclasses.replace(getattr(task, name), dataset=source) for name in ("train", "val")}
+    tests = {"test": dataclasses.replace(task.tests["test"], dataset=source), "eurosat": target}
+    return dataclasses.replace(task, dataset=source, tests=tests, **own)
+
+
+def test_mmrl_plus_predicts_a_target_with_the_target_s_mix(encoder: DualEncoder) -> None:
+    task = imagenet_like()
+    posterior = fit(task, encoder, "mmrl++", epochs=1)
+    assert posterior.learner.config.mix == 0.9  # type: ignore[attr-defined]
+    bound = bound_to(posterior, task, task.tests["eurosat"])
+    assert bound.learner.config.mix == 0.3  # type: ignore[attr-defined]
+    assert bound.learner.transfer
+    assert not bound_to(posterior, task, task.tests["test"]).learner.transfer
+    scores = evaluate(posterior, task)
+    assert scores["eurosat"]["target_settings"] == {"mix": 0.3}
+    assert "target_settings" not in scores["test"]
+    # the samples are those trained: by hand, the same parameters in a learner of that mix
+    views = part_views(posterior, task.tests["eurosat"])
+    other = fit(task, encoder, "mmrl++", epochs=1, method_settings={"mix": 0.3}).learner
+    other.load_state_dict({name: stack[0] for name, stack in posterior.samples.items()}, strict=False)
+    part = task.tests["eurosat"]
+    with torch.no_grad():
+        images = encoder.preprocessing.normalize(views)
+        expected = other.bind(part.class_names, part.dataset.template, transfer=True)(images).logits.softmax(-1)
+    torch.testing.assert_close(predict_part(bound, part).probabilities, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_setting_that_was_given_stays_on_every_target() -> None:
+    arguments = ("cross-dataset", "imagenet", "eurosat")
+    assert target_settings("mmrl++", {"mix": 0.9, "consistency": 0.1}, *arguments) == {"mix": 0.3}
+    assert target_settings("mmrl++", {"mix": 0.5, "consistency": 0.1}, *arguments) == {}
+    assert target_settings("maple", {}, *arguments) == {}
+    assert target_settings("mmrl++", {"mix": 0.9}, "few-shot", "imagenet", "eurosat") == {}
+    assert target_settings("zero-shot", {"with_own": False}, *arguments) == {"with_own": True}
+
+
+def test_portions_change_nothing(encoder: DualEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = load_task("digits", shots=2, test_images=20)
+    posterior = fit(task, encoder, "vpt", "ensemble", epochs=1, inference_settings={"cycles": 2})
+    whole = evaluate(posterior, task)
+    monkeypatch.setattr(scoring, "IMAGES_AT_ONCE", 7)
+    portions = evaluate(posterior, task)
+    assert portions["base"]["images"] == whole["base"]["images"] == 20
+    assert portions["novel"]["accuracy"] == whole["novel"]["accuracy"]
+    assert portions["novel"]["nll"] == pytest.approx(whole["novel"]["nll"], rel=1e-5)
+    assert list(evaluate(posterior, task, ["novel"])) == ["novel"]
+
+
+def test_scores_average_what_the_inference_says(encoder: DualEncoder) -> None:
+    task = load_task("digits", shots=2, test_images=20)
+    posterior = fit(task, encoder, "vpt", "ensemble", epochs=1, inference_settings={"cycles": 2})
+    about = {**posterior.about, "inference": {**posterior.about["inference"], "average": "logits"}}
+    logits = dataclasses.replace(posterior, about=about)
+    part = task.tests["base"]
+    expected = posterior.sample_logits(part_views(posterior, part)).mean(0).softmax(-1)
+    torch.testing.assert_close(predict_part(logits, part).probabilities, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_a_target_is_predicted_among_its_own_names_in_its_own_template(encoder: DualEncoder) -> None:
+    task = load_task("digits", shots=2, protocol="cross-dataset", targets=["shapes"], test_images=60)
+    transferred = evaluate(fit(task, encoder, "zero-shot"), task)["shapes"]
+    there = load_task("shapes", shots=2, protocol="few-shot", test_images=60)
+    own = evaluate(fit(there, encoder, "zero-shot"), there)["test"]
+    assert transferred["accuracy"] == own["accuracy"]
+    assert transferred["nll"] == pytest.approx(own["nll"], rel=1e-6)

@@ -1,0 +1,125 @@
+"""What a run says about its uncertainty: weights and threshold from validation images, outside images, diversity."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from small_run import CONFIG
+
+from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.data.batches import LabelledImages
+from rebapl.data.task import Task, load_task
+from rebapl.errors import UserError
+from rebapl.evaluation import outside_scores
+from rebapl.evaluation.uncertainty import diversity_on_test, diversity_record, fit_on_validation, score_outside
+from rebapl.posterior import Posterior
+from rebapl.reports.diversity import diversity_figure
+from rebapl.runs.folder import evaluate_run, load_trained, train_run
+from rebapl.training.fit import fit
+
+
+@pytest.fixture(scope="module")
+def encoder() -> DualEncoder:
+    return load_backbone("mini")
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return CONFIG.task()
+
+
+@pytest.fixture(scope="module")
+def posterior(encoder: DualEncoder, task: Task) -> Posterior:
+    return fit(task, encoder, "maple", "ensemble", epochs=1, inference_settings={"cycles": 2})
+
+
+def test_weights_make_the_validation_images_more_likely(posterior: Posterior, task: Task) -> None:
+    data = LabelledImages(task.dataset, task.val.items)
+    views = data.views(posterior.learner.encoder.preprocessing)
+    fitted = fit_on_validation(posterior, task, weights=True, coverage=0.5)
+    before, after = (
+        each.probabilities(views).gather(1, data.labels[:, None]).log().mean() for each in (posterior, fitted)
+    )
+    assert after >= before - 1e-6
+    assert fitted.weights.sum().item() == pytest.approx(1, abs=1e-5)
+    assert fitted.threshold is not None
+    assert fitted.threshold.images == len(data)
+    assert torch.equal(posterior.weights, torch.full((2,), 0.5))  # the given one stays
+
+
+def test_outside_images_are_predicted_among_the_trained_classes(posterior: Posterior, task: Task) -> None:
+    found = score_outside(posterior, task, "novel")
+    inside, outside = (
+        posterior.bind(task.train.class_names).predict_views(
+            LabelledImages(task.dataset, task.tests[part].items).views(posterior.learner.encoder.preprocessing)
+        )
+        for part in ("base", "novel")
+    )
+    assert found["entropy"].items() >= outside_scores(inside.predictive_entropy, outside.predictive_entropy).items()
+    assert len(found["entropy"]["per_sample"]) == 2
+    assert found["mutual-information"] == outside_scores(inside.mutual_information, outside.mutual_information)
+
+
+def test_another_data_set_can_be_the_outside(encoder: DualEncoder) -> None:
+    digits = load_task("digits", protocol="few-shot", test_images=40)
+    found = score_outside(fit(digits, encoder, "zero-shot"), digits, "letters")
+    assert 0 <= found["max-probability"]["auroc"] <= 100
+
+
+@pytest.mark.parametrize("outside", ["base", "digits"])
+def test_the_inside_is_no_outside(posterior: Posterior, task: Task, outside: str) -> None:
+    with pytest.raises(UserError, match="is no outside"):
+        score_outside(posterior, task, outside)
+
+
+def test_an_unknown_outside_is_refused(posterior: Posterior, task: Task) -> None:
+    with pytest.raises(UserError, match="did you mean 'letters'"):
+        score_outside(posterior, task, "leters")
+
+
+def test_without_validation_images_nothing_is_fitted(posterior: Posterior, task: Task) -> None:
+    bare = dataclasses.replace(task, val=dataclasses.replace(task.val, items=[]))
+    with pytest.raises(UserError, match="no validation images"):
+        fit_on_validation(posterior, bare, weights=True)
+
+
+def test_the_heat_map_is_drawn(posterior: Posterior, task: Task, tmp_path: Path) -> None:
+    record = diversity_record(diversity_on_test(posterior, task))
+    assert record["space"] == "image"
+    assert record["mean_distance"] == pytest.approx(record["distance"][0][1])
+    path = diversity_figure(json.loads(json.dumps(record)), tmp_path / "d" / "diversity.png")
+    with Image.open(path) as image:
+        assert image.width > 800
+
+
+def test_a_run_is_evaluated_with_what_was_fitted_and_keeps_it(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train_run(CONFIG, out, device="cpu")
+    plain = evaluate_run(out, device="cpu")
+    assert len(plain["parts"]["base"]["per_sample"]) == 2
+    assert plain["diversity"]["effective_by_weights"] == pytest.approx(2)
+    fitted = evaluate_run(
+        out, device="cpu", fit_weights=True, fit_threshold={"risk": 0.9, "by": "entropy"}, outside="novel"
+    )
+    assert fitted["outside"]["novel"].keys() >= {"entropy", "mutual-information"}
+    loaded = load_trained(out, device="cpu")
+    assert loaded.threshold is not None
+    assert loaded.threshold.by == "entropy"
+    assert fitted["diversity"]["effective_by_weights"] == pytest.approx(1 / loaded.weights.square().sum().item(), 1e-4)
+    again = evaluate_run(out, device="cpu")
+    assert again["parts"] == fitted["parts"]
+    assert torch.equal(load_trained(out / "posterior", device="cpu").weights, loaded.weights)
+    assert load_trained(out, device="cpu", backbone="mini").class_names == loaded.class_names
+
+
+def test_what_is_no_trained_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such run or posterior"):
+        load_trained(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="is not a posterior"):
+        load_trained(tmp_path)
+    (tmp_path / "config.json").write_text('{"data": "digits", "backbone": "mini"}')
+    with pytest.raises(UserError, match="not trained yet"):
+        load_trained(tmp_path)

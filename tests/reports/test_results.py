@@ -1,0 +1,162 @@
+"""Tables of what is in a folder of runs, from results written by hand."""
+
+import csv
+import dataclasses
+import io
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from rebapl.errors import UserError
+from rebapl.reports.results import find_runs, long_list, result_tables
+from rebapl.reports.tables import Cell, Table
+from rebapl.runs.config import RunConfig
+from rebapl.runs.folder import run_folder
+
+CONFIG = RunConfig("digits", "maple", "rebapl", backbone="mini")
+
+
+def store(runs: Path, config: RunConfig, seconds: float = 3.0, **accuracy: float) -> Path:
+    """A finished run whose parts have these accuracies."""
+    out = run_folder(config, runs)
+    (out / "posterior").mkdir(parents=True, exist_ok=True)
+    asked = {**dataclasses.asdict(config), "resolved": config.resolved()}
+    (out / "config.json").write_text(json.dumps(asked))
+    scores = {
+        name: {"accuracy": value, "nll": value / 100, "ece": 5.0, "images": 9, "per_sample": [{"accuracy": value - 1}]}
+        for name, value in accuracy.items()
+    }
+    protocols = {config.protocol: list(accuracy)}
+    results = {"parts": scores, "protocols": protocols, "seconds": {"training": seconds}}
+    (out / "results.json").write_text(json.dumps(results))
+    return out
+
+
+def tables(*folders: Path) -> list[Table]:
+    return result_tables(find_runs(folders))
+
+
+def numbers(row) -> list[float | None]:
+    return [cell.value for cell in row if isinstance(cell, Cell)]
+
+
+def test_seeds_are_averaged_and_data_sets_too(tmp_path: Path) -> None:
+    for seed, base, novel in ((1, 80.0, 60.0), (2, 82.0, 64.0)):
+        store(tmp_path, dataclasses.replace(CONFIG, seed=seed), base=base, novel=novel)
+        store(tmp_path, dataclasses.replace(CONFIG, seed=seed, data="shapes"), base=base - 10, novel=novel)
+    (table,) = tables(tmp_path)
+    digits, shapes, average = table.rows
+    assert [row[0] for row in table.rows] == ["digits", "shapes", "average"]
+    assert digits[-1] == "1, 2"
+    base, novel, hm, nll, ece, seconds = (cell for cell in digits if isinstance(cell, Cell))
+    assert (base.value, base.std) == (81.0, pytest.approx(statistics.stdev([80, 82])))
+    assert hm.value == pytest.approx((2 * 80 * 60 / 140 + 2 * 82 * 64 / 146) / 2)
+    assert (novel.value, nll.value, ece.value, seconds.value) == (62.0, pytest.approx(0.715), 5.0, 3.0)
+    assert numbers(shapes)[0] == 71.0
+    assert numbers(average)[:2] == [76.0, 62.0]
+    per_seed = [2 * 75 * 60 / 135, 2 * 77 * 64 / 141]
+    deviation = average[5].std if isinstance(average[5], Cell) else None
+    assert numbers(average)[2] == pytest.approx(statistics.fmean(per_seed))
+    assert deviation == pytest.approx(statistics.stdev(per_seed))
+    (other,) = result_tables(find_runs([tmp_path]), "average")
+    of_each = [2 * 80 * 60 / 140, 2 * 70 * 60 / 130, 2 * 82 * 64 / 146, 2 * 72 * 64 / 136]
+    assert numbers(other.rows[-1])[2] == pytest.approx(statistics.fmean(of_each))
+
+
+def test_an_average_is_over_the_seeds_that_all_data_sets_have(tmp_path: Path) -> None:
+    for data, seed in (("digits", 1), ("digits", 2), ("shapes", 2), ("shapes", 3)):
+        store(tmp_path, dataclasses.replace(CONFIG, seed=seed, data=data), base=60.0 + seed, novel=60.0)
+    (table,) = tables(tmp_path)
+    assert (table.rows[-1][0], table.rows[-1][-1]) == ("average", "2")
+    assert numbers(table.rows[-1])[0] == 62.0
+
+
+def test_the_best_of_a_data_set_is_marked(tmp_path: Path) -> None:
+    store(tmp_path, CONFIG, base=80.0, novel=60.0)
+    store(tmp_path, dataclasses.replace(CONFIG, inference="mle"), base=70.0, novel=65.0)
+    store(tmp_path, dataclasses.replace(CONFIG, data="shapes"), base=99.0, novel=99.0)
+    (table,) = tables(tmp_path)
+    base, novel, nll = (
+        {row[0] + row[2]: cell.best for row in table.rows[:3] if isinstance(cell := row[place], Cell)}
+        for place in (3, 4, 6)
+    )
+    assert base == {"digitsrebapl": True, "digitsmle": False, "shapesrebapl": False}
+    assert novel == {"digitsrebapl": False, "digitsmle": True, "shapesrebapl": False}
+    assert nll == {"digitsrebapl": False, "digitsmle": True, "shapesrebapl": False}, "the lower the better"
+
+
+def test_runs_that_differ_in_a_setting_are_not_averaged_and_say_so(tmp_path: Path) -> None:
+    store(tmp_path, CONFIG, base=80.0, novel=60.0)
+    other = dataclasses.replace(CONFIG, inference_settings={"repulsion": {"metric": "energy"}}, shots=4)
+    store(tmp_path, other, base=70.0, novel=60.0)
+    (table,) = tables(tmp_path)
+    assert len(table.rows) == 2
+    assert sorted(str(row[3]) for row in table.rows) == ["16 shots", "4 shots, repulsion.metric=energy"]
+    assert "mini" in table.notes[0]
+
+
+def test_runs_that_read_alike_are_told_apart(tmp_path: Path) -> None:
+    """As when a preset's value changes between two versions."""
+    store(tmp_path, CONFIG, base=80.0, novel=60.0)
+    out = store(tmp_path, dataclasses.replace(CONFIG, inference_settings={"temperature": 0.5}), base=70.0, novel=60.0)
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**config, "inference_settings": {}}))
+    (table,) = tables(tmp_path)
+    assert {str(row[3]) for row in table.rows} in (
+        {"", "inference.temperature=0.5"},
+        {"", "inference.temperature=0.01"},
+    )
+
+
+def test_transfers_have_a_column_per_target_and_their_average(tmp_path: Path) -> None:
+    cross = dataclasses.replace(CONFIG, protocol="cross-dataset", targets=("shapes", "letters"))
+    store(tmp_path, cross, test=90.0, shapes=50.0, letters=40.0)
+    few = dataclasses.replace(CONFIG, protocol="few-shot", method="coop")
+    store(tmp_path, few, test=88.0)
+    first, second = tables(tmp_path)
+    assert first.title == "few-shot, all classes, accuracy and ECE in %"
+    assert numbers(first.rows[0]) == [88.0, 0.88, 5.0, 3.0]
+    assert second.columns[3:7] == ["source ↑", "shapes ↑", "letters ↑", "average ↑"]
+    assert numbers(second.rows[0])[:4] == [90.0, 50.0, 40.0, 45.0]
+
+
+def test_targets_of_other_split_files_are_not_averaged(tmp_path: Path) -> None:
+    for seed, split in ((1, None), (2, "few.json")):
+        cross = dataclasses.replace(CONFIG, seed=seed, protocol="cross-dataset", targets=("eurosat",))
+        path = store(tmp_path, cross, test=90.0, eurosat=50.0) / "results.json"
+        results = json.loads(path.read_text())
+        results["parts"]["eurosat"]["split"] = split
+        path.write_text(json.dumps(results))
+    (table,) = tables(tmp_path)
+    assert [row[3] for row in table.rows] == ["", "eurosat=few.json"]
+
+
+def test_unfinished_runs_are_named(tmp_path: Path) -> None:
+    scored, unscored, untrained = (store(tmp_path, dataclasses.replace(CONFIG, seed=n), test=1.0) for n in (1, 2, 3))
+    (unscored / "results.json").unlink()
+    (untrained / "results.json").unlink()
+    (untrained / "posterior").rmdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    found = find_runs([tmp_path])
+    assert [run.folder for run in found.runs] == [scored]
+    assert (found.unscored, found.untrained) == ([unscored], [untrained])
+    assert [run.folder for run in find_runs([scored]).runs] == [scored]
+    with pytest.raises(UserError, match="is not a folder of runs"):
+        find_runs([tmp_path / "nowhere"])
+
+
+def test_the_long_list_is_unrounded_with_every_sample(tmp_path: Path) -> None:
+    store(tmp_path, CONFIG, seconds=1 / 3, base=200 / 3, novel=60.0)
+    rows = list(csv.DictReader(io.StringIO(long_list(find_runs([tmp_path]).runs))))
+    assert [(row["part"], row["sample"]) for row in rows] == [
+        ("base", "all"),
+        ("base", "1"),
+        ("novel", "all"),
+        ("novel", "1"),
+    ]
+    assert float(rows[0]["accuracy"]) == 200 / 3
+    assert float(rows[1]["accuracy"]) == 200 / 3 - 1
+    assert (rows[0]["protocol"], rows[0]["seed"], rows[1]["images"]) == ("base-to-novel", "1", "9")
+    assert float(rows[0]["training_seconds"]) == 1 / 3

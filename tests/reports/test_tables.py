@@ -1,0 +1,92 @@
+"""Tables: the same numbers rounded for people and unrounded for programs; footnotes, signs, repeats."""
+
+import csv
+import io
+import statistics
+
+import pytest
+from rich.console import Console
+
+from rebapl.reports.tables import Cell, Table, latex, mark_best
+
+TABLE = Table(
+    "scores & more",
+    ["data", "method", "ours", "paper", "diff."],
+    [
+        ["digits", "maple", Cell(81.23456, 0.3, best=True), Cell(80.0, notes=("a slip",)), Cell(1.23456, signed=True)],
+        ["digits", "a | b", Cell(None), Cell(79.0, notes=("a slip", "another")), Cell(-0.5, signed=True)],
+        ["shapes", "maple", Cell(70.0), Cell(70.0), Cell(0.001, signed=True)],
+    ],
+    notes=["one seed"],
+    groups=[("", 2), ("base", 3)],
+    rules=[2],
+    merged=1,
+)
+
+
+def shown(table: Table) -> str:
+    console = Console(width=200, file=io.StringIO(), no_color=True)
+    console.print(table.to_rich())
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_over_seeds_is_the_mean_and_the_deviation_of_a_sample() -> None:
+    values = [80.0, 82.5, 83.1]
+    cell = Cell.over(values)
+    assert cell.value == pytest.approx(sum(values) / 3)
+    assert cell.std == pytest.approx(statistics.stdev(values))
+    assert Cell.over([80.0]).std is None
+    assert str(Cell.over([])) == "–"
+
+
+def test_csv_is_unrounded_and_says_every_row_in_full() -> None:
+    rows = list(csv.DictReader(io.StringIO(TABLE.to_csv())))
+    assert rows[0]["base ours"] == "81.23456"
+    assert rows[0]["base ours std"] == "0.3"
+    assert rows[1]["data"] == "digits"
+    assert rows[1]["base ours"] == ""
+    assert rows[1]["notes"] == "a slip; another"
+
+
+def test_a_terminal_leaves_out_what_repeats_and_numbers_footnotes_once() -> None:
+    text = shown(TABLE)
+    assert text.count("digits") == 1
+    assert "80.00 [1]" in text
+    assert "79.00 [1,2]" in text
+    assert text.count("[1] a slip") == 1
+    assert "[2] another" in text
+    assert "81.23 ± 0.30" in text
+    assert "+1.23" in text
+    assert " 0.00 " in text, "a difference that rounds to zero has no sign"
+
+
+def test_markdown_and_latex_escape_what_would_break_them() -> None:
+    assert "a \\| b" in TABLE.to_markdown()
+    assert "**81.23 ± 0.30**" in TABLE.to_markdown()
+    text = TABLE.to_latex()
+    assert r"scores \& more" in text
+    assert r"\multicolumn{3}{c}{base}" in text
+    assert r"\textbf{81.23 $\pm$ 0.30}" in text
+    assert r"\textcolor{red}{-0.50}" in text
+    for row in text.splitlines():
+        if row.endswith(r"\\") and "multicolumn" not in row:
+            assert row.replace(r"\&", "").count("&") == 4
+    assert latex("50 % of_it") == r"50 \% of\_it"
+
+
+def test_the_best_is_what_looks_best() -> None:
+    cells = mark_best([Cell(80.001), Cell(80.004), Cell(79.9), Cell(None)])
+    assert [cell.best for cell in cells] == [True, True, False, False]
+    assert [cell.best for cell in mark_best([Cell(3.0), Cell(2.0)], min)] == [False, True]
+
+
+def test_rows_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 cells under 3"):
+        Table("t", ["a", "b", "c"], [["x", "y"]])
+    with pytest.raises(ValueError, match="groups"):
+        Table("t", ["a", "b"], [], groups=[("x", 3)])
+
+
+def test_written_files(tmp_path) -> None:
+    assert [path.name for path in TABLE.write(tmp_path, "t")] == ["t.md", "t.csv", "t.tex"]
+    assert (tmp_path / "t.csv").read_text() == TABLE.to_csv()

@@ -1,0 +1,107 @@
+"""Ours beside the paper's: with invented results whose difference from the paper's is known beforehand."""
+
+import csv
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rebapl.files import write_json
+from rebapl.reproduce.paper import quote
+from rebapl.reproduce.suites import PAPER, Suite
+from rebapl.reproduce.target import Context, Output
+from rebapl.reproduce.targets import TARGETS
+from rebapl.runs.config import RunConfig
+from rebapl.runs.folder import RESULTS, run_folder
+
+SHIFT = 1.5
+
+
+def invent(runs: Path, config: RunConfig, parts: dict[str, float]) -> None:
+    results = {"parts": {name: {"accuracy": value} for name, value in parts.items()}}
+    write_json(run_folder(config, runs) / RESULTS, {**results, "seconds": {"training": 100.0}, "device": "a machine"})
+
+
+def table_of(output: Output, name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(output.tables[name].to_csv())))
+
+
+def invented_base_novel(suite: Suite, runs: Path) -> None:
+    """The paper's base and novel accuracies, with 1.5 points more, and a point more or less by seed."""
+    for data in suite.data:
+        for choice in suite.choices():
+            for seed in suite.seeds:
+                base, novel = (quote("table1", choice.label, part, data).value or 0.0 for part in ("base", "novel"))
+                more = SHIFT + seed - 2
+                invent(runs, suite.config(data, choice, seed), {"base": base + more, "novel": novel + more})
+
+
+def test_differences_deviations_gains_and_slips_of_the_first_table(tmp_path: Path) -> None:
+    suite = replace(PAPER, methods=("promptsrc", "maple"))
+    invented_base_novel(suite, tmp_path)
+    output = TARGETS["table1"].make(Context(suite, tmp_path))
+    table = table_of(output, "table1")
+    assert len(table) == 12 * 4, "eleven data sets and the average; two methods, ReBaPL and Δ"
+    for row in table:
+        if row["data set"] != "Average" and row["method"] != "Δ":
+            assert float(row["base diff."]) == pytest.approx(SHIFT)
+            assert float(row["novel diff."]) == pytest.approx(SHIFT)
+            assert float(row["base ours std"]) == pytest.approx(1.0)
+    gain = next(row for row in table if row["data set"] == "EuroSAT" and row["method"] == "Δ")
+    assert float(gain["base ours"]) == pytest.approx(2.83)
+    assert float(gain["novel paper"]) == pytest.approx(2.17)
+    average = next(row for row in table if row["data set"] == "Average" and row["method"] == "MaPLe")
+    assert float(average["base paper"]) == 82.03
+    assert float(average["base diff."]) == pytest.approx(SHIFT, abs=0.15), "the paper's own average is slightly off"
+    slip = next(row for row in table if row["data set"] == "SUN397" and row["method"] == "PromptSRC")
+    assert "repeats its EuroSAT row" in slip["notes"]
+
+
+def test_both_conventions_of_the_harmonic_mean(tmp_path: Path) -> None:
+    suite = replace(PAPER, methods=("coop",), data=("dtd", "oxford_pets"), seeds=(2,))
+    invented_base_novel(suite, tmp_path)
+    pairs = [[quote("table1", "coop", part, data).value + SHIFT for part in ("base", "novel")] for data in suite.data]
+    means = [sum(values) / 2 for values in zip(*pairs, strict=True)]
+    expected = {
+        "of-averages": 2 * means[0] * means[1] / sum(means),
+        "average": sum(2 * base * novel / (base + novel) for base, novel in pairs) / 2,
+    }
+    assert abs(expected["average"] - expected["of-averages"]) > 0.5
+    for convention, value in expected.items():
+        output = TARGETS["table1"].make(Context(suite, tmp_path, hm=convention))
+        stored = output.data["scores"]["coop"]["average"][0]
+        assert {name: stored[f"hm {name}"] for name in expected} == pytest.approx(expected), "both are stored"
+        first = table_of(output, "table1")[0]
+        assert first["data set"] == "Average"
+        assert float(first["HM ours"]) == pytest.approx(value)
+        assert "these data sets" in first["notes"], "the paper's average is of the same two"
+        assert float(first["base diff."]) == pytest.approx(SHIFT)
+
+
+@pytest.mark.parametrize(("name", "protocol"), [("table2", "cross-dataset"), ("table3", "domain-generalization")])
+def test_transfers_beside_the_paper(tmp_path: Path, name: str, protocol: str) -> None:
+    suite = replace(PAPER, seeds=(1,))
+    targets = suite.cross if name == "table2" else suite.shifted
+    for choice in suite.choices(["promptsrc", "maple", "mmrl"]):
+        parts = {target: quote(name, choice.label, target).value + SHIFT for target in targets}
+        parts["test"] = quote(name, choice.label, "imagenet").value + SHIFT
+        invent(tmp_path, suite.config("imagenet", choice, 1, protocol), parts)
+    table = table_of(TARGETS[name].make(Context(suite, tmp_path)), name)
+    assert len(table) == (len(targets) + 2) * 7
+    for row in table:
+        if row["method"] == "Δ":
+            assert float(row["diff."]) == pytest.approx(0.0, abs=0.02)
+        else:
+            assert float(row["diff."]) == pytest.approx(SHIFT, abs=0.02)
+
+
+def test_times_beside_the_paper(tmp_path: Path) -> None:
+    suite = replace(PAPER, seeds=(1,))
+    for config in TARGETS["efficiency"].runs(suite):
+        invent(tmp_path, config, {"base": 1.0, "novel": 1.0})
+    table = table_of(TARGETS["efficiency"].make(Context(suite, tmp_path)), "efficiency")
+    as_many = table[-3]
+    assert (as_many["epochs"], as_many["batch"], as_many["paper, s"]) == ("15", "1", "640")
+    assert as_many["steps"] == table[-1]["steps"]
+    assert table[-1]["paper, s"] == "654"

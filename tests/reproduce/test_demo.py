@@ -1,0 +1,44 @@
+"""The demonstration at its smallest: table, figure and results are written."""
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from rebapl.reports.base_novel import Row, base_novel_figure, base_novel_markdown
+from rebapl.reproduce import demo
+
+
+def test_the_demo_leaves_a_table_a_figure_and_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "SHOTS", 2)
+    monkeypatch.setattr(demo, "TEST_IMAGES", 20)
+    selection = (demo.Choice("zero-shot", "none", None), demo.Choice("maple", "rebapl", 1))
+    bars: dict[str, int] = {}
+
+    def bar(title: str):
+        return lambda done, total, _: bars.__setitem__(title, done - total)
+
+    rows = demo.run_demo(tmp_path, bar, ("digits",), selection)
+    assert bars == {"digits: maple · rebapl": 0}
+    assert [row.method for row in rows] == ["zero-shot", "maple · rebapl"]
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert stored[0]["scores"] == rows[0].scores
+    assert "| digits | maple · rebapl |" in (tmp_path / "table.md").read_text()
+    assert Image.open(tmp_path / "figure.png").size[0] > 1000
+
+
+def row(method: str, base: float, nll: float) -> Row:
+    return Row("task", method, {"base": base, "novel": 70.0, "hm": 75.0, "nll": nll, "ece": 5.0}, 1.0)
+
+
+def test_the_best_of_each_column_is_marked() -> None:
+    lines = base_novel_markdown([row("a", 80.0, 0.5), row("b", 81.0, 0.6)]).splitlines()
+    assert "| a | 80.0 | **70.0** | **75.0** | **0.500** |" in lines[2]
+    assert "| b | **81.0** | **70.0** | **75.0** | 0.600 |" in lines[3]
+
+
+def test_the_figure_shows_every_method_of_every_task(tmp_path: Path) -> None:
+    small = base_novel_figure([row("a", 80.0, 0.5)], tmp_path / "small.png")
+    large = base_novel_figure([row(name, 80.0, 0.5) for name in "abcdef"], tmp_path / "large.png")
+    assert Image.open(large).size[1] > Image.open(small).size[1]

@@ -1,0 +1,146 @@
+"""Suites: what each runs, how it is cut down, what a local one finds; and how long it will take."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_suite import TINY
+
+from rebapl.backbones import load_backbone
+from rebapl.data.batches import LabelledImages
+from rebapl.errors import UserError
+from rebapl.files import write_json
+from rebapl.reproduce import timing
+from rebapl.reproduce.estimate import seconds, steps
+from rebapl.reproduce.make import Planned, chosen, planned
+from rebapl.reproduce.suites import MINI, PAPER, Choice, photo_suite
+from rebapl.reproduce.targets import TARGETS
+from rebapl.runs.config import RunConfig
+from rebapl.runs.folder import RESULTS, run_folder
+from rebapl.training.fit import Training
+
+HOUR = 3600
+
+
+def runs_of(name: str) -> list[RunConfig]:
+    return TARGETS[name].runs(PAPER)
+
+
+def test_the_paper_suite_has_the_paper_s_runs() -> None:
+    assert len(runs_of("table1")) == 11 * 9 * 3
+    assert len(runs_of("table4")) == 11 * 4 * 3
+    assert len(runs_of("xi")) == (2 * 3 * 3 + 1) * 3
+    assert {config.data for config in runs_of("xi")} == {"ucf101"}
+    assert {config.data for config in runs_of("cycles")} == {"dtd"}
+    assert {config.data for config in runs_of("table2")} == {"imagenet"}
+    assert {len(config.targets or ()) for config in runs_of("table2")} == {10}
+    assert {config.shots for config in runs_of("table1")} == {16}
+    longest = [config.resolved()["inference"]["cycles"] for config in runs_of("cycles")]
+    assert max(longest) == 20
+    assert sorted({config.resolved()["inference"]["samples_per_cycle"] for config in runs_of("samples")}) == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
+
+
+def test_the_strength_is_the_paper_s_xi() -> None:
+    for config in runs_of("xi"):
+        settings = config.resolved()["inference"]
+        if settings["repulsion"]:
+            xi = settings["repulsion"]["strength"] * settings["lr"]
+            assert min(abs(xi - value) for value in PAPER.strengths) < 1e-12
+            assert settings["repulsion"]["size"] == "absolute"
+
+
+def test_shared_runs_are_the_same_runs() -> None:
+    first = {config.hash() for config in runs_of("table1")}
+    repelled = [config for config in runs_of("table4") if config.inference_settings.get("repulsion.metric") == "mmd"]
+    assert len(repelled) == 33
+    assert {config.hash() for config in repelled} <= first, "the paper's MaPLe + ReBaPL uses MMD"
+    assert {config.hash() for config in runs_of("table2")} == {config.hash() for config in runs_of("table3")}
+
+
+def test_the_miniature_is_an_hour_s_work_on_two_cores(tmp_path: Path) -> None:
+    table, runs = planned(chosen(["all"]), MINI, tmp_path)
+    assert len(table.rows) == len(TARGETS) + 1
+    assert sum(run.seconds for run in runs) + sum(target.seconds for target in TARGETS.values()) < 1.5 * HOUR
+
+
+@pytest.mark.parametrize(
+    ("method", "inference"), [("maple", "mle"), ("maple", "rebapl"), ("coop", "mle"), ("mmrl", "rebapl")]
+)
+def test_steps_are_those_of_the_training(method: str, inference: str) -> None:
+    config = TINY.config("digits", Choice("x", method, inference), 1)
+    training = Training(config.task(), load_backbone("mini"), method, inference, epochs=config.epochs)
+    assert training.chain is not None
+    assert steps(config) == training.chain.steps_in_all
+
+
+def test_finished_runs_take_no_more_time(tmp_path: Path) -> None:
+    target, suite = TARGETS["table1"], replace(TINY, methods=("coop",))
+    (config,) = target.runs(suite)
+    assert planned([target], suite, tmp_path)[1][0].seconds > 0
+    assert seconds(config) > seconds(config, trained=True) > 0
+    write_json(run_folder(config, tmp_path) / RESULTS, {"parts": {"base": {}, "novel": {}}})
+    assert planned([target], suite, tmp_path)[1] == [Planned(config, True, 0.0)]
+
+
+def test_epochs_are_at_most_so_many() -> None:
+    capped = MINI.changed(epochs=3)
+    assert capped.config("digits", Choice("maple", "maple"), 1).resolved()["inference"]["epochs"] == 3
+    assert capped.config("digits", capped.longer("digits"), 1).resolved()["inference"]["epochs"] == 9
+    more = PAPER.changed(epochs=1000)
+    assert more.config("dtd", Choice("maple", "maple"), 1).resolved()["inference"]["epochs"] == 5
+
+
+def test_a_local_suite_takes_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "eurosat" / "2750").mkdir(parents=True)
+    (tmp_path / "caltech-101" / "101_ObjectCategories").mkdir(parents=True)
+    suite = photo_suite("some/clip", tmp_path)
+    assert set(suite.data) == {"eurosat", "caltech101"}
+    assert (suite.source, suite.cross) == ("caltech101", ("eurosat",))
+    assert suite.place("diversity") == "eurosat"
+    assert suite.place("xi") in suite.data
+    assert "clip" in suite.remark
+    with pytest.raises(UserError, match="ImageNet and one of its variants"):
+        TARGETS["table3"].runs(suite)
+    table, _ = planned([TARGETS["table3"]], suite, tmp_path)
+    assert any("table3 is left out" in note for note in table.notes)
+
+
+def test_a_transfer_takes_the_named_split_files_of_source_and_targets(tmp_path: Path) -> None:
+    (tmp_path / "eurosat" / "2750").mkdir(parents=True)
+    (tmp_path / "caltech-101" / "101_ObjectCategories").mkdir(parents=True)
+    suite = photo_suite("some/clip", tmp_path, splits={"eurosat": "e.json", "caltech101": "c.json"})
+    for config in TARGETS["table2"].runs(suite):
+        assert (config.data, config.split, config.targets) == ("caltech101", "c.json", ("eurosat=e.json",))
+        assert config.parts() == ["test", "eurosat"]
+        assert seconds(config) == seconds(replace(config, targets=("eurosat",)))
+
+
+def test_a_local_suite_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--backbone"):
+        photo_suite(None, tmp_path)
+    with pytest.raises(UserError, match="none of the data sets"):
+        photo_suite("x", tmp_path)
+    with pytest.raises(UserError, match="did you mean 'eurosat'"):
+        photo_suite("x", tmp_path, ["eurosatt"])
+
+
+@pytest.mark.parametrize(("samples", "places", "shares"), [(4, 3, [2, 1, 1]), (1, 2, [1]), (3, 1, [3])])
+def test_spread_samples_predict_as_they_do_together(samples: int, places: int, shares: list[int]) -> None:
+    encoder = load_backbone("mini")
+    task = TINY.config("digits", Choice("maple", "maple"), 1).task()
+    part = task.tests["base"]
+    whole = timing.random_posterior(encoder, part, samples)
+    views = LabelledImages(part.dataset, part.items[:4]).views(encoder.preprocessing)
+    parts = timing.spread(whole, [encoder] * places)
+    assert [len(each) for each in parts] == shares
+    with ThreadPoolExecutor(places) as pool:
+        together = timing.predict(parts, views, pool)
+    torch.testing.assert_close(together, whole.probabilities(views))

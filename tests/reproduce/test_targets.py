@@ -1,0 +1,140 @@
+"""Every target, made whole at its smallest: runs, tables, figures, the page; numbers are those of the stored runs."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tiny_suite import TINY
+
+from rebapl.reproduce.make import make_target, page
+from rebapl.reproduce.prefixes import PREFIXES, prefix_scores
+from rebapl.reproduce.target import Context
+from rebapl.reproduce.targets import TARGETS
+from rebapl.runs.folder import finish_run, run_folder
+
+
+def made(names: str, folder: Path) -> Context:
+    context = Context(TINY, folder / "runs", devices=["cpu"])
+    for name in names.split():
+        output = make_target(TARGETS[name], context, folder / "out")
+        record = json.loads((folder / "out" / f"{name}.json").read_text())
+        assert record["tables"], name
+        for table in output.tables:
+            assert (folder / "out" / f"{table}.tex").exists()
+            assert output.tables[table].title in (folder / "out" / "README.md").read_text()
+        for figure in output.figures:
+            assert Image.open(folder / "out" / f"{figure}.png").size[0] > 500
+            assert (folder / "out" / f"{figure}.pdf").stat().st_size > 1000
+            assert f"({figure}.png)" in page(folder / "out")
+    return context
+
+
+def rows(folder: Path, name: str) -> list[dict[str, str]]:
+    return list(csv.DictReader((folder / "out" / f"{name}.csv").open(encoding="utf-8")))
+
+
+def stored(context: Context, label: str, protocol: str = "base-to-novel") -> dict[str, float]:
+    """The accuracies in the results of the run of a choice, read as a person would."""
+    (choice,) = [choice for choice in TINY.choices() if choice.label == label]
+    folder = run_folder(TINY.config("digits", choice, 1, protocol), context.runs)
+    parts = json.loads((folder / "results.json").read_text())["parts"]
+    return {name: part["accuracy"] for name, part in parts.items()}
+
+
+def test_base_to_novel_and_what_shares_its_runs(tmp_path: Path) -> None:
+    context = made("table1 table4 diversity efficiency overfitting samples", tmp_path)
+    table = {(row["data set"], row["method"]): row for row in rows(tmp_path, "table1") if row["method"] != "Δ"}
+    assert len(table) == 2 * 9, "the average and one task, nine rows each"
+    for label, name in (("mmrl + rebapl", "MMRL + ReBaPL"), ("zero-shot", "CLIP"), ("app", "APP")):
+        accuracies = stored(context, label)
+        row = table["digits", name]
+        assert float(row["base ours"]) == accuracies["base"]
+        assert float(row["novel ours"]) == accuracies["novel"]
+        harmonic = 2 / (1 / accuracies["base"] + 1 / accuracies["novel"])
+        assert float(row["HM ours"]) == pytest.approx(harmonic)
+        assert row["base paper"] == ""
+    assert float(table["Average", "MMRL"]["base paper"]) == 85.54
+    deltas = [row for row in rows(tmp_path, "table1") if row["method"] == "Δ"]
+    gain = stored(context, "maple + rebapl")["base"] - stored(context, "maple")["base"]
+    assert float(deltas[2]["base ours"]) == pytest.approx(gain)
+
+    ablation = {row["method"]: row for row in rows(tmp_path, "table4") if row["data set"] == "digits"}
+    assert list(ablation) == ["MaPLe", *(f"+ ReBaPL ({kind})" for kind in ("no repulsion", "Wasserstein", "MMD"))]
+    assert float(ablation["+ ReBaPL (MMD)"]["base ours"]) == stored(context, "maple + rebapl")["base"]
+
+    spread = rows(tmp_path, "diversity")
+    assert float(spread[0]["mean Wasserstein-2"]) != float(spread[1]["mean Wasserstein-2"])
+    times = rows(tmp_path, "efficiency")
+    assert [(row["epochs"], row["steps"]) for row in times] == [
+        ("2", "4"),
+        ("6", "12"),
+        ("3 × 2", "12"),
+        ("3 × 2", "12"),
+    ]
+    assert all(float(row["seconds"]) > 0 for row in times)
+    assert [row["epochs"] for row in rows(tmp_path, "overfitting")] == ["2", "6", "3 × 2"]
+    assert [row["K"] for row in rows(tmp_path, "samples")] == ["1", "2"]
+
+
+def test_transfers_train_once_and_show_every_target(tmp_path: Path) -> None:
+    context = made("table2 table3", tmp_path)
+    assert len(list(context.runs.iterdir())) == 5, "both tables from the same trainings"
+    for name, target in (("table2", "letters"), ("table3", "shapes-rotated")):
+        table = {(row["data set"], row["method"]): float(row["accuracy"]) for row in rows(tmp_path, name)}
+        for label, method in (("promptsrc", "PromptSRC"), ("maple + rebapl", "MaPLe + ReBaPL")):
+            protocol = "cross-dataset" if name == "table2" else "domain-generalization"
+            accuracies = stored(context, label, protocol)
+            assert table["digits", method] == accuracies["test"]
+            assert table[target, method] == accuracies[target] == table["Average", method]
+
+
+def test_a_long_chain_answers_for_every_shorter_one(tmp_path: Path) -> None:
+    context = made("cycles", tmp_path)
+    long = TINY.config("digits", TINY.rebapl("maple", cycles=3), 1)
+    found = prefix_scores(context, long, (1, 2, 3))
+    for count in (1, 2, 3):
+        short = finish_run(TINY.config("digits", TINY.rebapl("maple", cycles=count), 1), context.runs, device="cpu")
+        parts = json.loads((short / "results.json").read_text())["parts"]
+        detail = json.loads((run_folder(long, context.runs) / PREFIXES).read_text())["cycles"][str(count)]
+        for name in ("base", "novel"):
+            assert found[count][name] == parts[name]["accuracy"]
+            assert detail[name]["nll"] == pytest.approx(parts[name]["nll"], rel=1e-5)
+    assert [row["C"] for row in rows(tmp_path, "cycles")] == ["1", "2", "3", "MaPLe"]
+
+
+def test_the_grid_of_strengths(tmp_path: Path) -> None:
+    made("xi", tmp_path)
+    table = rows(tmp_path, "xi")
+    assert [(row["distance"], row["n"], row["ξ"]) for row in table[:4]] == [
+        ("MMD", "4", "0.01"),
+        ("MMD", "4", "0.1"),
+        ("Wasserstein", "4", "0.01"),
+        ("Wasserstein", "4", "0.1"),
+    ]
+    assert table[4]["distance"] == "MaPLe"
+
+
+def test_what_is_measured_with_a_clock(tmp_path: Path) -> None:
+    made("overhead latency", tmp_path)
+    table = rows(tmp_path, "overhead")
+    assert {row["distance"] for row in table} >= {"MMD", "Wasserstein", "Sinkhorn"}
+    assert float(table[0]["paper"]) == 0.381
+    assert all(float(row["ours"]) > 0 for row in table)
+    assert [row["C"] for row in rows(tmp_path, "latency")] == ["1", "3"]
+
+
+def test_the_toy(tmp_path: Path) -> None:
+    made("toy", tmp_path)
+    without, with_it, _ = (float(row["both modes visited, %"]) for row in rows(tmp_path, "toy"))
+    assert with_it > without + 50
+
+
+def test_finished_work_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = replace(TINY, methods=("zero-shot",))
+    context = Context(suite, tmp_path / "runs", devices=["cpu"])
+    first = make_target(TARGETS["table1"], context, tmp_path / "out").tables["table1"]
+    monkeypatch.setattr("rebapl.runs.folder.train_run", lambda *_, **__: pytest.fail("trained again"))
+    assert make_target(TARGETS["table1"], context, tmp_path / "out").tables["table1"] == first

@@ -1,0 +1,236 @@
+"""A run in its folder: finished work is kept, broken work goes on, another configuration is refused."""
+
+import dataclasses
+import json
+import multiprocessing
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import rebapl
+from rebapl.data.fixture import make_fixture
+from rebapl.errors import UserError
+from rebapl.runs import folder as runs_module
+from rebapl.runs.folder import (
+    RunConfig,
+    best_device,
+    evaluate_run,
+    finish_run,
+    is_finished,
+    load_trained,
+    run_folder,
+    scored_as,
+    train_run,
+)
+from rebapl.runs.lock import alone_in
+from rebapl.sampling import Chain
+from rebapl.training import fit as training
+from rebapl.training.log import COLUMNS, read_log
+
+CONFIG = RunConfig(data="digits", backbone="mini", shots=2, epochs=1, test_images=20)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "x"
+    assert train_run(CONFIG, out, device="cpu")
+    return out
+
+
+def test_a_trained_run_holds_its_config_and_posterior_and_no_checkpoint(trained: Path) -> None:
+    assert {path.name for path in trained.iterdir()} >= {"config.json", "environment.json", "log.csv", "posterior"}
+    assert not (trained / "checkpoint.safetensors").exists()
+    assert not list(trained.parent.glob(".*"))  # the lock is gone
+    config = json.loads((trained / "config.json").read_text())
+    assert config["shots"] == 2
+    assert config["resolved"]["inference"]["epochs"] == 1
+    assert config["resolved"] == CONFIG.resolved()
+    assert config["hash"] == CONFIG.hash()
+
+
+def test_the_environment_is_kept(trained: Path) -> None:
+    kept = json.loads((trained / "environment.json").read_text())
+    assert kept["versions"]["rebapl"] == rebapl.__version__
+    assert kept["device"].startswith("cpu")
+    assert kept["training_seconds"] > 0
+
+
+def test_results_are_stored_unrounded_and_evaluation_repeats_itself(trained: Path) -> None:
+    results = evaluate_run(trained, device="cpu")
+    assert json.loads((trained / "results.json").read_text()) == json.loads(json.dumps(results))
+    base, novel = (results["parts"][name]["accuracy"] for name in ("base", "novel"))
+    assert results["base_to_novel"]["hm"] == pytest.approx(2 * base * novel / (base + novel))
+    again = evaluate_run(trained, device="cpu")
+    assert again["parts"] == results["parts"]
+    assert results["seconds"]["training"] > 0
+    assert results["seconds"]["evaluation"] > 0
+    assert len(results["parts"]["base"]["per_sample"]) == results["samples"] == 1
+
+
+def test_a_finished_run_is_skipped(trained: Path) -> None:
+    before = (trained / "posterior" / "samples.safetensors").stat().st_mtime_ns
+    assert not train_run(CONFIG, trained, device="cpu")
+    assert (trained / "posterior" / "samples.safetensors").stat().st_mtime_ns == before
+
+
+def test_another_configuration_is_refused(trained: Path) -> None:
+    with pytest.raises(UserError, match="shots = 2, not 4"):
+        train_run(RunConfig(data="digits", backbone="mini", shots=4, epochs=1, test_images=20), trained)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("important")
+    with pytest.raises(UserError, match="is not a run"):
+        train_run(CONFIG, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="did you mean 'digits'"):
+        train_run(RunConfig(data="digit", backbone="mini"), tmp_path / "x")
+    with pytest.raises(UserError, match="did you mean 'coop'"):
+        train_run(RunConfig(data="digits", method="cop", backbone="mini"), tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_untrained_run_cannot_be_scored(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a run"):
+        evaluate_run(tmp_path)
+    (tmp_path / "config.json").write_text('{"data": "digits", "backbone": "mini"}')
+    with pytest.raises(UserError, match="not trained yet"):
+        evaluate_run(tmp_path)
+    (tmp_path / "config.json").write_text('{"data": "digits", "shoots": 3}')
+    with pytest.raises(UserError, match="shoots"):
+        evaluate_run(tmp_path)
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(UserError, match="device 'tpu9'"):
+        best_device("tpu9")
+
+
+def test_a_finished_run_is_neither_trained_nor_scored_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = finish_run(CONFIG, tmp_path, device="cpu")
+    assert out == run_folder(CONFIG, tmp_path)
+    assert is_finished(CONFIG, out)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("worked again")
+
+    monkeypatch.setattr(runs_module, "train_run", refuse)
+    monkeypatch.setattr(runs_module, "evaluate_run", refuse)
+    assert finish_run(CONFIG, tmp_path, device="cpu") == out
+
+
+def test_transfers_that_train_alike_share_one_posterior(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cross = dataclasses.replace(CONFIG, protocol="cross-dataset", targets=["shapes"])
+    domain = dataclasses.replace(cross, protocol="domain-generalization", targets=["letters"])
+    out = finish_run(cross, tmp_path, device="cpu")
+    first = json.loads((out / "results.json").read_text())
+    assert list(first["parts"]) == ["test", "shapes"]
+    assert not is_finished(domain, out)
+    monkeypatch.setattr(runs_module, "Training", None)  # nothing is trained any more
+    assert finish_run(domain, tmp_path, device="cpu") == out
+    both = json.loads((out / "results.json").read_text())
+    assert list(both["parts"]) == ["test", "shapes", "letters"]
+    assert both["parts"]["shapes"] == first["parts"]["shapes"]
+    assert both["protocols"] == {"cross-dataset": ["test", "shapes"], "domain-generalization": ["test", "letters"]}
+    assert both["seconds"]["evaluation"] > first["seconds"]["evaluation"]
+    assert is_finished(cross, out)
+    assert is_finished(domain, out)
+
+
+def test_a_target_is_scored_again_when_its_split_file_is_another(tmp_path: Path) -> None:
+    make_fixture("dtd", tmp_path)
+    split = json.loads((tmp_path / "dtd" / "split_zhou_DescribableTextures.json").read_text())
+    few = {part: [each for each in items if each[1] < 10] for part, items in split.items()}
+    (tmp_path / "dtd" / "few.json").write_text(json.dumps(few))
+    whole = dataclasses.replace(CONFIG, method="zero-shot", protocol="cross-dataset", targets=["dtd"])
+    images = []
+    for config in (whole, scored_as(whole, targets=["dtd=few.json"])):
+        out = finish_run(config, tmp_path / "runs", root=tmp_path, device="cpu")
+        images.append(json.loads((out / "results.json").read_text())["parts"]["dtd"]["images"])
+        assert is_finished(config, out)
+    assert images == [20, len(few["test"])]
+    assert not is_finished(whole, out)
+
+
+def test_a_run_is_not_scored_as_what_it_was_not_trained_for(trained: Path) -> None:
+    with pytest.raises(UserError, match=r"trained for base-to-novel and cannot be scored as few-shot.*classes = 'all'"):
+        evaluate_run(trained, config=scored_as(CONFIG, "few-shot"), device="cpu")
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_and_its_log_has_no_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(CONFIG, method="vpt", inference="csghmc", epochs=8, inference_settings={"batch": 5})
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    train_run(config, whole, device="cpu")
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
+    step = Chain.step
+
+    def interrupted(chain: Chain) -> object:
+        if chain.steps_done == 25:
+            raise KeyboardInterrupt
+        return step(chain)
+
+    monkeypatch.setattr(Chain, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        train_run(config, broken, device="cpu")
+    with pytest.raises(UserError, match="not trained yet"):
+        load_trained(broken)
+    assert [row["step"] for row in read_log(broken / "log.csv")] == [0, 10, 20]
+    monkeypatch.setattr(Chain, "step", step)
+    assert train_run(config, broken, device="cpu")
+    samples = [(each / "posterior/samples.safetensors").read_bytes() for each in (whole, broken)]
+    assert samples[0] == samples[1]
+    assert (whole / "log.csv").read_text() == (broken / "log.csv").read_text()
+    rows = read_log(whole / "log.csv")
+    assert [row["step"] for row in rows] == [0, 10, 20, 30, 40]
+    assert [row["cycle"] for row in rows] == [0, 0, 1, 1, 2]
+    assert {"lr", "loss", "temperature", "gradient_norm"} <= rows[1].keys() <= set(COLUMNS)
+
+
+def hold(folder: Path, seconds: float, begun) -> None:
+    with alone_in(folder):
+        begun.set()
+        time.sleep(seconds)
+
+
+def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    begun = context.Event()
+    other = context.Process(target=hold, args=(tmp_path / "run", 0.5, begun))
+    other.start()
+    assert begun.wait(10)
+    with pytest.raises(UserError, match="another process is at work"), alone_in(tmp_path / "run"):
+        pass
+    with alone_in(tmp_path / "elsewhere"):
+        pass
+    with alone_in(tmp_path / "run", wait=True):
+        assert not list(tmp_path.glob("run"))
+    other.join()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_of_other_settings_of_a_preset_is_refused(trained: Path) -> None:
+    other = dataclasses.replace(CONFIG, inference_settings={"momentum": 0.8})
+    with pytest.raises(UserError, match=r"inference.momentum = 0.9, not 0.8"):
+        train_run(other, trained)
+
+
+def test_a_run_on_ones_own_images_is_scored_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for split, count in (("train", 2), ("val", 1), ("test", 2)):
+        for name, colour in (("red square", "red"), ("blue square", "blue")):
+            folder = tmp_path / "photos" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (24, 24), colour).save(folder / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    out = finish_run(RunConfig("photos", "zero-shot", protocol="few-shot", backbone="mini"), tmp_path, device="cpu")
+    assert out.name.startswith("photos-zero-shot-none-s1-")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert evaluate_run(out, device="cpu")["parts"]["test"]["images"] == 4
