@@ -1,0 +1,231 @@
+"""Settings as objects: of one algorithm each, checked where they are built, with errors in one line.
+
+A settings class is a frozen pydantic model. Names that it does not have, values of another type and values out of
+range are refused with a `UserError` that says where, what was given and what is accepted. Where one of several kinds
+may stand (a sampler, a force, a distance …), the field is annotated with `OneOf`: a mapping whose `kind` says which
+class the other values belong to, or the kind's name alone.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, core_schema
+
+from rebapl.errors import UserError, unknown
+
+Model = TypeVar("Model", bound="Settings")
+
+
+class SettingError(UserError):
+    """A setting that is refused: its `path` from the object that is built, and what is `wrong` with it."""
+
+    def __init__(self, path: tuple[str, ...], wrong: str) -> None:
+        super().__init__(f"{'.'.join(path)}{'' if wrong.startswith(':') or not path else ' '}{wrong}")
+        self.path, self.wrong = path, wrong
+
+    def below(self, *outer: str) -> SettingError:
+        """The same error seen from further outside."""
+        return SettingError((*outer, *self.path), self.wrong)
+
+
+class Settings(BaseModel):
+    """The base of all settings.
+
+    >>> class Step(Settings):
+    ...     lr: float = 0.1
+    >>> Step(lr="fast")
+    Traceback (most recent call last):
+    rebapl.settings.SettingError: lr is 'fast': it must be a number
+    >>> Step(lrr=0.1)
+    Traceback (most recent call last):
+    rebapl.settings.SettingError: lrr: there is no such setting, did you mean 'lr'? Accepted: lr
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
+
+    kind: ClassVar[str]
+    """The name under which a class stands in a `OneOf`."""
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _in_words(error, type(self)) from None
+
+    def changed(self: Model, **changes: Any) -> Model:
+        """The same settings with some changed, checked again."""
+        own = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self)(**{**own, **changes})
+
+    def plain(self) -> dict[str, Any]:
+        """Every setting as JSON has it, nested, with the kinds in `kind`."""
+        return {**({"kind": self.kind} if hasattr(self, "kind") else {}), **_plain_fields(self)}
+
+
+def _plain_fields(settings: Settings) -> dict[str, Any]:
+    return {name: _plain(getattr(settings, name)) for name in type(settings).model_fields}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Settings):
+        return value.plain()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # a whole number is one, whichever way it was written
+    return value
+
+
+class OneOf:
+    """Marks a field that holds settings of one of several kinds, as `Annotated[Settings, OneOf("force", FORCES)]`.
+
+    `kinds` is a mapping from names to classes, or a function that gives one: what is registered later counts too.
+    """
+
+    def __init__(self, what: str, kinds: Mapping[str, type[Settings]] | Callable[[], Mapping[str, type[Settings]]]):
+        self.what, self._kinds = what, kinds
+
+    @property
+    def kinds(self) -> Mapping[str, type[Settings]]:
+        return self._kinds() if callable(self._kinds) else self._kinds
+
+    def read(self, given: Any) -> Settings:
+        """The settings that a mapping, a kind's name, or an object of one of the classes stands for."""
+        kinds = self.kinds
+        if isinstance(given, Settings):
+            if type(given) not in kinds.values():
+                raise SettingError((), f"is {type(given).__name__}: it must be one of the kinds of {self.what}")
+            return given
+        if isinstance(given, str):
+            given = {"kind": given}
+        if not isinstance(given, Mapping):
+            raise SettingError((), f"is {given!r}: give a kind of {self.what} or a mapping with `kind` and its settings")
+        values = dict(given)
+        name = values.pop("kind", None)
+        if name is None:
+            raise SettingError((), f"has no `kind`: name one of {', '.join(kinds)}")
+        if name not in kinds:
+            raise SettingError((), f": {unknown(f'kind of {self.what}', str(name), kinds)}")
+        return kinds[name](**values)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self.read)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"oneOf": [{"const": name} for name in self.kinds] + [_tagged(n, k) for n, k in self.kinds.items()]}
+
+
+def _tagged(name: str, kind: type[Settings]) -> dict[str, Any]:
+    schema = kind.model_json_schema()
+    schema["properties"] = {"kind": {"const": name}, **schema.get("properties", {})}
+    schema["required"] = ["kind", *schema.get("required", [])]
+    return schema
+
+
+def overlaid(below: Any, above: Any) -> Any:
+    """`above` on top of `below`, mapping inside mapping; where `above` has another `kind`, nothing of `below` stays.
+
+    >>> overlaid({"kind": "fading", "fraction": 1.0}, {"fraction": 0.5})
+    {'kind': 'fading', 'fraction': 0.5}
+    >>> overlaid({"kind": "fading", "fraction": 1.0}, {"kind": "absolute"}), overlaid({"kind": "mmd"}, "energy")
+    ({'kind': 'absolute'}, {'kind': 'energy'})
+    """
+    if not isinstance(below, Mapping):
+        return above
+    if isinstance(above, str) and "kind" in below:
+        above = {"kind": above}
+    if not isinstance(above, Mapping):
+        return above
+    if "kind" in above and above["kind"] != below.get("kind", above["kind"]):
+        return dict(above)
+    return {**below, **{key: overlaid(below.get(key), value) for key, value in above.items()}}
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Names with dots as mappings inside one another.
+
+    >>> nested({"repulsion.distance": "energy", "repulsion.images": 8, "batch": 4})
+    {'repulsion': {'distance': 'energy', 'images': 8}, 'batch': 4}
+    """
+    out: dict[str, Any] = {}
+    for name, value in flat.items():
+        for part in reversed(name.split(".")[1:]):
+            value = {part: value}
+        first = name.split(".")[0]
+        out[first] = overlaid(out.get(first), value)
+    return out
+
+
+def leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """All values of nested mappings, under names with dots; an empty mapping is a value.
+
+    >>> dict(leaves({"repulsion": {"distance": {"kind": "mmd"}}, "batch": 4}))
+    {'repulsion.distance.kind': 'mmd', 'batch': 4}
+    """
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
+_MUST = {
+    "int_type": "it must be a whole number",
+    "int_from_float": "it must be a whole number",
+    "float_type": "it must be a number",
+    "finite_number": "it must be a finite number",
+    "string_type": "it must be text",
+    "bool_type": "it must be true or false",
+    "tuple_type": "it must be a list",
+    "list_type": "it must be a list",
+    "none_required": "it must be null",
+    "greater_than": "it must be above {gt}",
+    "greater_than_equal": "it must be at least {ge}",
+    "less_than": "it must be below {lt}",
+    "less_than_equal": "it must be at most {le}",
+}
+
+
+def _in_words(error: ValidationError, model: type[Settings]) -> SettingError:
+    """The first thing that is wrong, in one line."""
+    errors = error.errors()
+    first = errors[0]
+    path, kind, context = tuple(map(str, first["loc"])), first["type"], first.get("ctx", {})
+    cause = context.get("error")
+    if isinstance(cause, SettingError):
+        return cause.below(*path)
+    if kind == "value_error":
+        return SettingError(path, f"{': ' if path else ''}{cause}")
+    if kind == "extra_forbidden":
+        return SettingError(path, _no_such(path[-1], list(model.model_fields)))
+    if kind == "missing":
+        return SettingError(path, "is missing: it has no default")
+    if kind == "literal_error":
+        accepted = [word.strip(" '") for word in context["expected"].replace(" or ", ",").split(",")]
+        near = difflib.get_close_matches(str(first["input"]), accepted, n=1)
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        return SettingError(path, f"is {first['input']!r}: {hint}Accepted: {', '.join(accepted)}")
+    field = path[:1]  # a union (a number or null, say) reports each of its members
+    together = [each for each in errors if tuple(map(str, each["loc"]))[:1] == field]
+    must = dict.fromkeys(_MUST.get(e["type"], e["msg"]).format(**e.get("ctx", {})) for e in together)
+    words = " or ".join(must).replace(" or it must be ", " or ")
+    if type(None) in _members(model, field[0]):
+        words += " or null"
+    return SettingError(field, f"is {first['input']!r}: {words}")
+
+
+def _members(model: type[Settings], name: str) -> tuple[Any, ...]:
+    annotation = model.model_fields[name].annotation if name in model.model_fields else None
+    return getattr(annotation, "__args__", ())
+
+
+def _no_such(name: str, accepted: list[str]) -> str:
+    near = difflib.get_close_matches(name, accepted, n=1)
+    hint = f", did you mean '{near[0]}'?" if near else ";"
+    return f": there is no such setting{hint} Accepted: {', '.join(accepted) or 'none'}"
