@@ -88,16 +88,23 @@ class OneOf:
     `kinds` is a mapping from names to classes, or a function that gives one: what is registered later counts too.
     """
 
-    def __init__(self, what: str, kinds: Mapping[str, type[Settings]] | Callable[[], Mapping[str, type[Settings]]]):
-        self.what, self._kinds = what, kinds
+    def __init__(
+        self,
+        what: str,
+        kinds: Mapping[str, type[Any]] | Callable[[], Mapping[str, type[Any]]],
+        optional: bool = False,
+    ) -> None:
+        self.what, self._kinds, self.optional = what, kinds, optional
 
     @property
-    def kinds(self) -> Mapping[str, type[Settings]]:
+    def kinds(self) -> Mapping[str, type[Any]]:
         return self._kinds() if callable(self._kinds) else self._kinds
 
-    def read(self, given: Any) -> Settings:
+    def read(self, given: Any) -> Any:
         """The settings that a mapping, a kind's name, or an object of one of the classes stands for."""
         kinds = self.kinds
+        if given is None and self.optional:
+            return None
         if isinstance(given, Settings):
             if type(given) not in kinds.values():
                 raise SettingError((), f"is {type(given).__name__}: it must be one of the kinds of {self.what}")
@@ -105,7 +112,9 @@ class OneOf:
         if isinstance(given, str):
             given = {"kind": given}
         if not isinstance(given, Mapping):
-            raise SettingError((), f"is {given!r}: give a kind of {self.what} or a mapping with `kind` and its settings")
+            raise SettingError(
+                (), f"is {given!r}: give a kind of {self.what} or a mapping with `kind` and its settings"
+            )
         values = dict(given)
         name = values.pop("kind", None)
         if name is None:
@@ -118,14 +127,28 @@ class OneOf:
         return core_schema.no_info_plain_validator_function(self.read)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"oneOf": [{"const": name} for name in self.kinds] + [_tagged(n, k) for n, k in self.kinds.items()]}
+        names = [{"const": name} for name in self.kinds]
+        whole = [_tagged(name, kind) for name, kind in self.kinds.items()]
+        return {"oneOf": [*names, *whole, *([{"type": "null"}] if self.optional else [])]}
 
 
 def _tagged(name: str, kind: type[Settings]) -> dict[str, Any]:
     schema = kind.model_json_schema()
+    schema = _inlined(schema, schema.pop("$defs", {}))
     schema["properties"] = {"kind": {"const": name}, **schema.get("properties", {})}
     schema["required"] = ["kind", *schema.get("required", [])]
     return schema
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """A schema with its references replaced by what they refer to."""
+    if isinstance(schema, list):
+        return [_inlined(part, definitions) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    return {key: _inlined(part, definitions) for key, part in schema.items()}
 
 
 def overlaid(below: Any, above: Any) -> Any:
@@ -176,19 +199,19 @@ def leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
 
 
 _MUST = {
-    "int_type": "it must be a whole number",
-    "int_from_float": "it must be a whole number",
-    "float_type": "it must be a number",
-    "finite_number": "it must be a finite number",
-    "string_type": "it must be text",
-    "bool_type": "it must be true or false",
-    "tuple_type": "it must be a list",
-    "list_type": "it must be a list",
-    "none_required": "it must be null",
-    "greater_than": "it must be above {gt}",
-    "greater_than_equal": "it must be at least {ge}",
-    "less_than": "it must be below {lt}",
-    "less_than_equal": "it must be at most {le}",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "none_required": "null",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
 }
 
 
@@ -206,18 +229,25 @@ def _in_words(error: ValidationError, model: type[Settings]) -> SettingError:
         return SettingError(path, _no_such(path[-1], list(model.model_fields)))
     if kind == "missing":
         return SettingError(path, "is missing: it has no default")
-    if kind == "literal_error":
-        accepted = [word.strip(" '") for word in context["expected"].replace(" or ", ",").split(",")]
-        near = difflib.get_close_matches(str(first["input"]), accepted, n=1)
+    together = [each for each in errors if each["loc"][:1] == first["loc"][:1]]  # each member of a union has its own
+    null = " or null" if type(None) in _members(model, path[0]) else ""
+    if len(together) == 1 and kind == "literal_error":
+        near = difflib.get_close_matches(str(first["input"]), accepted := _accepted(context), n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
-        return SettingError(path, f"is {first['input']!r}: {hint}Accepted: {', '.join(accepted)}")
-    field = path[:1]  # a union (a number or null, say) reports each of its members
-    together = [each for each in errors if tuple(map(str, each["loc"]))[:1] == field]
-    must = dict.fromkeys(_MUST.get(e["type"], e["msg"]).format(**e.get("ctx", {})) for e in together)
-    words = " or ".join(must).replace(" or it must be ", " or ")
-    if type(None) in _members(model, field[0]):
-        words += " or null"
-    return SettingError(field, f"is {first['input']!r}: {words}")
+        return SettingError(path, f"is {first['input']!r}: {hint}Accepted: {', '.join(accepted)}{null}")
+    must = " or ".join(dict.fromkeys(_must(each) for each in together))
+    return SettingError(path[:1] if len(together) > 1 else path, f"is {first['input']!r}: it must be {must}{null}")
+
+
+def _must(error: Any) -> str:
+    """What a value must be, from one of pydantic's errors."""
+    if error["type"] == "literal_error":
+        return " or ".join(f"'{word}'" for word in _accepted(error["ctx"]))
+    return _MUST.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
+
+
+def _accepted(context: Mapping[str, Any]) -> list[str]:
+    return [word.strip(" '") for word in context["expected"].replace(" or ", ",").split(",")]
 
 
 def _members(model: type[Settings], name: str) -> tuple[Any, ...]:
@@ -227,5 +257,5 @@ def _members(model: type[Settings], name: str) -> tuple[Any, ...]:
 
 def _no_such(name: str, accepted: list[str]) -> str:
     near = difflib.get_close_matches(name, accepted, n=1)
-    hint = f", did you mean '{near[0]}'?" if near else ";"
+    hint = f", did you mean '{near[0]}'?" if near else " here."
     return f": there is no such setting{hint} Accepted: {', '.join(accepted) or 'none'}"

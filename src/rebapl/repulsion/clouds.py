@@ -45,7 +45,7 @@ def median_squared_distance(cloud: Tensor) -> Tensor:
     if m < 2 or not pairs.median() > 0:
         raise UserError(
             f"the median distance between the {m} stored points is not a positive number, so it cannot set a "
-            "length scale; give one yourself (for mmd: bandwidth=...), or use metric='paired', as for weights"
+            "length scale; give one yourself (for mmd: bandwidth=...), or take the distance 'paired', as for weights"
         )
     return pairs.median()
 
@@ -103,8 +103,3 @@ class Stored:
             return {n[len(prefix) :]: x for n, x in tensors.items() if n.startswith(prefix)}
 
         return Stored(tensors["cloud"], kind("per_point."), kind("per_pair."), kind("shared."))
-
-
-def plain(cloud: Tensor) -> Stored:
-    """One stored cloud (m, d) without statistics: enough for a distance that has none to keep."""
-    return Stored(cloud[None])

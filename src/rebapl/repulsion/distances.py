@@ -1,86 +1,109 @@
-"""The squared distances between clouds, by name. To add one, write a function and register it:
+"""Squared distances between clouds of points, by name.
 
+A distance is an object: its settings are its fields, and it compares the current cloud with stored ones. The simplest
+way to add one from outside is to register a function:
+
+    @register_distance("mean-shift")
     def mean_shift(x, stored):                      # (n, d) and stored.cloud (s, m, d) → (s,)
         return (x.mean(0) - stored.cloud.mean(1)).square().sum(-1)
 
-    DISTANCES["mean-shift"] = Distance(mean_shift)
-
-It is differentiated in x. A distance with something to keep of the stored side has a `prepare` as well.
+It is differentiated in x. A distance that has settings, or something to compute once of the stored side, is a subclass
+of `Distance` with a `prepare` method, registered in the same way.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from rebapl.errors import UserError, unknown
-from rebapl.repulsion import energy, mmd, paired, sinkhorn, sliced, wasserstein
-from rebapl.repulsion.clouds import Stored, as_points, plain
+from rebapl.plugins import load_plugins
+from rebapl.repulsion.clouds import Stored, as_points
+from rebapl.settings import Settings
 
 
-@dataclass(frozen=True)
-class Distance:
-    """`prepare(cloud (m, d), **options)` once per stored sample; `between(x (n, d), stored)` → d² (s,).
+class Distance(Settings):
+    """`prepare(cloud (m, d), generator)` is called once per stored sample, `between(x (n, d), stored)` at each step."""
 
-    `rounding`: up to here d² may be nothing but float32 rounding, whatever the features' scale.
-    `on_host`: part of it is computed on the CPU, so that a step with it waits for the device.
+    rounding: ClassVar[float] = 0.0
+    """Up to here d² may be nothing but float32 rounding, whatever the scale of the features."""
+
+    on_host: ClassVar[bool] = False
+    """Whether part of it is computed on the CPU, so that a step with it waits for the device."""
+
+    def prepare(self, cloud: Tensor, generator: torch.Generator) -> Stored:  # noqa: ARG002
+        """What is kept of one stored cloud (m, d): here the cloud alone."""
+        return Stored(cloud[None])
+
+    def between(self, x: Tensor, stored: Stored) -> Tensor:
+        """d² (s,) between a cloud x (n, d) and each stored cloud (s, m, d)."""
+        raise NotImplementedError
+
+
+Between = Callable[[Tensor, Stored], Tensor]
+
+DISTANCES: dict[str, type[Distance]] = {}
+"""The distances by name."""
+
+
+def register_distance(kind: str) -> Callable[[Any], Any]:
+    """Decorator: makes a subclass of `Distance`, or a function (x, stored) → d², known as `kind`."""
+
+    def add(made: type[Distance] | Between) -> Any:
+        distance: type[Distance] = made if isinstance(made, type) else _of_function(made)
+        taken = DISTANCES.get(kind)
+        if taken is not None and (taken.__module__, taken.__qualname__) != (distance.__module__, distance.__qualname__):
+            raise UserError(f"the distance '{kind}' is taken by {taken.__name__}: choose another name")
+        distance.kind = kind
+        DISTANCES[kind] = distance
+        return made
+
+    return add
+
+
+def _of_function(function: Between) -> type[Distance]:
+    class OfFunction(Distance):
+        def between(self, x: Tensor, stored: Stored) -> Tensor:
+            return function(x, stored)
+
+    OfFunction.__doc__ = function.__doc__
+    OfFunction.__name__ = OfFunction.__qualname__ = function.__name__
+    OfFunction.__module__ = function.__module__
+    return OfFunction
+
+
+def known_distances() -> Mapping[str, type[Distance]]:
+    """The distances by name, those of installed plugins included."""
+    load_plugins("rebapl.distances")
+    return DISTANCES
+
+
+def get_distance(kind: str, **options: Any) -> Distance:
+    """The distance of that name with these settings.
+
+    >>> get_distance("mmd", bandwidth=1.0)
+    MMD(bandwidth=1.0)
     """
-
-    between: Callable[[Tensor, Stored], Tensor]
-    prepare: Callable[..., Stored] = plain
-    rounding: float = 0.0
-    on_host: bool = False
-
-
-DISTANCES: dict[str, Distance] = {
-    "mmd": Distance(mmd.between, mmd.prepare, mmd.ROUNDING),
-    "wasserstein": Distance(wasserstein.between, on_host=True),
-    "sinkhorn": Distance(sinkhorn.between, sinkhorn.prepare),
-    "sliced": Distance(sliced.between, sliced.prepare),
-    "energy": Distance(energy.between, energy.prepare),
-    "paired": Distance(paired.between),
-}
+    known = known_distances()
+    if kind not in known:
+        raise unknown("distance", kind, known)
+    return known[kind](**options)
 
 
-def get_distance(metric: str) -> Distance:
-    """The distance of that name."""
-    if metric not in DISTANCES:
-        raise unknown("metric", metric, DISTANCES)
-    return DISTANCES[metric]
-
-
-def takes(metric: str) -> list[str]:
-    """The options that a metric's `prepare` accepts.
-
-    >>> takes("mmd"), takes("sliced"), takes("energy")
-    (['bandwidth'], ['projections', 'generator'], [])
-    """
-    return list(inspect.signature(get_distance(metric).prepare).parameters)[1:]
-
-
-def check_options(metric: str, options: dict[str, object]) -> None:
-    """Refuses options that the metric does not have."""
-    accepted = takes(metric)
-    for name in options:
-        if name not in accepted:
-            raise UserError(f"metric '{metric}' has no option '{name}'; it takes {', '.join(accepted) or 'none'}")
-
-
-def squared_distance(x: Tensor, y: Tensor, metric: str = "mmd", **options: object) -> Tensor:
-    """d² between clouds x (n, d) and y (m, d), differentiable in x; y is the stored side, which sets length
-    scales.
+def squared_distance(x: Tensor, y: Tensor, distance: str | Distance = "mmd", **options: Any) -> Tensor:
+    """d² between clouds x (n, d) and y (m, d), differentiable in x; y is the stored side, which sets length scales.
 
     >>> x = torch.eye(3)
     >>> squared_distance(x, x + 1.0, "wasserstein")
     tensor(3.)
     """
-    check_options(metric, options)
+    chosen = get_distance(distance, **options) if isinstance(distance, str) else distance
     x, y = as_points(x), as_points(y.detach())
     check_dimensions(x, y)
-    return get_distance(metric).between(x, get_distance(metric).prepare(y.to(x), **options))[0]
+    return chosen.between(x, chosen.prepare(y.to(x), torch.Generator().manual_seed(0)))[0]
 
 
 def check_dimensions(x: Tensor, stored: Tensor) -> None:

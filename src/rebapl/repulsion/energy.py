@@ -12,18 +12,22 @@ import torch
 from torch import Tensor
 
 from rebapl.repulsion.clouds import Stored, squared_distances
+from rebapl.repulsion.distances import Distance, register_distance
 
 
-def prepare(cloud: Tensor) -> Stored:
-    """Keeps the distances between all stored points (1, m, m)."""
-    return Stored(cloud[None], per_pair={"norms": norms(cloud, cloud)[None]})
+@register_distance("energy")
+class Energy(Distance):
+    """The energy distance; it has no settings."""
 
+    def prepare(self, cloud: Tensor, generator: torch.Generator) -> Stored:  # noqa: ARG002
+        """Keeps the distances between all stored points (1, m, m)."""
+        return Stored(cloud[None], per_pair={"norms": norms(cloud, cloud)[None]})
 
-def between(x: Tensor, stored: Stored) -> Tensor:
-    """Squared energy distance between x (n, d) and each stored cloud (s, m, d); shape (s,)."""
-    cross = norms(x, stored.cloud).mean((-2, -1))
-    own = norms(x, x).mean((-2, -1))
-    return (2 * cross - own - stored.per_pair["norms"].mean((-2, -1))).clamp(min=0)
+    def between(self, x: Tensor, stored: Stored) -> Tensor:
+        """Squared energy distance between x (n, d) and each stored cloud (s, m, d); shape (s,)."""
+        cross = norms(x, stored.cloud).mean((-2, -1))
+        own = norms(x, x).mean((-2, -1))
+        return (2 * cross - own - stored.per_pair["norms"].mean((-2, -1))).clamp(min=0)
 
 
 def norms(x: Tensor, y: Tensor) -> Tensor:

@@ -9,35 +9,44 @@ distance of the stored cloud, so it is frozen while that sample is remembered; o
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from rebapl.errors import UserError
 from rebapl.repulsion.clouds import Stored, median_squared_distance, squared_distances
+from rebapl.repulsion.distances import Distance, register_distance
 
 FACTORS = (0.5, 1.0, 2.0)
-ROUNDING = 4e-7  # means of kernels, of order 1, are subtracted: about three units in the last place
 
 
-def prepare(cloud: Tensor, bandwidth: float | None = None) -> Stored:
-    """Keeps the bandwidths (1, b) and the kernel of all stored points (1, m, m). `bandwidth`: one fixed σ."""
-    if bandwidth is None:
-        widths = median_squared_distance(cloud).sqrt() * cloud.new_tensor(FACTORS)
-    elif bandwidth > 0:
-        widths = cloud.new_tensor([bandwidth])
-    else:
-        raise UserError(f"mmd: bandwidth must be positive (or None for the median rule); got {bandwidth}")
-    widths = widths[None]
-    kernel = _kernel(squared_distances(cloud, cloud)[None], widths)
-    return Stored(cloud[None], per_pair={"kernel": kernel}, shared={"bandwidths": widths})
+@register_distance("mmd")
+class MMD(Distance):
+    """`bandwidth` is one fixed σ; None takes the median rule."""
 
+    bandwidth: float | None = Field(default=None, gt=0)
 
-def between(x: Tensor, stored: Stored) -> Tensor:
-    """MMD² between x (n, d) and each stored cloud (s, m, d); shape (s,)."""
-    widths = stored.shared["bandwidths"]
-    own = _kernel(squared_distances(x, x)[None], widths).mean((-2, -1))
-    cross = _kernel(squared_distances(x, stored.cloud), widths).mean((-2, -1))
-    return (own + stored.per_pair["kernel"].mean((-2, -1)) - 2 * cross).clamp(min=0)
+    rounding: ClassVar[float] = (
+        4e-7  # means of kernels, of order 1, are subtracted: about three units in the last place
+    )
+
+    def prepare(self, cloud: Tensor, generator: torch.Generator) -> Stored:  # noqa: ARG002
+        """Keeps the bandwidths (1, b) and the kernel of all stored points (1, m, m)."""
+        if self.bandwidth is None:
+            widths = median_squared_distance(cloud).sqrt() * cloud.new_tensor(FACTORS)
+        else:
+            widths = cloud.new_tensor([self.bandwidth])
+        widths = widths[None]
+        kernel = _kernel(squared_distances(cloud, cloud)[None], widths)
+        return Stored(cloud[None], per_pair={"kernel": kernel}, shared={"bandwidths": widths})
+
+    def between(self, x: Tensor, stored: Stored) -> Tensor:
+        """MMD² between x (n, d) and each stored cloud (s, m, d); shape (s,)."""
+        widths = stored.shared["bandwidths"]
+        own = _kernel(squared_distances(x, x)[None], widths).mean((-2, -1))
+        cross = _kernel(squared_distances(x, stored.cloud), widths).mean((-2, -1))
+        return (own + stored.per_pair["kernel"].mean((-2, -1)) - 2 * cross).clamp(min=0)
 
 
 def _kernel(squared: Tensor, widths: Tensor) -> Tensor:

@@ -15,16 +15,21 @@ from torch import Tensor
 
 from rebapl.errors import UserError
 from rebapl.repulsion.clouds import Stored
+from rebapl.repulsion.distances import Distance, register_distance
 
 
-def between(x: Tensor, stored: Stored) -> Tensor:
-    """Mean squared distance between x (n, d) and each stored cloud (s, n, d), row by row; shape (s,)."""
-    if x.shape[0] != stored.cloud.shape[1]:
-        raise UserError(
-            f"metric 'paired' compares row by row and needs equally many points; got {x.shape[0]} and "
-            f"{stored.cloud.shape[1]} stored ones (give rows=, the pool's indices of these points)"
-        )
-    return (x - stored.cloud).square().sum(-1).mean(-1)
+@register_distance("paired")
+class Paired(Distance):
+    """The paired squared distance; it has no settings."""
+
+    def between(self, x: Tensor, stored: Stored) -> Tensor:
+        """Mean squared distance between x (n, d) and each stored cloud (s, n, d), row by row; shape (s,)."""
+        if x.shape[0] != stored.cloud.shape[1]:
+            raise UserError(
+                f"the distance 'paired' compares row by row and needs equally many points; got {x.shape[0]} and "
+                f"{stored.cloud.shape[1]} stored ones (give rows=, the pool's indices of these points)"
+            )
+        return (x - stored.cloud).square().sum(-1).mean(-1)
 
 
 def weights(parameters: Iterable[Tensor]) -> Tensor:

@@ -3,74 +3,75 @@
     inverse:  V = 1/(d²+ε)       |dV/dd| = 2d/(d²+ε)²  ≤  (9/8√3)·ε^(−3/2) ≈ 0.65·ε^(−3/2), at d² = ε/3
     log:      V = −log(d²+ε)     |dV/dd| = 2d/(d²+ε)   ≤  ε^(−1/2),                        at d² = ε
 
-The inverse one is the paper's. ε is relative, ε = e·s with s the natural size of d² (`natural_scale`): a
-fixed small ε gives a force of ε^(−3/2) just off a stored sample, which is where a warm restart begins.
+The inverse one is the paper's. ε is relative: ε = `epsilon`·s, where s is the squared distance between the stored
+sample's cloud and that of the model before anything was learned, on the same images. So ε means the same whatever the
+distance, the features' scale and the number of images. A fixed small ε would give a force of ε^(−3/2) just off a
+stored sample, which is where a warm restart begins.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from rebapl.errors import UserError, unknown
-from rebapl.repulsion.clouds import Stored
-from rebapl.repulsion.distances import Distance
+from rebapl.settings import Settings
 
 
-@dataclass(frozen=True)
-class Potential:
-    """`value(d², ε)` is V; `force(d², ε)` is |dV/dd|; `bound(ε)` is the largest force at any distance."""
+class Potential(Settings):
+    """`epsilon` in units of s; `scale` puts a number in the place of s (1 makes `epsilon` absolute)."""
 
-    value: Callable[[Tensor, Tensor], Tensor]
-    force: Callable[[Tensor, Tensor], Tensor]
-    bound: Callable[[Tensor], Tensor]
+    epsilon: float = Field(default=0.3, gt=0)
+    scale: float | None = Field(default=None, gt=0)
 
+    def value(self, squared: Tensor, epsilon: Tensor) -> Tensor:
+        """V of d²."""
+        raise NotImplementedError
 
-POTENTIALS: dict[str, Potential] = {
-    "inverse": Potential(
-        value=lambda squared, epsilon: 1 / (squared + epsilon),
-        force=lambda squared, epsilon: 2 * squared.sqrt() / (squared + epsilon).square(),
-        bound=lambda epsilon: 9 / (8 * math.sqrt(3)) * epsilon**-1.5,
-    ),
-    "log": Potential(
-        value=lambda squared, epsilon: -torch.log(squared + epsilon),
-        force=lambda squared, epsilon: 2 * squared.sqrt() / (squared + epsilon),
-        bound=lambda epsilon: epsilon**-0.5,
-    ),
-}
+    def slope(self, squared: Tensor, epsilon: Tensor) -> Tensor:
+        """|dV/dd| of d²."""
+        raise NotImplementedError
+
+    def bound(self, epsilon: Tensor) -> Tensor:
+        """The greatest |dV/dd| at any distance."""
+        raise NotImplementedError
 
 
-def get_potential(name: str) -> Potential:
-    """The potential of that name.
+class Inverse(Potential):
+    """V = 1/(d²+ε).
 
-    >>> get_potential("inverse").bound(torch.tensor(1.0))
+    >>> Inverse().bound(torch.tensor(1.0))
     tensor(0.6495)
     """
-    if name not in POTENTIALS:
-        raise unknown("potential", name, POTENTIALS)
-    return POTENTIALS[name]
+
+    kind: ClassVar[str] = "inverse"
+
+    def value(self, squared: Tensor, epsilon: Tensor) -> Tensor:
+        return 1 / (squared + epsilon)
+
+    def slope(self, squared: Tensor, epsilon: Tensor) -> Tensor:
+        return 2 * squared.sqrt() / (squared + epsilon).square()
+
+    def bound(self, epsilon: Tensor) -> Tensor:
+        return 9 / (8 * math.sqrt(3)) * epsilon**-1.5
 
 
-def natural_scale(distance: Distance, stored: Stored, generator: torch.Generator) -> Tensor:
-    """s (1,): d² between two random halves of one stored sample's points.
+class Log(Potential):
+    """V = −log(d²+ε)."""
 
-    A single point has no halves. It is a vector of weights, and s is its squared length ‖θ′‖²: of the order
-    of the squared distance to an unrelated vector of the same size.
-    """
-    m = stored.cloud.shape[1]
-    if m == 1:
-        scale = stored.cloud.square().sum((1, 2))
-    else:
-        order = torch.randperm(m, generator=generator, device=generator.device).to(stored.cloud.device)
-        first, second = order[: m // 2], order[m // 2 : 2 * (m // 2)]
-        scale = distance.between(stored.cloud[0, first], stored.rows(second))
-    if not scale > 0:
-        raise UserError(
-            "the remembered cloud gives no scale for epsilon (d² between its halves is "
-            f"{scale.item():g}: its points are all equal, or not finite); give one with scale=..."
-        )
-    return scale
+    kind: ClassVar[str] = "log"
+
+    def value(self, squared: Tensor, epsilon: Tensor) -> Tensor:
+        return -torch.log(squared + epsilon)
+
+    def slope(self, squared: Tensor, epsilon: Tensor) -> Tensor:
+        return 2 * squared.sqrt() / (squared + epsilon)
+
+    def bound(self, epsilon: Tensor) -> Tensor:
+        return epsilon**-0.5
+
+
+POTENTIALS: dict[str, type[Potential]] = {each.kind: each for each in (Inverse, Log)}

@@ -1,16 +1,14 @@
 """The repulsion from earlier samples: one scalar to add to the mean loss.
 
-    L(θ) + strength·Σ_s V(d²(θ, θ_s)),    V as in `potential`, d² as in `distances`
+    L(θ) + Σ_s c_s·V(d²(θ, θ_s)),    V as in `potential`, c as in `force`, d² as in `distances`
 
-The sum runs over the remembered samples: those of all cycles before this one, or of the previous one alone (the
-paper's). A sample does not repel the cycle that made it.
+The sum runs over the samples in the `memory`. A sample does not repel the cycle that made it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,252 +16,263 @@ from torch.nn.utils import get_total_norm
 
 from rebapl.errors import UserError, unknown
 from rebapl.repulsion.clouds import Stored, as_points
-from rebapl.repulsion.distances import check_dimensions, check_options, get_distance, takes
-from rebapl.repulsion.potential import get_potential, natural_scale
+from rebapl.repulsion.distances import Distance, check_dimensions, known_distances
+from rebapl.repulsion.force import FORCES, Force
+from rebapl.repulsion.memory import Keep, Memory
+from rebapl.repulsion.potential import POTENTIALS, Potential
+from rebapl.settings import OneOf
 
-SIZES = ("normalised", "fading", "capped", "absolute")
-MEMORIES = ("previous", "all")
-STAGES = ("exploration", "both")
+Stage = Literal["exploration", "both"]
 
-# Below this share of its natural scale (or below the distance's own rounding) d² is not a number to rely on: the
-# force there is not magnified.
+DISTANCE = OneOf("distance", known_distances)
+POTENTIAL = OneOf("potential", POTENTIALS)
+FORCE = OneOf("force", FORCES)
+
+# Below this share of its scale (or below the distance's own rounding) d² is not a number to rely on: the force there
+# is not magnified.
 COINCIDENT = 1e-6
 # Weight of a new measurement of the loss gradient in the running mean.
 RECENT = 0.2
+# Remembered samples whose ‖∇d‖ one step measures, each with a backward pass; the next step takes the next ones.
+AT_ONCE = 4
 
 
-class Turn(NamedTuple):
-    """What one step of the repulsion does: a `kind`, and the tensors () it needs of earlier steps.
+class Carried(NamedTuple):
+    """What a step needs of earlier ones: the usual norm of the loss gradient (), the usual length of an adaptive
+    optimiser's step over its lr (), ‖∇d_s‖ (S,), the coefficients that are held while sampling (S,); and for a step
+    that measures, the weight of the new measurement () and which samples are measured (m,)."""
 
-    Steps of one kind, with one memory, do the same operations whatever the values: such a step can be captured.
+    usual: Tensor
+    step: Tensor
+    slope: Tensor
+    held: Tensor
+    weight: Tensor
+    which: Tensor
+
+
+class Plan(NamedTuple):
+    """What one step of the repulsion does.
+
+    Steps of one `kind`, with one memory, do the same operations whatever the values: such a step can be captured.
+    `measure` measures norms, `follow` uses the last ones, `hold` keeps the coefficients of the exploration's end.
     """
 
     kind: str
-    carried: tuple[Tensor, ...]
+    carried: Carried
+
+
+class Found(NamedTuple):
+    """What a step leaves: d² to the nearest sample (), and the new values of what is carried; the force's norm ()."""
+
+    distance: Tensor
+    usual: Tensor
+    slope: Tensor
+    held: Tensor
+    norm: Tensor
 
 
 class Repulsion:
     """Pushes the features of θ away from those of remembered samples.
 
-    Which distance: `metric` (a name in DISTANCES) with its `options` (mmd: bandwidth; sinkhorn:
-    regularisation; sliced: projections). `potential`: inverse or log, with ε = `epsilon`·s, where s is d²
-    between two halves of a stored sample's points, or `scale` if given (scale=1 makes ε absolute).
+    `distance`, `potential` and `force` are objects (`MMD(bandwidth=1.0)`, `Inverse(epsilon=0.1)`, `Fading()`), kinds by
+    name, or mappings with a `kind`. `memory` is "all" (the samples of every earlier cycle) or "previous". `stage`:
+    "exploration", so that the sampling stage targets the posterior undisturbed, or "both": then the coefficients of a
+    relative force are held from the end of the exploration on, and the chain targets the density tilted by them.
+    `anchor` is the cloud on the whole pool of the model before anything was learned, which gives ε its scale.
 
-    How strong, by `size`:
-    - absolute: strength·ΣV. In stage="both" the chain targets the density tilted by exp(−N·strength·ΣV/T).
-    - capped: the same, but its gradient has at most `cap` times the usual norm of the loss gradient.
-    - normalised: its gradient has `fraction` times the usual norm of the loss gradient; `strength` is not used.
-      It never lets go: how far the samples are apart already does not matter.
-    - fading: `fraction` times that norm where |dV/dd| is greatest, and less in proportion elsewhere: with the
-      inverse potential, half of it at d² ≈ 1.9·ε and a tenth at d² ≈ 8.5·ε. Of several remembered samples the
-      forces and their greatest values are added up: near one of three, it is a third.
+    In a loop of your own, begin each cycle with `begin_cycle()`, add `repulsion(...)` to the loss where `acts(...)`,
+    and `remember(...)` each sample.
 
-    The last three measure both norms every `measure_every` steps (two more backward passes through the same
-    graph), and more often as a cycle begins: at its steps 0, 1, 2, 4, 8, …. The usual norm of the loss gradient
-    is a running mean of what was measured, since one mini-batch that is already fitted has none. In between,
-    ‖∇ΣV‖ / Σ|dV/dd| = ‖∇d‖ is held fixed, and |dV/dd|, known in closed form, is followed. They are no gradients
-    of a potential: in stage="both" no density is targeted.
-
-    `memory`: all (the samples of every earlier cycle) or previous (of the last one). `stage`: exploration or
-    both. `kick`: how far the chain loop moves θ off the saddle at a warm restart, relative to θ; see `kick`.
-    `generator` draws the halves for s and the directions of sliced.
-
-    >>> repulsion = Repulsion(metric="wasserstein", size="absolute", strength=0.1)
+    >>> pool = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
+    >>> repulsion = Repulsion("wasserstein", force={"kind": "absolute", "strength": 0.1}, anchor=pool)
     >>> theta = torch.zeros(8, 2, requires_grad=True)
-    >>> repulsion.remember(torch.randn(8, 2, generator=torch.Generator().manual_seed(0)))
-    >>> repulsion.new_cycle()
-    >>> repulsion(theta).backward()
+    >>> repulsion.remember(pool + 1)
+    >>> repulsion.begin_cycle()
+    >>> if repulsion.acts(exploring=True):
+    ...     repulsion(theta).backward()
     """
 
     def __init__(
         self,
-        metric: str = "mmd",
+        distance: str | Mapping[str, Any] | Distance = "mmd",
         *,
-        potential: str = "inverse",
-        size: str = "fading",
-        fraction: float = 1.0,
-        strength: float = 1.0,
-        cap: float = 1.0,
-        epsilon: float = 0.3,
-        scale: float | None = None,
-        memory: str = "all",
-        stage: str = "exploration",
-        measure_every: int = 10,
-        kick: float = 0.01,
+        potential: str | Mapping[str, Any] | Potential = "inverse",
+        force: str | Mapping[str, Any] | Force = "fading",
+        memory: Keep = "all",
+        stage: Stage = "exploration",
+        anchor: Tensor | None = None,
         generator: torch.Generator | None = None,
-        **options: Any,
     ) -> None:
-        for kind, given, accepted in (
-            ("size of the repulsion", size, SIZES),
-            ("memory", memory, MEMORIES),
-            ("stage", stage, STAGES),
+        for name, given, accepted in (
+            ("memory", memory, ("all", "previous")),
+            ("stage", stage, ("exploration", "both")),
         ):
             if given not in accepted:
-                raise unknown(kind, given, accepted)
-        for name, value in {"fraction": fraction, "strength": strength, "cap": cap, "kick": kick}.items():
-            if not 0 <= value < float("inf"):
-                raise UserError(f"repulsion: {name} must be a number of at least 0; got {value}")
-        for name, value in {"epsilon": epsilon, "scale": 1.0 if scale is None else scale}.items():
-            if not 0 < value < float("inf"):
-                raise UserError(f"repulsion: {name} must be a positive number; got {value}")
-        if measure_every < 1:
-            raise UserError(f"repulsion: measure_every must be at least 1 step; got {measure_every}")
-        check_options(metric, options)
-        self.metric, self.potential, self.size = metric, potential, size
-        self.fraction, self.strength, self.cap = fraction, strength, cap
-        self.epsilon, self.scale = epsilon, scale
-        self.memory, self.stage = memory, stage
-        self.measure_every, self.kick = measure_every, kick
-        self._distance, self._potential = get_distance(metric), get_potential(potential)
-        self._generator = torch.Generator().manual_seed(0) if generator is None else generator
-        self._options = options | ({"generator": self._generator} if "generator" in takes(metric) else {})
-        self._memory: Stored | None = None
-        self._pending: list[Stored] = []
-        self._cycle = -1
+                raise unknown(name, str(given), accepted)
+        self.distance: Distance = DISTANCE.read(distance)
+        self.potential: Potential = POTENTIAL.read(potential)
+        self.force: Force = FORCE.read(force)
+        self.stage = stage
+        self.generator = torch.Generator().manual_seed(0) if generator is None else generator
+        self.memory = Memory(self.distance, memory, self.generator, self.potential.scale, anchor)
+        self.last: Found | None = None
         self._steps = 0
         self._measured = 0
-        self._carried: tuple[Tensor, Tensor] | None = None
-        self.distance: Tensor | None = None
-        self.norms: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def on_host(self) -> bool:
-        """Whether a step waits for the device, by the nature of the distance."""
-        return self._distance.on_host
+        self._carried: dict[str, Tensor] = {}
 
     def __len__(self) -> int:
         """How many samples repel now."""
-        return 0 if self._memory is None else len(self._memory.cloud)
+        return len(self.memory)
 
-    def active(self, schedule: Any) -> bool:
-        """Whether to add the repulsion at this step: something is remembered, and the stage is the right one.
-
-        `schedule` has `exploring`, and may have `cycle`: when that number changes, a new cycle begins by
-        itself.
-        """
-        cycle = getattr(schedule, "cycle", self._cycle)
-        if cycle != self._cycle:
-            self._cycle = cycle
-            self.new_cycle()
-        return len(self) > 0 and (self.stage == "both" or bool(schedule.exploring))
+    def acts(self, exploring: bool) -> bool:
+        """Whether to add the repulsion at this step: something is remembered, and the stage is the right one."""
+        return len(self) > 0 and (self.stage == "both" or exploring)
 
     def remember(self, pool_cloud: Tensor) -> None:
-        """Keeps one sample's features (m, d) for the whole pool. They repel from the next cycle on."""
-        cloud = as_points(pool_cloud.detach()).clone()
-        stored = self._distance.prepare(cloud, **self._options)
-        if self.scale is None:
-            scale = natural_scale(self._distance, stored, self._generator)
-        else:
-            scale = cloud.new_tensor([self.scale])
-        self._pending.append(replace(stored, shared={**stored.shared, "scale": scale}))
+        """Keep one sample's features (m, d) for the whole pool. They repel from the next cycle on."""
+        self.memory.remember(pool_cloud)
 
-    def new_cycle(self) -> None:
-        """What was remembered since the last call repels from now on, alone or beside what did before.
-
-        If nothing was, the memory stays. In any case the next step measures.
-        """
-        if self._pending:
-            older = [self._memory] if self.memory == "all" and self._memory is not None else []
-            self._memory, self._pending = Stored.join([*older, *self._pending]), []
+    def begin_cycle(self) -> None:
+        """Begin a cycle: what was remembered in the last one repels from now on, and the next step measures."""
+        self.memory.begin_cycle()
         self._steps = 0
-        if self._carried is not None:
-            self._carried = (self._carried[0], torch.zeros_like(self._carried[1]))
+        self._carried = {name: value for name, value in self._carried.items() if name in ("usual", "step")}
 
     def __call__(
         self,
         cloud: Tensor,
         rows: Tensor | None = None,
         *,
+        exploring: bool = True,
         loss: Tensor | None = None,
         parameters: Iterable[Tensor] | None = None,
     ) -> Tensor:
-        """The term to add to the mean loss, for the features `cloud` (n, d) of the pool's points `rows` (all
-        if None).
+        """The term to add to the mean loss, for the features `cloud` (n, d) of the pool's points `rows` (all if None).
 
-        `loss` (the mean loss, before this term is added) and `parameters` are needed unless size="absolute".
+        `loss` (the mean loss, before this term is added) and `parameters` are needed by forces that are relative to
+        the loss gradient.
         """
+        if self.force.outside:
+            raise UserError("a printed force moves θ beside the step, so it is no term of a loss: `Chain` applies it")
         requires_dependence(cloud)
-        turn = self.turn(cloud.device)
-        term, kept = self.term(turn, cloud, rows, loss, parameters)
-        self.keep(kept)
+        plan = self.plan(cloud.device, exploring)
+        term, found = self.term(plan, cloud, rows, loss, None if parameters is None else list(parameters))
+        self.keep(found)
         return term
 
-    def turn(self, device: torch.device) -> Turn:
-        """Begins a step for clouds on a device: counts it, and says what `term` is to do."""
-        if self._memory is None:
+    def plan(self, device: torch.device, exploring: bool) -> Plan:
+        """Begin a step for clouds on a device: count it, and say what `term` is to do."""
+        if len(self) == 0:
             raise UserError(
-                "repulsion: nothing is remembered yet; call it only when repulsion.active(schedule), and "
-                "begin each cycle with repulsion.new_cycle()"
+                "repulsion: nothing is remembered yet; call it only where repulsion.acts(...), and begin each cycle "
+                "with repulsion.begin_cycle()"
             )
-        if self._memory.cloud.device != device:
-            self._memory = self._memory.map(lambda tensor: tensor.to(device))
-        if self.size == "absolute":
-            return Turn("absolute", ())
-        like = self._memory.cloud
-        if self._carried is None:
-            self._carried = (like.new_full((), float("nan")), like.new_zeros(()))
-        loss_norm, slope = (x.to(like) for x in self._carried)
-        beginning = self._steps < self.measure_every and self._steps.bit_count() == 1
-        measuring = beginning or self._steps % self.measure_every == 0
+        self.memory.to(device)
+        carried = self._values(device)
+        if not self.force.relative:
+            return Plan("absolute", carried)
+        if not exploring:
+            return Plan("hold", carried)
+        every: int = self.force.measure_every  # type: ignore[attr-defined]
+        beginning = self._steps < every and self._steps.bit_count() == 1
+        measuring = beginning or self._steps % every == 0
         self._steps += 1
         if not measuring:
-            return Turn("follow", (loss_norm, slope))
+            return Plan("follow", carried)
         self._measured += 1
-        return Turn("measure", (loss_norm, slope, like.new_full((), max(1 / self._measured, RECENT))))
+        many = min(len(self), AT_ONCE)
+        start = int(self._carried["next"])
+        self._carried["next"] = torch.tensor((start + many) % len(self))
+        which = (torch.arange(many, device=device) + start) % len(self)
+        weight = carried.usual.new_full((), max(1 / self._measured, RECENT))
+        return Plan("measure", carried._replace(weight=weight, which=which))
 
-    def keep(self, kept: tuple[Tensor, ...]) -> None:
-        """Ends a step: takes what `term` gave besides the term."""
-        self.distance = kept[0]
-        if self.size != "absolute":
-            self._carried, self.norms = (kept[1], kept[2]), (kept[1], kept[3])
+    def _values(self, device: torch.device) -> Carried:
+        like = self._stored.cloud.new_zeros(len(self))
+        defaults = {"usual": like.new_full((), float("nan")), "step": like.new_zeros(()), "slope": like, "held": like}
+        for name, value in {**defaults, "next": torch.tensor(0)}.items():
+            self._carried.setdefault(name, value)
+        current = {name: self._carried[name].to(like) for name in defaults}
+        return Carried(**current, weight=like.new_zeros(()), which=torch.zeros(0, dtype=torch.long, device=device))
+
+    @property
+    def _stored(self) -> Stored:
+        assert self.memory.stored is not None
+        return self.memory.stored
+
+    def keep(self, found: Found) -> None:
+        """End a step: take what `term` found."""
+        self.last = found
+        if self.force.relative:
+            self._carried |= {"usual": found.usual, "slope": found.slope, "held": found.held}
+
+    def note_step(self, length: Tensor) -> None:
+        """How far an adaptive optimiser moved θ in this step, over its lr: what a decoupled force is measured by."""
+        self._carried["step"] = length
 
     def term(
         self,
-        turn: Turn,
+        plan: Plan,
         cloud: Tensor,
         rows: Tensor | None,
         loss: Tensor | None,
-        parameters: Iterable[Tensor] | None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The term of a step that `turn` began, and what `keep` is to take: a pure function of its arguments and
-        the memory.
+        parameters: Sequence[Tensor] | None,
+        decoupled: bool = False,
+    ) -> tuple[Tensor, Found]:
+        """The term of a step that `plan` began, and what `keep` is to take: a pure function of its arguments and the
+        memory. `decoupled` sizes a relative force by an adaptive optimiser's own steps instead of the loss gradient.
         """
-        assert self._memory is not None
+        kind, carried = plan
         x = as_points(cloud)
-        check_dimensions(x, self._memory.cloud)
-        stored = self._memory if rows is None else self._memory.rows(rows)
-        squared = self._distance.between(x.to(stored.cloud.dtype), stored)
-        epsilon = self.epsilon * stored.shared["scale"]
-        potential = self._potential.value(squared, epsilon).sum()
-        distance = squared.detach().amin()
-        if self.size == "absolute":
-            return self.strength * potential, (distance,)
+        check_dimensions(x, self._stored.cloud)
+        stored = self._stored if rows is None else self._stored.rows(rows)
+        squared = self.distance.between(x.to(stored.cloud.dtype), stored)
+        scale = stored.shared["scale"]
+        epsilon = self.potential.epsilon * scale
+        potentials = self.potential.value(squared, epsilon)
+        known = squared.detach()
+        pull, bound = self.potential.slope(known, epsilon), self.potential.bound(epsilon)
+        apart = known > (COINCIDENT * scale).clamp_min(self.distance.rounding)
+        usual, slope = carried.usual, carried.slope
+        if kind == "measure":
+            usual, slope = self._measure(carried, potentials, pull, apart, loss, parameters)
+        if not self.force.relative:
+            used = held = self.force.coefficients(usual, slope, pull, bound)
+        else:
+            held = self._usable(self.force.coefficients(usual, slope, pull, bound), apart, slope)
+            held = carried.held if kind == "hold" else held
+            used = held
+            if decoupled:
+                used = self._usable(self.force.coefficients(carried.step, slope, pull, bound), apart, slope)
+        norm = (used * pull * slope).sum()
+        return (used * potentials).sum(), Found(known.amin(), usual, slope, held, norm)
+
+    def _measure(
+        self,
+        carried: Carried,
+        potentials: Tensor,
+        pull: Tensor,
+        apart: Tensor,
+        loss: Tensor | None,
+        parameters: Sequence[Tensor] | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The usual ‖∇loss‖ () with one more measurement, and ‖∇d_s‖ (S,) of some of the samples measured anew."""
         if loss is None or parameters is None:
             raise UserError(
-                f"repulsion: size='{self.size}' compares with the gradient of the loss; call "
-                "repulsion(cloud, loss=loss, parameters=list(model.parameters())), or use size='absolute'"
+                f"repulsion: a force that is '{self.force.kind}' compares with the gradient of the loss; call "
+                "repulsion(cloud, loss=loss, parameters=list(model.parameters())), or take an absolute force"
             )
-        force = self._potential.force(squared.detach(), epsilon).sum()
-        share = force / self._potential.bound(epsilon).sum() if self.size == "fading" else torch.ones_like(force)
-        rounding = (COINCIDENT * stored.shared["scale"]).clamp_min(self._distance.rounding)
-        apart = (squared.detach() > rounding).any()
-        # ‖∇ΣV‖, and the usual ‖∇loss‖: measured now, or followed from the last measurement
-        if turn.kind == "measure":
-            usual, slope, weight = turn.carried
-            tensors = [p for p in parameters if p.requires_grad]
-            usual = running_mean(usual, gradient_norm(loss, tensors).to(potential), weight)
-            norm = gradient_norm(potential, tensors).to(potential)
-            # where forces cancel, or near coincidence, the slope is small by accident: let it fall by half
-            # at most
-            slope = torch.where(apart, torch.maximum(norm / force, 0.5 * slope), 0)
-        else:
-            usual, slope = turn.carried
-            norm = slope * force
-        factor = (self.cap if self.size == "capped" else self.fraction * share) * usual / norm
-        if self.size == "capped":
-            factor = factor.clamp(max=self.strength)
-        factor = torch.where(apart & (slope > 0) & factor.isfinite(), factor, 0)
-        return factor * potential, (distance, usual, slope, factor * norm)
+        tensors = [p for p in parameters if p.requires_grad]
+        usual = running_mean(carried.usual, gradient_norm(loss, tensors).to(potentials), carried.weight)
+        which = carried.which
+        norms = torch.stack([gradient_norm(each, tensors) for each in potentials[which].unbind()]).to(potentials)
+        # near coincidence the slope is small by accident: let it fall by half at most
+        measured = torch.maximum(norms / pull[which], 0.5 * carried.slope[which])
+        return usual, carried.slope.index_copy(0, which, torch.where(apart[which], measured, 0))
+
+    @staticmethod
+    def _usable(coefficients: Tensor, apart: Tensor, slope: Tensor) -> Tensor:
+        return torch.where(apart & (slope > 0) & coefficients.isfinite(), coefficients, 0)
 
     @staticmethod
     def choose(pool_size: int, n: int, generator: torch.Generator) -> Tensor:
@@ -273,32 +282,26 @@ class Repulsion:
         return torch.randperm(pool_size, generator=generator, device=generator.device)[:n]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on bit for bit: tensors under flat names, and plain values."""
-        state: dict[str, Any] = {"metric": self.metric, "cycle": self._cycle}
-        state |= {"steps": self._steps, "measured": self._measured}
-        state["generator"] = self._generator.get_state()
-        parts = {"memory": [] if self._memory is None else [self._memory], "pending": self._pending}
-        for kind, stored in parts.items():
-            if stored:
-                state |= {f"{kind}.{name}": x for name, x in Stored.join(stored).tensors().items()}
-        if self._carried is not None:
-            state["loss_norm"], state["slope"] = self._carried
-        return state
+        """Everything needed to go on bit for bit, under names."""
+        return {
+            "distance": self.distance.kind,
+            "memory": self.memory.state_dict(),
+            "carried": dict(self._carried),
+            "steps": self._steps,
+            "measured": self._measured,
+            "generator": self.generator.get_state(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`; the settings are this object's own."""
-        if state["metric"] != self.metric:
-            raise UserError(f"repulsion: the saved memory is for metric '{state['metric']}', not '{self.metric}'")
-
-        def stored(kind: str) -> list[Stored]:
-            tensors = {n[len(kind) + 1 :]: x for n, x in state.items() if n.startswith(f"{kind}.")}
-            return [Stored.from_tensors(tensors)] if tensors else []
-
-        self._memory = next(iter(stored("memory")), None)
-        self._pending = stored("pending")
-        self._cycle, self._steps, self._measured = state["cycle"], state["steps"], state["measured"]
-        self._generator.set_state(state["generator"].cpu())
-        self._carried = (state["loss_norm"], state["slope"]) if "loss_norm" in state else None
+        if state["distance"] != self.distance.kind:
+            raise UserError(
+                f"repulsion: the saved memory is for the distance '{state['distance']}', not '{self.distance.kind}'"
+            )
+        self.memory.load_state_dict(state["memory"])
+        self._carried = dict(state["carried"])
+        self._steps, self._measured = state["steps"], state["measured"]
+        self.generator.set_state(state["generator"].cpu())
 
 
 def requires_dependence(cloud: Tensor, parameters: Sequence[Tensor] | None = None) -> None:

@@ -14,33 +14,37 @@ from __future__ import annotations
 import math
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from rebapl.errors import UserError
 from rebapl.repulsion.clouds import Stored, median_squared_distance, squared_distances
+from rebapl.repulsion.distances import Distance, register_distance
 
 ITERATIONS = 50
 
 
-def prepare(cloud: Tensor, regularisation: float = 0.1) -> Stored:
-    """Keeps the costs between all stored points (1, m, m) and r (1,) = regularisation × their median."""
-    if not regularisation > 0:
-        raise UserError(f"sinkhorn: regularisation must be positive; got {regularisation}")
-    r = regularisation * median_squared_distance(cloud)
-    return Stored(cloud[None], per_pair={"costs": squared_distances(cloud, cloud)[None]}, shared={"r": r[None]})
+@register_distance("sinkhorn")
+class Sinkhorn(Distance):
+    """`regularisation` is r in units of the median squared distance of the stored cloud."""
 
+    regularisation: float = Field(default=0.1, gt=0)
 
-def between(x: Tensor, stored: Stored) -> Tensor:
-    """Sinkhorn divergence between x (n, d) and each stored cloud (s, m, d); shape (s,)."""
-    r = stored.shared["r"][:, None, None]
-    other = stored.per_pair["costs"]
-    own = squared_distances(x, x).expand(len(other), -1, -1)
-    cross = squared_distances(x, stored.cloud)
-    if cross.shape == other.shape:  # the three problems as one: a third of the launches on a GPU
-        cross_cost, own_cost, other_cost = _transport(torch.cat([cross, own, other]), r.repeat(3, 1, 1)).chunk(3)
-    else:
-        cross_cost, own_cost, other_cost = (_transport(cost, r) for cost in (cross, own, other))
-    return (cross_cost - 0.5 * own_cost - 0.5 * other_cost).clamp(min=0)
+    def prepare(self, cloud: Tensor, generator: torch.Generator) -> Stored:  # noqa: ARG002
+        """Keeps the costs between all stored points (1, m, m) and r (1,)."""
+        r = self.regularisation * median_squared_distance(cloud)
+        return Stored(cloud[None], per_pair={"costs": squared_distances(cloud, cloud)[None]}, shared={"r": r[None]})
+
+    def between(self, x: Tensor, stored: Stored) -> Tensor:
+        """Sinkhorn divergence between x (n, d) and each stored cloud (s, m, d); shape (s,)."""
+        r = stored.shared["r"][:, None, None]
+        other = stored.per_pair["costs"]
+        own = squared_distances(x, x).expand(len(other), -1, -1)
+        cross = squared_distances(x, stored.cloud)
+        if cross.shape == other.shape:  # the three problems as one: a third of the launches on a GPU
+            cross_cost, own_cost, other_cost = _transport(torch.cat([cross, own, other]), r.repeat(3, 1, 1)).chunk(3)
+        else:
+            cross_cost, own_cost, other_cost = (_transport(cost, r) for cost in (cross, own, other))
+        return (cross_cost - 0.5 * own_cost - 0.5 * other_cost).clamp(min=0)
 
 
 def _transport(cost: Tensor, r: Tensor) -> Tensor:

@@ -11,42 +11,45 @@ i/n and j/m.
 from __future__ import annotations
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from rebapl.errors import UserError
 from rebapl.repulsion.clouds import Stored
+from rebapl.repulsion.distances import Distance, register_distance
 
 
-def prepare(cloud: Tensor, projections: int = 128, generator: torch.Generator | None = None) -> Stored:
-    """Keeps the directions (1, d, p) and the projections of the stored points (1, m, p)."""
-    if projections < 1:
-        raise UserError(f"sliced: projections must be at least 1; got {projections}")
-    source = torch.Generator().manual_seed(0) if generator is None else generator
-    directions = torch.randn(cloud.shape[1], projections, generator=source, device=source.device)
-    return with_directions(cloud, directions.to(cloud))
+@register_distance("sliced")
+class Sliced(Distance):
+    """`projections` is the number of directions u."""
+
+    projections: int = Field(default=128, ge=1)
+
+    def prepare(self, cloud: Tensor, generator: torch.Generator) -> Stored:
+        """Keeps the directions (1, d, p) and the projections of the stored points (1, m, p)."""
+        directions = torch.randn(cloud.shape[1], self.projections, generator=generator, device=generator.device)
+        return with_directions(cloud, directions.to(cloud))
+
+    def between(self, x: Tensor, stored: Stored) -> Tensor:
+        """Sliced W₂² between x (n, d) and each stored cloud (s, m, d); shape (s,)."""
+        own = _project(x, stored.shared["directions"]).sort(dim=1).values
+        other = stored.per_point["projected"].sort(dim=1).values
+        n, m = own.shape[1], other.shape[1]
+        if n == m:
+            return (own - other).square().mean((1, 2))
+        levels = torch.cat([torch.arange(n + 1) * m, torch.arange(1, m) * n]).sort().values
+        length = levels.diff().to(own) / (n * m)
+        i, j = (levels[:-1] // m).to(own.device), (levels[:-1] // n).to(own.device)
+        return ((own[:, i] - other[:, j]).square().mean(2) * length).sum(1)
 
 
 def with_directions(cloud: Tensor, directions: Tensor) -> Stored:
-    """The same for given directions (d, p), brought to length 1."""
+    """What is kept of a cloud (m, d) for given directions (d, p), which are brought to length 1."""
     directions = (directions / directions.norm(dim=0))[None]
     return Stored(
         cloud[None],
         per_point={"projected": _project(cloud[None], directions)},
         shared={"directions": directions},
     )
-
-
-def between(x: Tensor, stored: Stored) -> Tensor:
-    """Sliced W₂² between x (n, d) and each stored cloud (s, m, d); shape (s,)."""
-    own = _project(x, stored.shared["directions"]).sort(dim=1).values
-    other = stored.per_point["projected"].sort(dim=1).values
-    n, m = own.shape[1], other.shape[1]
-    if n == m:
-        return (own - other).square().mean((1, 2))
-    levels = torch.cat([torch.arange(n + 1) * m, torch.arange(1, m) * n]).sort().values
-    length = levels.diff().to(own) / (n * m)
-    i, j = (levels[:-1] // m).to(own.device), (levels[:-1] // n).to(own.device)
-    return ((own[:, i] - other[:, j]).square().mean(2) * length).sum(1)
 
 
 def _project(points: Tensor, directions: Tensor) -> Tensor:

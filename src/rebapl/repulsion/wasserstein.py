@@ -9,6 +9,8 @@ HiGHS, which is for comparing samples afterwards, not for every step.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment, linprog
@@ -16,19 +18,26 @@ from scipy.sparse import eye_array, kron, vstack
 from torch import Tensor
 
 from rebapl.repulsion.clouds import Stored, squared_distances
+from rebapl.repulsion.distances import Distance, register_distance
 
 
-def between(x: Tensor, stored: Stored) -> Tensor:
-    """W₂² between x (n, d) and each stored cloud (s, m, d); shape (s,). Waits for the device, by nature."""
-    y = stored.cloud
-    # costs that are not finite must reach the caller in d², not fail inside the solver
-    costs = np.nan_to_num(squared_distances(x.detach(), y).cpu().double().numpy())
-    if x.shape[0] == y.shape[1]:
-        match = np.stack([linear_sum_assignment(cost)[1] for cost in costs])
-        order = torch.from_numpy(match).to(y.device)[..., None].expand_as(y)
-        return (x - y.gather(1, order)).square().sum(-1).mean(-1)
-    plans = torch.from_numpy(np.stack([_plan(cost) for cost in costs])).to(y)
-    return (plans * squared_distances(x, y)).sum((-2, -1))
+@register_distance("wasserstein")
+class Wasserstein(Distance):
+    """Exact Wasserstein-2; it has no settings."""
+
+    on_host: ClassVar[bool] = True
+
+    def between(self, x: Tensor, stored: Stored) -> Tensor:
+        """W₂² between x (n, d) and each stored cloud (s, m, d); shape (s,). Waits for the device, by nature."""
+        y = stored.cloud
+        # costs that are not finite must reach the caller in d², not fail inside the solver
+        costs = np.nan_to_num(squared_distances(x.detach(), y).cpu().double().numpy())
+        if x.shape[0] == y.shape[1]:
+            match = np.stack([linear_sum_assignment(cost)[1] for cost in costs])
+            order = torch.from_numpy(match).to(y.device)[..., None].expand_as(y)
+            return (x - y.gather(1, order)).square().sum(-1).mean(-1)
+        plans = torch.from_numpy(np.stack([_plan(cost) for cost in costs])).to(y)
+        return (plans * squared_distances(x, y)).sum((-2, -1))
 
 
 def _plan(cost: np.ndarray) -> np.ndarray:

@@ -1,12 +1,11 @@
 """Step rules as torch optimizers, the cyclical schedule, the one chain loop, presets."""
 
-from rebapl.sampling.begin import begin
 from rebapl.sampling.chain import Chain
 from rebapl.sampling.diagnostics import Diagnostics
 from rebapl.sampling.guard import NonFiniteError
-from rebapl.sampling.presets import PRESETS, preset, preset_values
+from rebapl.sampling.loop import Batches, Loop, Sample
+from rebapl.sampling.presets import PRESETS, known_presets, preset, preset_values, register_preset
 from rebapl.sampling.reference import Learnable
-from rebapl.sampling.sample import Batches, Sample
 from rebapl.sampling.schedule import CyclicalSchedule
 from rebapl.sampling.settings import Adaptive, Inference, Repelling
 from rebapl.sampling.sghmc import SGHMC
@@ -25,10 +24,12 @@ __all__ = [
     "Diagnostics",
     "Inference",
     "Learnable",
+    "Loop",
     "NonFiniteError",
     "Repelling",
     "Sample",
-    "begin",
+    "known_presets",
     "preset",
     "preset_values",
+    "register_preset",
 ]

@@ -26,7 +26,8 @@ def likelihood(probabilities: Tensor, labels: Tensor) -> float:
 
 def diversity(probabilities: Tensor) -> float:
     """H[mean] − mean H of member probabilities (S, M, C), averaged over images."""
-    return (_entropy(probabilities.mean(0)) - _entropy(probabilities).mean(0)).mean().item()
+    mixture, members = (torch.special.entr(p).sum(-1) for p in (probabilities.mean(0), probabilities))
+    return (mixture - members.mean(0)).mean().item()
 
 
 def worth_another_cycle(cycles: list[Tensor], labels: Tensor | None, rule: Adaptive) -> bool:
@@ -44,7 +45,3 @@ def worth_another_cycle(cycles: list[Tensor], labels: Tensor | None, rule: Adapt
             gains |= likelihood(after, labels) - likelihood(before, labels) >= rule.min_likelihood_gain
         idle = 0 if gains else idle + 1
     return idle < rule.patience
-
-
-def _entropy(probabilities: Tensor) -> Tensor:
-    return -torch.xlogy(probabilities, probabilities).sum(-1)

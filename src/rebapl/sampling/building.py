@@ -2,64 +2,118 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rebapl.sampling.rule import prior_decay
 from rebapl.sampling.schedule import CyclicalSchedule
-from rebapl.sampling.settings import Inference
+from rebapl.sampling.settings import (
+    AdamWSettings,
+    BurnIn,
+    Cold,
+    Cosine,
+    Inference,
+    LangevinSettings,
+    SGDSettings,
+    SGHMCSettings,
+    Warm,
+)
 from rebapl.sampling.sghmc import SGHMC
 from rebapl.sampling.sgld import SGLD
 
 
+class CenteredAdamW(torch.optim.AdamW):
+    """AdamW whose weight decay pulls to where the parameters were when it was built: θ ← θ − lr·wd·(θ − θ₀) − …"""
+
+    def __init__(self, params: Sequence[Tensor], lr: float, weight_decay: float) -> None:
+        super().__init__(params, lr=lr, weight_decay=weight_decay)
+        self._centers = [p.detach().clone() for p in params]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """AdamW's step, which decays towards zero, and the centre's share of the decay beside it."""
+        loss = super().step(closure)
+        group = self.param_groups[0]
+        for p, center in zip(group["params"], self._centers, strict=True):
+            if p.grad is not None:
+                p.add_(center, alpha=float(group["lr"]) * group["weight_decay"])
+        return loss
+
+
 def build_optimizer(
-    inference: Inference, parameters: list[Tensor], num_data: int, generator: torch.Generator
+    inference: Inference, parameters: list[Any], num_data: int, generator: torch.Generator
 ) -> torch.optim.Optimizer:
-    """The step rule that `inference.sampler` names."""
-    if inference.sampler == "adamw":
-        return torch.optim.AdamW(parameters, lr=inference.lr, weight_decay=inference.weight_decay)
+    """The step rule that `inference.sampler` names. SGD is SGHMC at temperature 0, which is the same step."""
+    sampler = inference.sampler
+    if isinstance(sampler, AdamWSettings):
+        return torch.optim.AdamW(parameters, lr=sampler.lr, weight_decay=sampler.weight_decay)
+    if isinstance(sampler, SGDSettings):
+        return SGHMC(
+            parameters,
+            lr=sampler.lr,
+            momentum=sampler.momentum,
+            weight_decay=sampler.weight_decay,
+            num_data=num_data,
+            temperature=0.0,
+        )
+    assert isinstance(sampler, LangevinSettings)
     shared: dict[str, Any] = {
-        "lr": inference.lr,
+        "lr": sampler.lr,
         "num_data": num_data,
-        "temperature": inference.temperature,
-        "weight_decay": inference.weight_decay,
-        "prior_std": inference.prior_std,
-        "center": inference.center,
-        "gradient_noise": inference.gradient_noise,
+        "temperature": sampler.temperature,
+        "weight_decay": sampler.weight_decay,
+        "prior_std": sampler.prior_std,
+        "center": sampler.center,
+        "gradient_noise": sampler.gradient_noise,
         "generator": generator,
     }
-    if inference.sampler == "sgld":
-        return SGLD(parameters, **shared)
-    return SGHMC(parameters, momentum=inference.momentum, integrator=inference.integrator, **shared)
+    if isinstance(sampler, SGHMCSettings):
+        return SGHMC(parameters, momentum=sampler.momentum, integrator=sampler.integrator, **shared)
+    return SGLD(parameters, **shared)
+
+
+def build_burn_in(
+    sampler: LangevinSettings, burn_in: BurnIn, parameters: list[Any], num_data: int
+) -> torch.optim.Optimizer:
+    """The AdamW of the first part of each cycle, with the sampler's prior as its decoupled weight decay."""
+    lr = sampler.lr if burn_in.lr is None else burn_in.lr
+    decay = prior_decay(sampler.weight_decay, sampler.prior_std, num_data)
+    if sampler.center == "init":
+        return CenteredAdamW(parameters, lr, decay)
+    return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
 
 
 def build_schedule(
     inference: Inference,
-    parameters: list[Tensor],
+    parameters: list[Any],
     num_data: int,
     steps_per_epoch: int,
     generator: torch.Generator,
+    optimizer: torch.optim.Optimizer | None = None,
 ) -> CyclicalSchedule:
     """The schedule of a whole run: chains side by side are cycles of their own, one after the other."""
-    burner = None
-    if inference.burn_in > 0:
-        lr = inference.lr if inference.burn_in_lr is None else inference.burn_in_lr
-        burner = torch.optim.AdamW(parameters, lr=lr, weight_decay=inference.weight_decay)
+    sampler, curve, warmup, restart = inference.sampler, inference.curve, inference.warmup, inference.restart
+    langevin = sampler if isinstance(sampler, LangevinSettings) else None
+    burn_in = None if langevin is None else langevin.burn_in
     rounds = inference.cycles * inference.chains
     return CyclicalSchedule(
-        build_optimizer(inference, parameters, num_data, generator),
+        optimizer or build_optimizer(inference, parameters, num_data, generator),
         inference.epochs * steps_per_epoch,
         cycles=rounds,
-        exploration=inference.exploration,
+        exploration=1.0 if langevin is None else langevin.exploration,
         samples_per_cycle=inference.samples_per_cycle,
-        floor=inference.floor,
-        granularity=inference.granularity,
+        floor=curve.floor if isinstance(curve, Cosine) else 1.0,
+        granularity=curve.every if isinstance(curve, Cosine) else "step",
         steps_per_epoch=steps_per_epoch,
-        warmup_steps=inference.warmup_epochs * steps_per_epoch,
-        warmup_lr=inference.warmup_lr,
-        warmup_cycles=rounds if inference.restart == "cold" else inference.chains,
-        keep_momentum=inference.keep_momentum,
-        burn_in=inference.burn_in,
-        burn_in_optimizer=burner,
+        warmup_steps=0 if warmup is None else warmup.epochs * steps_per_epoch,
+        warmup_lr=0.0 if warmup is None else warmup.lr,
+        warmup_cycles=rounds if isinstance(restart, Cold) else inference.chains,
+        keep_momentum=isinstance(restart, Warm) and restart.keep_momentum,
+        burn_in=0.0 if burn_in is None else burn_in.share,
+        burn_in_optimizer=(
+            None if langevin is None or burn_in is None else build_burn_in(langevin, burn_in, parameters, num_data)
+        ),
     )

@@ -35,8 +35,8 @@ class Capturing:
         self._captured: dict[str, tuple[int, _Captured]] = {}
         self._pool: Any = None
 
-    def __call__(self, kind: str, function: Callable[..., Any], *given: Tensor, memory: int = -1) -> Any:
-        """function(*given), as usual or replayed."""
+    def __call__(self, kind: str, function: Callable[..., Any], *given: Any, memory: int = -1) -> Any:
+        """function(*given), as usual or replayed; `given` are tensors and (named) tuples of tensors."""
         self._runs[kind] += 1
         if self._runs[kind] <= EAGER:
             return function(*given)
@@ -53,20 +53,34 @@ class _Captured:
     """One recording, with its own copies of the inputs."""
 
     def __init__(
-        self, function: Callable[..., Any], given: tuple[Tensor, ...], generators: list[torch.Generator], pool: Any
+        self, function: Callable[..., Any], given: tuple[Any, ...], generators: list[torch.Generator], pool: Any
     ) -> None:
-        self.inputs = [x.detach().clone() for x in given]
+        copies = _map(given, lambda x: x.detach().clone())
+        self.inputs = _tensors(copies)
         self.graph = torch.cuda.CUDAGraph()
         for generator in generators:
             self.graph.register_generator_state(generator)
         with _recording, torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
-            self.outputs = function(*self.inputs)
+            self.outputs = function(*copies)
 
-    def fits(self, given: tuple[Tensor, ...]) -> bool:
-        return [x.shape for x in given] == [x.shape for x in self.inputs]
+    def fits(self, given: tuple[Any, ...]) -> bool:
+        return [x.shape for x in _tensors(given)] == [x.shape for x in self.inputs]
 
-    def __call__(self, *given: Tensor) -> Any:
-        for place, x in zip(self.inputs, given, strict=True):
-            place.copy_(x, non_blocking=True)
+    def __call__(self, *given: Any) -> Any:
+        for own, x in zip(self.inputs, _tensors(given), strict=True):
+            own.copy_(x, non_blocking=True)
         self.graph.replay()
         return self.outputs
+
+
+def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same tensor or nested (named) tuple of tensors, each changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    parts = [_map(part, change) for part in value]
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors of a nested tuple, in order."""
+    return [value] if isinstance(value, Tensor) else [tensor for part in value for tensor in _tensors(part)]

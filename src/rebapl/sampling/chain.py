@@ -4,7 +4,7 @@
         restart: warm from the chain's last θ (with a kick off the saddle), or cold from a fresh start
         for iteration t = 1..T_c:
             set lr (cosine) and temperature (0 while exploring)
-            L = mean loss of the batch + strength·Σ V(θ, earlier samples)
+            L = mean loss of the batch + Σ_s c_s·V(θ, earlier sample s)
             one step of the sampler on exp(−N·L/T)
             keep θ where the schedule marks a sample, and its features on the reference pool
 
@@ -15,41 +15,34 @@ the same as running them at once, and needs the memory of one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.randomness import generator
 from rebapl.repulsion import Repulsion, kick
 from rebapl.sampling.adaptive import worth_another_cycle
-from rebapl.sampling.averaging import EpochAverage
 from rebapl.sampling.building import build_schedule
 from rebapl.sampling.captured import Capturing
 from rebapl.sampling.diagnostics import Diagnostics
-from rebapl.sampling.guard import Guard, NonFiniteError, total_norm
-from rebapl.sampling.passes import Gradients, Passes
+from rebapl.sampling.gradients import Gradient, Gradients, Passes
+from rebapl.sampling.guard import total_norm
+from rebapl.sampling.loop import Batches, Loop, Sample, copied, kept
 from rebapl.sampling.reference import Learnable, Reference, evaluating
-from rebapl.sampling.sample import Batches, Sample, copied
-from rebapl.sampling.settings import Inference
+from rebapl.sampling.settings import Cold, Inference, Repelling, Warm, pool_size
 
 
-class Chain:
-    """Runs `learner` as `inference` says. `run()` yields samples; `step()` is one iteration.
+class Chain(Loop):
+    """Runs `learner` as `inference` says. `run()` yields samples; `step()` is one iteration. Arguments of `Loop`, and
 
-    * `batches(step)` gives the mini-batch of a step; `steps_per_epoch` of them are an epoch.
-    * `num_data`: number of training examples, N.
     * `reference`: pool of un-augmented training images for the repulsion (its first `pool` are used).
+    * `anchor`: the features on that pool of the model before anything is learned, which give the repulsion's ε its
+      scale; None: those of the parameters as they are now.
     * `held_out`: images and labels (or None) for adaptive cycles.
-    * `record_every`: every how many steps `diagnostics` gets a record; 0 is never.
-    * `check_every`: every how many steps the numbers are checked for being finite, which waits for the device.
     * `capture`: replay forward and backward passes as CUDA graphs, which is several times faster for small
       batches; None: on a GPU. Batches must then have one shape.
-
-    All randomness comes from `seed`. `state_dict()` between two steps holds everything: a run restored from it
-    equals an uninterrupted one bit for bit.
     """
 
     def __init__(
@@ -62,61 +55,77 @@ class Chain:
         steps_per_epoch: int,
         seed: int = 0,
         reference: Tensor | None = None,
+        anchor: Tensor | None = None,
         held_out: tuple[Tensor, Tensor | None] | None = None,
         record_every: int = 0,
         check_every: int = 25,
         capture: bool | None = None,
     ) -> None:
-        if inference.sampler == "svgd":
-            raise UserError("sampler 'svgd' moves particles together: run it with SVGD, not with Chain")
+        if inference.sampler.kind == "svgd":
+            raise UserError("the sampler 'svgd' moves particles together: run it with SVGD, not with Chain")
         if inference.adaptive is not None and held_out is None:
             raise UserError("adaptive cycles need held-out images: give held_out=(images, labels or None)")
         if held_out is not None and len(held_out[0]) == 0:
             raise UserError("held_out has no images: without any, leave `adaptive` and `held_out` out")
-        self.learner, self.inference, self.batches = learner, inference, batches
-        self.parameters = {name: p for name, p in learner.named_parameters() if p.requires_grad}
-        if not self.parameters:
-            raise UserError("this learner has no parameters to learn")
-        self.device = next(iter(self.parameters.values())).device
-        self.steps_per_epoch = steps_per_epoch
-        self.held_out = held_out
-        self.record_every, self.check_every = record_every, check_every
-        names = ("sampler", "restart", "repulsion", "learner")
-        self.generators = {name: generator(seed, "chain", name, device=self.device) for name in names}
-        if hasattr(learner, "noise"):
-            learner.noise = self.generators["learner"]
-        self.schedule = build_schedule(
-            inference, list(self.parameters.values()), num_data, steps_per_epoch, self.generators["sampler"]
+        super().__init__(
+            learner,
+            inference,
+            batches,
+            num_data=num_data,
+            steps_per_epoch=steps_per_epoch,
+            seed=seed,
+            streams=("chain/sampler", "chain/restart", "chain/repulsion", "chain/learner"),
+            record_every=record_every,
+            check_every=check_every,
         )
+        learner.use_noise(self.generators["chain/learner"])
+        self.held_out = held_out
+        tensors = list(self.parameters.values())
+        self.schedule = build_schedule(inference, tensors, num_data, steps_per_epoch, self.generators["chain/sampler"])
         self.repulsion: Repulsion | None = None
         if inference.repulsion is not None:
-            self.repulsion = inference.repulsion.build(self.generators["repulsion"])
-            self.reference = self._reference(reference)
-        self.average = EpochAverage(inference.epochs, *inference.averaging) if inference.averaging else None
+            self.reference = self._reference(inference.repulsion, reference)
+            self.repulsion = self._repulsion(inference.repulsion, anchor)
+        average = inference.averaging
+        self.average = None if average is None else EpochAverage(inference.epochs, average.mean, average.std)
         self.diagnostics = Diagnostics()
-        self.guard = Guard(self.device)
         wanted = self.device.type == "cuda" if capture is None else capture
-        capturing = Capturing([self.generators["learner"]]) if wanted else None
-        self.passes = Passes(learner, list(self.parameters.values()), capturing)
-        self.samples: list[Sample] = []
+        capturing = Capturing([self.generators["chain/learner"]]) if wanted else None
+        self.passes = Passes(learner, list(tensors), capturing)
         self.stopped = False
-        self.last_loss = math.nan  # as of the last check, so that looking at it never waits
         self._ends: dict[int, dict[str, Tensor]] = {}
         self._predictions: list[Tensor] = []
-        self._good: dict[str, Any] | None = None
 
-    def _reference(self, pool: Tensor | None) -> Reference:
-        settings = self.inference.repulsion
-        assert settings is not None
-        space = settings.space or getattr(self.learner, "repels_in", None)
+    def _reference(self, settings: Repelling, pool: Tensor | None) -> Reference:
+        space = settings.space or self.learner.repels_in
         if space is None:
             raise UserError("this learner names no feature space to repel in: set the repulsion's `space`")
-        pool = pool if pool is None else pool[: settings.pool_size].to(self.device)
-        reference = Reference(self.learner, space, pool, settings.reference, self.batches(0)[0][:1], settings.rows)
-        # a metric that cannot work on such clouds says so now, not when the first cycle is over
+        if pool is not None:
+            pool = pool[: pool_size(settings.images, settings.pool)].to(self.device)
+        return Reference(self.learner, space, pool, settings.images, self.batches(0)[0][:1], settings.rows)
+
+    def _repulsion(self, settings: Repelling, anchor: Tensor | None) -> Repulsion:
+        def build(generator: torch.Generator, anchor: Tensor | None) -> Repulsion:
+            return Repulsion(
+                settings.distance,
+                potential=settings.potential,
+                force=settings.force,
+                memory=settings.memory,
+                stage=settings.stage,
+                anchor=anchor,
+                generator=generator,
+            )
+
+        # a distance that cannot work on such clouds says so now, not when the first cycle is over
         stream = torch.Generator().manual_seed(0)
-        settings.build(stream).remember(torch.randn(reference.shape, generator=stream))
-        return reference
+        first, second = (torch.randn(self.reference.shape, generator=stream) for _ in range(2))
+        build(stream, first).remember(second)
+        if anchor is None and settings.potential.scale is None:
+            with evaluating(self.learner):
+                anchor = self.reference.stored()
+        elif anchor is not None:
+            anchor = anchor[: self.reference.shape[0]]
+        return build(self.generators["chain/repulsion"], anchor)
 
     @property
     def cycle(self) -> int:
@@ -129,15 +138,6 @@ class Chain:
         return self.schedule.cycle % self.inference.chains
 
     @property
-    def steps_done(self) -> int:
-        return self.schedule.steps
-
-    @property
-    def steps_in_all(self) -> int:
-        """How many steps the whole run has; adaptive cycles may end it sooner."""
-        return self.schedule.steps_per_cycle * self.inference.cycles * self.inference.chains
-
-    @property
     def exploring(self) -> bool:
         return self.schedule.exploring
 
@@ -145,29 +145,19 @@ class Chain:
     def done(self) -> bool:
         return self.stopped or self.schedule.done
 
-    def run(self) -> Iterator[Sample]:
-        """All samples that are still to come, as they are taken."""
-        while not self.done:
-            sample = self.step()
-            if sample is not None:
-                yield sample
-
-    def step(self) -> Sample | None:
-        """One iteration of Algorithm 1; the sample, if one is taken after it."""
-        if self._good is None:
-            self._good = self.state_dict()
+    def _advance(self, now: int, images: Tensor, labels: Tensor) -> bool:
+        """One iteration of Algorithm 1."""
         if self.schedule.at_cycle_start:
             self._begin_cycle()
-        now, cycle, chain = self.schedule.steps, self.cycle, self.chain
-        optimizer = self.schedule.optimizer
-        loss, grads, force, _ = self._gradients(*self.batches(now))
-        for p, grad in zip(self.parameters.values(), grads, strict=True):
+        cycle, chain, optimizer = self.cycle, self.chain, self.schedule.current
+        found = self._gradients(images, labels)
+        for p, grad in zip(self.parameters.values(), found.grads, strict=True):
             p.grad = grad
-        self._note(now, loss, force)
+        self._note(now, found)
         recording = self.record_every > 0 and now % self.record_every == 0
         if recording:
-            self.diagnostics.before(now, optimizer, loss, None if force is None else self.repulsion)
-        optimizer.step()
+            self.diagnostics.before(now, optimizer, found.loss, None if found.term is None else self.repulsion)
+        self._move(optimizer, found.beside)
         if recording:
             self.diagnostics.after(optimizer)
         self.schedule.step()
@@ -176,52 +166,90 @@ class Chain:
             self.average.add(epoch, self.parameters)
         checking = self.schedule.at_sample or (now + 1) % self.check_every == 0
         if checking:
-            self._check(now)
-            self.last_loss = loss.item()
-        sample = self._keep(cycle, chain) if self.schedule.at_sample else None
+            self.guard.note(now, parameters=total_norm([p.detach() for p in self.parameters.values()]))
+            self._refuse_what_is_not_finite()
+            self.last_loss = found.loss.item()
+        if self.schedule.at_sample:
+            self._keep(cycle, chain)
         if self.schedule.at_cycle_end:
             self._end_cycle(cycle, chain)
-        if checking:
-            self._good = self.state_dict()
-        return sample
+        return checking
 
     def _begin_cycle(self) -> None:
         """The start θ of this cycle and chain: as given, the chain's last with a kick, or drawn anew."""
         first = self.cycle == 0 and self.chain == 0
-        if not first and (self.cycle == 0 or self.inference.restart == "cold"):
+        restart = self.inference.restart
+        if not first and (self.cycle == 0 or isinstance(restart, Cold)):
             with torch.no_grad():
-                self.learner.reset(self.generators["restart"])
+                self.learner.reset(self.generators["chain/restart"])
         elif self.cycle > 0:
+            assert isinstance(restart, Warm)
             self._set(self._ends[self.chain])
-            if self.repulsion is not None:
-                kick(self.parameters.values(), self.repulsion.kick, self.generators["restart"])
+            if restart.kick > 0:
+                kick(self.parameters.values(), restart.kick, self.generators["chain/restart"])
         if self.average is not None:
             self.average.restart()
+        if self.repulsion is not None and self.chain == 0:
+            self.repulsion.begin_cycle()
+
+    @property
+    def _decoupled(self) -> bool:
+        """Whether an adaptive optimiser moves θ, which would rescale a force that goes through it."""
+        return isinstance(self.schedule.current, torch.optim.AdamW)
 
     def _gradients(self, images: Tensor, labels: Tensor) -> Gradients:
         """One pass forward and backward, with the repulsion's term where it acts."""
-        if self.repulsion is None or not self.repulsion.active(self):
+        if self.repulsion is None or not self.repulsion.acts(self.exploring):
             return self.passes.plain(images, labels)
-        stream = self.generators["repulsion"]
-        return self.passes.repelled(images, labels, self.repulsion, self.reference, stream, memory=self.cycle)
+        return self.passes.repelled(
+            images,
+            labels,
+            self.repulsion,
+            self.reference,
+            self.generators["chain/repulsion"],
+            exploring=self.exploring,
+            decoupled=self._decoupled,
+            memory=self.cycle,
+        )
 
-    def _keep(self, cycle: int, chain: int) -> Sample:
+    @torch.no_grad()
+    def _move(self, optimizer: torch.optim.Optimizer, beside: Gradient) -> None:
+        """The optimizer's step, and beside it the force that does not go through it.
+
+        An adaptive optimiser rescales whatever gradient it is given. So, as AdamW does with weight decay, the force is
+        decoupled from it: θ ← θ − lr·∇term, the term sized so that ‖Δθ_force‖ = fraction·share·‖the optimiser's step‖.
+        """
+        watched = self._decoupled and self.repulsion is not None
+        before = [p.detach().clone() for p in self.parameters.values()] if watched else []
+        optimizer.step()
+        if watched and self.repulsion is not None:
+            moved = [p - old for p, old in zip(self.parameters.values(), before, strict=True)]
+            lr = optimizer.param_groups[0]["lr"]
+            self.repulsion.note_step(total_norm(moved) / lr if lr else torch.zeros((), device=self.device))
+        scale = optimizer.param_groups[0]["lr"] if self._decoupled and not self._printed else 1.0
+        for p, grad in zip(self.parameters.values(), beside, strict=False):
+            if grad is not None:
+                p.add_(grad, alpha=-float(scale))
+
+    @property
+    def _printed(self) -> bool:
+        return self.repulsion is not None and self.repulsion.force.outside
+
+    def _keep(self, cycle: int, chain: int) -> None:
         """Take the current θ (or the average over epochs) as a sample, and remember its features."""
         current = {name: p.detach().clone() for name, p in self.parameters.items()}
         if self.average is not None:
             self._set(self.average.sums)
-        kept = {name: p.detach().to("cpu", torch.float32, copy=True) for name, p in self.parameters.items()}
-        self.samples.append(Sample(kept, cycle, chain, self.schedule.steps))
+        self.samples.append(Sample(kept(self.parameters), cycle, chain, self.schedule.steps))
         with evaluating(self.learner):
             if self.repulsion is not None:
                 self.repulsion.remember(self.reference.stored())
             if self.held_out is not None and self.inference.adaptive is not None:
                 self._predictions.append(self._predict(self.held_out[0]))
         self._set(current)
-        return self.samples[-1]
 
     def _end_cycle(self, cycle: int, chain: int) -> None:
-        if self.inference.restart == "warm":
+        if isinstance(self.inference.restart, Warm):
             self._ends[chain] = {name: p.detach().clone() for name, p in self.parameters.items()}
         rule, per_cycle = self.inference.adaptive, self.inference.chains * self.inference.samples_per_cycle
         if rule is not None and self.held_out is not None and len(self._predictions) == per_cycle * (cycle + 1):
@@ -239,34 +267,29 @@ class Chain:
         for name, p in self.parameters.items():
             p.copy_(values[name])
 
-    def _note(self, step: int, loss: Tensor, force: Tensor | None) -> None:
+    def _note(self, step: int, found: Gradients) -> None:
         grads = [p.grad for p in self.parameters.values() if p.grad is not None]
-        terms = {"loss": loss, "gradient": total_norm(grads)}
-        if force is not None and self.repulsion is not None:
-            terms["repulsion"] = force
-            if self.repulsion.norms is not None:
-                terms["force"] = self.repulsion.norms[1]
+        terms = {"loss": found.loss, "gradient": total_norm(grads)}
+        if found.term is not None:
+            beside = [grad for grad in found.beside if grad is not None]
+            terms |= {"repulsion": found.term, "force": total_norm(beside).to(found.term.device)}
         self.guard.note(step, **terms)
 
-    def _check(self, step: int) -> None:
-        """If anything was not finite, go back to the last good state and stop."""
-        self.guard.note(step, parameters=total_norm([p.detach() for p in self.parameters.values()]))
-        found = self.guard.first()
-        if found is None:
-            return
-        assert self._good is not None
-        self.guard.clear()
-        self.load_state_dict(self._good)
-        raise NonFiniteError(*found, good_step=self.schedule.steps)
+    def rows(self) -> list[dict[str, float]]:
+        """The records since the last call, with the cycle and the chain of each."""
+        rows = []
+        for row in self.diagnostics.rows():
+            cycle, chain = divmod(int(row["step"]) // self.schedule.steps_per_cycle, self.inference.chains)
+            rows.append({**row, "cycle": cycle, "chain": chain})
+        self.diagnostics.clear()
+        return rows
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on: nested dicts and lists of tensors and plain values."""
-        schedule = self.schedule
         state: dict[str, Any] = {
+            **self._common_state(),
             "parameters": self.parameters,
-            "optimizers": [each.state_dict() for each in schedule.optimizers],
-            "schedule": schedule.state_dict(),
-            "generators": {name: each.get_state() for name, each in self.generators.items()},
+            "optimizers": [each.state_dict() for each in self.schedule.optimizers],
             "repulsion": None if self.repulsion is None else self.repulsion.state_dict(),
             "average": None if self.average is None else self.average.sums,
             "ends": {str(chain): end for chain, end in self._ends.items()},
@@ -283,15 +306,39 @@ class Chain:
         self._set(state["parameters"])
         for optimizer, saved in zip(self.schedule.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.schedule.load_state_dict(state["schedule"])
-        for name, stream in self.generators.items():
-            stream.set_state(state["generators"][name].cpu())
+        self._load_common_state(state)
         if self.repulsion is not None:
             self.repulsion.load_state_dict(state["repulsion"])
         if self.average is not None:
             self.average.sums = {name: total.to(self.device) for name, total in state["average"].items()}
         self._ends = {int(chain): end for chain, end in state["ends"].items()}
         self.stopped = state["stopped"]
-        self.samples = [Sample(**sample) for sample in state["samples"]]
         self._predictions = list(state["predictions"])
-        self._good = None
+
+
+def epoch_weights(epochs: int, mean: float, std: float) -> list[float]:
+    """w_e ∝ exp(−(e−mean)²/(2·std²)) for e = 1..epochs, summing to one.
+
+    >>> [round(w, 3) for w in epoch_weights(3, mean=2, std=1)]
+    [0.274, 0.452, 0.274]
+    """
+    raw = [math.exp(-((epoch - mean) ** 2) / (2 * std**2)) for epoch in range(1, epochs + 1)]
+    return [w / sum(raw) for w in raw]
+
+
+class EpochAverage:
+    """Σ_e w_e·θ_e over one cycle, θ_e the parameters at the end of epoch e (PromptSRC, Khattak et al. 2023)."""
+
+    def __init__(self, epochs: int, mean: float, std: float) -> None:
+        self.weights = epoch_weights(epochs, mean, std)
+        self.sums: dict[str, Tensor] = {}
+
+    def restart(self) -> None:
+        self.sums = {}
+
+    @torch.no_grad()
+    def add(self, epoch: int, parameters: Mapping[str, Tensor]) -> None:
+        """Count the parameters at the end of epoch `epoch`, from 0."""
+        for name, value in parameters.items():
+            term = value.detach().float() * self.weights[epoch]
+            self.sums[name] = self.sums[name] + term if name in self.sums else term

@@ -21,7 +21,7 @@ class Diagnostics:
     * `kinetic_temperature`: mean p², corrected for the integrator (SGHMC);
     * `configurational_temperature`: N·⟨θ−θ₀, ∇L⟩/d, the virial, which averages to T at equilibrium;
     * `acceptance`: share of coordinates where the estimated gradient noise left room for injected noise;
-    * `force_norm`, `distance`: of the repulsion as last measured, and d² to the nearest remembered sample;
+    * `distance`, `force_norm`: d² to the nearest remembered sample, and the norms of a relative force, added up;
     * `lr`, `temperature` of the step.
 
     Call `before` between backward() and the optimizer's step, `after` between that and the schedule's.
@@ -50,10 +50,10 @@ class Diagnostics:
         record["gradient_norm"] = total_norm(grads)
         if isinstance(optimizer, Rule):
             record["configurational_temperature"] = _virial(optimizer)
-        if repulsion is not None and repulsion.distance is not None:
-            record["distance"] = repulsion.distance.clone()
-            if repulsion.norms is not None:
-                record["force_norm"] = repulsion.norms[1].clone()
+        if repulsion is not None and repulsion.last is not None:
+            record["distance"] = repulsion.last.distance
+            if repulsion.force.relative:
+                record["force_norm"] = repulsion.last.norm
         self._records.append(record)
 
     @torch.no_grad()

@@ -11,9 +11,9 @@ from rebapl.errors import UserError
 
 ADVICE = {
     "loss": "lr is the likely cause: lower it, or lengthen the warm-up",
-    "repulsion": "the repulsion is the likely cause: lower `strength`, raise `epsilon`, or take size='fading'",
+    "repulsion": "the repulsion is the likely cause: raise the potential's `epsilon`, or take a fading force",
     "gradient": "lr (or the precision of the backbone) is the likely cause: lower lr, or compute in float32",
-    "force": "the repulsion is the likely cause: raise `epsilon`, lower `strength`, or take size='fading'",
+    "force": "the repulsion is the likely cause: raise the potential's `epsilon`, or take a fading force",
     "parameters": "lr or temperature is the likely cause: lower them",
 }
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rebapl.errors import UserError
 from rebapl.repulsion import Repulsion, requires_dependence, weights
@@ -20,19 +20,26 @@ class OutputLike(Protocol):
     def logits(self) -> Tensor: ...
     @property
     def per_class(self) -> Mapping[str, Tensor]: ...
-    def rows(self, rows: slice) -> Any: ...
+    def rows(self, rows: slice) -> OutputLike: ...
     def cloud(self, space: str) -> Tensor: ...
 
 
 class Learnable(Protocol):
-    """What the loop needs of a learner: any nn.Module of this shape."""
+    """What the loop needs of a learner: any nn.Module of this shape.
 
-    def __call__(self, images: Tensor) -> Any: ...
+    `loss` takes what the call gave. `repels_in` names the feature space in which its samples are kept apart by
+    default; None if it has none. `use_noise` hands it the stream that it draws from while training, if it draws.
+    """
+
+    @property
+    def repels_in(self) -> str | None: ...
+    def __call__(self, images: Tensor) -> OutputLike: ...
     def loss(self, output: Any, labels: Tensor) -> Tensor: ...
-    def named_parameters(self) -> Any: ...
-    def modules(self) -> Any: ...
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+    def modules(self) -> Iterator[nn.Module]: ...
     def eval(self) -> Any: ...
     def reset(self, generator: torch.Generator) -> None: ...
+    def use_noise(self, generator: torch.Generator) -> None: ...
 
 
 @contextmanager
@@ -61,7 +68,7 @@ class Reference:
         learner: Learnable,
         space: str,
         pool: Tensor | None,
-        n: int,
+        n: int | None,
         example: Tensor,
         keep: int | None = None,
         chunk: int = 64,
@@ -78,10 +85,14 @@ class Reference:
         cloud = output.cloud(space)
         requires_dependence(cloud, self.parameters)
         self.per_image = space not in output.per_class
-        if self.per_image and (pool is None or len(pool) == 0):
+        if self.per_image and (pool is None or len(pool) == 0 or n is None):
             raise UserError(
-                f"repulsion in the space '{space}' needs reference images: give un-augmented training images, or repel "
-                f"in the weights or one of: {', '.join(output.per_class) or '(no per-class space here)'}"
+                f"repulsion in the space '{space}' needs reference images: give un-augmented training images and set "
+                f"`images`, or repel in the weights or one of: {', '.join(output.per_class) or '(none per class here)'}"
+            )
+        if not self.per_image and n is not None:
+            raise UserError(
+                f"repulsion in the space '{space}' has a point per class and compares no images: set `images` to null"
             )
         others = 0 if not self.per_image or pool is None else len(pool) - len(example)
         self.shape = torch.Size([len(cloud) + others, *cloud.shape[1:]])
@@ -91,6 +102,7 @@ class Reference:
         chosen = []
         if self.per_image:
             assert self.pool is not None
+            assert self.n is not None
             chosen.append(Repulsion.choose(len(self.pool), self.n, generator).to(self.pool.device))
         if self.keep is not None:
             images = len(chosen[0]) if chosen else 0

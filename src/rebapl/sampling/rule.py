@@ -85,13 +85,19 @@ class Rule(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         self._check(group)
-        self._place_center(group)
+        self._set_center(group)
 
     def _check(self, group: dict[str, Any]) -> None:
         for name in ("lr", "temperature", "weight_decay"):
             value = group[name]
             if not isinstance(value, Tensor) and not 0 <= value < math.inf:
                 raise UserError(f"{name} is {value}; it must be a finite number that is not negative")
+        for p in group["params"]:
+            if p.dtype in (torch.float16, torch.bfloat16):
+                raise UserError(
+                    f"a parameter of shape {tuple(p.shape)} is {p.dtype}, too coarse to take small steps in: keep the "
+                    "learned parameters in float32 (the frozen model may stay as it is)"
+                )
         if not group["num_data"] >= 1:
             raise UserError(f"num_data is {group['num_data']}; it is the number of training examples, at least 1")
         if group["prior_std"] is not None:
@@ -105,21 +111,21 @@ class Rule(torch.optim.Optimizer):
         if isinstance(noise, (int, float)) and noise < 0:
             raise UserError(f"gradient_noise is {noise}; a constant γ̂ must not be negative")
 
-    def _place_center(self, group: dict[str, Any]) -> None:
+    def _set_center(self, group: dict[str, Any]) -> None:
         center = group["center"]
         if center is None:
             return
         if isinstance(center, str):
             if center != "init":
                 raise UserError(f"center is '{center}'; accepted: None (zero), 'init', or one tensor per parameter")
-            places = [p.detach().clone() for p in group["params"]]
+            centers = [p.detach().clone() for p in group["params"]]
         else:
-            places = [x.detach().clone() for x in center]
-            if [x.shape for x in places] != [p.shape for p in group["params"]]:
+            centers = [x.detach().clone() for x in center]
+            if [x.shape for x in centers] != [p.shape for p in group["params"]]:
                 raise UserError("center must have one tensor per parameter, of the parameter's shape")
             group["center"] = "given"
-        for p, place in zip(group["params"], places, strict=True):
-            self.state[p]["center"] = place.to(p)
+        for p, each in zip(group["params"], centers, strict=True):
+            self.state[p]["center"] = each.to(p)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -242,7 +248,7 @@ class Rule(torch.optim.Optimizer):
         return 1 - counts[0] / counts[1].clamp_min(1)
 
     def warn_if_clamped(self, wait: bool = True) -> None:
-        """Warn, once, if the injected noise was cut at zero in many places. Waits for a GPU only if `wait`."""
+        """Warn, once, if the injected noise was cut at zero for many coordinates. Waits for a GPU only if `wait`."""
         if self._warned or self._clamped is None or (self._clamped.is_cuda and not wait):
             return
         if float(self._clamped[0]) > CUT_SHARE * float(self._clamped[1]):

@@ -6,12 +6,13 @@ import math
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from rebapl.errors import UserError
 from rebapl.sampling.rule import Rule
 
 
-class CyclicalSchedule:
+class CyclicalSchedule(LRScheduler):
     """lr_t = lr·max(floor, ½(1 + cos πρ)),  ρ = (t−1)/T_c,  t = 1..T_c in each cycle
 
     Zhang et al., "Cyclical Stochastic Gradient MCMC", 2020. While ρ < `exploration` the temperature is 0 (no
@@ -27,17 +28,18 @@ class CyclicalSchedule:
     * `warmup_steps`: so many first iterations run at `warmup_lr`, in the first `warmup_cycles` cycles. Meanwhile
       the cosine's clock runs ("step"), or stands still and does not come to its end ("epoch", as published).
     * `burn_in`, `burn_in_optimizer`: this share at the start of each cycle belongs to another optimiser (of
-      the same parameters), started afresh; `schedule.optimizer` is the one to step. Its lr follows the curve.
+      the same parameters), started afresh; `schedule.current` is the one to step. Its lr follows the curve.
       No longer than the exploration: afterwards the sampler has to move.
 
-    Works on any torch optimizer; those without a temperature only get the learning rate.
+    It is a scheduler of torch like any other (`get_last_lr`, `last_epoch`, which counts steps) and works on any torch
+    optimizer; those without a temperature only get the learning rate.
 
     >>> weight = torch.nn.Parameter(torch.zeros(1))
     >>> sgd = torch.optim.SGD([weight], lr=1.0)
     >>> schedule = CyclicalSchedule(sgd, steps_per_cycle=4, exploration=0.5, floor=0.1)
     >>> for _ in range(4):
     ...     print(round(schedule.lr, 3), schedule.exploring)
-    ...     schedule.optimizer.step()
+    ...     schedule.current.step()
     ...     schedule.step()
     1.0 True
     0.854 True
@@ -99,17 +101,23 @@ class CyclicalSchedule:
         self._explore = _steps(exploration, steps_per_cycle)
         self._burn = _steps(burn_in, steps_per_cycle)
         self._marks = _sample_marks(self._explore, steps_per_cycle, samples_per_cycle)
-        self._main, self._burner = optimizer, burn_in_optimizer
+        self._burner = burn_in_optimizer
+        self.optimizer = optimizer
         groups = [group for each in self.optimizers for group in each.param_groups]
         self._base = [float(group["lr"]) for group in groups]
         self._temperatures = [group.get("temperature") for group in groups]
-        self.steps = 0
-        self._apply()
+        self.last_epoch = -1
+        super().__init__(optimizer)  # it calls step() once, which sets the first learning rate
+
+    @property
+    def steps(self) -> int:
+        """How many iterations are done."""
+        return self.last_epoch
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The main optimizer, and that of the burn-in if there is one."""
-        return [self._main] if self._burner is None else [self._main, self._burner]
+        return [self.optimizer] if self._burner is None else [self.optimizer, self._burner]
 
     @property
     def cycle(self) -> int:
@@ -146,33 +154,37 @@ class CyclicalSchedule:
         return self.steps > 0 and (self.within or self.steps_per_cycle) in self._marks
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer:
+    def current(self) -> torch.optim.Optimizer:
         """The optimizer whose turn it is."""
-        return self._burner if self._burner is not None and self.burning_in else self._main
+        return self._burner if self._burner is not None and self.burning_in else self.optimizer
 
     @property
     def lr(self) -> float:
         """The learning rate of the first group of the optimizer whose turn it is."""
-        return float(self.optimizer.param_groups[0]["lr"])
+        return float(self.current.param_groups[0]["lr"])
 
-    def step(self) -> None:
+    def step(self, epoch: int | None = None) -> None:  # noqa: ARG002 (torch's own schedulers have it)
         """On to the next iteration."""
-        if self.done:
+        if self.last_epoch >= 0 and self.done:
             raise UserError(f"the schedule's {self.cycles} cycles are over; ask for more with `cycles`")
-        self.steps += 1
-        if self.at_cycle_start:
+        self.last_epoch += 1
+        if self.last_epoch > 0 and self.at_cycle_start:
             self._restart()
         self._apply()
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        """The learning rates of the next iteration, one per group of the optimizer."""
+        return [self._lr(base) for base in self._base[: len(self.optimizer.param_groups)]]
 
     def _restart(self) -> None:
         if self._burner is not None:
             self._burner.state.clear()
         if self._keep_momentum:
             return
-        if isinstance(self._main, Rule):
-            self._main.restart()
+        if isinstance(self.optimizer, Rule):
+            self.optimizer.restart()
         else:
-            self._main.state.clear()
+            self.optimizer.state.clear()
 
     def factor(self) -> float:
         """max(floor, ½(1 + cos πρ)) for the next iteration."""
@@ -181,25 +193,28 @@ class CyclicalSchedule:
         epochs = max(self.within - waited, 0) // self._epoch
         return max(self.floor, 0.5 * (1 + math.cos(math.pi * epochs * self._epoch / self.steps_per_cycle)))
 
-    def _apply(self) -> None:
+    def _lr(self, base: float) -> float:
         warmup_steps, warmup_lr, warmup_cycles = self._warmup
         warming = self.within < warmup_steps and self.cycle < warmup_cycles
+        return warmup_lr if warming else base * self.factor()
+
+    def _apply(self) -> None:
         groups = [group for each in self.optimizers for group in each.param_groups]
         for group, base, temperature in zip(groups, self._base, self._temperatures, strict=True):
-            lr = warmup_lr if warming else base * self.factor()
             if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(lr)
+                group["lr"].fill_(self._lr(base))
             else:
-                group["lr"] = lr
+                group["lr"] = self._lr(base)
             if temperature is not None:
                 group["temperature"] = 0.0 if self.exploring else temperature
+        self._last_lr = [float(group["lr"]) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps, "lrs": list(self._base), "temperatures": list(self._temperatures)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken. Load the optimizers' states as well."""
-        self.steps = state["steps"]
+        self.last_epoch = state["steps"]
         self._base, self._temperatures = list(state["lrs"]), list(state["temperatures"])
         self._apply()
 

@@ -1,180 +1,332 @@
-"""The settings of a run of the chain, as plain frozen data. `presets` makes them; anybody may."""
+"""How a posterior is sampled, as settings: one class per algorithm, with that algorithm's settings only.
+
+`presets` fills them in from a method's recipe; anybody may build them. Lengths are in epochs. docs/sampling.md has the
+table of names beside the paper's letters.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from numbers import Integral, Real
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-import torch
+from pydantic import Field, model_validator
 
-from rebapl.errors import UserError, unknown
-from rebapl.repulsion import Repulsion
-
-SAMPLERS = ("sghmc", "sgld", "adamw", "svgd")
-
-KINDS: dict[str, tuple[type, str]] = {
-    "int": (Integral, "a whole number"),
-    "float": (Real, "a number"),
-    "str": (str, "a name"),
-    "bool": (bool, "true or false"),
-    "None": (type(None), "null"),
-}
+from rebapl.repulsion import DISTANCE, FORCE, MMD, POTENTIAL, Distance, Fading, Force, Inverse, Potential
+from rebapl.settings import OneOf, SettingError, Settings
 
 
-def check_kinds(settings: Any) -> None:
-    """Refuses a value of another kind than its field's, such as text for a number from a command line."""
-    for each in fields(settings):
-        value, words = getattr(settings, each.name), str(each.type).split(" | ")
-        if not all(word in KINDS for word in words):
-            continue
-        known = isinstance(value, tuple(KINDS[word][0] for word in words))
-        if not known or (isinstance(value, bool) and "bool" not in words):  # Python counts True as a number
-            accepted = " or ".join(KINDS[word][1] for word in words)
-            raise UserError(f"{each.name} is {value!r}; it must be {accepted}")
+class SGDSettings(Settings):
+    """Optimisation by stochastic gradient descent with momentum, as most methods were published."""
+
+    kind: ClassVar[str] = "sgd"
+    lr: float = Field(ge=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
 
 
-@dataclass(frozen=True)
-class Repelling:
-    """The repulsion in the loop: in which feature space, on how many reference images, and `Repulsion`'s own.
+class AdamWSettings(Settings):
+    """Optimisation by AdamW."""
 
-    `space` None is the learner's default; "weights" compares parameters. Each step takes `reference` random
-    images of a pool of `pool` (None: four times as many); both shrink to what there is. Of the points they give,
-    `rows` random ones are compared (None: all). `augmented`: the pool is one fixed augmented view of each image.
+    kind: ClassVar[str] = "adamw"
+    lr: float = Field(ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+
+
+class BurnIn(Settings):
+    """AdamW in the place of the sampler for the first `share` of each cycle, at `lr` (None: the sampler's)."""
+
+    share: float = Field(gt=0, le=1)
+    lr: float | None = Field(default=None, ge=0)
+
+
+class Prior(Settings):
+    """The prior N(θ₀, std²): given by `weight_decay` (std = 1/sqrt(N·wd)) or by `prior_std`, around `center`.
+
+    `center` None is zero, "init" where the run began.
     """
 
-    space: str | None = None
-    reference: int = 32
-    pool: int | None = None
-    rows: int | None = None
-    augmented: bool = False
-    metric: str = "mmd"
-    potential: str = "inverse"
-    size: str = "fading"
-    fraction: float = 1.0
-    strength: float = 1.0
-    cap: float = 1.0
-    epsilon: float = 0.3
-    scale: float | None = None
-    memory: str = "all"
-    stage: str = "exploration"
-    measure_every: int = 10
-    kick: float = 0.01
-    options: Mapping[str, Any] = field(default_factory=dict)
+    weight_decay: float = Field(default=0.0, ge=0)
+    prior_std: float | None = Field(default=None, gt=0)
+    center: Literal["init"] | None = None
 
-    def __post_init__(self) -> None:
-        check_kinds(self)
-        for name, value in (("reference", self.reference), ("pool", self.pool_size), ("rows", self.rows)):
-            if value is not None and value < 1:
-                raise UserError(f"repulsion: {name} is {value}; it is a number of images or points, at least 1")
+    @model_validator(mode="after")
+    def _one_prior(self) -> Prior:
+        if self.prior_std is not None and self.weight_decay > 0:
+            raise SettingError(
+                (), "weight_decay and prior_std both state the prior: give one of them, and the other 0 or null"
+            )
+        if self.center is not None and self.prior_std is None and self.weight_decay == 0:
+            raise SettingError(("center",), "does nothing without a prior: give prior_std or weight_decay as well")
+        return self
+
+
+class LangevinSettings(Prior):
+    """What SGLD and SGHMC share. T = `temperature` scales variances: 1 is Bayes.
+
+    `exploration` is the share of each cycle without injected noise. After it, `samples_per_cycle` samples are kept,
+    evenly spaced, the last at the cycle's end. `gradient_noise` is γ̂: None, a constant, or "estimate".
+    """
+
+    lr: float = Field(ge=0)
+    temperature: float = Field(default=1.0, gt=0)
+    gradient_noise: Literal["estimate"] | Annotated[float, Field(gt=0)] | None = None
+    exploration: float = Field(default=0.4, ge=0, lt=1)
+    samples_per_cycle: int = Field(default=1, ge=1)
+    burn_in: BurnIn | None = None
+
+    @model_validator(mode="after")
+    def _burn_in_explores(self) -> LangevinSettings:
+        if self.burn_in is not None and self.burn_in.share > self.exploration:
+            raise SettingError(
+                ("burn_in", "share"),
+                f"is {self.burn_in.share}: it is part of the exploration, which is {self.exploration}: at most that",
+            )
+        return self
+
+
+class SGLDSettings(LangevinSettings):
+    """Stochastic gradient Langevin dynamics."""
+
+    kind: ClassVar[str] = "sgld"
+
+
+class SGHMCSettings(LangevinSettings):
+    """Stochastic gradient Hamiltonian Monte Carlo; `integrator` as `SGHMC` has them."""
+
+    kind: ClassVar[str] = "sghmc"
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    integrator: Literal["kdod", "symplectic", "printed", "authors"] = "kdod"
+
+    @model_validator(mode="after")
+    def _authors_have_no_estimate(self) -> SGHMCSettings:
+        if self.integrator == "authors" and self.gradient_noise is not None:
+            raise SettingError(
+                ("gradient_noise",), "does not go with the integrator 'authors', which knows none: set it to null"
+            )
+        return self
+
+
+class SVGDSettings(Settings):
+    """Stein variational gradient descent: `particles` side by side, each of which ends as a sample.
+
+    The kernel compares weights, or the features of a named `space` on `images` random images of a pool of `pool`
+    (None: four times as many). All particles but the first start with a `kick`, relative to θ.
+    """
+
+    kind: ClassVar[str] = "svgd"
+    lr: float = Field(ge=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    prior_std: float | None = Field(default=None, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
+    particles: int = Field(default=3, ge=1)
+    kick: float = Field(default=0.1, ge=0)
+    space: str = "weights"
+    images: int | None = Field(default=None, ge=1)
+    pool: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SVGDSettings:
+        if self.prior_std is not None and self.weight_decay > 0:
+            raise SettingError(
+                (), "weight_decay and prior_std both state the prior: give one of them, and the other 0 or null"
+            )
+        _check_images(self.space, self.images, self.pool)
+        return self
+
+
+SamplerSettings = SGDSettings | AdamWSettings | SGLDSettings | SGHMCSettings | SVGDSettings
+SAMPLERS: dict[str, type[Settings]] = {
+    each.kind: each for each in (SGHMCSettings, SGLDSettings, SGDSettings, AdamWSettings, SVGDSettings)
+}
+SAMPLER = OneOf("sampler", SAMPLERS)
+
+
+class Cosine(Settings):
+    """lr·max(floor, ½(1 + cos πρ)), where ρ goes from 0 to 1 in each cycle and moves at every step or every epoch."""
+
+    kind: ClassVar[str] = "cosine"
+    floor: float = Field(default=0.05, ge=0, lt=1)
+    every: Literal["step", "epoch"] = "step"
+
+
+class Constant(Settings):
+    """The learning rate stays as it is."""
+
+    kind: ClassVar[str] = "constant"
+
+
+CURVES: dict[str, type[Settings]] = {each.kind: each for each in (Cosine, Constant)}
+
+
+class Warmup(Settings):
+    """The first `epochs` of a fresh start run at the constant `lr`."""
+
+    epochs: int = Field(ge=1)
+    lr: float = Field(default=1e-5, ge=0)
+
+
+class Warm(Settings):
+    """A cycle goes on from the last θ, moved by a random `kick` relative to θ; momentum starts at zero unless kept."""
+
+    kind: ClassVar[str] = "warm"
+    kick: float = Field(default=0.0, ge=0)
+    keep_momentum: bool = False
+
+
+class Cold(Settings):
+    """A cycle starts from a fresh initialisation."""
+
+    kind: ClassVar[str] = "cold"
+
+
+RESTARTS: dict[str, type[Settings]] = {each.kind: each for each in (Warm, Cold)}
+
+
+class Averaging(Settings):
+    """The cycle's sample is the average of the parameters at the ends of its epochs, with Gaussian weights (epochs)."""
+
+    mean: float
+    std: float = Field(gt=0)
+
+
+class Repelling(Settings):
+    """The repulsion in the loop: which distance, potential and force; in which feature space, on which images.
+
+    `space` None is the learner's default; "weights" compares parameters. Each step takes `images` random images of a
+    pool of `pool` (None: four times as many); both shrink to what there is, and are null in a space with a point per
+    class, which needs none. Of the points, `rows` random ones are compared (None: all). `memory` and `stage` as in
+    `Repulsion`.
+    """
+
+    distance: Annotated[Distance, DISTANCE] = MMD()
+    potential: Annotated[Potential, POTENTIAL] = Inverse()
+    force: Annotated[Force, FORCE] = Fading()
+    space: str | None = None
+    images: int | None = Field(default=32, ge=1)
+    pool: int | None = Field(default=None, ge=1)
+    rows: int | None = Field(default=None, ge=1)
+    memory: Literal["all", "previous"] = "all"
+    stage: Literal["exploration", "both"] = "exploration"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Repelling:
+        if self.space is not None:
+            _check_images(self.space, self.images, self.pool)
+        elif self.images is None and self.pool is not None:
+            raise SettingError(("pool",), "does nothing without `images`: set it to null")
+        if self.space == "weights" and self.rows is not None:
+            raise SettingError(("rows",), "does nothing in the space 'weights', which is one point: set it to null")
+        return self
+
+
+class Adaptive(Settings):
+    """When to stop adding cycles; see `adaptive.worth_another_cycle`. Gains are in nats per held-out example."""
+
+    min_likelihood_gain: float = Field(default=1e-3, ge=0)
+    min_diversity_gain: float = Field(default=1e-3, ge=0)
+    patience: int = Field(default=1, ge=1)
+
+
+class Inference(Settings):
+    """How a posterior is sampled from batches of `batch` images: `cycles` of `epochs` each, in `chains` side by side.
+
+    `restart` says how each cycle after the first begins. `averaging` is for optimisers. `pool_view`: whether the
+    repulsion compares features on the training images as they are, or on one fixed augmented view of each. `average`
+    is what a prediction averages over samples unless it is told otherwise.
+    """
+
+    sampler: Annotated[SamplerSettings, SAMPLER]
+    epochs: int = Field(ge=1)
+    batch: int = Field(ge=1)
+    cycles: int = Field(default=1, ge=1)
+    chains: int = Field(default=1, ge=1)
+    restart: Annotated[Warm | Cold | None, OneOf("restart", RESTARTS, optional=True)] = None
+    curve: Annotated[Cosine | Constant, OneOf("curve", CURVES)] = Cosine()
+    warmup: Warmup | None = None
+    averaging: Averaging | None = None
+    repulsion: Repelling | None = None
+    pool_view: Literal["plain", "augmented"] = "plain"
+    adaptive: Adaptive | None = None
+    average: Literal["probabilities", "logits"] = "probabilities"
 
     @property
-    def pool_size(self) -> int:
-        return 4 * self.reference if self.pool is None else self.pool
+    def optimises(self) -> bool:
+        """Whether there is no noise: the sampler is an optimiser."""
+        return isinstance(self.sampler, SGDSettings | AdamWSettings)
 
-    def build(self, generator: torch.Generator) -> Repulsion:
-        return Repulsion(
-            self.metric,
-            potential=self.potential,
-            size=self.size,
-            fraction=self.fraction,
-            strength=self.strength,
-            cap=self.cap,
-            epsilon=self.epsilon,
-            scale=self.scale,
-            memory=self.memory,
-            stage=self.stage,
-            measure_every=self.measure_every,
-            kick=self.kick,
-            generator=generator,
-            **self.options,
-        )
+    @property
+    def samples_per_cycle(self) -> int:
+        """How many samples each chain keeps per cycle."""
+        return self.sampler.samples_per_cycle if isinstance(self.sampler, LangevinSettings) else 1
 
+    @property
+    def samples(self) -> int:
+        """How many samples the posterior has, if no adaptive rule ends it sooner."""
+        if isinstance(self.sampler, SVGDSettings):
+            return self.sampler.particles
+        return self.cycles * self.chains * self.samples_per_cycle
 
-@dataclass(frozen=True)
-class Adaptive:
-    """When to stop adding cycles, see `adaptive.worth_another_cycle`. Gains are in nats per held-out example."""
-
-    min_likelihood_gain: float = 1e-3
-    min_diversity_gain: float = 1e-3
-    patience: int = 1
-
-    def __post_init__(self) -> None:
-        check_kinds(self)
-        if self.patience < 1:
-            raise UserError(f"adaptive: patience is {self.patience}; it is a number of cycles, at least 1")
-
-
-@dataclass(frozen=True)
-class Inference:
-    """How a posterior is sampled. Lengths are in epochs; names as in the table of docs/sampling.md.
-
-    `sampler`: sghmc or sgld (at temperature 0 they are SGD with and without momentum), adamw (optimisation
-    only), svgd (`chains` particles side by side; not run by `Chain` but by `SVGD`).
-    `chains`: how many run side by side, each keeping `samples_per_cycle` samples per cycle.
-    `restart`: warm goes on from the last θ, cold from a fresh initialisation.
-    `burn_in`: this share of each cycle is AdamW's, at `burn_in_lr` (None: lr).
-    `averaging`: (mean, std) of the Gaussian weights, in epochs, with which the parameters at the ends of a
-    cycle's epochs are averaged into its one sample.
-    `average`: what a prediction averages over samples by default, probabilities or logits.
-    """
-
-    lr: float
-    epochs: int
-    batch: int
-    sampler: str = "sghmc"
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    prior_std: float | None = None
-    center: str | None = None
-    temperature: float = 1.0
-    gradient_noise: float | str | None = None
-    integrator: str = "kdod"
-    cycles: int = 1
-    chains: int = 1
-    samples_per_cycle: int = 1
-    exploration: float = 0.4
-    floor: float = 0.05
-    granularity: str = "step"
-    warmup_epochs: int = 0
-    warmup_lr: float = 1e-5
-    restart: str = "warm"
-    keep_momentum: bool = False
-    burn_in: float = 0.0
-    burn_in_lr: float | None = None
-    averaging: tuple[float, float] | None = None
-    average: str = "probabilities"
-    repulsion: Repelling | None = None
-    adaptive: Adaptive | None = None
-
-    def __post_init__(self) -> None:
-        check_kinds(self)
-        if self.sampler not in SAMPLERS:
-            raise unknown("sampler", self.sampler, SAMPLERS)
-        if self.restart not in ("warm", "cold"):
-            raise unknown("restart", self.restart, ["warm", "cold"])
-        if self.average not in ("probabilities", "logits"):
-            raise unknown("average", self.average, ["probabilities", "logits"])
-        for name in ("epochs", "batch", "cycles", "chains", "samples_per_cycle"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("lr", "burn_in_lr", "warmup_lr"):
-            if not 0 <= (getattr(self, name) or 0) < math.inf:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be a finite number that is not negative")
-        if self.sampler == "adamw" and self.temperature > 0:
-            raise UserError("sampler 'adamw' optimises: it needs temperature 0. To sample, take sghmc or sgld")
-        if self.sampler in ("sghmc", "sgld") and self.temperature > 0 and self.exploration == 1:
-            raise UserError(
-                f"temperature is {self.temperature}, but exploration = 1 leaves no sampling stage where it acts: lower "
-                f"exploration, or set temperature to 0"
+    @model_validator(mode="after")
+    def _consistent(self) -> Inference:
+        kind = self.sampler.kind
+        if kind == "svgd":
+            for name, alone in (
+                ("cycles", 1),
+                ("chains", 1),
+                ("repulsion", None),
+                ("adaptive", None),
+                ("averaging", None),
+            ):
+                if getattr(self, name) != alone:
+                    raise SettingError(
+                        (name,), f"does not go with svgd, whose particles move together once: leave it {alone}"
+                    )
+        if self.cycles == 1:
+            for name in ("restart", "repulsion", "adaptive"):
+                if getattr(self, name) is not None:
+                    raise SettingError(
+                        (name,), f"does nothing in one cycle: ask for more `cycles`, or set {name} to null"
+                    )
+        elif self.restart is None:
+            raise SettingError(
+                ("restart",), f"is missing: say how each of the {self.cycles} cycles begins, warm or cold"
             )
-        if self.sampler == "adamw" and (self.prior_std is not None or self.center is not None):
-            raise UserError("sampler 'adamw' knows no prior_std and no center: state its decay with weight_decay")
-        if self.averaging is not None and self.samples_per_cycle != 1:
-            raise UserError("averaging gives one sample per cycle: set samples_per_cycle to 1, or averaging to None")
-        if self.averaging is not None and self.averaging[1] <= 0:
-            raise UserError(f"averaging is {self.averaging}: (mean, std) in epochs, with a positive std")
-        if self.keep_momentum and (self.chains > 1 or self.restart == "cold"):
-            raise UserError("keep_momentum needs one chain and warm restarts")
+        if isinstance(self.restart, Warm) and self.restart.keep_momentum and self.chains > 1:
+            raise SettingError(
+                ("restart", "keep_momentum"), "needs one chain: momentum is not kept from one chain to another"
+            )
+        if self.averaging is not None and not self.optimises:
+            raise SettingError(
+                ("averaging",), f"is for optimisers (sgd, adamw), and the sampler is {kind}: set it to null"
+            )
+        if self.warmup is not None and self.warmup.epochs >= self.epochs:
+            raise SettingError(
+                ("warmup", "epochs"),
+                f"is {self.warmup.epochs}: a cycle has {self.epochs} epochs, and at least one is no warm-up",
+            )
+        if self.repulsion is not None and self.repulsion.stage == "both" and self.optimises:
+            raise SettingError(
+                ("repulsion", "stage"), "is 'both', and an optimiser has one stage: leave it 'exploration'"
+            )
+        if self.pool_view == "augmented" and (self.repulsion is None or self.repulsion.images is None):
+            raise SettingError(
+                ("pool_view",), "is 'augmented', and no repulsion compares images here: leave it 'plain'"
+            )
+        return self
+
+
+def _check_images(space: str, images: int | None, pool: int | None) -> None:
+    """In weights no images are compared; a pool is one of images."""
+    for name, value in (("images", images), ("pool", pool)):
+        if value is not None and (space == "weights" or images is None):
+            raise SettingError((name,), f"does nothing in the space '{space}' without images: set it to null")
+
+
+def pool_size(images: int | None, pool: int | None) -> int:
+    """How many images the pool has: `pool`, or four times those of a step; 0 where none are compared."""
+    return 0 if images is None else 4 * images if pool is None else pool
+
+
+def plain_settings(settings: Settings | None) -> dict[str, Any] | None:
+    """Settings as JSON has them."""
+    return None if settings is None else settings.plain()

@@ -72,7 +72,7 @@ class SGHMC(Rule):
             gradient_noise=gradient_noise,
             generator=generator,
             foreach=foreach,
-            own={"momentum": momentum, "integrator": integrator, "momentum_lr": None},
+            own={"momentum": momentum, "integrator": integrator},
         )
 
     def _check(self, group: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ class SGHMC(Rule):
         if sampling and not isinstance(lr, Tensor) and lr == 0:
             return  # p is kept, θ does not move
         if sampling and order != "authors":
-            self._keep_momentum(group, buffers)
+            self._keep_momentum(group, params, buffers)
         if sampling and order == "kdod":
             lists.add_(buffers, grads, foreach=foreach)
             lists.add_(params, buffers, -0.5 * lr, foreach=foreach)
@@ -108,7 +108,7 @@ class SGHMC(Rule):
                 self._refresh(group, params, buffers)
             if order != "printed":
                 lists.add_(params, buffers, -lr, foreach=foreach)
-        self._note_lr(group)
+        self._note_lr(group, params)
 
     def _buffer(self, p: Tensor) -> Tensor:
         state = self.state[p]
@@ -116,19 +116,27 @@ class SGHMC(Rule):
             state["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         return state["momentum_buffer"]
 
-    def _keep_momentum(self, group: dict[str, Any], buffers: list[Tensor]) -> None:
-        """v ← v·sqrt(lr_old/lr_new): the same p at the new lr."""
-        old, new = group["momentum_lr"], group["lr"]
-        if old is None or (not isinstance(new, Tensor) and old == new):
-            return
-        lists.scale_(buffers, (old / new) ** 0.5, foreach=self.use_foreach(group))
+    def _keep_momentum(self, group: dict[str, Any], params: list[Tensor], buffers: list[Tensor]) -> None:
+        """v ← v·sqrt(lr_old/lr_new): the same p at the new lr. The old lr is each parameter's own: it may have skipped
+        steps in which it had no gradient."""
+        new = group["lr"]
+        by_lr: dict[Any, list[Tensor]] = {}
+        for p, buffer in zip(params, buffers, strict=True):
+            old = self.state[p].get("momentum_lr")
+            if old is not None and (isinstance(new, Tensor) or old != new):
+                by_lr.setdefault(id(old) if isinstance(old, Tensor) else old, []).append(buffer)
+        olds = {id(old) if isinstance(old, Tensor) else old: old for old in map(self._momentum_lr, params)}
+        for key, some in by_lr.items():
+            lists.scale_(some, (olds[key] / new) ** 0.5, foreach=self.use_foreach(group))
 
-    def _note_lr(self, group: dict[str, Any]) -> None:
+    def _momentum_lr(self, p: Tensor) -> Any:
+        return self.state[p].get("momentum_lr")
+
+    def _note_lr(self, group: dict[str, Any], params: list[Tensor]) -> None:
         lr = group["lr"]
-        if isinstance(lr, Tensor) and isinstance(group["momentum_lr"], Tensor):
-            group["momentum_lr"].copy_(lr)
-        else:
-            group["momentum_lr"] = lr.clone() if isinstance(lr, Tensor) else lr
+        noted = lr.clone() if isinstance(lr, Tensor) else lr  # one tensor for all that moved in this step
+        for p in params:
+            self.state[p]["momentum_lr"] = noted
 
     def _refresh(self, group: dict[str, Any], params: list[Tensor], buffers: list[Tensor]) -> None:
         """The injected noise, in units of v."""
@@ -151,13 +159,13 @@ class SGHMC(Rule):
         """
         sums, count = [], 0
         for group in self.param_groups:
-            buffers = [self.state[p]["momentum_buffer"] for p in group["params"] if "momentum_buffer" in self.state[p]]
-            if not buffers or group["momentum_lr"] is None:
-                continue
             correction = 1.0 if group["integrator"] == "kdod" else (1 + group["momentum"]) / 2
-            mass = correction * group["momentum_lr"] * group["num_data"]
-            sums += [b.float().square().sum() * mass for b in buffers]
-            count += sum(b.numel() for b in buffers)
+            for p in group["params"]:
+                if self._momentum_lr(p) is None:
+                    continue
+                buffer = self.state[p]["momentum_buffer"]
+                sums.append(buffer.float().square().sum() * (correction * self._momentum_lr(p) * group["num_data"]))
+                count += buffer.numel()
         if not sums:
             return torch.tensor(math.nan)
         return torch.stack([s.to(sums[0].device) for s in sums]).sum() / count

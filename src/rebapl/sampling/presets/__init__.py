@@ -1,115 +1,120 @@
 """Named settings of the one loop, as data: every value with where it comes from.
 
-Each preset is a YAML file in this folder; `reading` says how they are written.
+Each preset is a YAML file in this folder; `reading` says how they are written. `register_preset` adds one from
+outside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rebapl.errors import UserError, unknown
-from rebapl.sampling.presets.reading import FromRecipe, Value, read_presets
-from rebapl.sampling.settings import Adaptive, Inference, Repelling
+from rebapl.plugins import load_plugins
+from rebapl.sampling.presets.reading import FromRecipe, Preset, Value, on_top, read_preset, read_presets
+from rebapl.sampling.settings import Inference
+from rebapl.settings import leaves, nested, overlaid
 
 if TYPE_CHECKING:
-    from rebapl.learners.base import Recipe
+    from rebapl.learners import Recipe
 
-_FILES = read_presets(Path(__file__).parent)
+__all__ = ["PRESETS", "Value", "known_presets", "preset", "preset_values", "register_preset"]
 
-PRESETS: dict[str, Mapping[str, Value]] = {name: each.values for name, each in _FILES.items()}
-"""The values of each preset for any method; see `preset_values` for those for one."""
+FOLDER = Path(__file__).parent
 
-ABOUT: dict[str, str] = {name: each.about for name, each in _FILES.items()}
-"""A line for people on each."""
+PRESETS: dict[str, Preset] = read_presets(FOLDER)
+"""The presets by name."""
 
 
-def preset_values(name: str, recipe: Recipe, method: str = "") -> dict[str, Value]:
-    """Every setting of a preset for a learner, with its origin; nested ones as `repulsion.metric`.
+def known_presets() -> Mapping[str, Preset]:
+    """The presets by name, those of installed plugins included."""
+    load_plugins("rebapl.presets")
+    return PRESETS
 
-    `method` is the learner's name: `rebapl-paper` takes the values of the paper's table for those it names.
+
+def register_preset(path: Path | str) -> str:
+    """Make the preset in a YAML file known by the file's name, which is returned; it may extend one of the package."""
+    path = Path(path)
+    read = read_preset(path, FOLDER)
+    if path.stem in PRESETS and PRESETS[path.stem] != read:
+        raise UserError(f"the preset '{path.stem}' of {path} is taken: name the file otherwise")
+    PRESETS[path.stem] = read
+    return path.stem
+
+
+def preset_values(name: str, recipe: Recipe, method: str = "", per_image: bool = True) -> dict[str, Value]:
+    """Every value that a preset gives for a learner, by dotted name, with its origin.
+
+    `method` is the learner's name: `rebapl-paper` takes the values of the paper's table for those it names. `per_image`
+    says whether the space in which the learner repels has a point per image; where it has not, no images are compared.
     """
-    if name not in PRESETS:
-        raise unknown("inference", name, PRESETS)
-    values = {**_FILES[name].values, **_FILES[name].methods.get(method, {})}
-    values |= _optimizer(values, recipe)
-    resolved = {}
-    for key, entry in values.items():
-        value = entry.value
-        if isinstance(value, FromRecipe):
-            value = getattr(recipe, value.name, None)
-            value = value if entry.value.times == 1 else value * entry.value.times
-        resolved[key] = Value(value, entry.origin)
-    return resolved
+    known = known_presets()
+    if name not in known:
+        raise unknown("inference", name, known)
+    values = on_top(known[name].values, known[name].methods.get(method, {}))
+    read = {key: Value(_from_recipe(entry.value, recipe), entry.origin) for key, entry in values.items()}
+    values = {
+        name: Value(each, entry.origin) for key, entry in read.items() for name, each in leaves({key: entry.value})
+    }
+    values |= _for_optimizer(values, recipe)
+    if not per_image and "repulsion.images" in values:
+        values = {key: entry for key, entry in values.items() if key != "repulsion.pool"}
+        values["repulsion.images"] = Value(None, "definition")
+    return values
 
 
-def _optimizer(values: Mapping[str, Value], recipe: Recipe) -> dict[str, Value]:
-    """What follows from the recipe's optimiser."""
-    if recipe.optimizer not in ("sgd", "adamw"):
-        raise UserError(f"the recipe's optimizer is '{recipe.optimizer}'; the loop knows sgd and adamw")
-    if values["temperature"].value == 0:
-        return {"sampler": Value("sghmc" if recipe.optimizer == "sgd" else "adamw", "recipe")}
-    sampler = values["sampler"].value
+def _from_recipe(value: Any, recipe: Recipe) -> Any:
+    if not isinstance(value, FromRecipe):
+        return value
+    if value.name == "sampler":
+        momentum = {"momentum": recipe.momentum} if recipe.optimizer == "sgd" else {}
+        return {"kind": recipe.optimizer, "lr": recipe.lr, **momentum, "weight_decay": recipe.weight_decay}
+    if value.name == "warmup":
+        return {"epochs": recipe.warmup_epochs, "lr": recipe.warmup_lr} if recipe.warmup_epochs else None
+    if value.name == "averaging":
+        return None if recipe.averaging is None else dict(zip(("mean", "std"), recipe.averaging, strict=True))
+    found = getattr(recipe, value.name)
+    return found if value.times == 1 else found * value.times
+
+
+def _for_optimizer(values: Mapping[str, Value], recipe: Recipe) -> dict[str, Value]:
+    """What follows for a sampler from the recipe's optimiser."""
+    sampler = values["sampler.kind"].value if "sampler.kind" in values else ""
     if recipe.optimizer == "adamw" and sampler in ("sghmc", "sgld"):
         # the paper burns MMRL in with AdamW and does not say how long: all of the exploration
-        return {"burn_in": Value(values["exploration"].value, "ours")}
-    if sampler == "sgld" and values["lr"].origin == "recipe":
+        return {"sampler.burn_in.share": Value(values["sampler.exploration"].value, "ours")}
+    if sampler == "sgld" and values["sampler.lr"].origin == "recipe":
         # without momentum the same progress takes 1/(1−momentum) times the step
-        return {"lr": Value(recipe.lr / (1 - recipe.momentum), "ours")}
+        return {"sampler.lr": Value(recipe.lr / (1 - recipe.momentum), "ours")}
     return {}
 
 
-def preset(name: str, recipe: Recipe, method: str = "", **changes: Any) -> Inference:
-    """The settings of a preset for a learner's recipe, with `changes` on top.
+def preset(name: str, recipe: Recipe, method: str = "", *, per_image: bool = True, **changes: Any) -> Inference:
+    """The settings of a preset for a learner's recipe, with `changes` on top, nested or with dots.
 
-    A change to the repulsion is a mapping of its own: repulsion={"metric": "energy"}; None removes it. So is one to
-    the adaptive cycles. Both may be written with a dot, as `preset_values` does: "repulsion.metric". The burn-in
-    lasts as long as the exploration unless it is changed, and a warm-up leaves at least one epoch.
+    A `kind` that is changed takes its own defaults: nothing of the other kind's settings stays. What follows from a
+    change is changed with it: the burn-in lasts as long as the exploration, a warm-up leaves at least one epoch, and a
+    run of one cycle has no restart.
 
     >>> from types import SimpleNamespace
     >>> recipe = SimpleNamespace(lr=0.0035, epochs=5, batch=4, optimizer="sgd", momentum=0.9, weight_decay=5e-4,
     ...                          warmup_epochs=1, warmup_lr=1e-5, averaging=None)
-    >>> preset("rebapl", recipe, "maple", cycles=5).lr, preset("rebapl-paper", recipe, "maple").lr
+    >>> preset("rebapl", recipe, cycles=5).sampler.lr, preset("rebapl-paper", recipe, "maple").sampler.lr
     (0.0035, 0.002)
+    >>> preset("rebapl", recipe, **{"repulsion.distance": "energy"}).repulsion.distance
+    Energy()
     """
-    values = _nested({key: entry.value for key, entry in preset_values(name, recipe, method).items()})
-    changes = _nested(changes)
-    _refuse_unknown("inference", changes, Inference)
-    for key, kind in (("repulsion", Repelling), ("adaptive", Adaptive)):
-        start = kind(**values[key]) if key in values else None
-        values[key] = _changed(key, start, changes.pop(key), kind) if key in changes else start
-    if values.get("burn_in") and "exploration" in changes:
-        values["burn_in"] = changes["exploration"]
-    if "epochs" in changes and "warmup_epochs" not in changes:
-        values["warmup_epochs"] = min(values["warmup_epochs"], changes["epochs"] - 1)
-    return Inference(**{**values, **changes})
-
-
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """{"repulsion.metric": x} → {"repulsion": {"metric": x}}"""
-    out: dict[str, Any] = {}
-    for key, value in flat.items():
-        outer, dot, inner = key.partition(".")
-        if dot:
-            out[outer] = {**(out.get(outer) or {}), inner: value}
-        else:
-            out[key] = value
-    return out
-
-
-def _changed(name: str, start: Any, change: Any, kind: type[Repelling] | type[Adaptive]) -> Any:
-    if change is None or isinstance(change, kind):
-        return change
-    if not isinstance(change, Mapping):
-        raise UserError(f'{name} is {change!r}; give its settings, as in {{"{fields(kind)[0].name}": ...}}, or None')
-    _refuse_unknown(name, change, kind)
-    return replace(start or kind(), **change)
-
-
-def _refuse_unknown(what: str, given: Mapping[str, Any], kind: type) -> None:
-    known = [f.name for f in fields(kind)]
-    for key in given:
-        if key not in known:
-            raise unknown(f"setting of the {what}", key, known)
+    values = nested({key: entry.value for key, entry in preset_values(name, recipe, method, per_image).items()})
+    asked = nested(changes)
+    given = {key for key, _ in leaves(asked)} | set(asked)
+    sampler = values.get("sampler", {})
+    if "burn_in" in sampler and "sampler.exploration" in given and not any("burn_in" in key for key in given):
+        sampler["burn_in"] = {"share": asked["sampler"]["exploration"]} if asked["sampler"]["exploration"] else None
+    if isinstance(asked.get("epochs"), int) and values.get("warmup") and "warmup" not in given:
+        values["warmup"]["epochs"] = min(values["warmup"]["epochs"], asked["epochs"] - 1)
+        if values["warmup"]["epochs"] < 1:
+            values["warmup"] = None
+    if asked.get("cycles") == 1 and "restart" not in given:
+        values["restart"] = None
+    return Inference(**overlaid(values, asked))

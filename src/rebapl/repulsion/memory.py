@@ -1,0 +1,101 @@
+"""The remembered samples: their clouds, from whose neighbourhood the next cycles are driven away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from rebapl.errors import UserError
+from rebapl.repulsion.clouds import Stored, as_points
+from rebapl.repulsion.distances import Distance
+
+Keep = Literal["all", "previous"]
+
+
+class Memory:
+    """Clouds of earlier samples. What is remembered during a cycle repels from the next one on.
+
+    `keep`: the samples of every earlier cycle, or of the previous one alone (the paper's). `scale` is the s of the
+    potential's ε; None measures it for each sample as d² to the `anchor`, the cloud (m, d) on the same points of the
+    model before anything was learned.
+    """
+
+    def __init__(
+        self,
+        distance: Distance,
+        keep: Keep,
+        generator: torch.Generator,
+        scale: float | None = None,
+        anchor: Tensor | None = None,
+    ) -> None:
+        self.distance, self.keep, self.generator = distance, keep, generator
+        self.scale, self.anchor = scale, None if anchor is None else as_points(anchor.detach())
+        self.stored: Stored | None = None
+        self._pending: list[Stored] = []
+
+    def __len__(self) -> int:
+        return 0 if self.stored is None else len(self.stored.cloud)
+
+    def remember(self, cloud: Tensor) -> None:
+        """Keep one sample's cloud (m, d) on the whole pool."""
+        cloud = as_points(cloud.detach()).clone()
+        stored = self.distance.prepare(cloud, self.generator)
+        self._pending.append(replace(stored, shared={**stored.shared, "scale": self._scale(stored)}))
+
+    def _scale(self, stored: Stored) -> Tensor:
+        cloud = stored.cloud
+        if self.scale is not None:
+            return cloud.new_tensor([self.scale])
+        if self.anchor is None:
+            raise UserError(
+                "repulsion: epsilon is measured against the model before learning: give its features on the pool as "
+                "anchor=..., or set the potential's `scale` (1 makes epsilon absolute)"
+            )
+        if self.anchor.shape != cloud.shape[1:]:
+            raise UserError(
+                f"repulsion: the anchor's cloud has shape {tuple(self.anchor.shape)} and the sample's "
+                f"{tuple(cloud.shape[1:])}: both are of the same points"
+            )
+        scale = self.distance.between(self.anchor.to(cloud), stored).detach()
+        if not scale > self.distance.rounding:
+            raise UserError(
+                f"repulsion: the remembered sample gives no scale for epsilon (d² to the model before learning is "
+                f"{scale.item():g}): it has learned nothing in this space, or its features are not finite; give one "
+                "with the potential's `scale`"
+            )
+        return scale
+
+    def begin_cycle(self) -> None:
+        """What was remembered since the last call repels from now on; if nothing was, the memory stays as it is."""
+        if self._pending:
+            older = [self.stored] if self.keep == "all" and self.stored is not None else []
+            self.stored, self._pending = Stored.join([*older, *self._pending]), []
+
+    def to(self, device: torch.device) -> None:
+        """Move the clouds to a device."""
+        if self.stored is not None and self.stored.cloud.device != device:
+            self.stored = self.stored.map(lambda tensor: tensor.to(device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors under flat names: `stored.…` for those that repel, `pending.…` for those that will."""
+        parts = {"stored": [] if self.stored is None else [self.stored], "pending": self._pending}
+        return {
+            f"{name}.{tensor}": value
+            for name, clouds in parts.items()
+            if clouds
+            for tensor, value in Stored.join(clouds).tensors().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+
+        def read(name: str) -> list[Stored]:
+            tensors = {n[len(name) + 1 :]: x for n, x in state.items() if n.startswith(f"{name}.")}
+            return [Stored.from_tensors(tensors)] if tensors else []
+
+        self.stored = next(iter(read("stored")), None)
+        self._pending = read("pending")

@@ -1,0 +1,95 @@
+"""A step's passes forward and backward: from a mini-batch to gradients, with the repulsion's where it acts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rebapl.repulsion import Repulsion
+from rebapl.repulsion.repulsion import Carried, Found, Plan
+from rebapl.sampling.captured import Capturing
+from rebapl.sampling.reference import Learnable, Reference
+
+Gradient = tuple[Tensor | None, ...]
+
+
+class Gradients(NamedTuple):
+    """What a pass gives: the mean loss, the gradient that goes through the step, the repulsion's own gradient where it
+    goes beside the step, the repulsion's term and what it found, where it acts."""
+
+    loss: Tensor
+    grads: Gradient
+    beside: Gradient = ()
+    term: Tensor | None = None
+    found: Found | None = None
+
+
+class Passes:
+    """The passes of one learner, as usual or replayed by `capturing`; with it, batches must have one shape."""
+
+    def __init__(self, learner: Learnable, parameters: list[Tensor], capturing: Capturing | None = None) -> None:
+        self.learner, self.parameters, self.capturing = learner, parameters, capturing
+
+    def plain(self, images: Tensor, labels: Tensor) -> Gradients:
+        """∇L̃ of a mini-batch."""
+        return self._run("plain", self._plain, images, labels)
+
+    def repelled(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        repulsion: Repulsion,
+        reference: Reference,
+        generator: torch.Generator,
+        *,
+        exploring: bool,
+        decoupled: bool,
+        memory: int,
+    ) -> Gradients:
+        """∇(L̃ + the repulsion's term); `memory` is another number whenever other samples are remembered.
+
+        The term's gradient goes beside the step where the force is printed, or where it is `decoupled` from an
+        adaptive optimiser.
+        """
+        plan = repulsion.plan(images.device, exploring)
+        chosen = reference.choose(generator)
+        one = partial(self._repelled, repulsion, reference, plan.kind, decoupled)
+        if repulsion.distance.on_host:
+            found = one(images, labels, plan.carried, chosen)
+        else:
+            kind = f"{plan.kind}, decoupled" if decoupled else plan.kind
+            found = self._run(kind, one, images, labels, plan.carried, chosen, memory=memory)
+        assert found.found is not None
+        repulsion.keep(Found(*(x.clone() for x in found.found)))  # it outlives the next replay
+        return found
+
+    def _run(self, kind: str, one: Any, *given: Any, memory: int = -1) -> Gradients:
+        return one(*given) if self.capturing is None else self.capturing(kind, one, *given, memory=memory)
+
+    def _plain(self, images: Tensor, labels: Tensor) -> Gradients:
+        loss = self.learner.loss(self.learner(images), labels)
+        return Gradients(loss.detach(), self._differentiate(loss))
+
+    def _repelled(
+        self,
+        repulsion: Repulsion,
+        reference: Reference,
+        kind: str,
+        decoupled: bool,
+        images: Tensor,
+        labels: Tensor,
+        carried: Carried,
+        chosen: tuple[Tensor, ...],
+    ) -> Gradients:
+        loss, cloud, points = reference.objective(images, labels, chosen)
+        term, found = repulsion.term(Plan(kind, carried), cloud, points, loss, self.parameters, decoupled)
+        if decoupled or repulsion.force.outside:
+            grads = self._differentiate(loss, retain=True)
+            return Gradients(loss.detach(), grads, self._differentiate(term), term.detach(), found)
+        return Gradients(loss.detach(), self._differentiate(loss + term), (), term.detach(), found)
+
+    def _differentiate(self, value: Tensor, retain: bool = False) -> Gradient:
+        return torch.autograd.grad(value, self.parameters, allow_unused=True, retain_graph=retain or None)

@@ -1,0 +1,168 @@
+"""What every run of a sampler shares: steps that can be resumed, records, and a way back when numbers go wrong."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rebapl.errors import UserError
+from rebapl.randomness import generator
+from rebapl.sampling.guard import Guard, NonFiniteError
+from rebapl.sampling.reference import Learnable
+from rebapl.sampling.schedule import CyclicalSchedule
+from rebapl.sampling.settings import Inference
+
+Batches = Callable[[int], tuple[Tensor, Tensor]]
+"""step → images (B, …), labels (B,): a pure function of the step, so that a resumed run sees the same."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One θ of the posterior: name → float32 tensor on the CPU, and where in the run it was taken."""
+
+    parameters: dict[str, Tensor]
+    cycle: int
+    chain: int
+    step: int
+
+
+class Loop(ABC):
+    """A run of a sampler on a learner: what `rebapl.training` drives, whichever sampler it is.
+
+    * `batches(step)` gives the mini-batch of a step, of `inference.batch` images; `steps_per_epoch` are an epoch.
+    * `num_data`: number of training examples, N.
+    * `record_every`: every how many steps a record is kept for `rows`; 0 is never.
+    * `check_every`: every how many steps the numbers are checked for being finite, which waits for the device.
+
+    All randomness comes from `seed`. `state_dict()` between two steps holds everything: a run restored from it equals
+    an uninterrupted one bit for bit.
+    """
+
+    schedule: CyclicalSchedule
+
+    def __init__(
+        self,
+        learner: Learnable,
+        inference: Inference,
+        batches: Batches,
+        *,
+        num_data: int,
+        steps_per_epoch: int,
+        seed: int,
+        streams: tuple[str, ...],
+        record_every: int,
+        check_every: int,
+    ) -> None:
+        self.learner, self.inference, self.batches = learner, inference, batches
+        self.num_data, self.steps_per_epoch = num_data, steps_per_epoch
+        self.record_every, self.check_every = record_every, check_every
+        self.parameters: dict[str, nn.Parameter] = {
+            name: p for name, p in learner.named_parameters() if p.requires_grad
+        }
+        if not self.parameters:
+            raise UserError("this learner has no parameters to learn")
+        self.device = next(iter(self.parameters.values())).device
+        self.generators = {name: generator(seed, *name.split("/"), device=self.device) for name in streams}
+        self.guard = Guard(self.device)
+        self.samples: list[Sample] = []
+        self.last_loss = math.nan  # as of the last check, so that looking at it never waits
+        self._good: dict[str, Any] | None = None
+        self._records: list[dict[str, Any]] = []
+
+    @property
+    def steps_done(self) -> int:
+        return self.schedule.steps
+
+    @property
+    def steps_in_all(self) -> int:
+        """How many steps the whole run has; adaptive cycles may end it sooner."""
+        return self.schedule.steps_per_cycle * self.inference.cycles * self.inference.chains
+
+    @property
+    def done(self) -> bool:
+        return self.schedule.done
+
+    def run(self) -> Iterator[Sample]:
+        """All samples that are still to come, as they are taken."""
+        while not self.done:
+            before = len(self.samples)
+            self.step()
+            yield from self.samples[before:]
+
+    def step(self) -> None:
+        """One iteration. If a number was not finite, the last good state is put back and the error is raised."""
+        if self._good is None:
+            self._good = self.state_dict()
+        now = self.schedule.steps
+        checking = self._advance(now, *self._batch(now))
+        if checking:
+            self._good = self.state_dict()
+
+    def _batch(self, step: int) -> tuple[Tensor, Tensor]:
+        images, labels = self.batches(step)
+        if len(images) != self.inference.batch:
+            raise UserError(
+                f"the settings have batches of {self.inference.batch} images, and step {step} was given {len(images)}: "
+                "let `batches` give as many, or change `batch`"
+            )
+        return images, labels
+
+    @abstractmethod
+    def _advance(self, now: int, images: Tensor, labels: Tensor) -> bool:
+        """Do iteration `now`; whether its numbers were checked, so that the state is good to go back to."""
+
+    @abstractmethod
+    def rows(self) -> list[dict[str, float]]:
+        """The records since the last call, as numbers. This waits for the device."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rest of the run depends on: nested dicts and lists of tensors and plain values."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict` of a run with the same learner and settings."""
+
+    def _refuse_what_is_not_finite(self) -> None:
+        found = self.guard.first()
+        if found is None:
+            return
+        assert self._good is not None
+        self.guard.clear()
+        self.load_state_dict(self._good)
+        raise NonFiniteError(*found, good_step=self.schedule.steps)
+
+    def _common_state(self) -> dict[str, Any]:
+        return {
+            "schedule": self.schedule.state_dict(),
+            "generators": {name: each.get_state() for name, each in self.generators.items()},
+        }
+
+    def _load_common_state(self, state: dict[str, Any]) -> None:
+        self.schedule.load_state_dict(state["schedule"])
+        for name, stream in self.generators.items():
+            stream.set_state(state["generators"][name].cpu())
+        self.samples = [Sample(**sample) for sample in state["samples"]]
+        self._good = None
+
+
+def kept(parameters: dict[str, Any]) -> dict[str, Tensor]:
+    """A copy of parameters as a sample has them: float32 on the CPU."""
+    return {name: p.detach().to("cpu", torch.float32, copy=True) for name, p in parameters.items()}
+
+
+def copied(tree: Any) -> Any:
+    """The same nested dicts and lists, with tensors cloned."""
+    if isinstance(tree, Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, dict):
+        return {key: copied(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(copied(value) for value in tree)
+    return tree
