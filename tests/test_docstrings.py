@@ -9,13 +9,14 @@ import torch
 
 import rebapl
 
+FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 MODULES = sorted(module.name for module in pkgutil.walk_packages(rebapl.__path__, "rebapl."))
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name: str) -> None:
     module = importlib.import_module(name)
-    result = doctest.testmod(module, extraglobs={"torch": torch}, optionflags=doctest.NORMALIZE_WHITESPACE)
+    result = doctest.testmod(module, extraglobs={"torch": torch}, optionflags=FLAGS)
     assert result.failed == 0
 
 

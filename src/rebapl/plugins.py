@@ -1,31 +1,93 @@
-"""Code from outside that plugs in: installed packages by their entry points, and modules named on the command line."""
+"""Code from outside the package: entry points of installed packages, and modules that a person names.
+
+A package that brings a learner, say, declares it in its `pyproject.toml`,
+
+    [project.entry-points."rebapl.learners"]
+    my-method = "my_package.my_method"
+
+and the module registers what it has when it is imported. Nothing is imported before a name is looked up that this
+package does not know, or all names are listed.
+"""
 
 from __future__ import annotations
 
+import importlib
+import sys
 import warnings
-from functools import cache
-from importlib import import_module
+from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
 
-from rebapl.errors import UserError
+from rebapl.errors import UserError, unknown
+
+T = TypeVar("T")
+
+_loaded: set[str] = set()
 
 
-@cache
 def load_plugins(group: str) -> None:
-    """Import what installed packages announce under an entry-point group, once; importing it registers it.
-
-    A plugin that cannot be imported is named in a warning, and everything else goes on without it.
-    """
+    """Import every entry point of a group, once per process; one that fails gives a warning that names it."""
+    if group in _loaded:
+        return
+    _loaded.add(group)  # before the imports, which may look up names themselves
     for entry in entry_points(group=group):
         try:
             entry.load()
         except Exception as error:
-            warnings.warn(f"the plugin '{entry.value}' ({group}) cannot be loaded: {error!r}", stacklevel=2)
+            package = entry.dist.name if entry.dist is not None else "an unknown package"
+            warnings.warn(
+                f"plugin '{entry.name}' ({entry.value}, of {package}) could not be loaded and is left out: "
+                f"{type(error).__name__}: {error}",
+                stacklevel=2,
+            )
 
 
-def load_module(name: str) -> None:
-    """Import a module that registers learners, distances, presets or data sets."""
+def load_module(name: str) -> ModuleType:
+    """Import a module, which registers what it has. Modules in the working folder are found as well.
+
+    >>> load_module("no_such_module")
+    Traceback (most recent call last):
+    rebapl.errors.UserError: plugin 'no_such_module' cannot be imported (ModuleNotFoundError: No module named ...
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
     try:
-        import_module(name)
-    except ImportError as error:
-        raise UserError(f"--plugin {name} cannot be imported ({error}): is it installed, or on PYTHONPATH?") from error
+        return importlib.import_module(name)
+    except Exception as error:
+        raise UserError(
+            f"plugin '{name}' cannot be imported ({type(error).__name__}: {error}): give the name of an installed "
+            f"module, or of one in the working folder, without '.py'"
+        ) from error
+
+
+class Registry(Mapping[str, T]):
+    """Things by name; those of plugins are loaded when a name is not known otherwise, or when all are listed.
+
+    `known` holds what is registered so far. Looking into it loads nothing.
+    """
+
+    def __init__(self, what: str, group: str) -> None:
+        self.what, self.group = what, group
+        self.known: dict[str, T] = {}
+
+    def find(self, name: str) -> T:
+        """The thing of that name; a `UserError` with the nearest name where there is none."""
+        if name not in self:
+            raise unknown(self.what, name, sorted(self.known))
+        return self.known[name]
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self.known:
+            load_plugins(self.group)
+        return self.known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        load_plugins(self.group)
+        return iter(self.known)
+
+    def __len__(self) -> int:
+        load_plugins(self.group)
+        return len(self.known)

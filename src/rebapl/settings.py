@@ -9,7 +9,7 @@ class the other values belong to, or the kind's name alone.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
@@ -85,20 +85,11 @@ def _plain(value: Any) -> Any:
 class OneOf:
     """Marks a field that holds settings of one of several kinds, as `Annotated[Settings, OneOf("force", FORCES)]`.
 
-    `kinds` is a mapping from names to classes, or a function that gives one: what is registered later counts too.
+    `kinds` maps names to classes; what is registered there later counts too.
     """
 
-    def __init__(
-        self,
-        what: str,
-        kinds: Mapping[str, type[Any]] | Callable[[], Mapping[str, type[Any]]],
-        optional: bool = False,
-    ) -> None:
-        self.what, self._kinds, self.optional = what, kinds, optional
-
-    @property
-    def kinds(self) -> Mapping[str, type[Any]]:
-        return self._kinds() if callable(self._kinds) else self._kinds
+    def __init__(self, what: str, kinds: Mapping[str, type[Any]], optional: bool = False) -> None:
+        self.what, self.kinds, self.optional = what, kinds, optional
 
     def read(self, given: Any) -> Any:
         """The settings that a mapping, a kind's name, or an object of one of the classes stands for."""

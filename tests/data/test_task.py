@@ -95,7 +95,7 @@ def test_a_target_may_carry_a_split_file(tmp_path: Path) -> None:
 def test_the_published_targets() -> None:
     assert len(target_names("cross-dataset", "imagenet")) == 10
     assert len(target_names("domain-generalization", "imagenet")) == 4
-    mixed = [key.partition("/")[2] for key in METHODS["mmrl++"][0].variants if key.startswith("cross-dataset/")]
+    mixed = [key.partition("/")[2] for key in METHODS["mmrl++"].recipes.variants if key.startswith("cross-dataset/")]
     assert set(mixed) == {"imagenet", *TARGETS["cross-dataset"]}  # spelled as the methods spell them
     assert published("mmrl++", "domain-generalization", TARGETS["domain-generalization"][1])[0]["mix"] == 0.7
 

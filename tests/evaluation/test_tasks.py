@@ -60,7 +60,6 @@ def test_a_setting_that_was_given_stays_on_every_target() -> None:
     assert target_settings("mmrl++", {"mix": 0.5, "consistency": 0.1}, *arguments) == {}
     assert target_settings("maple", {}, *arguments) == {}
     assert target_settings("mmrl++", {"mix": 0.9}, "few-shot", "imagenet", "eurosat") == {}
-    assert target_settings("zero-shot", {"with_own": False}, *arguments) == {"with_own": True}
 
 
 def test_portions_change_nothing(encoder: DualEncoder, monkeypatch: pytest.MonkeyPatch) -> None:

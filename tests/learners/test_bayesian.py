@@ -32,7 +32,7 @@ def test_divergence_from_the_standard_normal(encoder: DualEncoder, images: Tenso
 
     def loss(weight: float) -> Tensor:
         learner = build(encoder, divergence=weight, conditional=conditional)
-        learner.noise = torch.Generator().manual_seed(1)
+        learner.use_noise(torch.Generator().manual_seed(1))
         return learner.loss(learner(images), labels)
 
     output = build(encoder, conditional=conditional)(images)

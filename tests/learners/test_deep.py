@@ -9,8 +9,7 @@ from torch import Tensor
 from rebapl.backbones import DualEncoder, Tower
 from rebapl.errors import UserError
 from rebapl.learners import build_learner
-from rebapl.learners.deep import OpeningText, prompt_parameters
-from rebapl.learners.depth import checked_depth, scaled_depth
+from rebapl.learners.deep import OpeningText, prompt_parameters, prompted_layers, scaled_depth
 from rebapl.learners.registry import published
 
 DEEP = ("vpt", "ivlp", "maple", "promptsrc")
@@ -22,25 +21,31 @@ DEEP = ("vpt", "ivlp", "maple", "promptsrc")
 )
 def test_depths_scale(depth: int, layers: int, expected: int) -> None:
     assert scaled_depth(depth, layers) == expected
-    assert checked_depth(None, depth, layers) == expected
+    assert prompted_layers(f"{depth}/12", layers) == expected
 
 
 @pytest.mark.parametrize("method", DEEP)
-@pytest.mark.parametrize("depth", [0, -1, 5])
-def test_a_depth_that_does_not_fit_is_refused(build: Any, method: str, depth: int) -> None:
-    with pytest.raises(UserError, match=f"depth = {depth}: this backbone has 4 layers.* from 1 to 4"):
+def test_a_depth_beyond_the_backbone_is_refused(build: Any, method: str) -> None:
+    with pytest.raises(UserError, match=r"depth = 5: this backbone has 4 layers.* from 1 to 4"):
+        build(method, {"depth": 5})
+
+
+@pytest.mark.parametrize("method", DEEP)
+@pytest.mark.parametrize("depth", [0, -1, "13/12", "0/12", "9", "deep"])
+def test_what_is_no_depth_is_refused(build: Any, method: str, depth: int | str) -> None:
+    with pytest.raises(UserError, match=rf"method.depth: {depth!r} is no depth: .* such as '9/12'"):
         build(method, {"depth": depth})
 
 
 @pytest.mark.parametrize("method", ["ivlp", "maple", "promptsrc"])
-def test_a_published_depth_beyond_twelve_is_refused(build: Any, method: str) -> None:
-    with pytest.raises(UserError, match="depth of 12 layers = 13"):
-        build(method, {"depth_of_12": 13})
+def test_words_that_are_too_few_are_refused(build: Any, method: str) -> None:
+    with pytest.raises(UserError, match=r"init = 'the red' is fewer than tokens = 3 tokens.*init=None"):
+        build(method, {"tokens": 3, "init": "the red"})
 
 
 @pytest.mark.parametrize("method", DEEP)
 def test_no_tokens_are_refused(build: Any, method: str) -> None:
-    with pytest.raises(UserError, match="tokens = 0: at least one"):
+    with pytest.raises(UserError, match="method.tokens is 0: it must be at least 1"):
         build(method, {"tokens": 0})
 
 
@@ -116,9 +121,9 @@ def test_published_settings() -> None:
     assert (settings, recipe.lr, recipe.epochs, recipe.batch) == ({}, 0.0035, 5, 4)
     for protocol in ("cross-dataset", "domain-generalization"):
         settings, recipe = published("maple", protocol, "imagenet")
-        assert (settings, recipe.lr, recipe.epochs) == ({"depth_of_12": 3}, 0.0026, 2)
+        assert (settings, recipe.lr, recipe.epochs) == ({"depth": "3/12"}, 0.0026, 2)
         settings, recipe = published("promptsrc", protocol, "imagenet")
-        assert (settings, recipe.averaging, recipe.epochs) == ({"depth_of_12": 3}, (6, 10), 20)
+        assert (settings, recipe.averaging, recipe.epochs) == ({"depth": "3/12"}, (6, 10), 20)
     _, recipe = published("promptsrc", "base-to-novel", "dtd")
     assert (recipe.lr, recipe.epochs, recipe.batch, recipe.averaging) == (0.0025, 20, 4, (15, 1))
     assert published("promptsrc", "few-shot", "caltech101")[1].averaging == (30, 30)

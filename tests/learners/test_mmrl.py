@@ -160,7 +160,9 @@ def test_published_settings(
 def test_layers_fit_the_backbone(encoder: DualEncoder) -> None:
     assert build(encoder, "mmrl").vision_layers == range(2, 4)
     assert build(encoder, "mmrl", layers=3).text_layers == range(1, 4)
-    for layers in (0, 4, 12):
+    with pytest.raises(UserError, match=r"method.layers is 0: it must be at least 1"):
+        build(encoder, "mmrl", layers=0)
+    for layers in (4, 12):
         with pytest.raises(UserError, match="1 to 3"):
             build(encoder, "mmrl", layers=layers)
 
@@ -173,6 +175,11 @@ def test_layers_fit_the_backbone(encoder: DualEncoder) -> None:
 def test_settings_out_of_range_are_refused(encoder: DualEncoder, settings: dict) -> None:
     with pytest.raises(UserError, match=next(iter(settings))):
         build(encoder, "mmrl++", **settings)
+
+
+def test_a_mix_that_no_layer_reads_is_refused(encoder: DualEncoder) -> None:
+    with pytest.raises(UserError, match=r"method.mix has no effect"):
+        build(encoder, "mmrl++", layers=1, mix=0.5)
 
 
 def test_starts_with_the_published_scales(encoder: DualEncoder) -> None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.learners.taught import TaughtStates
+from rebapl.learners.deep import StatesWithFeatures
 
 
 def test_each_term_is_as_published(build: Any, images: Tensor, labels: Tensor) -> None:
@@ -19,7 +19,7 @@ def test_each_term_is_as_published(build: Any, images: Tensor, labels: Tensor) -
 
     learner = build("promptsrc")
     output = learner(images)
-    image, text = output.per_image["frozen_image"], learner.teacher_text
+    image, text = output.per_image["frozen_image"], learner.frozen_text
     base = F.cross_entropy(output.logits, labels)
     frozen = (learner.encoder.logit_scale * image @ text.T).softmax(-1)
     divergence = (frozen * (frozen.log() - output.logits.log_softmax(-1))).sum() / output.logits.numel()
@@ -38,7 +38,7 @@ def test_evaluation_does_not_run_the_frozen_model(
     monkeypatch.setattr(tower, "run", lambda *arguments: passes.append(1) or run(*arguments))
     output = learner(images)
     assert len(passes) == 1
-    assert not isinstance(learner.frozen(images), TaughtStates)
+    assert not isinstance(learner.frozen(images), StatesWithFeatures)
     with pytest.raises(UserError, match=r"training mode only: call learner.train\(\)"):
         learner.loss(output, labels)
     learner.train()(images)
@@ -59,7 +59,7 @@ def test_binding_for_evaluation_does_not_encode_sixty_templates(
 def test_own_templates(build: Any, images: Tensor) -> None:
     learner = build("promptsrc", {"templates": ["a photo of a {}."]})
     expected = build("zero-shot", template="a photo of a {}.")(images).cloud("text")
-    torch.testing.assert_close(learner.teacher_text, expected)
+    torch.testing.assert_close(learner.frozen_text, expected)
 
 
 @pytest.mark.parametrize("name", ["text_weight", "image_weight", "logits_weight"])
@@ -67,3 +67,8 @@ def test_own_templates(build: Any, images: Tensor) -> None:
 def test_bad_weights_are_refused(build: Any, name: str, value: float) -> None:
     with pytest.raises(UserError, match=name):
         build("promptsrc", {name: value})
+
+
+def test_templates_that_no_term_reads_are_refused(build: Any) -> None:
+    with pytest.raises(UserError, match=r"method.templates has no effect"):
+        build("promptsrc", {"templates": ["a {}."], "text_weight": 0.0, "logits_weight": 0.0})

@@ -8,7 +8,6 @@ from plain import PROMPTSRC_TEMPLATES, Task, unit
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.learners.registry import published
 from rebapl.learners.templates import TEMPLATE_SETS, read_templates
 
 SEVEN = TEMPLATE_SETS["imagenet-7"]
@@ -43,9 +42,9 @@ def test_ensemble_is_the_mean_of_normalised_features(
     torch.testing.assert_close(build("zero-shot", settings)(images).cloud("text"), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_own_template_stays_out_on_imagenet() -> None:
-    assert published("zero-shot", "base-to-novel", "imagenet")[0] == {"with_own": False}
-    assert published("zero-shot", "base-to-novel", "dtd")[0] == {}
+def test_no_template_at_all_is_refused(build: Any) -> None:
+    with pytest.raises(UserError, match=r"method.with_own = false leaves no template at all"):
+        build("zero-shot", {"with_own": False})
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,11 @@ CASES: dict[str, Case] = {
         plain_mmrl.mmrl_plus,
         counts=(({}, 813_312),),
         settings={"width": 24, "mix": 0.6},
-        options=({"width": 24, "layers": 3, "rank": 2, "projection_rank": 3}, {"width": 24, "mix": 0.0, "layers": 1}),
+        options=(
+            {"width": 24, "layers": 3, "rank": 2, "projection_rank": 3},
+            {"width": 24, "layers": 1},
+            {"width": 24, "mix": 0.0},
+        ),
         training_clouds=frozenset({"frozen_image"}),
         bfloat16_tolerance=0.1,
     ),
@@ -110,7 +114,11 @@ CASES: dict[str, Case] = {
         plain_distributions.proda,
         counts=(({}, 262_144),),
         settings={"prompts": 6, "tokens": 5, "at_once": 3},
-        options=({"prompts": 4, "tokens": 4}, {"prompts": 1, "tokens": 3, "orthogonality": 2.0}),
+        options=(
+            {"prompts": 4, "tokens": 4},
+            {"prompts": 1, "tokens": 3},
+            {"prompts": 2, "tokens": 3, "orthogonality": 2.0},
+        ),
         noisy_training=True,
     ),
     "bpl": Case(
@@ -136,5 +144,5 @@ CASES: dict[str, Case] = {
 
 def output_of(learner: Learner, images: Tensor) -> Output:
     """In training mode every time with the same noise."""
-    learner.noise = torch.Generator().manual_seed(4)
+    learner.use_noise(torch.Generator().manual_seed(4))
     return learner(images)

@@ -12,7 +12,7 @@ from rebapl.data.batches import LabelledImages
 from rebapl.data.task import TARGETS, Part, Task
 from rebapl.data.workers import portions
 from rebapl.evaluation import prediction_scores
-from rebapl.learners import METHODS, build_learner, published
+from rebapl.learners import build_learner, published, resolve_method
 from rebapl.posterior import Posterior, Prediction
 
 IMAGES_AT_ONCE = 4096
@@ -84,7 +84,7 @@ def target_settings(
     """
     if protocol not in TARGETS:
         return {}
-    defaults = vars(METHODS[method][1]())
+    defaults = resolve_method(method).plain()
     before, after = (published(method, protocol, data)[0] for data in (source, target))
     changed = {}
     for key in sorted(before.keys() | after.keys()):

@@ -1,12 +1,14 @@
 """Prompt learners: one file per published method, one small interface; nothing about sampling."""
 
 from rebapl.learners import app, bayesian, cocoop, coop, ivlp, maple, mmrl, mmrl_plus, proda, promptsrc, vpt, zero_shot
-from rebapl.learners.base import Learner, Output, Recipe
-from rebapl.learners.registry import METHODS, build_learner, published, register
+from rebapl.learners.base import Learner, Output
+from rebapl.learners.recipes import Recipe
+from rebapl.learners.registry import METHODS, Method, build_learner, published, register, resolve_method
 
 __all__ = [
     "METHODS",
     "Learner",
+    "Method",
     "Output",
     "Recipe",
     "app",
@@ -22,6 +24,7 @@ __all__ = [
     "promptsrc",
     "published",
     "register",
+    "resolve_method",
     "vpt",
     "zero_shot",
 ]

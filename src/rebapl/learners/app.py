@@ -14,16 +14,15 @@ prediction every image has its own text π(x), and the logits are α·z_v + (1�
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from rebapl.backbones import DualEncoder
-from rebapl.errors import UserError
-from rebapl.learners.base import Output, Recipe, Variant
+from rebapl.learners.base import Output
 from rebapl.learners.cocoop import REDUCTION
 from rebapl.learners.coop import CoOp, CoOpConfig
 from rebapl.learners.initial import draw_linear, undrawn_linear
@@ -32,44 +31,21 @@ from rebapl.learners.registry import register
 SEQUENCES = 4096  # in one text pass
 
 
-@dataclass(frozen=True)
 class APPConfig(CoOpConfig):
     """CoOp's settings; `prior_weight` is λ, published as 1/shots; `particle_share` is α."""
 
-    tokens: int | None = 16
-    init: str | None = None
-    prior_weight: float = 1 / 16
-    particle_share: float = 0.7
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.prior_weight >= 0:
-            raise UserError(f"prior_weight = {self.prior_weight}: the weight of a term cannot be negative")
-        if not 0 <= self.particle_share <= 1:
-            raise UserError(f"particle_share = {self.particle_share}: the particle's share is a number from 0 to 1")
-
-
-_WEAK_PRIOR = {"prior_weight": 1 / 256}
-_SMALL_BATCH = Variant(_WEAK_PRIOR, {"batch": 32})
+    tokens: int | None = Field(default=16, ge=1)
+    init: str | None = Field(default=None, min_length=1)
+    prior_weight: float = Field(default=1 / 16, ge=0)
+    particle_share: float = Field(default=0.7, ge=0, le=1)
 
 
 @register("app", APPConfig)
 class APP(CoOp):
     config: APPConfig
-    recipe = Recipe(lr=0.002, epochs=20, batch=128)
-    variants = {
-        "few-shot": Variant(recipe={"epochs": 40}),
-        "imagenet": Variant(recipe={"epochs": 10}),
-        "oxford_flowers": _SMALL_BATCH,
-        "fgvc_aircraft": _SMALL_BATCH,
-        "stanford_cars": _SMALL_BATCH,
-        "eurosat": Variant(_WEAK_PRIOR),
-        "oxford_pets": Variant(_WEAK_PRIOR),
-        "food101": Variant(_WEAK_PRIOR),
-    }
 
-    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: APPConfig) -> None:
-        super().__init__(encoder, class_names, template, config)
+    def __init__(self, encoder: DualEncoder, config: APPConfig) -> None:
+        super().__init__(encoder, config)
         hidden = max(1, encoder.joint_width // REDUCTION)
         self.squeeze = undrawn_linear(encoder.joint_width, hidden, encoder.device)
         self.expand = undrawn_linear(hidden, encoder.text.width, encoder.device)

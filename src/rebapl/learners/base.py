@@ -1,4 +1,4 @@
-"""What every prompt learner is, and what its authors say about training it.
+"""What every prompt learner is.
 
 A learner holds only its own parameters; the frozen dual encoder stays outside. It maps images to an `Output`
 (logits and named feature clouds) and an output with labels to its mean loss. It knows nothing of optimisers,
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,32 +18,21 @@ from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder, States, clean_class_names
 from rebapl.data.dataset import check_template
-from rebapl.errors import unknown
+from rebapl.errors import UserError, unknown
+from rebapl.learners.recipes import Recipe
+from rebapl.randomness import generator as random_stream
+from rebapl.settings import Settings
 
+if TYPE_CHECKING:
+    from rebapl.learnable import Learnable
 
-@dataclass(frozen=True)
-class Recipe:
-    """How the method was published to be trained. Data only: the loop reads it, the learner does not act on it."""
+DEFAULT_TEMPLATE = "a photo of a {}."
 
-    lr: float
-    epochs: int
-    batch: int
-    optimizer: str = "sgd"
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    warmup_epochs: int = 1
-    warmup_lr: float = 1e-5
-    crop_scale: tuple[float, float] = (0.08, 1.0)
-    averaging: tuple[float, float] | None = None
-    """Mean and standard deviation, in epochs, of the Gaussian weights with which parameters are averaged."""
+Frozen = TypeVar("Frozen", bound=Tensor | States)
+"""What a learner computes from images without its parameters: finished features, or states half-way."""
 
-
-@dataclass(frozen=True)
-class Variant:
-    """What the authors change for a protocol or a data set: settings of the method, fields of its recipe."""
-
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    recipe: Mapping[str, Any] = field(default_factory=dict)
+AnyLearner = TypeVar("AnyLearner", bound="Learner[Any]")
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -78,60 +67,99 @@ class Output:
         return clouds[space]
 
 
-class Learner(nn.Module):
-    """A prompt learner bound to class names.
+class Learner(nn.Module, Generic[Frozen]):
+    """A prompt learner: `Learner(encoder, config)` has the parameters, and `bind` gives it class names.
 
-    Its pass has three parts, so that each is computed as rarely as it can be: `frozen` (depends on the images
+    A subclass calls `super().__init__(encoder, config)` first and then makes its parameters, undrawn; `reset` draws
+    them. The constructor calls no method that a subclass may replace. What depends on the class names is computed
+    in `prepare_text`, which `bind` calls, and what depends on the classes that a learner is built for in `adopt`.
+
+    The pass has three parts, so that each is computed as rarely as it can be: `frozen` (depends on the images
     alone: once for all samples), `encode_classes` (on the parameters and the class names: once per sample)
-    and `respond`, which needs both. A subclass states its `recipe` and, in `repels_in`, the feature space in
-    which its posterior repels by default.
+    and `respond`, which needs both.
     """
 
     recipe: ClassVar[Recipe]
+    """How its authors train it. `register` sets it where the method has a recipe file."""
+
+    registered_as: ClassVar[str | None] = None
+    """The name that `register` gave to exactly this class; see `method`."""
+
     repels_in: ClassVar[str | None]
-    variants: ClassVar[Mapping[str, Variant]] = {}
-    """By protocol (`cross-dataset`), data set (`eurosat`), or both (`cross-dataset/eurosat`)."""
+    """The feature space in which its posterior repels by default; None where nothing is learned."""
+
+    repels_per_image: bool = True
+    """Whether that space has a row per image; otherwise it has one per class."""
+
+    template: str = DEFAULT_TEMPLATE
 
     transfer: bool = False
     """Bound to another data set than the one it was trained on, where a method may predict differently."""
 
     noise: torch.Generator | None = None
-    """The stream a stochastic method draws from while training; the loop gives it."""
+    """The stream that `use_noise` gave."""
 
-    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str) -> None:
+    def __init__(self, encoder: DualEncoder, config: Settings) -> None:
         super().__init__()
         self.encoder = encoder
-        self._set_classes(class_names, template)
+        self.config = config
+        self._class_names: list[str] | None = None
 
-    def _set_classes(self, class_names: Sequence[str], template: str) -> None:
-        check_template(template)
-        self.template = template
-        self.class_names = clean_class_names(class_names)
-        self.prepare_text()
+    @property
+    def method(self) -> str | None:
+        """The name under which its class is registered, or None."""
+        return vars(type(self)).get("registered_as")
 
-    def bind(self, class_names: Sequence[str], template: str | None = None, transfer: bool = False) -> Learner:
-        """The same learner for other class names; its parameters are shared, not copied.
+    @property
+    def class_names(self) -> list[str]:
+        """The class names it is bound to, in the order of the logits; a `UserError` before the first `bind`."""
+        if self._class_names is None:
+            raise UserError(
+                f"this {type(self).__name__} has no class names yet: call learner.bind(class_names), and use the "
+                f"learner that it returns"
+            )
+        return self._class_names
 
-        `transfer` says that the images are of another data set than those trained on, even if classes are not.
+    def bind(
+        self: AnyLearner, class_names: Sequence[str], template: str | None = None, transfer: bool = False
+    ) -> AnyLearner:
+        """A learner for these class names, in this template or in the one it had.
+
+        Both learners hold the same parameter tensors: to optimise one is to optimise the other. To assign another
+        parameter to one leaves the other as it is. The first `bind` of a learner says which classes it is built for
+        (see `adopt`); later ones change only what it predicts. `transfer` says that the images are of another data
+        set than those trained on, even if the classes are not.
         """
-        other = copy.copy(self)
-        other.transfer = transfer
-        other._set_classes(class_names, self.template if template is None else template)
-        return other
+        bound = _sharing_tensors(self, {})
+        bound.template = self.template if template is None else template
+        check_template(bound.template)
+        bound._class_names = clean_class_names(class_names)
+        bound.transfer = transfer
+        if self._class_names is None:
+            bound.adopt(bound._class_names)
+        bound.prepare_text()
+        return bound
+
+    def adopt(self, class_names: Sequence[str]) -> None:
+        """Become a learner that is built for these classes. Called once, by the first `bind`, before `prepare_text`.
+
+        Here a method makes parameters whose shape depends on the classes, or keeps which classes it is trained on.
+        Most have nothing to do.
+        """
+
+    def prepare_text(self) -> None:
+        """Tokenise the class names and compute what of their text is constant. `bind` calls it every time."""
+        raise NotImplementedError
 
     def sentences(self) -> list[str]:
         """The class names in the template."""
         return [self.template.replace("{}", name) for name in self.class_names]
 
-    def prepare_text(self) -> None:
-        """Tokenise the class names and compute what of their way is constant. Called whenever they change."""
-        raise NotImplementedError
-
     def reset(self, generator: torch.Generator) -> None:
         """Draw the parameters anew from their initial distribution."""
         raise NotImplementedError
 
-    def frozen(self, images: Tensor) -> Tensor | States:
+    def frozen(self, images: Tensor) -> Frozen:
         """Preprocessed images (B, 3, H, W) as far as they go without the parameters."""
         raise NotImplementedError
 
@@ -139,12 +167,13 @@ class Learner(nn.Module):
         """The clouds with a row per class, among them the normalised `text` features (C, e)."""
         raise NotImplementedError
 
-    def respond(self, frozen: Any, classes: Mapping[str, Tensor]) -> Output:
+    def respond(self, frozen: Frozen, classes: Mapping[str, Tensor]) -> Output:
         """Logits and features from what `frozen` and `encode_classes` gave."""
         raise NotImplementedError
 
     def forward(self, images: Tensor) -> Output:
         """The whole pass for preprocessed images (B, 3, H, W)."""
+        assert self.class_names  # refuses a learner that is not bound
         return self.respond(self.frozen(images), self.encode_classes())
 
     def loss(self, output: Output, labels: Tensor) -> Tensor:
@@ -154,3 +183,35 @@ class Learner(nn.Module):
     def cosine_logits(self, image: Tensor, text: Tensor) -> Tensor:
         """Logits (B, C) of normalised features (B, e) and (C, e)."""
         return self.encoder.logits(image, text)
+
+    def use_noise(self, generator: torch.Generator) -> None:
+        """Draw from this stream whatever is random in training mode. The loop calls this before it trains."""
+        self.noise = generator
+
+    def noise_stream(self) -> torch.Generator:
+        """Where a stochastic method draws from.
+
+        In training mode that is the stream that the loop gave, or without one a stream of its own that goes on from
+        call to call. In evaluation mode it is a stream that starts anew each time, so that predictions do not change.
+        """
+        if not self.training:
+            return random_stream(0, "prediction", type(self).__name__)
+        if self.noise is None:
+            self.noise = random_stream(0, "training", type(self).__name__)
+        return self.noise
+
+
+def _sharing_tensors(module: Module, made: dict[int, Any]) -> Module:
+    """A copy of a module that holds the same tensors in dictionaries of its own; its sub-modules are copied alike."""
+    if id(module) not in made:
+        made[id(module)] = twin = copy.copy(module)
+        for name, value in vars(module).items():
+            if isinstance(value, dict):
+                vars(twin)[name] = copy.copy(value)
+        for name, child in module._modules.items():
+            twin._modules[name] = None if child is None else _sharing_tensors(child, made)
+    return made[id(module)]
+
+
+if TYPE_CHECKING:
+    _learners_can_be_sampled: type[Learnable[Output]] = Learner

@@ -14,36 +14,26 @@ same ε; when predicting, the same ones every time.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder
-from rebapl.errors import UserError
-from rebapl.learners.base import Output, Recipe, Variant
+from rebapl.learners.base import Output
 from rebapl.learners.coop import CoOp, CoOpConfig
 from rebapl.learners.initial import draw_linear, undrawn_linear
-from rebapl.learners.noise import noise_of
 from rebapl.learners.registry import register
 
 
-@dataclass(frozen=True)
 class BayesianConfig(CoOpConfig):
     """CoOp's settings; `samples` is L, `divergence` is β; `conditional` on the image, or one q for all."""
 
-    samples: int = 10
-    divergence: float = 0.001
+    samples: int = Field(default=10, ge=1)
+    divergence: float = Field(default=0.001, ge=0)
     conditional: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.samples < 1:
-            raise UserError(f"samples = {self.samples}: at least one sample of the residual is needed")
-        if not self.divergence >= 0:
-            raise UserError(f"divergence = {self.divergence}: the weight of a term cannot be negative")
 
 
 def _network(encoder: DualEncoder) -> nn.Sequential:
@@ -60,24 +50,10 @@ def _network(encoder: DualEncoder) -> nn.Sequential:
 @register("bpl", BayesianConfig)
 class BayesianPrompts(CoOp):
     config: BayesianConfig
-    recipe = Recipe(lr=0.002, epochs=10, batch=1)
-    variants = {
-        name: Variant({"samples": samples}, {"epochs": epochs})
-        for name, samples, epochs in (
-            ("base-to-novel/caltech101", 20, 20),
-            ("base-to-novel/oxford_pets", 40, 20),
-            ("base-to-novel/stanford_cars", 20, 40),
-            ("base-to-novel/oxford_flowers", 10, 40),
-            ("base-to-novel/food101", 20, 20),
-            ("base-to-novel/sun397", 20, 10),
-            ("base-to-novel/dtd", 40, 10),
-            ("base-to-novel/eurosat", 20, 60),
-            ("base-to-novel/ucf101", 5, 20),
-        )
-    }
 
-    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: BayesianConfig) -> None:
-        super().__init__(encoder, class_names, template, config)
+    def __init__(self, encoder: DualEncoder, config: BayesianConfig) -> None:
+        super().__init__(encoder, config)
+        self.repels_per_image = config.conditional
         if config.conditional:
             self.mean_network = _network(encoder)
             self.log_variance_network = _network(encoder)
@@ -125,7 +101,7 @@ class BayesianPrompts(CoOp):
 
     def _residuals(self, mean: Tensor, log_variance: Tensor) -> Tensor:
         """L samples (…, L, d) of residuals with mean and log-variance (…, 1, d) or (d,)."""
-        noise = noise_of(self)
+        noise = self.noise_stream()
         shape = (self.config.samples, self.encoder.text.width)
         epsilon = torch.randn(shape, generator=noise, device=noise.device).to(mean.device)
         return mean + epsilon * (0.5 * log_variance).exp()

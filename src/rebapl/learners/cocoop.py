@@ -10,43 +10,38 @@ so that every image has its own text features: B·C sequences for B images and C
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder
-from rebapl.errors import UserError
-from rebapl.learners.base import Learner, Output, Recipe
+from rebapl.learners.base import Learner, Output
 from rebapl.learners.initial import context_ids, draw_linear, draw_tokens, undrawn_linear
 from rebapl.learners.registry import register
+from rebapl.settings import Settings
 
 SEQUENCES = 4096  # in one text pass
 REDUCTION = 16
 
 
-@dataclass(frozen=True)
-class CoCoOpConfig:
+class CoCoOpConfig(Settings):
     """`init` gives words whose embeddings the context starts from; without it, `tokens` vectors of N(0, 0.02²)."""
 
-    tokens: int | None = None
-    init: str | None = "a photo of a"
-
-    def __post_init__(self) -> None:
-        if self.tokens is not None and self.tokens < 1:
-            raise UserError(f"tokens = {self.tokens}: CoCoOp needs at least one context token")
+    tokens: int | None = Field(default=None, ge=1)
+    init: str | None = Field(default="a photo of a", min_length=1)
 
 
 @register("cocoop", CoCoOpConfig)
-class CoCoOp(Learner):
-    recipe = Recipe(lr=0.002, epochs=10, batch=1)
+class CoCoOp(Learner[Tensor]):
+    config: CoCoOpConfig
     repels_in = "text"
 
-    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: CoCoOpConfig) -> None:
+    def __init__(self, encoder: DualEncoder, config: CoCoOpConfig) -> None:
+        super().__init__(encoder, config)
         self.tokens, self.init_ids = context_ids(encoder, config.tokens, config.init, otherwise=4)
-        super().__init__(encoder, class_names, template)
         hidden = max(1, encoder.joint_width // REDUCTION)
         self.context = nn.Parameter(torch.empty(self.tokens, encoder.text.width, device=encoder.device))
         self.squeeze = undrawn_linear(encoder.joint_width, hidden, encoder.device)

@@ -8,25 +8,27 @@ the middle or in front of them. Only the text tower is touched.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder
 from rebapl.backbones.text import Piece
-from rebapl.errors import UserError, unknown
-from rebapl.learners.base import Learner, Output, Recipe, Variant
+from rebapl.errors import UserError
+from rebapl.learners.base import Learner, Output
 from rebapl.learners.initial import context_ids, draw_tokens
 from rebapl.learners.registry import register
+from rebapl.settings import Settings
 
-POSITIONS = ("end", "middle", "front")
+Position = Literal["end", "middle", "front"]
 
 
-def pieces(name: str, tokens: int, position: str) -> list[Piece]:
+def pieces(name: str, tokens: int, position: Position) -> list[Piece]:
     """The text of a class: its name at the end of, in the middle of or in front of `tokens` context tokens."""
     half = tokens // 2
-    around: dict[str, list[Piece]] = {
+    around: dict[Position, list[Piece]] = {
         "end": [tokens, f"{name}."],
         "middle": [half, name, tokens - half, "."],
         "front": [name, tokens, "."],
@@ -34,44 +36,39 @@ def pieces(name: str, tokens: int, position: str) -> list[Piece]:
     return around[position]
 
 
-@dataclass(frozen=True)
-class CoOpConfig:
+class CoOpConfig(Settings):
     """`init` gives words whose embeddings the context starts from; without it, `tokens` vectors of N(0, 0.02²)."""
 
-    tokens: int | None = None
-    init: str | None = "a photo of a"
-    position: str = "end"
+    tokens: int | None = Field(default=None, ge=1)
+    init: str | None = Field(default="a photo of a", min_length=1)
+    position: Position = "end"
     class_specific: bool = False
-
-    def __post_init__(self) -> None:
-        if self.position not in POSITIONS:
-            raise unknown("position of the class name", self.position, POSITIONS)
-        if self.tokens is not None and self.tokens < 1:
-            raise UserError(f"tokens = {self.tokens}: CoOp needs at least one context token")
 
 
 @register("coop", CoOpConfig)
-class CoOp(Learner):
-    recipe = Recipe(lr=0.002, epochs=200, batch=32)
+class CoOp(Learner[Tensor]):
+    config: CoOpConfig
+    context: nn.Parameter
     repels_in = "text"
-    variants = {
-        "imagenet": Variant(recipe={"epochs": 50}),
-        "few-shot": Variant(settings={"init": None, "tokens": 16}),
-        "cross-dataset": Variant(settings={"init": None, "tokens": 16}),
-        "domain-generalization": Variant(settings={"init": None, "tokens": 16}),
-    }
+    repels_per_image = False
     owners: Sequence[str] = ()
-    """The classes that class-specific context belongs to; `bind` leaves them as they are."""
+    """The classes that class-specific context belongs to, in the order of their contexts."""
 
-    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: CoOpConfig) -> None:
-        self.config = config
+    def __init__(self, encoder: DualEncoder, config: CoOpConfig) -> None:
+        super().__init__(encoder, config)
         self.tokens, self.init_ids = context_ids(encoder, config.tokens, config.init, otherwise=16)
-        super().__init__(encoder, class_names, template)
-        shape: tuple[int, ...] = (self.tokens, encoder.text.width)
-        if config.class_specific:
-            shape = (len(self.class_names), *shape)
-            self.owners = self.class_names
-        self.context = nn.Parameter(torch.empty(shape, device=encoder.device))
+        # class-specific contexts are made by `adopt`; this keeps their position among the parameters
+        self.register_parameter("context", None if config.class_specific else self._undrawn())
+
+    def _undrawn(self, *classes: int) -> nn.Parameter:
+        shape = (*classes, self.tokens, self.encoder.text.width)
+        return nn.Parameter(torch.empty(shape, device=self.encoder.device))
+
+    def adopt(self, class_names: Sequence[str]) -> None:
+        """With class-specific context, these are the classes that have one; other ones cannot be bound later."""
+        if self.config.class_specific:
+            self.owners = tuple(class_names)
+            self.context = self._undrawn(len(class_names))
 
     def prepare_text(self) -> None:
         self.rows = self._rows() if self.owners else None
@@ -79,21 +76,21 @@ class CoOp(Learner):
         self.text = self.encoder.tokenize([pieces(name, self.tokens, position) for name in self.class_names])
 
     def _rows(self) -> Tensor:
-        """Where the contexts (C,) of the classes bound to stand among those of the classes built with.
+        """Which of the owners' contexts the classes bound to have: their indices (C,).
 
-        Of a name that was built with twice, each class has its own, in their order.
+        Where two owners have the same name, each class of that name has its own, in their order.
         """
-        places: dict[str, list[int]] = {}
-        for place, name in enumerate(self.owners):
-            places.setdefault(name, []).append(place)
+        indices: dict[str, list[int]] = {}
+        for index, name in enumerate(self.owners):
+            indices.setdefault(name, []).append(index)
         rows = []
         for name in self.class_names:
-            if name not in places:
+            if name not in indices:
                 raise UserError(
                     f"class-specific context belongs to the {len(self.owners)} classes it was built with, and {name!r} "
                     f"is none of them: use the shared context (class_specific=False)"
                 )
-            own = places[name]
+            own = indices[name]
             rows.append(own.pop(0) if len(own) > 1 else own[0])
         return torch.tensor(rows, device=self.encoder.device)
 
@@ -103,6 +100,8 @@ class CoOp(Learner):
         return self.context if self.rows is None else self.context[self.rows]
 
     def reset(self, generator: torch.Generator) -> None:
+        if self.context is None:
+            raise UserError("class-specific context has no classes yet: call learner.bind(class_names) before reset")
         draw_tokens(self.context, self.encoder, self.init_ids, generator)
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Prompts of many layers: what VPT, IVLP, MaPLe and PromptSRC share.
+"""Prompts of many layers: what VPT, IVLP, MaPLe, PromptSRC and, in part, MMRL share.
 
 With prompts P₁ … P_J of b tokens each, in a tower of K ≥ J layers:
 
@@ -14,17 +14,57 @@ them, P₁ is drawn like the others, and the class name follows it directly.
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder, Edit, Insert, Replace, States
 from rebapl.errors import UserError
 from rebapl.learners.initial import draw_tokens
+
+OPENING = "a photo of a"
+"""The words that the text prompts of all these methods are published to start from."""
+
+
+def _checked_depth(depth: int | str) -> int | str:
+    share = re.fullmatch(r"(\d+)/(\d+)", depth) if isinstance(depth, str) else None
+    if not (1 <= int(share[1]) <= int(share[2]) if share else isinstance(depth, int) and depth >= 1):
+        raise ValueError(f"{depth!r} is no depth: give a number of layers from 1 on, or a share of them such as '9/12'")
+    return depth
+
+
+Depth = Annotated[int | str, AfterValidator(_checked_depth)]
+"""The layers with prompts, counted from the first: how many, or which share. Published depths are of 12 layers."""
+
+
+def scaled_depth(published: int, layers: int, of: int = 12) -> int:
+    """A depth J stated for 12 layers on a backbone with `layers`: round(J·layers/12), at least 1.
+
+    >>> [scaled_depth(9, layers) for layers in (12, 24, 4, 1)]
+    [9, 18, 3, 1]
+    """
+    return max(1, round(published * layers / of))
+
+
+def prompted_layers(depth: int | str, layers: int) -> int:
+    """How many of a tower's `layers` get prompts; a number that is more than there are is refused.
+
+    >>> prompted_layers("9/12", 12), prompted_layers("9/12", 24), prompted_layers(4, 12)
+    (9, 18, 4)
+    """
+    if isinstance(depth, str):
+        share, of = depth.split("/")
+        return scaled_depth(int(share), layers, int(of))
+    if depth > layers:
+        raise UserError(f"depth = {depth}: this backbone has {layers} layers, so give a depth from 1 to {layers}")
+    return depth
 
 
 class OpeningText:
@@ -52,6 +92,15 @@ def opening_ids(encoder: DualEncoder, tokens: int, words: str | None) -> list[in
     return ids[:tokens] if tokens <= len(ids) else []
 
 
+def check_opening(encoder: DualEncoder, tokens: int, words: str | None) -> None:
+    """Refuse words of a person's own that are too few for the prompt, which would be drawn at random instead."""
+    if words not in (None, OPENING) and not opening_ids(encoder, tokens, words):
+        raise UserError(
+            f"init = {words!r} is fewer than tokens = {tokens} tokens, so it would not be used: give more words, fewer "
+            f"tokens, or init=None to draw all prompts at random"
+        )
+
+
 def image_features(encoder: DualEncoder, embedded: States, prompts: Sequence[Tensor]) -> Tensor:
     """Normalised features (B, e) of embedded images with prompts (b, d) of layers 1 … J."""
     edits: dict[int, Edit] = {layer: Replace(prompt, -len(prompt)) for layer, prompt in enumerate(prompts)}
@@ -77,7 +126,18 @@ def draw_text_prompts(
         draw_tokens(prompt, encoder, ids, generator)
 
 
-def check_tokens(tokens: int) -> None:
-    """Refuse a number of prompt tokens below one."""
-    if tokens < 1:
-        raise UserError(f"tokens = {tokens}: at least one prompt token is needed")
+@dataclass(frozen=True)
+class StatesWithFeatures(States):
+    """Images half-way through the frozen tower, with the features they would have at its end, for a loss to compare.
+
+    `features` (B, e) are those of the untouched model, normalised; nobody needs them outside of training.
+    """
+
+    features: Tensor = field(kw_only=True)
+
+
+@torch.no_grad()
+def with_features(encoder: DualEncoder, states: States) -> StatesWithFeatures:
+    """The same image states, and what the frozen tower makes of them."""
+    features = F.normalize(encoder.vision.features(encoder.vision.run(states)), dim=-1)
+    return StatesWithFeatures(states.hidden, states.read, states.layer, features=features)

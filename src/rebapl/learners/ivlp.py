@@ -7,48 +7,49 @@ of the text tower and, drawn independently, of the image tower (see `deep`). Pub
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from rebapl.backbones import DualEncoder, States
-from rebapl.learners.base import Learner, Output, Recipe
-from rebapl.learners.deep import OpeningText, check_tokens, draw_text_prompts, image_features, prompt_parameters
-from rebapl.learners.depth import checked_depth
+from rebapl.learners.base import Learner, Output
+from rebapl.learners.deep import (
+    OPENING,
+    Depth,
+    OpeningText,
+    check_opening,
+    draw_text_prompts,
+    image_features,
+    prompt_parameters,
+    prompted_layers,
+)
 from rebapl.learners.initial import draw_normal
 from rebapl.learners.registry import register
+from rebapl.settings import Settings
 
 
-@dataclass(frozen=True)
-class IVLPConfig:
-    """`tokens` in either tower, in the first `depth` layers; without it, `depth_of_12` scaled to each tower.
+class IVLPConfig(Settings):
+    """`tokens` in either tower, in the first `depth` layers, a number of them or a share of each tower's.
 
     `init`: the words the text opens with.
     """
 
-    tokens: int = 2
-    depth: int | None = None
-    depth_of_12: int = 12
-    init: str | None = "a photo of a"
-
-    def __post_init__(self) -> None:
-        check_tokens(self.tokens)
+    tokens: int = Field(default=2, ge=1)
+    depth: Depth = "12/12"
+    init: str | None = Field(default=OPENING, min_length=1)
 
 
 @register("ivlp", IVLPConfig)
-class IVLP(Learner):
-    recipe = Recipe(lr=0.0035, epochs=5, batch=4)
+class IVLP(Learner[States]):
+    config: IVLPConfig
     repels_in = "image"
 
-    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: IVLPConfig) -> None:
-        self.config = config
-        depths = [
-            checked_depth(config.depth, config.depth_of_12, len(tower.layers))
-            for tower in (encoder.text, encoder.vision)
-        ]
-        super().__init__(encoder, class_names, template)
+    def __init__(self, encoder: DualEncoder, config: IVLPConfig) -> None:
+        super().__init__(encoder, config)
+        check_opening(encoder, config.tokens, config.init)
+        depths = [prompted_layers(config.depth, len(tower.layers)) for tower in (encoder.text, encoder.vision)]
         self.text = prompt_parameters(depths[0], config.tokens, encoder.text.width, encoder.device)
         self.vision = prompt_parameters(depths[1], config.tokens, encoder.vision.width, encoder.device)
 

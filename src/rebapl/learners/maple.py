@@ -11,51 +11,50 @@ learnable. The couplings F₂ … F_J start as copies of one draw, as in the aut
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import cast
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder, States
-from rebapl.learners.base import Learner, Output, Recipe, Variant
-from rebapl.learners.deep import OpeningText, check_tokens, draw_text_prompts, image_features, prompt_parameters
-from rebapl.learners.depth import checked_depth
+from rebapl.learners.base import Learner, Output
+from rebapl.learners.deep import (
+    OPENING,
+    Depth,
+    OpeningText,
+    check_opening,
+    draw_text_prompts,
+    image_features,
+    prompt_parameters,
+    prompted_layers,
+)
 from rebapl.learners.initial import draw_linear, undrawn_linear
 from rebapl.learners.registry import register
+from rebapl.settings import Settings
 
 
-@dataclass(frozen=True)
-class MaPLeConfig:
-    """`tokens` in the first `depth` layers of both towers; without it, `depth_of_12` scaled to the shorter tower.
+class MaPLeConfig(Settings):
+    """`tokens` in the first `depth` layers of both towers, a number of them or a share of the shorter tower's.
 
     `init`: the words the text opens with.
     """
 
-    tokens: int = 2
-    depth: int | None = None
-    depth_of_12: int = 9
-    init: str | None = "a photo of a"
-
-    def __post_init__(self) -> None:
-        check_tokens(self.tokens)
-
-
-_TRANSFER = Variant(settings={"depth_of_12": 3}, recipe={"lr": 0.0026, "epochs": 2})
+    tokens: int = Field(default=2, ge=1)
+    depth: Depth = "9/12"
+    init: str | None = Field(default=OPENING, min_length=1)
 
 
 @register("maple", MaPLeConfig)
-class MaPLe(Learner):
-    recipe = Recipe(lr=0.0035, epochs=5, batch=4)
+class MaPLe(Learner[States]):
+    config: MaPLeConfig
     repels_in = "image"
-    variants = {"cross-dataset": _TRANSFER, "domain-generalization": _TRANSFER}
 
-    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: MaPLeConfig) -> None:
-        self.config = config
-        layers = min(len(encoder.text.layers), len(encoder.vision.layers))
-        depth = checked_depth(config.depth, config.depth_of_12, layers)
-        super().__init__(encoder, class_names, template)
+    def __init__(self, encoder: DualEncoder, config: MaPLeConfig) -> None:
+        super().__init__(encoder, config)
+        check_opening(encoder, config.tokens, config.init)
+        depth = prompted_layers(config.depth, min(len(encoder.text.layers), len(encoder.vision.layers)))
         widths = encoder.text.width, encoder.vision.width
         self.text = prompt_parameters(depth, config.tokens, widths[0], encoder.device)
         self.couple = nn.ModuleDict({layer: undrawn_linear(*widths, encoder.device) for layer in self.text})

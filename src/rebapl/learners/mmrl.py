@@ -18,64 +18,54 @@ classes of training, and 100·x·wᵀ alone for other classes and for other data
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder, Edit, Insert, Replace, States, Tower
 from rebapl.errors import UserError
-from rebapl.learners.base import Learner, Output, Recipe, Variant
-from rebapl.learners.depth import scaled_depth
+from rebapl.learners.base import Learner, Output
+from rebapl.learners.deep import StatesWithFeatures, scaled_depth, with_features
 from rebapl.learners.initial import draw_linear, draw_normal, undrawn_linear
 from rebapl.learners.registry import register
-from rebapl.learners.taught import TaughtStates, with_teacher
+from rebapl.settings import Settings
 
 SCALE = 100.0  # of both heads' logits, whatever the backbone's own scale
 LAYERS_OF_12 = 7
-AFTER_FIRST = 1  # the place behind the class token, and behind start-of-text
+AFTER_FIRST = 1  # the position behind the class token, and behind start-of-text
 
 
-@dataclass(frozen=True)
-class MMRLConfig:
+class MMRLConfig(Settings):
     """`tokens` of `width` in the last `layers` (without a number: 7/12 of them); α and λ of the equation."""
 
-    tokens: int = 5
-    width: int = 512
-    layers: int | None = None
-    class_share: float = 0.7
-    consistency: float = 0.5
-
-    def __post_init__(self) -> None:
-        for name in ("tokens", "width"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} = {getattr(self, name)}: give at least 1")
-        if not 0 <= self.class_share <= 1:
-            raise UserError(f"class_share = {self.class_share}: the class head's share is a number from 0 to 1")
-        if not self.consistency >= 0:
-            raise UserError(f"consistency = {self.consistency}: the weight of a term cannot be negative")
+    tokens: int = Field(default=5, ge=1)
+    width: int = Field(default=512, ge=1)
+    layers: int | None = Field(default=None, ge=1)
+    class_share: float = Field(default=0.7, ge=0, le=1)
+    consistency: float = Field(default=0.5, ge=0)
 
 
-class RepresentationLearner(Learner):
+class RepresentationLearner(Learner[States]):
     """What MMRL and MMRL++ share: all but where the layers' tokens and the second head's projection come from."""
 
     config: MMRLConfig
-    recipe = Recipe(lr=0.001, epochs=10, batch=4, optimizer="adamw", crop_scale=(0.5, 1.0))
     repels_in = "image"
 
-    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: MMRLConfig) -> None:
+    def __init__(self, encoder: DualEncoder, config: MMRLConfig) -> None:
+        super().__init__(encoder, config)
         if encoder.vision.pool is not None:
             raise UserError(
                 "MMRL puts its tokens behind the class token, and this backbone's images have none: use a CLIP backbone"
             )
-        self.config = config
         self.vision_layers = _last_layers(encoder.vision, config.layers)
         self.text_layers = _last_layers(encoder.text, config.layers)
-        super().__init__(encoder, class_names, template)
-        self.trained_on = frozenset(self.class_names)
-        """The classes it was built with. `bind` leaves them as they are."""
         self.tokens = nn.Parameter(torch.empty(config.tokens, config.width, device=encoder.device))
+
+    def adopt(self, class_names: Sequence[str]) -> None:
+        """These are the classes of training, for which both heads predict."""
+        self.trained_on = frozenset(class_names)
 
     def vision_tokens(self) -> list[Tensor]:
         """Tokens (b, d_v) for each of the vision layers."""
@@ -110,7 +100,7 @@ class RepresentationLearner(Learner):
     def frozen(self, images: Tensor) -> States:
         """The layers below the first with tokens; in training mode also what the frozen model says of the images."""
         lower = self.encoder.vision.run(self.encoder.embed_images(images), stop=self.vision_layers.start)
-        return with_teacher(self.encoder, lower) if self.training else lower
+        return with_features(self.encoder, lower) if self.training else lower
 
     def encode_classes(self) -> Mapping[str, Tensor]:
         states = self.encoder.text.run(self.lower_text, self._edits(self.text_layers, self.text_tokens()))
@@ -124,8 +114,8 @@ class RepresentationLearner(Learner):
             "image": F.normalize(tower.features(states), dim=-1),
             "representation": F.normalize(self.project(tower.last_norm(among).float().mean(1)), dim=-1),
         }
-        if isinstance(frozen, TaughtStates) and frozen.teacher is not None:
-            clouds["frozen_image"] = frozen.teacher
+        if isinstance(frozen, StatesWithFeatures):
+            clouds["frozen_image"] = frozen.features
         by_class, by_representation = _both_logits(clouds, classes)
         share = self.config.class_share if self.mixes_heads else 1.0
         return Output(share * by_class + (1 - share) * by_representation, clouds, classes)
@@ -173,49 +163,10 @@ def _last_layers(tower: Tower, given: int | None) -> range:
     return range(count - given, count)
 
 
-_CONSISTENCY = {
-    "imagenet": 0.5,
-    "caltech101": 0.5,
-    "oxford_pets": 0.2,
-    "stanford_cars": 7.0,
-    "oxford_flowers": 4.0,
-    "food101": 5.0,
-    "fgvc_aircraft": 6.0,
-    "sun397": 6.0,
-    "dtd": 6.0,
-    "ucf101": 3.0,
-}
-RECIPES: Mapping[str, Mapping[str, object]] = {
-    "base-to-novel/imagenet": {"epochs": 5, "batch": 32},
-    "few-shot": {"epochs": 50, "batch": 32},
-    "few-shot/imagenet": {"epochs": 5},
-    "cross-dataset": {"epochs": 1, "batch": 32, "warmup_epochs": 0},
-    "domain-generalization": {"epochs": 1, "batch": 32, "warmup_epochs": 0},
-}
-"""By protocol and data set: what the authors change of the recipe, for MMRL and MMRL++ alike."""
-
-
-def variants(settings: Mapping[str, Mapping[str, object]]) -> dict[str, Variant]:
-    """Settings by protocol and data set, joined with the recipes."""
-    keys = [*settings, *(key for key in RECIPES if key not in settings)]
-    return {key: Variant(settings.get(key, {}), RECIPES.get(key, {})) for key in keys}
-
-
 @register("mmrl", MMRLConfig)
 class MMRL(RepresentationLearner):
-    variants = variants(
-        {
-            **{f"base-to-novel/{name}": {"consistency": value} for name, value in _CONSISTENCY.items()},
-            "base-to-novel/eurosat": {"consistency": 0.01, "width": 2048},
-            "few-shot": {"consistency": 0.5},
-            "few-shot/eurosat": {"width": 2048},
-            "cross-dataset": {"consistency": 0.2},
-            "domain-generalization": {"consistency": 0.2},
-        }
-    )
-
-    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: MMRLConfig) -> None:
-        super().__init__(encoder, class_names, template, config)
+    def __init__(self, encoder: DualEncoder, config: MMRLConfig) -> None:
+        super().__init__(encoder, config)
         device, vision, text = encoder.device, encoder.vision, encoder.text
         self.to_vision = nn.ModuleList(undrawn_linear(config.width, vision.width, device) for _ in self.vision_layers)
         self.to_text = nn.ModuleList(undrawn_linear(config.width, text.width, device) for _ in self.text_layers)

@@ -11,35 +11,35 @@ own projection plus a residual A·B. All B start at zero. Text, loss and predict
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder
-from rebapl.errors import UserError
 from rebapl.learners.initial import draw_linear, draw_normal, draw_uniform, undrawn_linear
-from rebapl.learners.mmrl import MMRLConfig, RepresentationLearner, variants
+from rebapl.learners.mmrl import MMRLConfig, RepresentationLearner
 from rebapl.learners.registry import register
+from rebapl.settings import SettingError
+
+MIX = 0.9
 
 
-@dataclass(frozen=True)
 class MMRLPlusConfig(MMRLConfig):
     """MMRL's settings; `mix` is β; the ranks of the layers' residuals and of the second head's."""
 
-    mix: float = 0.9
-    rank: int = 4
-    projection_rank: int = 64
+    mix: float = Field(default=MIX, ge=0, le=1)
+    rank: int = Field(default=4, ge=1)
+    projection_rank: int = Field(default=64, ge=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.mix <= 1:
-            raise UserError(f"mix = {self.mix}: the share of a layer's own tokens is a number from 0 to 1")
-        for name in ("rank", "projection_rank"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} = {getattr(self, name)}: give at least 1")
+    @model_validator(mode="after")
+    def _mix_acts(self) -> MMRLPlusConfig:
+        if self.layers == 1 and self.mix != MIX:
+            wrong = f"has no effect where tokens enter one layer only: leave it at {MIX}, or give more layers"
+            raise SettingError(("mix",), wrong)
+        return self
 
 
 class Residual(nn.Module):
@@ -90,66 +90,14 @@ class SharedAligner(nn.Module):
         return self.residuals  # type: ignore[return-value]
 
 
-_MIX_AND_CONSISTENCY = {
-    "imagenet": (0.9, 0.2),
-    "caltech101": (0.6, 3.0),
-    "oxford_pets": (0.7, 0.01),
-    "stanford_cars": (0.7, 6.0),
-    "oxford_flowers": (0.4, 7.0),
-    "food101": (0.1, 1.0),
-    "fgvc_aircraft": (0.9, 2.0),
-    "sun397": (0.5, 3.0),
-    "dtd": (0.9, 7.0),
-    "eurosat": (0.2, 0.01),
-    "ucf101": (0.9, 3.0),
-}
-_TRANSFER_MIX = {
-    "cross-dataset": {
-        "imagenet": 0.9,
-        "caltech101": 0.6,
-        "oxford_pets": 0.6,
-        "stanford_cars": 0.3,
-        "oxford_flowers": 0.4,
-        "food101": 0.3,
-        "fgvc_aircraft": 0.9,
-        "sun397": 0.7,
-        "dtd": 0.5,
-        "eurosat": 0.3,
-        "ucf101": 0.9,
-    },
-    "domain-generalization": {
-        "imagenet": 0.9,
-        "imagenetv2": 0.9,
-        "imagenet_sketch": 0.7,
-        "imagenet_a": 0.8,
-        "imagenet_r": 0.9,
-    },
-}
-
-
 @register("mmrl++", MMRLPlusConfig)
 class MMRLPlus(RepresentationLearner):
     """Transfer trains on the source's β and predicts on each target with the target's, which changes no parameter."""
 
     config: MMRLPlusConfig
-    variants = variants(
-        {
-            **{
-                f"{protocol}/{name}": {"mix": mix, "consistency": consistency}
-                for protocol in ("base-to-novel", "few-shot")
-                for name, (mix, consistency) in _MIX_AND_CONSISTENCY.items()
-            },
-            **{protocol: {"consistency": 0.1} for protocol in _TRANSFER_MIX},
-            **{
-                f"{protocol}/{name}": {"mix": mix}
-                for protocol, targets in _TRANSFER_MIX.items()
-                for name, mix in targets.items()
-            },
-        }
-    )
 
-    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: MMRLPlusConfig) -> None:
-        super().__init__(encoder, class_names, template, config)
+    def __init__(self, encoder: DualEncoder, config: MMRLPlusConfig) -> None:
+        super().__init__(encoder, config)
         device, vision, text = encoder.device, encoder.vision, encoder.text
         self.to_vision = SharedAligner(config.width, vision.width, len(self.vision_layers), config.rank, device)
         self.to_text = SharedAligner(config.width, text.width, len(self.text_layers), config.rank, device)

@@ -14,53 +14,59 @@ training pass takes `at_once` of them, drawn at random, except in the last term.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder, Text
-from rebapl.errors import UserError
-from rebapl.learners.base import Learner, Output, Recipe
-from rebapl.learners.coop import pieces
+from rebapl.learners.base import Learner, Output
+from rebapl.learners.coop import Position, pieces
 from rebapl.learners.initial import draw_normal
-from rebapl.learners.noise import noise_of
 from rebapl.learners.registry import register
+from rebapl.settings import SettingError, Settings
 
 SEQUENCES = 4096  # in one text pass
-ORDER = ("front", "middle", "end")
+ORDER: tuple[Position, ...] = ("front", "middle", "end")
+AT_ONCE = 4
+ORTHOGONALITY = 0.1
 
 
-@dataclass(frozen=True)
-class ProDAConfig:
-    """`prompts` of `tokens` each, `at_once` of them in a training pass; `orthogonality` is λ."""
+class ProDAConfig(Settings):
+    """`prompts` of `tokens` each, `at_once` of them in a training pass; `orthogonality` is λ.
 
-    prompts: int = 32
-    tokens: int = 16
-    at_once: int = 4
-    orthogonality: float = 0.1
+    Where there are fewer than the published 4 prompts, a pass takes all of them.
+    """
 
-    def __post_init__(self) -> None:
-        for name in ("prompts", "tokens", "at_once"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} = {getattr(self, name)}: give at least 1")
-        if not self.orthogonality >= 0:
-            raise UserError(f"orthogonality = {self.orthogonality}: the weight of a term cannot be negative")
+    prompts: int = Field(default=32, ge=1)
+    tokens: int = Field(default=16, ge=1)
+    at_once: int = Field(default=AT_ONCE, ge=1)
+    orthogonality: float = Field(default=ORTHOGONALITY, ge=0)
+
+    @model_validator(mode="after")
+    def _all_act(self) -> ProDAConfig:
+        if self.at_once > self.prompts and self.at_once != AT_ONCE:
+            wrong = f"= {self.at_once} is more than there are prompts: give {self.prompts} at most"
+            raise SettingError(("at_once",), wrong)
+        if self.prompts == 1 and self.orthogonality not in (0, ORTHOGONALITY):
+            wrong = "has no effect on a single prompt: leave it out, or give more prompts"
+            raise SettingError(("orthogonality",), wrong)
+        return self
 
 
 @register("proda", ProDAConfig)
-class ProDA(Learner):
-    recipe = Recipe(lr=0.001, epochs=100, batch=20)
+class ProDA(Learner[Tensor]):
+    config: ProDAConfig
     repels_in = "text"
+    repels_per_image = False
 
-    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: ProDAConfig) -> None:
-        self.config = config
+    def __init__(self, encoder: DualEncoder, config: ProDAConfig) -> None:
+        super().__init__(encoder, config)
         quarter = config.prompts // 4
         order = [0] * quarter + [1] * quarter + [2] * (config.prompts - 2 * quarter)
         self.positions = torch.tensor(order, device=encoder.device)
-        super().__init__(encoder, class_names, template)
         shape = (config.prompts, config.tokens, encoder.text.width)
         self.context = nn.Parameter(torch.empty(shape, device=encoder.device))
 
@@ -117,7 +123,7 @@ class ProDA(Learner):
         device = self.encoder.device
         if not self.training or some >= count:
             return torch.arange(count, device=device)
-        noise = noise_of(self)
+        noise = self.noise_stream()
         return torch.randperm(count, generator=noise, device=noise.device)[:some].to(device)
 
     def _class_features(self, chosen: Tensor) -> Tensor:

@@ -2,63 +2,137 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
 from rebapl.backbones import DualEncoder
-from rebapl.errors import UserError, unknown
-from rebapl.learners.base import Learner, Recipe
+from rebapl.errors import UserError
+from rebapl.learners.base import Learner
+from rebapl.learners.recipes import Recipe, Recipes, read_recipes, recipes_of
+from rebapl.plugins import Registry
+from rebapl.settings import SettingError, Settings
 
-METHODS: dict[str, tuple[type[Learner], type[Any]]] = {}
+FOLDER = Path(__file__).parent / "recipes"
+"""The recipe files of the methods that come with the package."""
+
+LearnerClass = TypeVar("LearnerClass", bound=type[Learner[Any]])
 
 
-def register(name: str, config: type[Any]) -> Callable[[type[Learner]], type[Learner]]:
-    """Class decorator: makes a learner known as `name`, with the dataclass of its settings."""
+@dataclass(frozen=True)
+class Method:
+    """A registered method: the class of its learner, the class of its settings, and how it was published."""
 
-    def add(learner: type[Learner]) -> type[Learner]:
-        METHODS[name] = (learner, config)
+    name: str
+    learner: type[Learner[Any]]
+    config: type[Settings]
+    recipes: Recipes
+
+    def settings(self, given: Mapping[str, Any]) -> Settings:
+        """All of its settings, some of them given; what is wrong with them is said of `method.NAME`."""
+        try:
+            return self.config(**given)
+        except SettingError as error:
+            if not self.config.model_fields:
+                raise UserError(f"method '{self.name}' has no settings, but {', '.join(given)} was given") from None
+            raise error.below("method") from None
+
+
+METHODS: Registry[Method] = Registry("method", "rebapl.learners")
+"""All methods by name, those of installed plugins included."""
+
+
+def register(
+    name: str, config: type[Settings], recipes: Path | str | None = None
+) -> Callable[[LearnerClass], LearnerClass]:
+    """Class decorator: makes a learner known as `name`, with the class of its settings.
+
+    How the method is trained stands in the file `recipes` (see `rebapl.learners.recipes`), or in the class attribute
+    `recipe`. A class that is defined again, by a notebook cell that is run twice, takes its own place.
+    """
+
+    def add(learner: LearnerClass) -> LearnerClass:
+        taken = METHODS.known.get(name)
+        if taken is not None and _identity(taken.learner) != _identity(learner):
+            raise UserError(f"method '{name}' is {_identity(taken.learner)} already: choose another name")
+        other = vars(learner).get("registered_as")
+        if other not in (None, name):
+            raise UserError(f"{_identity(learner)} is registered as '{other}' already: a class has one name")
+        found = _find_recipes(name, learner, config, recipes)
+        learner.registered_as, learner.recipe = name, found.published("", "")[1]
+        METHODS.known[name] = Method(name, learner, config, found)
         return learner
 
     return add
+
+
+def _identity(learner: type) -> str:
+    return f"{learner.__module__}.{learner.__qualname__}"
+
+
+def _find_recipes(name: str, learner: type[Learner[Any]], config: type[Settings], path: Path | str | None) -> Recipes:
+    packaged = FOLDER / f"{name}.yaml"
+    if path is not None or packaged.is_file():
+        return read_recipes(packaged if path is None else Path(path), config)
+    recipe = getattr(learner, "recipe", None)
+    if not isinstance(recipe, Recipe):
+        raise UserError(
+            f"method '{name}' has no recipe: give {_identity(learner)} an attribute such as recipe = Recipe(lr=0.002, "
+            f"epochs=50, batch=32), or the path of a recipe file, register({name!r}, …, recipes=path)"
+        )
+    return recipes_of(recipe)
+
+
+def resolve_method(method: str, settings: Mapping[str, Any] | None = None) -> Settings:
+    """All settings of a method, some of them given.
+
+    >>> resolve_method("coop", {"init": None, "tokens": 8}).plain()
+    {'tokens': 8, 'init': None, 'position': 'end', 'class_specific': False}
+    >>> resolve_method("coop", {"tokens": 2.5})
+    Traceback (most recent call last):
+    rebapl.settings.SettingError: method.tokens is 2.5: it must be a whole number or null
+    """
+    return METHODS.find(method).settings(settings or {})
 
 
 def build_learner(
     method: str,
     encoder: DualEncoder,
     class_names: Sequence[str],
-    template: str,
+    template: str | None,
     generator: torch.Generator,
     settings: Mapping[str, Any] | None = None,
-) -> Learner:
-    """A freshly initialised learner of that method; `settings` override its published defaults."""
-    if method not in METHODS:
-        raise unknown("method", method, sorted(METHODS))
-    kind, config = METHODS[method]
-    known = [field.name for field in dataclasses.fields(config)]
-    for key in settings or {}:
-        if key not in known:
-            raise (
-                unknown(f"setting of method '{method}'", key, known)
-                if known
-                else UserError(f"method '{method}' has no settings, but '{key}' was given")
-            )
-    learner = kind(encoder, class_names, template, config(**(settings or {})))  # type: ignore[call-arg]
+) -> Learner[Any]:
+    """A freshly initialised learner of that method for these classes; `settings` override its defaults."""
+    learner = METHODS.find(method).learner(encoder, resolve_method(method, settings)).bind(class_names, template)
     learner.reset(generator)
     return learner
 
 
-def published(method: str, protocol: str, dataset: str) -> tuple[dict[str, Any], Recipe]:
-    """The settings and the recipe with which the authors report this method there."""
-    if method not in METHODS:
-        raise unknown("method", method, sorted(METHODS))
-    kind, _ = METHODS[method]
-    settings: dict[str, Any] = {}
-    recipe = kind.recipe
-    for key in (protocol, dataset, f"{protocol}/{dataset}"):
-        if key in kind.variants:
-            settings |= kind.variants[key].settings
-            recipe = dataclasses.replace(recipe, **kind.variants[key].recipe)
-    return settings, recipe
+def published(method: str, protocol: str, dataset: str, shots: int | None = None) -> tuple[dict[str, Any], Recipe]:
+    """The settings and the recipe with which the authors report this method there.
+
+    >>> [published("coop", "few-shot", "dtd", shots)[1].epochs for shots in (1, 4, 16, None)]
+    [50, 100, 200, 200]
+    """
+    return METHODS.find(method).recipes.published(protocol, dataset, shots)
+
+
+def earlier_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as a posterior has them that version 0.1.0 or an earlier one wrote, in the words of today.
+
+    >>> earlier_settings("maple", {"depth_of_12": 3}), earlier_settings("zero-shot", {"with_own": False})
+    ({'depth': '3/12'}, {})
+    """
+    today = dict(settings)
+    share = today.pop("depth_of_12", None)
+    if share is not None and today.get("depth") is None:
+        today["depth"] = f"{share}/12"
+    if "depth" in today and today["depth"] is None:
+        del today["depth"]
+    if method == "zero-shot" and today.get("templates") is None:
+        today.pop("with_own", None)  # it had no effect
+    return today

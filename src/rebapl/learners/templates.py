@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.resources import files
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from rebapl.backbones import DualEncoder
@@ -50,6 +52,15 @@ def read_templates(given: str | Sequence[str]) -> tuple[str, ...]:
     for template in templates:
         check_template(template)
     return templates
+
+
+def _checked(given: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    read_templates(given)
+    return given
+
+
+Templates = Annotated[str | Annotated[tuple[str, ...], Field(strict=False)], AfterValidator(_checked)]
+"""A setting that is a named set, one template or several."""
 
 
 @torch.no_grad()

@@ -7,46 +7,45 @@ patches in each of the first J layers (see `deep`). J = 1 is the shallow variant
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from rebapl.backbones import DualEncoder, States
-from rebapl.learners.base import Learner, Output, Recipe
-from rebapl.learners.deep import check_tokens, image_features, prompt_parameters
-from rebapl.learners.depth import checked_depth
+from rebapl.data.dataset import check_template
+from rebapl.learners.base import Learner, Output
+from rebapl.learners.deep import Depth, image_features, prompt_parameters, prompted_layers
 from rebapl.learners.initial import draw_normal
 from rebapl.learners.registry import register
-from rebapl.learners.templates import mean_features, read_templates
+from rebapl.learners.templates import mean_features
+from rebapl.settings import Settings
 
-PUBLISHED_DEPTH = 12
 
-
-@dataclass(frozen=True)
-class VPTConfig:
+class VPTConfig(Settings):
     """`depth`: layers with prompts, all by default, 1 for shallow. `text`: the fixed text, or None: the data set's."""
 
-    tokens: int = 8
-    depth: int | None = None
+    tokens: int = Field(default=8, ge=1)
+    depth: Depth = "12/12"
     text: str | None = "a photo of a {}."
 
-    def __post_init__(self) -> None:
-        check_tokens(self.tokens)
-        if self.text is not None:
-            read_templates([self.text])
+    @field_validator("text")
+    @classmethod
+    def _readable(cls, given: str | None) -> str | None:
+        if given is not None:
+            check_template(given)
+        return given
 
 
 @register("vpt", VPTConfig)
-class VPT(Learner):
-    recipe = Recipe(lr=0.0025, epochs=5, batch=4)
+class VPT(Learner[States]):
+    config: VPTConfig
     repels_in = "image"
 
-    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: VPTConfig) -> None:
-        self.config = config
-        depth = checked_depth(config.depth, PUBLISHED_DEPTH, len(encoder.vision.layers))
-        super().__init__(encoder, class_names, template)
+    def __init__(self, encoder: DualEncoder, config: VPTConfig) -> None:
+        super().__init__(encoder, config)
+        depth = prompted_layers(config.depth, len(encoder.vision.layers))
         self.vision = prompt_parameters(depth, config.tokens, encoder.vision.width, encoder.device)
 
     def prepare_text(self) -> None:

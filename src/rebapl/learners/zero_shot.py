@@ -6,42 +6,39 @@ or an ensemble: the text feature of a class is the normalised mean of its normal
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
+from pydantic import model_validator
 from torch import Tensor
 
-from rebapl.backbones import DualEncoder
-from rebapl.learners.base import Learner, Output, Recipe, Variant
+from rebapl.learners.base import Learner, Output
 from rebapl.learners.registry import register
-from rebapl.learners.templates import mean_features, read_templates
+from rebapl.learners.templates import Templates, mean_features
+from rebapl.settings import SettingError, Settings
 
 
-@dataclass(frozen=True)
-class ZeroShotConfig:
+class ZeroShotConfig(Settings):
     """`templates` makes it an ensemble: a named set (imagenet-7, imagenet-80), one template, or several.
 
-    `with_own` adds the data set's own template to them, as published for all data sets but ImageNet.
+    `with_own` adds the data set's own template to them, as published for all data sets but ImageNet: there the
+    ensemble is published without it, with_own=False.
     """
 
-    templates: str | Sequence[str] | None = None
+    templates: Templates | None = None
     with_own: bool = True
 
-    def __post_init__(self) -> None:
-        if self.templates is not None:
-            read_templates(self.templates)
+    @model_validator(mode="after")
+    def _something_is_left(self) -> ZeroShotConfig:
+        if self.templates is None and not self.with_own:
+            raise SettingError(("with_own",), "= false leaves no template at all: give templates, or leave it out")
+        return self
 
 
 @register("zero-shot", ZeroShotConfig)
-class ZeroShot(Learner):
-    recipe = Recipe(lr=0.0, epochs=0, batch=1)
+class ZeroShot(Learner[Tensor]):
+    config: ZeroShotConfig
     repels_in = None
-    variants = {"imagenet": Variant(settings={"with_own": False})}
-
-    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], template: str, config: ZeroShotConfig) -> None:
-        self.config = config
-        super().__init__(encoder, class_names, template)
 
     def prepare_text(self) -> None:
         templates = self.template if self.config.templates is None else self.config.templates

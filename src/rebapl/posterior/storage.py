@@ -18,6 +18,7 @@ from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.errors import UserError
 from rebapl.files import folder_written_whole, read_json, sha256, write_json
 from rebapl.learners import Learner, build_learner
+from rebapl.learners.registry import earlier_settings
 from rebapl.posterior.manifest import ABOUT, MANIFEST, SAMPLES, build_manifest, check_manifest, read_threshold
 from rebapl.posterior.posterior import Posterior
 
@@ -81,7 +82,7 @@ def load_posterior(
             about["class_names"],
             about["template"],
             torch.Generator(),
-            about["method_settings"],
+            earlier_settings(about["method"], about["method_settings"]),
         )
     except (UserError, TypeError) as error:  # settings that this version does not know, or of another type
         raise UserError(

@@ -13,14 +13,14 @@ of `Distance` with a `prepare` method, registered in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rebapl.errors import UserError, unknown
-from rebapl.plugins import load_plugins
+from rebapl.errors import UserError
+from rebapl.plugins import Registry
 from rebapl.repulsion.clouds import Stored, as_points
 from rebapl.settings import Settings
 
@@ -45,8 +45,8 @@ class Distance(Settings):
 
 Between = Callable[[Tensor, Stored], Tensor]
 
-DISTANCES: dict[str, type[Distance]] = {}
-"""The distances by name."""
+DISTANCES: Registry[type[Distance]] = Registry("distance", "rebapl.distances")
+"""The distances by name, those of installed plugins included."""
 
 
 def register_distance(kind: str) -> Callable[[Any], Any]:
@@ -54,11 +54,11 @@ def register_distance(kind: str) -> Callable[[Any], Any]:
 
     def add(made: type[Distance] | Between) -> Any:
         distance: type[Distance] = made if isinstance(made, type) else _of_function(made)
-        taken = DISTANCES.get(kind)
+        taken = DISTANCES.known.get(kind)
         if taken is not None and (taken.__module__, taken.__qualname__) != (distance.__module__, distance.__qualname__):
             raise UserError(f"the distance '{kind}' is taken by {taken.__name__}: choose another name")
         distance.kind = kind
-        DISTANCES[kind] = distance
+        DISTANCES.known[kind] = distance
         return made
 
     return add
@@ -75,22 +75,13 @@ def _of_function(function: Between) -> type[Distance]:
     return OfFunction
 
 
-def known_distances() -> Mapping[str, type[Distance]]:
-    """The distances by name, those of installed plugins included."""
-    load_plugins("rebapl.distances")
-    return DISTANCES
-
-
 def get_distance(kind: str, **options: Any) -> Distance:
     """The distance of that name with these settings.
 
     >>> get_distance("mmd", bandwidth=1.0)
     MMD(bandwidth=1.0)
     """
-    known = known_distances()
-    if kind not in known:
-        raise unknown("distance", kind, known)
-    return known[kind](**options)
+    return DISTANCES.find(kind)(**options)
 
 
 def squared_distance(x: Tensor, y: Tensor, distance: str | Distance = "mmd", **options: Any) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn.utils import get_total_norm
 
 from rebapl.errors import UserError, unknown
 from rebapl.repulsion.clouds import Stored, as_points
-from rebapl.repulsion.distances import Distance, check_dimensions, known_distances
+from rebapl.repulsion.distances import DISTANCES, Distance, check_dimensions
 from rebapl.repulsion.force import FORCES, Force
 from rebapl.repulsion.memory import Keep, Memory
 from rebapl.repulsion.potential import POTENTIALS, Potential
@@ -24,7 +24,7 @@ from rebapl.settings import OneOf
 
 Stage = Literal["exploration", "both"]
 
-DISTANCE = OneOf("distance", known_distances)
+DISTANCE = OneOf("distance", DISTANCES)
 POTENTIAL = OneOf("potential", POTENTIALS)
 FORCE = OneOf("force", FORCES)
 

@@ -14,7 +14,6 @@ from rebapl.backbones import DEFAULT_BACKBONE
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.published import PUBLISHED
 from rebapl.data.task import Task, load_task, part_names
-from rebapl.errors import UserError, unknown
 from rebapl.learners import METHODS, Recipe, published
 from rebapl.sampling import Inference, preset
 
@@ -146,14 +145,7 @@ def data_name(data: str) -> str:
 
 def resolve_method(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """All settings of a method, given some."""
-    _, kind = METHODS[method]
-    known = [field.name for field in dataclasses.fields(kind)]
-    for key in settings:
-        if key not in known:
-            if not known:
-                raise UserError(f"method '{method}' has no settings, but '{key}' was given")
-            raise unknown(f"setting of method '{method}'", key, known)
-    return dataclasses.asdict(kind(**settings))
+    return METHODS.find(method).settings(settings).plain()
 
 
 def resolve_inference(

@@ -1,11 +1,11 @@
 """Step rules as torch optimizers, the cyclical schedule, the one chain loop, presets."""
 
+from rebapl.learnable import Learnable
 from rebapl.sampling.chain import Chain
 from rebapl.sampling.diagnostics import Diagnostics
 from rebapl.sampling.guard import NonFiniteError
 from rebapl.sampling.loop import Batches, Loop, Sample
-from rebapl.sampling.presets import PRESETS, known_presets, preset, preset_values, register_preset
-from rebapl.sampling.reference import Learnable
+from rebapl.sampling.presets import PRESETS, preset, preset_values, register_preset
 from rebapl.sampling.schedule import CyclicalSchedule
 from rebapl.sampling.settings import Adaptive, Inference, Repelling
 from rebapl.sampling.sghmc import SGHMC
@@ -28,7 +28,6 @@ __all__ = [
     "NonFiniteError",
     "Repelling",
     "Sample",
-    "known_presets",
     "preset",
     "preset_values",
     "register_preset",

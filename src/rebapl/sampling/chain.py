@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
+from rebapl.learnable import Learnable
 from rebapl.repulsion import Repulsion, kick
 from rebapl.sampling.adaptive import worth_another_cycle
 from rebapl.sampling.building import build_schedule
@@ -30,7 +31,7 @@ from rebapl.sampling.diagnostics import Diagnostics
 from rebapl.sampling.gradients import Gradient, Gradients, Passes
 from rebapl.sampling.guard import total_norm
 from rebapl.sampling.loop import Batches, Loop, Sample, copied, kept
-from rebapl.sampling.reference import Learnable, Reference, evaluating
+from rebapl.sampling.reference import Reference, evaluating
 from rebapl.sampling.settings import Cold, Inference, Repelling, Warm, pool_size
 
 
@@ -47,7 +48,7 @@ class Chain(Loop):
 
     def __init__(
         self,
-        learner: Learnable,
+        learner: Learnable[Any],
         inference: Inference,
         batches: Batches,
         *,

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rebapl.learnable import Learnable
 from rebapl.repulsion import Repulsion
 from rebapl.repulsion.repulsion import Carried, Found, Plan
 from rebapl.sampling.captured import Capturing
-from rebapl.sampling.reference import Learnable, Reference
+from rebapl.sampling.reference import Reference
 
 Gradient = tuple[Tensor | None, ...]
 
@@ -30,7 +31,7 @@ class Gradients(NamedTuple):
 class Passes:
     """The passes of one learner, as usual or replayed by `capturing`; with it, batches must have one shape."""
 
-    def __init__(self, learner: Learnable, parameters: list[Tensor], capturing: Capturing | None = None) -> None:
+    def __init__(self, learner: Learnable[Any], parameters: list[Tensor], capturing: Capturing | None = None) -> None:
         self.learner, self.parameters, self.capturing = learner, parameters, capturing
 
     def plain(self, images: Tensor, labels: Tensor) -> Gradients:

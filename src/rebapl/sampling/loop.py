@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from rebapl.errors import UserError
+from rebapl.learnable import Learnable
 from rebapl.randomness import generator
 from rebapl.sampling.guard import Guard, NonFiniteError
-from rebapl.sampling.reference import Learnable
 from rebapl.sampling.schedule import CyclicalSchedule
 from rebapl.sampling.settings import Inference
 
@@ -48,7 +48,7 @@ class Loop(ABC):
 
     def __init__(
         self,
-        learner: Learnable,
+        learner: Learnable[Any],
         inference: Inference,
         batches: Batches,
         *,

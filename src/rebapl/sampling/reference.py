@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rebapl.errors import UserError
+from rebapl.learnable import Learnable
 from rebapl.repulsion import Repulsion, requires_dependence, weights
 
 
-class OutputLike(Protocol):
-    """What a learner says about a batch; `rebapl.learners.Output` is one."""
-
-    @property
-    def logits(self) -> Tensor: ...
-    @property
-    def per_class(self) -> Mapping[str, Tensor]: ...
-    def rows(self, rows: slice) -> OutputLike: ...
-    def cloud(self, space: str) -> Tensor: ...
-
-
-class Learnable(Protocol):
-    """What the loop needs of a learner: any nn.Module of this shape.
-
-    `loss` takes what the call gave. `repels_in` names the feature space in which its samples are kept apart by
-    default; None if it has none. `use_noise` hands it the stream that it draws from while training, if it draws.
-    """
-
-    @property
-    def repels_in(self) -> str | None: ...
-    def __call__(self, images: Tensor) -> OutputLike: ...
-    def loss(self, output: Any, labels: Tensor) -> Tensor: ...
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
-    def modules(self) -> Iterator[nn.Module]: ...
-    def eval(self) -> Any: ...
-    def reset(self, generator: torch.Generator) -> None: ...
-    def use_noise(self, generator: torch.Generator) -> None: ...
-
-
 @contextmanager
-def evaluating(learner: Learnable) -> Iterator[None]:
+def evaluating(learner: Learnable[Any]) -> Iterator[None]:
     """In evaluation mode inside, each part back in its own mode after; no gradients."""
     modes = [(module, module.training) for module in learner.modules()]
     learner.eval()
@@ -65,7 +37,7 @@ class Reference:
 
     def __init__(
         self,
-        learner: Learnable,
+        learner: Learnable[Any],
         space: str,
         pool: Tensor | None,
         n: int | None,

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rebapl.errors import UserError
+from rebapl.learnable import Learnable
 from rebapl.repulsion import kick, stein_direction, stein_feature_direction, weights
 from rebapl.sampling.building import build_schedule
 from rebapl.sampling.guard import total_norm
 from rebapl.sampling.loop import Batches, Loop, Sample, copied, kept
-from rebapl.sampling.reference import Learnable, Reference
+from rebapl.sampling.reference import Reference
 from rebapl.sampling.rule import prior_decay
 from rebapl.sampling.settings import Inference, SVGDSettings, pool_size
 
@@ -37,7 +38,7 @@ class SVGD(Loop):
 
     def __init__(
         self,
-        learner: Learnable,
+        learner: Learnable[Any],
         inference: Inference,
         batches: Batches,
         *,
@@ -160,7 +161,7 @@ class SVGD(Loop):
 class _WithLoss(nn.Module):
     """Loss and cloud in one call, so that `functional_call` exchanges the parameters of both."""
 
-    def __init__(self, learner: Learnable) -> None:
+    def __init__(self, learner: Learnable[Any]) -> None:
         super().__init__()
         self.learner: Any = learner  # a module: its parameters are this module's
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rebapl.errors import UserError, unknown
-from rebapl.plugins import load_plugins
+from rebapl.errors import UserError
+from rebapl.plugins import Registry
 from rebapl.sampling.presets.reading import FromRecipe, Preset, Value, on_top, read_preset, read_presets
 from rebapl.sampling.settings import Inference
 from rebapl.settings import leaves, nested, overlaid
@@ -19,27 +19,23 @@ from rebapl.settings import leaves, nested, overlaid
 if TYPE_CHECKING:
     from rebapl.learners import Recipe
 
-__all__ = ["PRESETS", "Value", "known_presets", "preset", "preset_values", "register_preset"]
+__all__ = ["PRESETS", "Value", "preset", "preset_values", "register_preset"]
 
 FOLDER = Path(__file__).parent
 
-PRESETS: dict[str, Preset] = read_presets(FOLDER)
-"""The presets by name."""
+PRESETS: Registry[Preset] = Registry("inference", "rebapl.presets")
+"""The presets by name, those of installed plugins included."""
 
-
-def known_presets() -> Mapping[str, Preset]:
-    """The presets by name, those of installed plugins included."""
-    load_plugins("rebapl.presets")
-    return PRESETS
+PRESETS.known |= read_presets(FOLDER)
 
 
 def register_preset(path: Path | str) -> str:
     """Make the preset in a YAML file known by the file's name, which is returned; it may extend one of the package."""
     path = Path(path)
     read = read_preset(path, FOLDER)
-    if path.stem in PRESETS and PRESETS[path.stem] != read:
+    if PRESETS.known.get(path.stem, read) != read:
         raise UserError(f"the preset '{path.stem}' of {path} is taken: name the file otherwise")
-    PRESETS[path.stem] = read
+    PRESETS.known[path.stem] = read
     return path.stem
 
 
@@ -49,10 +45,8 @@ def preset_values(name: str, recipe: Recipe, method: str = "", per_image: bool =
     `method` is the learner's name: `rebapl-paper` takes the values of the paper's table for those it names. `per_image`
     says whether the space in which the learner repels has a point per image; where it has not, no images are compared.
     """
-    known = known_presets()
-    if name not in known:
-        raise unknown("inference", name, known)
-    values = on_top(known[name].values, known[name].methods.get(method, {}))
+    chosen = PRESETS.find(name)
+    values = on_top(chosen.values, chosen.methods.get(method, {}))
     read = {key: Value(_from_recipe(entry.value, recipe), entry.origin) for key, entry in values.items()}
     values = {
         name: Value(each, entry.origin) for key, entry in read.items() for name, each in leaves({key: entry.value})

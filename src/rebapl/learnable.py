@@ -1,0 +1,61 @@
+"""What a sampler needs of the thing it samples, as protocols that the type checker compares with it.
+
+`rebapl.learners.Learner` is a `Learnable`, and so is any `nn.Module` of this shape: nobody has to inherit anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+OutputT = TypeVar("OutputT", bound="LearnerOutput")
+
+
+class LearnerOutput(Protocol):
+    """What a learner gives for a batch of B images among C classes; `rebapl.learners.Output` is one."""
+
+    @property
+    def logits(self) -> Tensor:
+        """(B, C)"""
+
+    @property
+    def per_class(self) -> Mapping[str, Tensor]:
+        """The feature clouds with a row per class; all other clouds have a row per image."""
+
+    def rows(self: OutputT, rows: slice) -> OutputT:
+        """The same for some of the images."""
+
+    def cloud(self, space: str) -> Tensor:
+        """The points (n, d) of a named feature space."""
+
+
+class Learnable(Protocol[OutputT]):
+    """A module with a loss, of which samplers move the parameters."""
+
+    @property
+    def repels_in(self) -> str | None:
+        """The feature space in which samples repel each other by default; None where nothing is learned."""
+
+    @property
+    def repels_per_image(self) -> bool:
+        """Whether that space has a row per image, so that the repulsion needs reference images; or one per class."""
+
+    def __call__(self, images: Tensor) -> OutputT: ...
+
+    def loss(self, output: OutputT, labels: Tensor) -> Tensor:
+        """The mean loss of the images with labels (B,), a scalar."""
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Draw the parameters anew from their initial distribution."""
+
+    def use_noise(self, generator: torch.Generator) -> None:
+        """Draw from this stream whatever is random in training mode. The sampler saves and restores the stream."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+    def eval(self) -> object: ...
