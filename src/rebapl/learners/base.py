@@ -184,6 +184,25 @@ class Learner(nn.Module, Generic[Frozen]):
         """Logits (B, C) of normalised features (B, e) and (C, e)."""
         return self.encoder.logits(image, text)
 
+    @torch.no_grad()
+    def frozen_cloud(self, space: str, images: Tensor | None, chunk: int = 64) -> Tensor | None:
+        """The points of a named space as the frozen model gives them, for preprocessed images (P, 3, H, W).
+
+        None for spaces that the frozen model does not have, and where it cannot read the class names in the template.
+        """
+        if space == "text" and self.repels_in == "text" and self.repels_per_image:
+            return None  # every image has its own text features
+        try:
+            text = self.encoder.text_features(self.encoder.tokenize([[sentence] for sentence in self.sentences()]))
+            if space == "text":
+                return text
+            if images is None:
+                return None
+            image = torch.cat([self.encoder.image_features(part) for part in images.split(chunk)])
+            return Output(self.cosine_logits(image, text), {"image": image}, {"text": text}).cloud(space)
+        except UserError:
+            return None
+
     def use_noise(self, generator: torch.Generator) -> None:
         """Draw from this stream whatever is random in training mode. The loop calls this before it trains."""
         self.noise = generator

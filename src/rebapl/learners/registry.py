@@ -86,8 +86,8 @@ def _find_recipes(name: str, learner: type[Learner[Any]], config: type[Settings]
     return recipes_of(recipe)
 
 
-def resolve_method(method: str, settings: Mapping[str, Any] | None = None) -> Settings:
-    """All settings of a method, some of them given.
+def resolve_method(method: str, settings: Mapping[str, Any] | Settings | None = None) -> Settings:
+    """All settings of a method, some of them given, or all of them as an object.
 
     >>> resolve_method("coop", {"init": None, "tokens": 8}).plain()
     {'tokens': 8, 'init': None, 'position': 'end', 'class_specific': False}
@@ -95,7 +95,10 @@ def resolve_method(method: str, settings: Mapping[str, Any] | None = None) -> Se
     Traceback (most recent call last):
     rebapl.settings.SettingError: method.tokens is 2.5: it must be a whole number or null
     """
-    return METHODS.find(method).settings(settings or {})
+    found = METHODS.find(method)
+    if isinstance(settings, found.config):
+        return settings
+    return found.settings(settings.plain() if isinstance(settings, Settings) else settings or {})
 
 
 def build_learner(
@@ -104,7 +107,7 @@ def build_learner(
     class_names: Sequence[str],
     template: str | None,
     generator: torch.Generator,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | Settings | None = None,
 ) -> Learner[Any]:
     """A freshly initialised learner of that method for these classes; `settings` override its defaults."""
     learner = METHODS.find(method).learner(encoder, resolve_method(method, settings)).bind(class_names, template)

@@ -1,1 +1,6 @@
 """Task, encoder, learner and inference in; posterior out."""
+
+from rebapl.training.fit import Progress, Training, fit
+from rebapl.training.resolution import ResolvedTraining, resolve_training
+
+__all__ = ["Progress", "ResolvedTraining", "Training", "fit", "resolve_training"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -10,18 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from rebapl.backbones import DualEncoder
+from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.batches import LabelledImages, TrainBatches
-from rebapl.data.task import Task
+from rebapl.data.dataset import Dataset
+from rebapl.data.task import Task, load_task
 from rebapl.errors import UserError
-from rebapl.learners import build_learner, published
+from rebapl.learners import Learner, build_learner
 from rebapl.posterior import Posterior
 from rebapl.randomness import generator
-from rebapl.runs.config import published_protocol, resolve_inference
-from rebapl.sampling import SVGD, Chain, Inference, begin
+from rebapl.sampling import SVGD, Chain, Inference, Loop, preset
+from rebapl.sampling.settings import SVGDSettings, pool_size
 from rebapl.training.checkpoint import load_checkpoint, save_checkpoint
 from rebapl.training.log import EVERY, read_log, write_log
+from rebapl.training.resolution import CUSTOM, NOTHING, ResolvedTraining, resolve_training
 
 Progress = Callable[[int, int, float], None]
 """Called now and then with the steps done, the steps in all, and the latest loss."""
@@ -31,46 +33,40 @@ CHECKPOINT_SECONDS = 30
 
 
 class Training:
-    """Everything that `fit` needs, checked and built before any work starts; `run` does the work."""
+    """Everything that `fit` needs, checked and built before any work starts; `run` does the work.
+
+    `learner`, if given, is trained as it is, in the place of a fresh one of the resolved method.
+    """
 
     def __init__(
         self,
         task: Task,
         encoder: DualEncoder,
-        method: str = "coop",
-        inference: str = "mle",
-        *,
-        seed: int | None = None,
-        epochs: int | None = None,
-        method_settings: Mapping[str, Any] | None = None,
-        inference_settings: Mapping[str, Any] | None = None,
+        resolved: ResolvedTraining,
+        seed: int,
+        learner: Learner[Any] | None = None,
     ) -> None:
-        seed = task.seed if seed is None else seed
-        settings, recipe = published(method, published_protocol(task.protocol), task.dataset.name)
-        settings |= method_settings or {}
-        chosen = resolve_inference(inference, recipe, method, epochs, inference_settings or {})
-        self.learner = build_learner(
-            method, encoder, task.train.class_names, task.dataset.template, generator(seed, "initialisation"), settings
+        self.learner = learner or build_learner(
+            resolved.method,
+            encoder,
+            task.train.class_names,
+            task.dataset.template,
+            generator(seed, "initialisation"),
+            resolved.method_settings,
         )
-        self.about = {"method": method, "method_settings": settings, "seed": seed, "data": task.dataset.name}
-        self.chain: Chain | SVGD | None = None
+        plain = resolved.plain()
+        self.about = {
+            "method": resolved.method,
+            "method_settings": resolved.method_settings.plain(),
+            "inference": plain["inference"],
+            "crop_scale": plain["crop_scale"],
+            "seed": seed,
+            "data": task.dataset.name,
+        }
+        self.loop: Loop | None = None
         self.seconds = 0.0
-        if chosen is None:
-            self.about["inference"] = {"name": "none"}
-            return
-        self.about["inference"] = {"name": inference, **dataclasses.asdict(chosen)}
-        data = LabelledImages(task.dataset, task.train.items)
-        batches = TrainBatches(data, encoder.preprocessing, chosen.batch, recipe.crop_scale, seed, encoder.device)
-        self.chain = begin(
-            self.learner.train(),
-            chosen,
-            batches,
-            num_data=len(data),
-            steps_per_epoch=batches.steps_per_epoch,
-            seed=seed,
-            reference=_reference_images(data, batches, encoder, chosen, seed),
-            held_out=_held_out(task, encoder, chosen),
-        )
+        if resolved.inference is not None:
+            self.loop = _build_loop(task, encoder, self.learner, resolved, resolved.inference, seed)
 
     def run(
         self, checkpoint: Path | None = None, progress: Progress | None = None, log: Path | None = None
@@ -79,64 +75,51 @@ class Training:
 
         `seconds` is afterwards how long it took, whatever was done before an interruption included.
         """
-        if self.chain is None:
+        if self.loop is None:
             return Posterior.of(self.learner.eval(), [{}], self.about)
         before = self._resume(checkpoint)
-        rows = [] if log is None else [row for row in read_log(log) if row["step"] < self.chain.steps_done]
-        if log is not None and isinstance(self.chain, Chain):
-            self.chain.record_every = EVERY
+        rows = [] if log is None else [row for row in read_log(log) if row["step"] < self.loop.steps_done]
+        self.loop.record_every = 0 if log is None else EVERY
         start = saved = time.monotonic()
         try:
-            while not self.chain.done:
-                self._note_svgd(rows)
-                self.chain.step()
+            while not self.loop.done:
+                self.loop.step()
                 if progress is not None:
-                    progress(self.chain.steps_done, self.chain.steps_in_all, self.chain.last_loss)
+                    progress(self.loop.steps_done, self.loop.steps_in_all, self.loop.last_loss)
                 if checkpoint is not None and time.monotonic() - saved > CHECKPOINT_SECONDS:
                     self._write_log(rows, log)
                     spent = before + time.monotonic() - start
-                    save_checkpoint({"chain": self.chain.state_dict(), "seconds": spent}, checkpoint)
+                    save_checkpoint({"loop": self.loop.state_dict(), "seconds": spent}, checkpoint)
                     saved = time.monotonic()
         finally:
             self.seconds = before + time.monotonic() - start
             self._write_log(rows, log)
-        return Posterior.of(self.learner.eval(), [sample.parameters for sample in self.chain.samples], self.about)
+        return Posterior.of(self.learner.eval(), [sample.parameters for sample in self.loop.samples], self.about)
 
     def _resume(self, checkpoint: Path | None) -> float:
         """Go on from the checkpoint, if there is one; the seconds spent until then."""
         if checkpoint is None or not checkpoint.exists():
             return 0.0
-        assert self.chain is not None
+        assert self.loop is not None
         state = load_checkpoint(checkpoint)
-        if not isinstance(state, dict) or state.keys() != {"chain", "seconds"}:
+        if not isinstance(state, dict) or state.keys() != {"loop", "seconds"}:
             raise UserError(f"{checkpoint} is of another version of rebapl: delete it to begin this run anew")
-        self.chain.load_state_dict(state["chain"])
+        self.loop.load_state_dict(state["loop"])
         return state["seconds"]
 
     def _write_log(self, rows: list[dict[str, float]], log: Path | None) -> None:
-        """Move what the chain has recorded to `rows`, and write them all."""
-        assert self.chain is not None
-        if isinstance(self.chain, Chain):
-            each, chains = self.chain.schedule.steps_per_cycle, self.chain.inference.chains
-            for row in self.chain.diagnostics.rows():
-                cycle, chain = divmod(int(row["step"]) // each, chains)
-                rows.append({**row, "cycle": cycle, "chain": chain})
-            self.chain.diagnostics.clear()
+        """Move what the loop has recorded to `rows`, and write them all."""
+        assert self.loop is not None
+        rows += self.loop.rows()
         if log is not None:
             write_log(log, rows)
 
-    def _note_svgd(self, rows: list[dict[str, float]]) -> None:
-        """Particles that move together keep no record of their own: their mean loss as last looked at."""
-        if isinstance(self.chain, SVGD) and self.chain.steps_done % EVERY == 0:
-            loss = {} if math.isnan(self.chain.last_loss) else {"loss": self.chain.last_loss}
-            rows.append({"step": self.chain.steps_done, "cycle": 0, "lr": self.chain.schedule.lr, **loss})
-
 
 def fit(
-    task: Task,
-    encoder: DualEncoder,
-    method: str = "coop",
-    inference: str = "mle",
+    task: Task | Dataset | str,
+    encoder: DualEncoder | str,
+    method: str | Learner[Any] = "coop",
+    inference: str | Inference = "mle",
     *,
     seed: int | None = None,
     epochs: int | None = None,
@@ -147,31 +130,89 @@ def fit(
 ) -> Posterior:
     """Learn the prompts of `method` from the task's training images, by `inference`.
 
-    Settings default to those the method was published with, for this protocol and data set; `epochs` (per cycle)
-    and the two mappings override them. With a `checkpoint` path, interrupted work goes on where it was. `seed`
-    defaults to the task's.
+    Each of these is a name or an object: a task, a `Dataset` or the name of one (then all its classes are learned,
+    from 16 images each), a backbone, a learner that is bound to the task's class names, an `Inference`. Settings
+    default to those the method was published with, for this protocol and data set; `epochs` (per cycle) and the two
+    mappings override them. With a `checkpoint` path, interrupted work goes on where it was. `seed` defaults to the
+    task's.
     """
-    training = Training(
-        task,
-        encoder,
+    if not isinstance(task, Task):
+        task = load_task(task, seed=1 if seed is None else seed, protocol="few-shot")
+    if isinstance(encoder, str):
+        encoder = load_backbone(encoder)
+    seed = task.seed if seed is None else seed
+    if isinstance(method, Learner):
+        resolved = _of_learner(method, inference, task, epochs, method_settings, inference_settings)
+        return Training(task, encoder, resolved, seed, method).run(checkpoint, progress)
+    resolved = resolve_training(
         method,
         inference,
-        seed=seed,
+        protocol=task.protocol,
+        data=task.dataset.name,
+        shots=task.shots,
         epochs=epochs,
         method_settings=method_settings,
         inference_settings=inference_settings,
     )
-    return training.run(checkpoint, progress)
+    return Training(task, encoder, resolved, seed).run(checkpoint, progress)
 
 
-def _reference_images(
+def _of_learner(
+    learner: Learner[Any],
+    inference: str | Inference,
+    task: Task,
+    epochs: int | None,
+    method_settings: Mapping[str, Any] | None,
+    inference_settings: Mapping[str, Any] | None,
+) -> ResolvedTraining:
+    """What is resolved of a learner that somebody has built: its own settings, and the inference for its recipe."""
+    if method_settings:
+        raise UserError("a learner given as an object has its settings already: leave method_settings out")
+    if list(learner.class_names) != list(task.train.class_names):
+        raise UserError(
+            f"the learner is bound to {len(learner.class_names)} class names, and the task trains on "
+            f"{len(task.train.class_names)} others: give learner.bind(task.train.class_names, task.dataset.template)"
+        )
+    recipe, method = learner.recipe, learner.method or type(learner).__name__
+    if isinstance(inference, Inference):
+        if epochs is not None or inference_settings:
+            raise UserError("an inference given as an object has all its settings: change them there")
+        return ResolvedTraining(method, learner.config, CUSTOM, inference, recipe.crop_scale)
+    if recipe.epochs == 0:
+        return ResolvedTraining(method, learner.config, NOTHING, None, recipe.crop_scale)
+    changes = {**({} if epochs is None else {"epochs": epochs}), **(inference_settings or {})}
+    chosen = preset(inference, recipe, method, per_image=learner.repels_per_image, **changes)
+    return ResolvedTraining(method, learner.config, inference, chosen, recipe.crop_scale)
+
+
+def _build_loop(
+    task: Task, encoder: DualEncoder, learner: Learner[Any], resolved: ResolvedTraining, inference: Inference, seed: int
+) -> Loop:
+    data = LabelledImages(task.dataset, task.train.items)
+    batches = TrainBatches(data, encoder.preprocessing, inference.batch, resolved.crop_scale, seed, encoder.device)
+    pool = _pool(data, batches, encoder, inference, seed)
+    given: dict[str, Any] = {
+        "num_data": len(data),
+        "steps_per_epoch": batches.steps_per_epoch,
+        "seed": seed,
+        "reference": pool,
+    }
+    learner.train()
+    if isinstance(inference.sampler, SVGDSettings):
+        return SVGD(learner, inference, batches, **given)
+    anchor = _anchor(learner, inference, pool)
+    return Chain(learner, inference, batches, **given, anchor=anchor, held_out=_held_out(task, encoder, inference))
+
+
+def _pool(
     data: LabelledImages, batches: TrainBatches, encoder: DualEncoder, inference: Inference, seed: int
-) -> torch.Tensor | None:
-    """The pool of training images that the repulsion compares features on, in random order."""
-    if inference.repulsion is None:
+) -> Tensor | None:
+    """The pool of training images on which samples are compared, in random order; None where no images are."""
+    settings = inference.sampler if isinstance(inference.sampler, SVGDSettings) else inference.repulsion
+    size = 0 if settings is None else pool_size(settings.images, settings.pool)
+    if size == 0:
         return None
-    size = inference.repulsion.pool_size
-    if inference.repulsion.augmented:
+    if inference.pool_view == "augmented":
         steps = min(math.ceil(size / batches.batch), batches.steps_per_epoch)
         return torch.cat([batches(step)[0] for step in range(steps)])[:size]
     order = torch.randperm(len(data), generator=generator(seed, "reference")).tolist()
@@ -179,7 +220,16 @@ def _reference_images(
     return encoder.preprocessing.normalize(views).to(encoder.device)
 
 
-def _held_out(task: Task, encoder: DualEncoder, inference: Inference) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _anchor(learner: Learner[Any], inference: Inference, pool: Tensor | None) -> Tensor | None:
+    """The features of the frozen model, on the pool, in the space in which samples repel; None where it has none."""
+    settings = inference.repulsion
+    if settings is None or settings.potential.scale is not None:
+        return None
+    space = settings.space or learner.repels_in
+    return None if space is None else learner.frozen_cloud(space, pool)
+
+
+def _held_out(task: Task, encoder: DualEncoder, inference: Inference) -> tuple[Tensor, Tensor] | None:
     """The validation images and labels, where the number of cycles depends on them."""
     if inference.adaptive is None:
         return None

@@ -1,0 +1,83 @@
+"""What is learned and how, with every setting: resolved once, then hashed, run and saved as it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rebapl.errors import UserError
+from rebapl.learners import METHODS, Recipe, published, resolve_method
+from rebapl.sampling import Inference, preset
+from rebapl.settings import SettingError, Settings
+
+CUSTOM = "custom"
+"""The name of an inference that was given as an object."""
+
+NOTHING = "none"
+"""The name of the inference of a method that learns nothing."""
+
+
+@dataclass(frozen=True)
+class ResolvedTraining:
+    """A method with all its settings, an inference with all of its (None where nothing is learned), the crops."""
+
+    method: str
+    method_settings: Settings
+    inference_name: str
+    inference: Inference | None
+    crop_scale: tuple[float, float]
+
+    def plain(self) -> dict[str, Any]:
+        """Every setting as JSON has it."""
+        inference = {} if self.inference is None else self.inference.plain()
+        return {
+            "method": {"name": self.method, **self.method_settings.plain()},
+            "inference": {"name": self.inference_name, **inference},
+            "crop_scale": [float(end) for end in self.crop_scale],
+        }
+
+
+def published_protocol(protocol: str) -> str:
+    """The protocol whose published settings count: selecting settings is a rehearsal of base-to-novel."""
+    return "base-to-novel" if protocol == "selection" else protocol
+
+
+def resolve_training(
+    method: str,
+    inference: str | Inference,
+    *,
+    protocol: str,
+    data: str,
+    shots: int | None = None,
+    epochs: int | None = None,
+    method_settings: Mapping[str, Any] | None = None,
+    inference_settings: Mapping[str, Any] | None = None,
+) -> ResolvedTraining:
+    """All settings: what was published for this method, protocol and data set, the preset, and what is given on top.
+
+    `epochs` are those of a cycle; mappings may be nested or have names with dots.
+
+    >>> resolved = resolve_training("maple", "rebapl", protocol="base-to-novel", data="eurosat", epochs=2)
+    >>> resolved.inference.epochs, resolved.inference.sampler.lr, resolved.crop_scale
+    (2, 0.0035, (0.08, 1.0))
+    """
+    settings, recipe = published(method, published_protocol(protocol), data, shots)
+    chosen = resolve_method(method, {**settings, **(method_settings or {})})
+    changes = {**({} if epochs is None else {"epochs": epochs}), **(inference_settings or {})}
+    if recipe.epochs == 0:
+        if changes or isinstance(inference, Inference):
+            raise UserError(f"method '{method}' learns nothing: leave the settings of the inference out")
+        return ResolvedTraining(method, chosen, NOTHING, None, recipe.crop_scale)
+    if isinstance(inference, Inference):
+        if changes:
+            raise UserError("an inference given as an object has all its settings: change them there")
+        return ResolvedTraining(method, chosen, CUSTOM, inference, recipe.crop_scale)
+    return ResolvedTraining(method, chosen, inference, _preset(inference, recipe, method, changes), recipe.crop_scale)
+
+
+def _preset(name: str, recipe: Recipe, method: str, changes: Mapping[str, Any]) -> Inference:
+    try:
+        return preset(name, recipe, method, per_image=METHODS.find(method).learner.repels_per_image, **changes)
+    except SettingError as error:
+        raise error.below("inference") from None
