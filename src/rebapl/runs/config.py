@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from rebapl.backbones import DEFAULT_BACKBONE
-from rebapl.data.embedded import EMBEDDED
-from rebapl.data.published import PUBLISHED
+from pydantic import Field
+
+from rebapl.backbones import default_backbone
+from rebapl.data.catalogue import is_own
 from rebapl.data.task import Task, load_task, part_names
-from rebapl.learners import METHODS, Recipe, published
-from rebapl.sampling import Inference, preset
+from rebapl.settings import Settings
+from rebapl.training import ResolvedTraining, resolve_training
 
 TRAINED_CLASSES = {"base-to-novel": "base", "selection": "pseudo-base"}
 """Which classes a protocol trains on; all of them where it is not named."""
 
 HASH_LENGTH = 10
 
+Names = Annotated[tuple[str, ...], Field(strict=False)]
 
-@dataclasses.dataclass(frozen=True)
-class RunConfig:
-    """Everything that a run's numbers depend on, the machine and the place of the data aside.
+
+class RunConfig(Settings):
+    """Everything that a run's numbers depend on, as a person asks for it; the machine and where the data lie aside.
 
     `split`, `template`, `targets` and `cache` as in `load_task`; `epochs` (per cycle) and the two mappings go on top
-    of what the method was published with and of the inference's preset.
+    of what the method was published with and of the inference's preset. `backbone` None is the embedded `mini` for
+    embedded tasks, and CLIP ViT-B/16 otherwise.
 
-    >>> config = RunConfig("digits", "maple", "rebapl", backbone="mini")
+    >>> config = RunConfig("digits", "maple", "rebapl")
     >>> same = RunConfig("digits", "maple", "rebapl", backbone="mini", inference_settings={"cycles": 3})
     >>> config.hash() == same.hash()
     True
@@ -39,22 +42,26 @@ class RunConfig:
     data: str
     method: str = "coop"
     inference: str = "mle"
-    protocol: str = "base-to-novel"
-    shots: int = 16
+    protocol: Literal["base-to-novel", "few-shot", "cross-dataset", "domain-generalization", "selection"] = "base-to-novel"
+    shots: int = Field(default=16, ge=1)
     seed: int = 1
-    backbone: str = DEFAULT_BACKBONE
-    epochs: int | None = None
-    test_images: int | None = None
+    backbone: str | None = None
+    epochs: int | None = Field(default=None, ge=1)
+    test_images: int | None = Field(default=None, ge=1)
     split: str | None = None
     template: str | None = None
-    targets: tuple[str, ...] | None = None
-    cache: int | None = None
-    method_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    inference_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    targets: Names | None = None
+    cache: int | None = Field(default=None, ge=1)
+    method_settings: dict[str, Any] = Field(default_factory=dict)
+    inference_settings: dict[str, Any] = Field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.targets is not None:
-            object.__setattr__(self, "targets", tuple(self.targets))
+    def __init__(self, data: str, method: str = "coop", inference: str = "mle", **others: Any) -> None:
+        super().__init__(data=data, method=method, inference=inference, **others)
+
+    @property
+    def backbone_name(self) -> str:
+        """The backbone asked for, or the default for the data."""
+        return self.backbone or default_backbone(self.data)
 
     def task(self, root: Path | None = None) -> Task:
         """The task; `root` is the folder of data sets."""
@@ -75,44 +82,70 @@ class RunConfig:
         """The names of the parts to be scored."""
         return part_names(self.protocol, self.data, self.targets)
 
-    def resolved(self) -> dict[str, Any]:
-        """Every setting that the training depends on, as plain values; settings that make no sense are refused.
+    def resolved(self) -> ResolvedRun:
+        """Every setting that the training depends on; settings that make no sense are refused.
 
         Protocols that train alike resolve alike: the targets of a transfer are no part of it.
         """
         self.parts()
-        settings, recipe = published(self.method, published_protocol(self.protocol), data_name(self.data))
-        method = resolve_method(self.method, {**settings, **self.method_settings})
-        inference = resolve_inference(self.inference, recipe, self.method, self.epochs, self.inference_settings)
-        trained: dict[str, Any] = {"name": "none"}
-        if inference is not None:
-            trained = {"name": self.inference, **dataclasses.asdict(inference), "crop_scale": recipe.crop_scale}
-        resolved = {
-            "data": _data_identity(self.data),
-            "split": self.split,
-            "template": self.template,
-            "cache": self.cache,
-            "classes": TRAINED_CLASSES.get(self.protocol, "all"),
-            "shots": self.shots,
-            "seed": self.seed,
-            "test_images": self.test_images,
-            "backbone": _backbone_identity(self.backbone),
-            "method": {"name": self.method, **method},
-            "inference": trained,
-        }
-        return json.loads(json.dumps(_plain(resolved)))
+        training = resolve_training(
+            self.method,
+            self.inference,
+            protocol=self.protocol,
+            data=data_name(self.data),
+            shots=self.shots,
+            epochs=self.epochs,
+            method_settings=self.method_settings,
+            inference_settings=self.inference_settings,
+        )
+        return ResolvedRun(
+            data=_data_identity(self.data),
+            split=self.split,
+            template=self.template,
+            cache=self.cache,
+            classes=TRAINED_CLASSES.get(self.protocol, "all"),
+            shots=self.shots,
+            seed=self.seed,
+            test_images=self.test_images,
+            backbone=_backbone_identity(self.backbone_name),
+            training=training,
+        )
 
     def hash(self) -> str:
         """Ten hexadecimal digits that name the resolved settings."""
-        return hash_of(self.resolved())
+        return self.resolved().hash()
+
+
+@dataclass(frozen=True)
+class ResolvedRun:
+    """A run with every setting: what is hashed, run and saved. Data and backbone stand by what identifies them."""
+
+    data: str
+    split: str | None
+    template: str | None
+    cache: int | None
+    classes: str
+    shots: int
+    seed: int
+    test_images: int | None
+    backbone: str
+    training: ResolvedTraining
+
+    def plain(self) -> dict[str, Any]:
+        """Every setting as JSON has it."""
+        own = {name: value for name, value in vars(self).items() if name != "training"}
+        return {**own, **self.training.plain()}
+
+    def hash(self) -> str:
+        """Ten hexadecimal digits that name these settings."""
+        return hash_of(self.plain())
 
 
 def with_full_paths(config: RunConfig) -> RunConfig:
     """The same configuration, understood from any working folder."""
-    paths = {"data": config.data if _is_own(config.data) else "", "backbone": config.backbone}
+    paths = {"data": config.data if is_own(config.data) else "", "backbone": config.backbone_name}
     full = {key: Path(path).expanduser().resolve() for key, path in paths.items() if path and path != "mini"}
-    changes: dict[str, Any] = {key: str(path) for key, path in full.items() if path.exists()}
-    return dataclasses.replace(config, **changes)
+    return config.changed(**{key: str(path) for key, path in full.items() if path.exists()})
 
 
 def hash_of(resolved: Mapping[str, Any]) -> str:
@@ -132,40 +165,16 @@ def first_difference(first: Any, second: Any, name: str = "") -> tuple[str, Any,
     return None
 
 
-def published_protocol(protocol: str) -> str:
-    """The protocol whose published settings count: selecting settings is a rehearsal of base-to-novel."""
-    return "base-to-novel" if protocol == "selection" else protocol
-
-
 def data_name(data: str) -> str:
     """The name of a data set, also of one that is given by its path."""
     path = Path(data).expanduser().resolve()
-    return (path.stem if path.suffix.lower() == ".csv" else path.name) if _is_own(data) else data
-
-
-def resolve_method(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of a method, given some."""
-    return METHODS.find(method).settings(settings).plain()
-
-
-def resolve_inference(
-    name: str, recipe: Recipe, method: str, epochs: int | None, settings: Mapping[str, Any]
-) -> Inference | None:
-    """All settings of an inference for a recipe; None where there is nothing to learn."""
-    if recipe.epochs == 0:
-        return None
-    changes = {**({} if epochs is None else {"epochs": epochs}), **settings}
-    return preset(name, recipe, method, **changes)
-
-
-def _is_own(data: str) -> bool:
-    return data not in EMBEDDED and data not in PUBLISHED
+    return (path.stem if path.suffix.lower() == ".csv" else path.name) if is_own(data) else data
 
 
 def _data_identity(data: str) -> str:
     """A data set's name; a person's own by its full path, a list of images by its content as well."""
     path = Path(data).expanduser().resolve()
-    if not _is_own(data) or not path.exists():
+    if not is_own(data) or not path.exists():
         return data
     return f"{path}:{_content(_stamps([path]))}" if path.is_file() else str(path)
 
@@ -192,14 +201,3 @@ def _content(stamps: tuple[tuple[str, int, int], ...]) -> str:
             while chunk := file.read(1 << 22):
                 digest.update(chunk)
     return digest.hexdigest()[:16]
-
-
-def _plain(value: Any) -> Any:
-    """The same as JSON has it, a whole number as one whichever way it was written."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
