@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from rebapl.data.dataset import Item
-from rebapl.data.drawing.wording import NUMBER_WORDS
+from rebapl.data.embedded import NUMBER_WORDS
 from rebapl.data.names import CALTECH_DROPPED, CALTECH_RENAMED, EUROSAT, class_name, words_apart, year_first
 from rebapl.data.published import PUBLISHED, Entry
 from rebapl.data.splits import SPLITS, Splits, write_split
