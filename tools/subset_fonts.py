@@ -15,7 +15,9 @@ from captioned.glyphs import FACES, FONTS
 from rebapl.data.drawing.skeletons import CAPITALS, DIGITS, SMALL_LETTERS
 
 for face in FACES:
-    font = TTFont(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{face}.ttf", recalcBBoxes=False, recalcTimestamp=False)
+    font = TTFont(
+        Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{face}.ttf", recalcBBoxes=False, recalcTimestamp=False
+    )
     options = subset.Options(hinting=True, layout_features=[], name_IDs=[0, 13], notdef_outline=True)
     subsetter = subset.Subsetter(options)
     subsetter.populate(text=DIGITS + CAPITALS + SMALL_LETTERS)

@@ -3,8 +3,8 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from captioned import draw_example
 
+from captioned import draw_example
 from rebapl.data.embedded import EMBEDDED, PER_CLASS, shape_classes
 
 DRAWN = [name for name in EMBEDDED if name != "digits"]

@@ -4,9 +4,9 @@ import time
 
 import numpy as np
 import pytest
+
 from captioned import Facts, draw_example
 from captioned.glyphs import FACES, draw_glyph, typeface
-
 from rebapl.data.drawing.colours import COLOURS
 from rebapl.data.drawing.shapes import SHAPES
 from rebapl.data.drawing.skeletons import CAPITALS, DIGITS, SMALL_LETTERS, strokes_of
