@@ -69,7 +69,7 @@ def test_bad_input_is_one_clear_line_without_a_traceback(
         main()
     assert ended.value.code == 2
     shown = capsys.readouterr().err
-    assert shown.startswith("error: unknown data set 'digit': did you mean 'digits'?")
+    assert shown.lstrip().startswith("error: unknown data set 'digit': did you mean 'digits'?")
     assert "Traceback" not in shown
     assert list(tmp_path.iterdir()) == []
 
