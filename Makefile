@@ -1,11 +1,12 @@
 # Two commands matter: `make demo` and `make test`. Each sets up what it needs and reuses it the next time.
+# Another Python is tried with `make test PYTHON=python3.10`.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format clean FORCE
 
 demo: $(CORE)
 	$(BIN)/rebapl demo
@@ -25,10 +26,22 @@ format: $(DEV)
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache demo
 
-$(VENV)/pyvenv.cfg:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-		{ echo "rebapl needs Python 3.10 or newer; say which with: make PYTHON=/path/to/python3"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+WHICH := -c 'import sys; print(sys.version.split()[0], sys.base_prefix); sys.exit(sys.version_info < (3, 10))'
+
+# The environment belongs to one Python. When another one is named, it is made anew; when none is, it is used as it is.
+$(VENV)/pyvenv.cfg: FORCE
+ifeq ($(origin PYTHON),file)
+	@test -e $@ || $(MAKE) --no-print-directory $@ PYTHON=$(PYTHON)
+else
+	@wanted=$$($(PYTHON) $(WHICH)) || \
+		{ echo "rebapl needs Python 3.10 or newer; say which with: make PYTHON=/path/to/python3"; exit 1; }; \
+	if [ "$$($(BIN)/python $(WHICH) 2>&1)" != "$$wanted" ]; then \
+		echo "Making $(VENV) with Python $$wanted"; \
+		rm -rf $(VENV) && $(PYTHON) -m venv $(VENV); \
+	fi
+endif
+
+FORCE:
 
 $(CORE): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (some minutes, the first time only)"

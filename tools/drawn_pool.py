@@ -2,13 +2,12 @@
 
 import multiprocessing
 from collections import defaultdict
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from rebapl.data.drawing import Facts, draw_example
+from captioned import Facts, draw_example
 
 CHUNK = 1000
 """Pictures to a random seed, so that the pool does not depend on the number of workers."""
@@ -27,11 +26,11 @@ class Pool(NamedTuple):
         return Pool(self.images[which], self.captions[which], self.seen[which], self.said[which])
 
 
-def draw_chunk(job: tuple[int, int, tuple[Path, ...]]) -> tuple[np.ndarray, list[str], list[Facts], list[Facts]]:
+def draw_chunk(job: tuple[int, int]) -> tuple[np.ndarray, list[str], list[Facts], list[Facts]]:
     """The chunk of a pool with the given number, from a seed of its own."""
-    seed, number, faces = job
+    seed, number = job
     rng = np.random.default_rng([seed, number])
-    examples = [draw_example(rng, faces) for _ in range(CHUNK)]
+    examples = [draw_example(rng) for _ in range(CHUNK)]
     return (
         np.stack([example.image for example in examples]),
         [example.caption for example in examples],
@@ -40,7 +39,7 @@ def draw_chunk(job: tuple[int, int, tuple[Path, ...]]) -> tuple[np.ndarray, list
     )
 
 
-def draw_pool(seed: int, chunks: int, workers: int, faces: tuple[Path, ...]) -> Pool:
+def draw_pool(seed: int, chunks: int, workers: int) -> Pool:
     """All chunks in order, drawn by `workers` processes; every distinct fact gets a number from 1 up."""
     numbers: list[defaultdict[str, int]] = [defaultdict() for _ in Facts._fields]
     for number_of in numbers:
@@ -53,7 +52,7 @@ def draw_pool(seed: int, chunks: int, workers: int, faces: tuple[Path, ...]) -> 
     images = np.empty((chunks * CHUNK, 64, 64, 3), np.uint8)
     captions: list[str] = []
     seen, said = [], []
-    jobs = [(seed, number, faces) for number in range(chunks)]
+    jobs = [(seed, number) for number in range(chunks)]
     with multiprocessing.get_context("fork").Pool(workers) as pool:
         for number, (pictures, words, shown, told) in enumerate(pool.imap(draw_chunk, jobs)):
             images[number * CHUNK : (number + 1) * CHUNK] = pictures

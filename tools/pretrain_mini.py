@@ -32,7 +32,6 @@ from torch.nn import functional
 from transformers import CLIPConfig, CLIPModel, PreTrainedTokenizerFast
 
 from drawn_pool import CHUNK, Pool, draw_pool, fits
-from rebapl.data.drawing import fonts
 from score_mini import IMAGE_MEAN, IMAGE_STD, Encoders, task_scores
 
 HELD_OUT = 2
@@ -221,7 +220,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--vocabulary", type=int, default=1500)
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes that draw")
-    parser.add_argument("--fonts", type=Path, help="folder with matplotlib's text faces (default: matplotlib's)")
     chosen = parser.parse_args()
     chosen.log = chosen.log or chosen.out / "loss.csv"
     return chosen
@@ -233,7 +231,7 @@ def main() -> None:
     chosen.out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     chunks = math.ceil(chosen.pool / CHUNK)
-    everything = draw_pool(chosen.seed, chunks + HELD_OUT, chosen.workers, fonts.faces(chosen.fonts))
+    everything = draw_pool(chosen.seed, chunks + HELD_OUT, chosen.workers)
     pool, new = everything.part(slice(chunks * CHUNK)), everything.part(slice(chunks * CHUNK, None))
     print(f"drew {len(pool.images)} pictures in {time.perf_counter() - start:.0f} s", flush=True)
 

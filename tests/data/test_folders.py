@@ -12,7 +12,7 @@ from PIL import Image
 from rebapl.data import splits
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.fixture import make_fixture
-from rebapl.data.folders import SPLIT_FILE
+from rebapl.data.own import SPLIT_FILE
 from rebapl.errors import UserError
 
 

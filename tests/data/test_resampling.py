@@ -26,8 +26,8 @@ def on_canvases(images: list[Image.Image], side: int) -> Tensor:
     """uint8 (N, 3, side, side); what is beside an image is noise that must not count."""
     canvas = torch.randint(0, 256, (len(images), 3, side, side), generator=torch.Generator().manual_seed(0))
     canvas = canvas.to(torch.uint8)
-    for place, image in zip(canvas, images, strict=True):
-        place[:, : image.height, : image.width] = as_tensor(image)
+    for corner, image in zip(canvas, images, strict=True):
+        corner[:, : image.height, : image.width] = as_tensor(image)
     return canvas
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import CLIPImageProcessorPil, SiglipImageProcessorPil
 
-from rebapl.backbones.preprocessor import read_preprocessing
+from rebapl.backbones.loading import read_preprocessing
 from rebapl.data.transforms import Preprocessing, random_box
 
 SIZES = [(64, 64), (300, 200), (201, 333), (40, 31), (33, 500), (17, 17), (223, 224)]

@@ -14,7 +14,7 @@ def draw(*paths: Path) -> None:
         Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 10, 3), dtype=np.uint8)).save(path)
 
 
-def class_folders(place: Path, **counts: int) -> Path:
-    """`place/<class>/<number>.png`, so many of each class."""
-    draw(*(place / name / f"{number}.png" for name, count in counts.items() for number in range(count)))
-    return place
+def class_folders(parent: Path, **counts: int) -> Path:
+    """`parent/<class>/<number>.png`, so many of each class."""
+    draw(*(parent / name / f"{number}.png" for name, count in counts.items() for number in range(count)))
+    return parent

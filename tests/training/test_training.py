@@ -42,9 +42,9 @@ def test_every_method_under_every_inference_saves_loads_and_predicts_the_same(
         settings["repulsion"] = {"reference": 4, "pool": 6}
     if inference == "rebapl-authors" and not repels_in_both(method):
         with pytest.raises(UserError, match="both"):
-            fit(task, encoder, method, inference, epochs=2, inference_settings=settings)
+            fit(task, encoder, method, inference, epochs=1, inference_settings=settings)
         return
-    posterior = fit(task, encoder, method, inference, epochs=2, inference_settings=settings)
+    posterior = fit(task, encoder, method, inference, epochs=1, inference_settings=settings)
     views = torch.randint(256, (3, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     expected = posterior.probabilities(views)
     save_posterior(posterior, tmp_path / "posterior")

@@ -1,7 +1,7 @@
 """Frozen dual encoders: load one by name or path; walk its layers with prompts put in."""
 
 from rebapl.backbones.encoder import DualEncoder
-from rebapl.backbones.loading import DEFAULT_BACKBONE, load_backbone
+from rebapl.backbones.loading import DEFAULT_BACKBONE, default_backbone, load_backbone
 from rebapl.backbones.text import Text, TextTokenizer, clean_class_names
 from rebapl.backbones.tower import Edit, Insert, Replace, States, Tower
 
@@ -16,5 +16,6 @@ __all__ = [
     "TextTokenizer",
     "Tower",
     "clean_class_names",
+    "default_backbone",
     "load_backbone",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,11 +12,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rebapl.backbones.architectures import ARCHITECTURES
+from rebapl.backbones import clip, siglip
 from rebapl.backbones.text import Piece, Text, TextTokenizer
-from rebapl.backbones.tower import States
+from rebapl.backbones.tower import States, Tower
 from rebapl.data.transforms import Preprocessing
 from rebapl.errors import unknown
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What sets one kind apart. All have `vision_model`, `text_model` and `logit_scale`, as `transformers` names them.
+
+    `towers(model)` gives the image and the text tower; `text_tokenizer(tokenizer, limit)` the padding rule.
+    """
+
+    model_class: str
+    towers: Callable[[Any], tuple[Tower, Tower]]
+    text_tokenizer: Callable[[Any, int], TextTokenizer]
+    crops: bool
+    """Whether images are cropped to the centre when the checkpoint does not say."""
+
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "clip": Architecture("CLIPModel", clip.towers, clip.text_tokenizer, crops=True),
+    "siglip": Architecture("SiglipModel", siglip.towers, siglip.text_tokenizer, crops=False),
+}
+"""The kinds of dual encoder that are understood, by the `model_type` of their checkpoints: one file each."""
 
 
 class DualEncoder:
@@ -72,8 +94,8 @@ class DualEncoder:
         """Token embeddings with positions, the slots filled with vectors (b, d), (C, b, d) given as `fill`."""
         embeddings = self.token_embeddings(text.ids)
         if fill is not None:
-            places = text.slots.unsqueeze(-1).expand(-1, -1, embeddings.shape[-1])
-            embeddings = embeddings.scatter(1, places, fill.to(embeddings.dtype).expand(places.shape))
+            slots = text.slots.unsqueeze(-1).expand(-1, -1, embeddings.shape[-1])
+            embeddings = embeddings.scatter(1, slots, fill.to(embeddings.dtype).expand(slots.shape))
         positions = self.model.text_model.embeddings.position_embedding.weight[: text.ids.shape[1]]
         return States(embeddings + positions, text.read)
 

@@ -1,6 +1,6 @@
 """SigLIP as `transformers` has it.
 
-Zhai et al., Sigmoid Loss for Language Image Pre-Training, 2023. It differs from CLIP in three places:
+Zhai et al., Sigmoid Loss for Language Image Pre-Training, 2023. It differs from CLIP in three ways:
 
 - Text attends in both directions, is padded to the full length, and its feature is read at the last position,
   padding or not. So nothing may be cut off.

@@ -102,10 +102,10 @@ class TextTokenizer:
         rows, slots = [], []
         for pieces in sequences:
             ids: list[int] = [] if self.start is None else [self.start]
-            places: list[int] = []
+            filled: list[int] = []
             for piece in pieces:
                 if isinstance(piece, int):
-                    places += range(len(ids), len(ids) + piece)
+                    filled += range(len(ids), len(ids) + piece)
                     ids += [self.end if self.start is None else self.start] * piece
                 elif piece:
                     ids += self.words(piece, continued=len(ids) > self.first)
@@ -117,7 +117,7 @@ class TextTokenizer:
                     f"{self.limit}: shorten the class name or the prompt"
                 )
             rows.append(ids)
-            slots.append(places)
+            slots.append(filled)
         return self._pad(rows, torch.tensor(slots, dtype=torch.long).reshape(len(rows), -1))
 
     def _pad(self, rows: list[list[int]], slots: Tensor) -> Text:

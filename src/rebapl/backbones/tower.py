@@ -1,6 +1,6 @@
 """One transformer tower, walked layer by layer, so that tokens can be put in at any layer.
 
-A learner says "these tokens at this place of this layer" (`Insert`, `Replace`); nobody forks the model.
+A learner says which tokens go to which position of which layer (`Insert`, `Replace`); nobody forks the model.
 """
 
 from __future__ import annotations

@@ -48,9 +48,9 @@ class LabelledImages:
         rows = range(len(self)) if rows is None else rows
         views = torch.empty(len(rows), 3, preprocessing.crop, preprocessing.crop, dtype=torch.uint8)
 
-        def fill(place: int) -> None:
-            image = self._decoded(rows[place]) if self._images is None else self._images[rows[place]]
-            views.numpy()[place] = preprocessing.centre(image).numpy()
+        def fill(index: int) -> None:
+            image = self._decoded(rows[index]) if self._images is None else self._images[rows[index]]
+            views.numpy()[index] = preprocessing.centre(image).numpy()
 
         in_threads(fill, range(len(rows)))
         return views
@@ -123,9 +123,9 @@ class TrainBatches:
 
         On the CPU; in pinned memory if the batches go to a GPU.
         """
-        epoch, place = divmod(step, self.steps_per_epoch)
+        epoch, number = divmod(step, self.steps_per_epoch)
         order = _order(self.seed, epoch, len(self.sizes))
-        rows: list[int] = order[place * self.batch : (place + 1) * self.batch].tolist()
+        rows: list[int] = order[number * self.batch : (number + 1) * self.batch].tolist()
         rng = python_random(self.seed, "augmentation", step)
         crops = [random_crop(*self.sizes[row], self.crop_scale, rng, self.flip) for row in rows]
         chosen = [(row, *box, mirrored) for row, (box, mirrored) in zip(rows, crops, strict=True)]

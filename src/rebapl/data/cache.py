@@ -2,7 +2,7 @@
 
 A cached image is a PPM file, which any viewer opens: `<cache>/<data set>-<size>px-<folder's hash>/<key>.ppm`. A comment
 in its head says which file it was made from, of which length and date; when these change, it is made again. Files
-are moved into place whole, so any number of runs may fill and read the same cache at once.
+appear whole or not at all, so any number of runs may fill and read the same cache at once.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def cached(dataset: Dataset, size: int, folder: Path | None = None) -> Dataset:
     if dataset.folder is None:
         return dataset
     source = dataset.folder.resolve()
-    place = f"{_plain(dataset.name)}-{size}px-{hashlib.sha256(os.fsencode(source)).hexdigest()[:8]}"
-    return replace(dataset, load=CachedImages(dataset, source, size, (folder or cache_folder()) / place))
+    subfolder = f"{_plain(dataset.name)}-{size}px-{hashlib.sha256(os.fsencode(source)).hexdigest()[:8]}"
+    return replace(dataset, load=CachedImages(dataset, source, size, (folder or cache_folder()) / subfolder))
 
 
 def cache_folder() -> Path:
@@ -57,10 +57,10 @@ class CachedImages:
     dataset: Dataset
     source: Path
     size: int
-    place: Path
+    folder: Path
 
     def __call__(self, key: str) -> Image.Image:
-        path = self.place / f"{check_key(key, self.dataset.name)}.ppm"
+        path = self.folder / f"{check_key(key, self.dataset.name)}.ppm"
         stamp = self._stamp(key)
         if stamp is not None and (kept := _read(path, stamp)) is not None:
             return kept
@@ -128,9 +128,9 @@ def cache_contents(folder: Path | None = None) -> list[CacheEntry]:
     """What the cache holds, by name; nothing if there is none yet. Any of the folders may be deleted at any time."""
     folder = folder or cache_folder()
     entries = []
-    for place in sorted(path for path in folder.glob("*") if path.is_dir()):
-        sizes = [size for path in place.rglob("*.ppm") if (size := _length(path)) is not None]
-        entries.append(CacheEntry(place, len(sizes), sum(sizes)))
+    for subfolder in sorted(path for path in folder.glob("*") if path.is_dir()):
+        sizes = [size for path in subfolder.rglob("*.ppm") if (size := _length(path)) is not None]
+        entries.append(CacheEntry(subfolder, len(sizes), sum(sizes)))
     return entries
 
 

@@ -1,22 +1,44 @@
-"""Data sets by name: embedded, published, or any folder or list of images."""
+"""Data sets by name: embedded, published, registered from outside, or any folder or list of images."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from rebapl.data.csv_lists import load_csv
 from rebapl.data.dataset import Dataset, check_template
 from rebapl.data.embedded import EMBEDDED
-from rebapl.data.folders import load_folder
 from rebapl.data.layouts import load_published
+from rebapl.data.own import load_csv, load_folder
 from rebapl.data.published import PUBLISHED
 from rebapl.errors import UserError, unknown
+from rebapl.plugins import load_plugins
 
 ROOT_VARIABLE = "REBAPL_DATA"
 """The environment variable with the data root, for those who do not want to give it every time."""
+
+REGISTERED: dict[str, Callable[[], Dataset]] = {}
+"""Data sets from outside the package, by name; see `register_dataset`."""
+
+
+def register_dataset(name: str, load: Callable[[], Dataset]) -> None:
+    """Make a data set from outside known by a name; `load` is called when it is asked for.
+
+    An installed package does so for all programs: it names the module that calls this function under the entry point
+    `rebapl.datasets` in its `pyproject.toml`.
+
+    >>> register_dataset("my digits", lambda: replace(load_dataset("digits"), name="my digits"))
+    >>> load_dataset("my digits").class_names[:2], kind_of("my digits")
+    (['zero', 'one'], 'registered')
+    >>> del REGISTERED["my digits"]
+    """
+    if name in EMBEDDED or name in PUBLISHED or REGISTERED.get(name, load) is not load:
+        raise UserError(f"data set '{name}' is known already: register it under another name")
+    if not name or set(name) & set("/\\=,"):
+        raise UserError(f"data set name {name!r} must not be empty or hold any of / \\ = and the comma")
+    REGISTERED[name] = load
 
 
 def load_dataset(
@@ -24,9 +46,9 @@ def load_dataset(
 ) -> Dataset:
     """The data set of that name. Images are drawn or read when they are asked for.
 
-    `name`: an embedded task, a published data set below `root` (None: the folder in $REBAPL_DATA), or the path of a
-    folder of images or a CSV file. `split` names another split file in the data set's folder, or its path.
-    `template` replaces the published one.
+    `name` is an embedded task, a published data set below `root` (None: the folder in $REBAPL_DATA), a data set
+    registered from outside, or the path of a folder of images or of a CSV file. `split` names another split file in
+    the data set's folder, or its path. `template` replaces the data set's own.
 
     >>> load_dataset("digits").class_names[:3]
     ['zero', 'one', 'two']
@@ -34,10 +56,10 @@ def load_dataset(
     if template is not None:
         check_template(template)
     kind = kind_of(name)
-    if kind == "embedded":
+    if kind in ("embedded", "registered"):
         if split is not None:
-            raise UserError(f"data set '{name}' is embedded: it has no split file to replace by {split}")
-        dataset = EMBEDDED[name]()
+            raise UserError(f"data set '{name}' is {kind}: it has no split file to replace by {split}")
+        dataset = (EMBEDDED if kind == "embedded" else REGISTERED)[name]()
         return dataset if template is None else replace(dataset, template=template)
     if kind == "published":
         return load_published(PUBLISHED[name], data_root(name, root), split, template)
@@ -45,7 +67,7 @@ def load_dataset(
     return load_csv(path, split, template) if kind == "csv" else load_folder(path, split, template)
 
 
-def kind_of(name: str) -> Literal["embedded", "published", "csv", "folder"]:
+def kind_of(name: str) -> Literal["embedded", "published", "registered", "csv", "folder"]:
     """What the name of a data set stands for; names of the catalogue come before files and folders.
 
     >>> kind_of("digits"), kind_of("eurosat")
@@ -55,6 +77,8 @@ def kind_of(name: str) -> Literal["embedded", "published", "csv", "folder"]:
         return "embedded"
     if name in PUBLISHED:
         return "published"
+    if name in registered_datasets():
+        return "registered"
     path = Path(name).expanduser()
     csv = path.suffix.lower() == ".csv"
     if csv and path.is_file():
@@ -63,7 +87,23 @@ def kind_of(name: str) -> Literal["embedded", "published", "csv", "folder"]:
         return "folder"
     if csv or path.name != name:
         raise UserError(f"{name}: no such folder or CSV file")
-    raise unknown("data set", name, (*EMBEDDED, *PUBLISHED), more=", or the path of a folder of images or a CSV file")
+    accepted = (*EMBEDDED, *PUBLISHED, *REGISTERED)
+    raise unknown("data set", name, accepted, more=", or the path of a folder of images or a CSV file")
+
+
+def is_own(name: str) -> bool:
+    """Whether a name is the path of somebody's own images, existing or not, and none of the catalogue's.
+
+    >>> is_own("digits"), is_own("photos/")
+    (False, True)
+    """
+    return name not in EMBEDDED and name not in PUBLISHED and name not in registered_datasets()
+
+
+def registered_datasets() -> list[str]:
+    """The names of the data sets from outside, those of installed packages among them."""
+    load_plugins("rebapl.datasets")
+    return list(REGISTERED)
 
 
 def data_root(name: str, root: str | Path | None = None) -> Path:

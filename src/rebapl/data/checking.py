@@ -149,13 +149,13 @@ def _check_present(dataset: Dataset, folder: Path, report: Report) -> list[Item]
 def _image_keys(folder: Path) -> Iterator[str]:
     """The paths of all images below a folder; links to folders are followed, in a circle only once."""
     seen: set[str] = set()
-    for place, folders, files in os.walk(folder, followlinks=True):
-        real = os.path.realpath(place)
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
         if real in seen:
             folders.clear()
             continue
         seen.add(real)
-        below = Path(place).relative_to(folder)
+        below = Path(parent).relative_to(folder)
         yield from ((below / file).as_posix() for file in files if file.lower().endswith(EXTENSIONS))
 
 

@@ -13,7 +13,7 @@ from rebapl.errors import UserError
 
 
 def check_template(template: object) -> None:
-    """Refuses a template without its one place for the class name."""
+    """Refuses a template that does not hold `{}` once, where the class name goes."""
     if not isinstance(template, str) or template.count("{}") != 1:
         raise UserError(f"template {template!r} must hold '{{}}' once, where the class name goes")
 

@@ -16,10 +16,11 @@ from rebapl.data.drawing.canvas import SIZE, to_pixels
 from rebapl.data.drawing.outlined import STYLES
 from rebapl.data.drawing.pens import draw_letter
 from rebapl.data.drawing.skeletons import CAPITALS
-from rebapl.data.drawing.wording import NUMBER_WORDS
 
 PER_CLASS = {"train": 32, "val": 8, "test": 20}
 """Pictures of each class in the drawn tasks."""
+
+NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 ENLARGED = 4
 """A pixel of a scanned digit becomes a square of so many pixels."""

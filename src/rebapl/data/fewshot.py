@@ -55,7 +55,7 @@ def relabelled(items: Sequence[Item], labels: Sequence[int]) -> list[Item]:
 
 
 def spread(count: int, limit: int) -> list[int]:
-    """The places of at most `limit` of `count` things, evenly spread over them.
+    """The indices of at most `limit` of `count` things, evenly spread over them.
 
     >>> spread(10, 4), spread(3, 4)
     ([0, 2, 5, 7], [0, 1, 2])

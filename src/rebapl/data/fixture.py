@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 
 from rebapl.data.dataset import Item
-from rebapl.data.drawing.wording import NUMBER_WORDS
+from rebapl.data.embedded import NUMBER_WORDS
 from rebapl.data.names import CALTECH_DROPPED, CALTECH_RENAMED, EUROSAT, class_name, words_apart, year_first
 from rebapl.data.published import PUBLISHED, Entry
 from rebapl.data.splits import SPLITS, Splits, write_split
@@ -29,8 +29,8 @@ REPEATED = {657: "missile", 744: "missile", 836: "sunglasses", 837: "sunglasses"
 """Names that ImageNet's published list has twice, by label."""
 
 
-class Place(NamedTuple):
-    """Where an image lies: the split, the label, its running number from 1, over all and within its class."""
+class Drawn(NamedTuple):
+    """An image to be drawn: its split, its label, and its number from 1, among all and within its class."""
 
     split: str
     label: int
@@ -56,8 +56,8 @@ def make_fixture(name: str, root: str | Path) -> Path:
     if folder.exists():
         raise UserError(f"{folder} is there already: a drawn data set is never mixed with other files")
     draw = {"split": _split_layout, "aircraft": _aircraft}.get(entry.layout, _imagenet)
-    with folder_written_whole(folder) as place:
-        draw(entry, place)
+    with folder_written_whole(folder) as unfinished:
+        draw(entry, unfinished)
     return folder
 
 
@@ -66,14 +66,14 @@ def _words(number: int) -> list[str]:
     return [NUMBER_WORDS[int(digit)] for digit in f"{number:03d}"]
 
 
-def _places(order: Sequence[int]) -> Iterator[Place]:
+def _images(order: Sequence[int]) -> Iterator[Drawn]:
     number = 0
     for split in SPLITS:
         for label in order:
             for index in range(PER_CLASS[split]):
                 number += 1
                 before = sum(PER_CLASS[part] for part in SPLITS[: SPLITS.index(split)])
-                yield Place(split, label, number, before + index + 1)
+                yield Drawn(split, label, number, before + index + 1)
 
 
 @lru_cache(maxsize=64)
@@ -95,8 +95,8 @@ _CALTECH = [*CALTECH_RENAMED, *("_".join(_words(n)) for n in range(100 - len(CAL
 
 def _sun_folder(label: int) -> str:
     first, *rest = _words(label)
-    place = ("", "/indoor", "/outdoor")[label % 3]
-    return f"{first[0]}/{'_'.join([first, *rest])}{place}"
+    scene = ("", "/indoor", "/outdoor")[label % 3]
+    return f"{first[0]}/{'_'.join([first, *rest])}{scene}"
 
 
 def _ucf(label: int) -> str:
@@ -109,7 +109,7 @@ def _pet(label: int) -> str:
     return name.capitalize() if label % 3 == 0 else name
 
 
-_KEYS: dict[str, Callable[[Place], str]] = {
+_KEYS: dict[str, Callable[[Drawn], str]] = {
     "caltech101": lambda p: f"{_CALTECH[p.label]}/image_{p.of_class:04d}.jpg",
     "oxford_pets": lambda p: f"{_pet(p.label)}_{p.of_class}.jpg",
     "stanford_cars": lambda p: f"cars_{'test' if p.split == 'test' else 'train'}/{p.number:05d}.jpg",
@@ -129,17 +129,17 @@ def _split_layout(entry: Entry, folder: Path) -> None:
     cars = [f"{' '.join(_words(label)).title()} Coupe {2012 - label % 3}" for label in range(entry.classes)]
     flowers = [f"{' '.join(_words(label))} lily" for label in range(entry.classes)]
     lists: dict[str, list[Item]] = {split: [] for split in SPLITS}
-    for place in _places(order):
-        key = _KEYS[entry.name](place)
+    for drawn in _images(order):
+        key = _KEYS[entry.name](drawn)
         if entry.name == "stanford_cars":
-            name: str | None = year_first(cars[place.label])
+            name: str | None = year_first(cars[drawn.label])
         elif entry.name == "oxford_flowers":
-            name = flowers[place.label]
+            name = flowers[drawn.label]
         else:
             name = class_name(entry.name, key)
         assert name is not None
-        lists[place.split].append(Item(key, place.label, name))
-        _draw(folder / entry.images / key, place.label, place.of_class)
+        lists[drawn.split].append(Item(key, drawn.label, name))
+        _draw(folder / entry.images / key, drawn.label, drawn.of_class)
     write_split(folder / entry.lists[0], Splits(*lists.values()))
     if entry.name == "caltech101":
         for number, dropped in enumerate(CALTECH_DROPPED):
@@ -158,10 +158,10 @@ def _aircraft(entry: Entry, folder: Path) -> None:
     variants = ["707-320", "F/A-18", *(f"{' '.join(_words(n)).title()}" for n in range(entry.classes - 2))]
     (folder / "variants.txt").write_text("\n".join(variants) + "\n")
     lines: dict[str, list[str]] = {split: [] for split in SPLITS}
-    for place in _places(range(entry.classes)):
-        image = f"{place.number:07d}"
-        lines[place.split].append(f"{image} {variants[place.label]}")
-        _draw(folder / entry.images / f"{image}.jpg", place.label, place.of_class)
+    for drawn in _images(range(entry.classes)):
+        image = f"{drawn.number:07d}"
+        lines[drawn.split].append(f"{image} {variants[drawn.label]}")
+        _draw(folder / entry.images / f"{image}.jpg", drawn.label, drawn.of_class)
     for split, listed in lines.items():
         (folder / f"images_variant_{split}.txt").write_text("\n".join(listed) + "\n")
 
@@ -170,18 +170,18 @@ def _imagenet(entry: Entry, folder: Path) -> None:
     """ImageNet and its variants, with 1000 classes in the list and as many folders as the data set has."""
     names = [REPEATED.get(label, " ".join(_words(label))) for label in range(1000)]
     folders = [f"n{1_000_000 + 1013 * label:08d}" for label in range(1000)]
-    lines = (f"{place} {name}\n" for place, name in zip(folders, names, strict=True))
+    lines = (f"{wordnet} {name}\n" for wordnet, name in zip(folders, names, strict=True))
     (folder / "classnames.txt").write_text("".join(lines))
     images = folder / entry.images
     for label in range(0, 1000, 1000 // entry.classes):
-        place = folders[label]
+        wordnet = folders[label]
         if entry.layout == "imagenet":
             for number in (1, 2):
-                _draw(images / "train" / place / f"{place}_{number}.JPEG", label, number)
-            _draw(images / "val" / place / f"ILSVRC2012_val_{label + 1:08d}.JPEG", label, 3)
+                _draw(images / "train" / wordnet / f"{wordnet}_{number}.JPEG", label, number)
+            _draw(images / "val" / wordnet / f"ILSVRC2012_val_{label + 1:08d}.JPEG", label, 3)
         elif entry.layout == "numbered":
             _draw(images / str(label) / f"{label:040x}.jpeg", label, 4)
         else:
-            _draw(images / place / f"{place}_{label}.{'JPEG' if entry.classes == 1000 else 'jpg'}", label, 5)
+            _draw(images / wordnet / f"{wordnet}_{label}.{'JPEG' if entry.classes == 1000 else 'jpg'}", label, 5)
     if entry.classes == 200:
         (images / "README.txt").write_text("A drawn stand-in for the real images.\n")

@@ -114,17 +114,17 @@ def _class_names(entry: Entry, root: Path) -> dict[str, str]:
 
 def _class_folders(images: Path, below: str, names: dict[str, str]) -> list[Item]:
     """All images of the class folders in `images/below`, which must be those of `names`, by label and file name."""
-    place = images / below
-    found = {path.name for path in place.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    parent = images / below
+    found = {path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith(".")}
     if lacking := [folder for folder in names if folder not in found]:
-        raise UserError(f"{place} lacks class folders of classnames.txt: {few(lacking)}")
+        raise UserError(f"{parent} lacks class folders of classnames.txt: {few(lacking)}")
     if extra := sorted(found - set(names)):
-        raise UserError(f"{place} has folders that classnames.txt does not name: {few(extra)}")
+        raise UserError(f"{parent} has folders that classnames.txt does not name: {few(extra)}")
     items = []
     for label, (folder, name) in enumerate(names.items()):
-        files = sorted(path.name for path in (place / folder).iterdir() if _is_image(path.name))
+        files = sorted(path.name for path in (parent / folder).iterdir() if _is_image(path.name))
         if not files:
-            raise UserError(f"class folder {place / folder} ({name}) has no images")
+            raise UserError(f"class folder {parent / folder} ({name}) has no images")
         items += [Item(f"{below}{folder}/{file}", label, name) for file in files]
     return items
 

@@ -1,23 +1,234 @@
-"""A person's own images: what folders and lists of them share, above all the split that is made once and kept."""
+"""A person's own images as a data set: a folder of them, a CSV file that lists them, or the images themselves.
+
+Folders and lists without a split of their own are split once by the stated rule, and the split is kept in a file.
+"""
 
 from __future__ import annotations
 
+import csv
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rebapl.data.dataset import Dataset, Item
-from rebapl.data.images import FileImages
-from rebapl.data.splits import Splits, check_items, few, named_split, read_split, refuse_repeats, write_split
-from rebapl.errors import UserError
+import numpy as np
+from PIL import Image
+
+from rebapl.data.dataset import Dataset, Item, check_template
+from rebapl.data.images import EXTENSIONS, FileImages, as_rgb, images_below, is_image, read_image
+from rebapl.data.splits import (
+    SPLITS,
+    Splits,
+    check_items,
+    check_key,
+    few,
+    named_split,
+    read_split,
+    refuse_repeats,
+    write_split,
+)
+from rebapl.errors import UserError, unknown
 from rebapl.files import read_lines
 from rebapl.randomness import python_random
 
 TEMPLATE = "a photo of a {}."
+SPLIT_FILE = "split_rebapl.json"
 FEWEST = 3
 """Images a class needs to be split: one to train, one to validate, one to test."""
 
+Picture = str | Path | Image.Image | np.ndarray
+"""One image: the path of a file, a Pillow image, or uint8 of shape (H, W) or (H, W, 3)."""
+
+Row = tuple[str, str, str]  # path, label, split or ""
+
 _log = logging.getLogger(__name__)
+
+
+def dataset_of(
+    images: Sequence[Picture] | np.ndarray,
+    labels: Sequence[int] | np.ndarray,
+    class_names: Sequence[str],
+    template: str = TEMPLATE,
+    name: str = "images",
+) -> Dataset:
+    """The data set of these images, all of them to train on; files are read when they are needed.
+
+    `labels` are numbers: label 2 stands for `class_names[2]`. Every class needs an image.
+
+    >>> pictures = np.zeros((4, 8, 8, 3), np.uint8)
+    >>> dataset = dataset_of(pictures, [0, 1, 0, 1], ["cat", "dog"])
+    >>> len(dataset.train), dataset.train[1].class_name, dataset.load(dataset.train[1].key).size
+    (4, 'dog', (8, 8))
+    """
+    check_template(template)
+    pictures, names = list(images), list(class_names)
+    numbers = [_label(label, index, len(names)) for index, label in enumerate(labels)]
+    if len(pictures) != len(numbers):
+        raise UserError(f"there are {len(pictures)} images and {len(numbers)} labels: each image needs one label")
+    refuse_repeats(names, "class_names")
+    if lacking := [name for label, name in enumerate(names) if label not in set(numbers)]:
+        raise UserError(f"no image has the label of class {few(lacking)}: give images of every class")
+    for index, picture in enumerate(pictures):
+        _check_picture(picture, index)
+    items = [Item(str(index), label, names[label]) for index, label in enumerate(numbers)]
+    return Dataset(name, template, items, [], [], lambda key: _rgb(pictures[int(key)]))
+
+
+def _label(label: object, index: int, classes: int) -> int:
+    if isinstance(label, bool) or not hasattr(label, "__index__") or not 0 <= label.__index__() < classes:
+        raise UserError(f"label {index} is {label!r}: labels are the numbers 0 … {classes - 1} of the class names")
+    return label.__index__()
+
+
+def _check_picture(picture: object, index: int) -> None:
+    if isinstance(picture, np.ndarray):
+        if picture.dtype != np.uint8 or not (picture.ndim == 2 or (picture.ndim == 3 and picture.shape[2] == 3)):
+            raise UserError(
+                f"image {index} is {picture.dtype} of shape {picture.shape}: give uint8 of shape (H, W) or (H, W, 3)"
+            )
+    elif not isinstance(picture, str | Path | Image.Image):
+        raise UserError(f"image {index} is a {type(picture).__name__}: give a path, a Pillow image or a uint8 array")
+
+
+def _rgb(picture: Picture) -> Image.Image:
+    if isinstance(picture, str | Path):
+        return read_image(Path(picture).expanduser())
+    return as_rgb(picture if isinstance(picture, Image.Image) else Image.fromarray(picture))
+
+
+def load_folder(folder: Path, split: str | None = None, template: str | None = None) -> Dataset:
+    """The data set of a folder: `train/`, `val/` (may be missing) and `test/` with class folders in each, or class
+    folders alone, whose split is made once and kept in `split_rebapl.json` or in the file `split`; see
+    `kept_split`.
+
+    Classes are numbered in the order of their folders' names. `classnames.txt` may give other names than the folders',
+    `template.txt` a template.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder of images")
+    if is_split(folder):
+        splits = _split_folders(folder) if split is None else read_split(named_split(folder, split))
+    else:
+        groups = _groups(folder)
+        names = read_names(folder / "classnames.txt", groups)
+        splits = kept_split(folder, SPLIT_FILE, split, groups, names)
+    return own_dataset(folder.resolve().name, folder, splits, template)
+
+
+def is_split(folder: Path) -> bool:
+    """Whether `train/` holds class folders; a *class* called train holds images."""
+    train = folder / "train"
+    return train.is_dir() and bool(_subfolders(train)) and not any(is_image(path) for path in train.iterdir())
+
+
+def _split_folders(folder: Path) -> Splits:
+    parts = _subfolders(folder)
+    if "test" not in parts:
+        hint = "; if val/ is what is to be tested on, rename it" if "val" in parts else ""
+        raise UserError(f"{folder} has train/ but no test/: scores need images of their own{hint}")
+    if others := [part for part in parts if part not in SPLITS]:
+        raise UserError(f"{folder} has {few(others)} beside train/ and test/: only train/, val/ and test/ are read")
+    groups = {split: _groups(folder / split, folder) if split in parts else {} for split in SPLITS}
+    classes = list(groups["train"])
+    for split in ("val", "test"):
+        if strange := [name for name in groups[split] if name not in groups["train"]]:
+            raise UserError(f"{folder / split} has class folders that train/ has not: {few(strange)}")
+    if lacking := [name for name in classes if name not in groups["test"]]:
+        raise UserError(f"{folder / 'test'} lacks class folders that train/ has: {few(lacking)}")
+    names = read_names(folder / "classnames.txt", classes)
+    return Splits(
+        *(
+            [
+                Item(key, label, names[group])
+                for label, group in enumerate(classes)
+                for key in groups[split].get(group, [])
+            ]
+            for split in SPLITS
+        )
+    )
+
+
+def _groups(parent: Path, root: Path | None = None) -> dict[str, list[str]]:
+    """The images in and below each class folder of `parent`, as sorted paths below `root`; hidden ones are left out."""
+    groups: dict[str, list[str]] = {}
+    for group in _subfolders(parent):
+        found = images_below(parent / group)
+        groups[group] = sorted(path.relative_to(root or parent).as_posix() for path in found)
+        for key in groups[group]:
+            check_key(key, str(parent))
+        if not groups[group]:
+            raise UserError(f"class folder {parent / group} has no images ({' '.join(EXTENSIONS)}): remove or fill it")
+    if not groups:
+        raise UserError(f"{parent} has no class folders: put the images of each class into a folder named after it")
+    return groups
+
+
+def _subfolders(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def load_csv(file: Path, split: str | None = None, template: str | None = None) -> Dataset:
+    """The data set of a CSV file with the columns `path`, `label` and perhaps `split` (train, val or test).
+
+    Paths lie below the file's folder; so may `classnames.txt` and `template.txt`, as for folders. Labels are class
+    names, or numbers that `classnames.txt` names; numbers may skip, classes are numbered in their order. Without
+    splits, one is made once and kept in `<file>.split.json`, or in the file `split`; see `kept_split`.
+    """
+    rows = _read_rows(file)
+    labels = sorted({label for _, label, _ in rows}, key=lambda label: (int(label) if label.isdecimal() else -1, label))
+    names_file = file.parent / "classnames.txt"
+    if all(label.isdecimal() for label in labels) and not names_file.is_file():
+        raise UserError(f"the labels in {file} are numbers: write names, or {names_file} with lines such as '0 cat'")
+    names = read_names(names_file, labels)
+    if not any(part for _, _, part in rows):
+        groups: dict[str, list[str]] = {label: [] for label in labels}
+        for path, label, _ in rows:
+            groups[label].append(path)
+        splits = kept_split(file.parent, f"{file.stem}.split.json", split, groups, names)
+    elif split is not None:
+        splits = read_split(named_split(file.parent, split))
+    else:
+        number = {label: index for index, label in enumerate(labels)}
+        splits = Splits(
+            *(
+                [Item(path, number[label], names[label]) for path, label, part in rows if part == name]
+                for name in SPLITS
+            )
+        )
+        if not splits.train:
+            raise UserError(f"{file} lists no training images")
+    return own_dataset(file.stem, file.parent, splits, template)
+
+
+def _read_rows(file: Path) -> list[Row]:
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            table = list(csv.reader(stream, strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{file} cannot be read ({error}): a CSV file in UTF-8 is needed") from error
+    header = [word.strip().lower() for word in table[0]] if table else []
+    if header not in (["path", "label"], ["path", "label", "split"]):
+        raise UserError(f"{file} must begin with the line path,label or path,label,split; it begins with {header}")
+    rows: list[Row] = []
+    lines: dict[str, int] = {}
+    for number, fields in enumerate(table[1:], start=2):
+        if not any(field.strip() for field in fields):
+            continue
+        if len(fields) != len(header) or not fields[1].strip():
+            raise UserError(f"{file}, line {number}: {fields} has not the fields {header}")
+        path, label, part = (*(field.strip() for field in fields), "")[:3]
+        path = check_key(path, f"{file}, line {number}")
+        if part not in ("", *SPLITS):
+            raise unknown(f"split in {file}, line {number},", part, SPLITS)
+        if path in lines:
+            raise UserError(f"{file}, line {number}: {path} is listed already in line {lines[path]}")
+        lines[path] = number
+        rows.append((path, label, part))
+    if not rows:
+        raise UserError(f"{file} lists no images")
+    without = [path for path, _, part in rows if not part]
+    if 0 < len(without) < len(rows):
+        raise UserError(f"{file}: line {lines[without[0]]} has no split, but others have: give all of them or none")
+    return rows
 
 
 def make_split(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> Splits:

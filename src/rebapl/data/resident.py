@@ -33,7 +33,7 @@ class ResidentImages:
         device: torch.device | str,
     ) -> None:
         self.resizer = Resizer(_longest_side(images, scale), preprocessing.crop, preprocessing.resample, device)
-        self.places = torch.arange(self.resizer.side, device=device)
+        self.positions = torch.arange(self.resizer.side, device=device)
         areas = torch.tensor([0] + [image.width * image.height for image in images])
         ends = areas.cumsum(0)
         self.offsets = ends[:-1].to(device)
@@ -50,8 +50,8 @@ class ResidentImages:
         left, top, right, bottom = boxes.unbind(1)
         widths, heights = right - left, bottom - top
         # Beyond the box its last pixel is repeated: there nothing counts, but the address must be one.
-        columns = left[:, None] + torch.minimum(self.places, widths[:, None] - 1)
-        lines = top[:, None] + torch.minimum(self.places, heights[:, None] - 1)
+        columns = left[:, None] + torch.minimum(self.positions, widths[:, None] - 1)
+        lines = top[:, None] + torch.minimum(self.positions, heights[:, None] - 1)
         starts = self.offsets[rows][:, None] + lines * self.widths[rows][:, None]
         canvas = self.pixels[:, starts[:, :, None] + columns[:, None, :]].transpose(0, 1)  # (B, 3, side, side)
         return self.resizer(canvas, widths, heights, mirrored)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,9 +100,7 @@ def load_task(
     dataset = dataset if cache is None else cached(dataset, cache)
     train, val = few_shot(dataset, shots, seed)
     names = dataset.class_names
-    if len(names) < 2:
-        raise UserError(f"data set '{dataset.name}' has one class, {names[0]!r}: there is nothing to tell apart")
-    labels = list(range(len(names)))
+    labels = list(range(_several_classes(dataset)))
     trained, tested, source = labels, {"test": labels}, dataset.test
     if protocol == "base-to-novel":
         trained, novel = base_novel(names)
@@ -119,6 +118,36 @@ def load_task(
         part = _part(target, target.test, range(len(target.class_names)), test_images)
         tests[name] = replace(part, split=splits.get(name))
     return Task(dataset, protocol, shots, seed, _part(dataset, train, trained), _part(dataset, val, trained), tests)
+
+
+def task_of(dataset: Dataset, seed: int = 1, shots: int | None = None, *, cache: int | None = None) -> Task:
+    """A task that trains on all classes and all training images of a data set, or on `shots` images of each class.
+
+    Where the data set has test images, they are its only test part, `test`; otherwise there is nothing to score.
+
+    >>> from rebapl.data.catalogue import load_dataset
+    >>> task = task_of(load_dataset("digits"))
+    >>> len(task.train.items), len(task.val.items), list(task.tests)
+    (908, 358, ['test'])
+    """
+    labels = range(_several_classes(dataset))
+    dataset = dataset if cache is None else cached(dataset, cache)
+    train, val = (dataset.train, dataset.val) if shots is None else few_shot(dataset, shots, seed)
+    if not train:
+        raise UserError(f"data set '{dataset.name}' has no training images: it is for testing only")
+    if shots is None:
+        shots = max(Counter(item.label for item in train).values())
+    tests = {"test": _part(dataset, dataset.test, labels)} if dataset.test else {}
+    parts = _part(dataset, train, labels), _part(dataset, val, labels)
+    return Task(dataset, "few-shot", shots, seed, *parts, tests)
+
+
+def _several_classes(dataset: Dataset) -> int:
+    """How many classes the data set has; one alone is refused."""
+    names = dataset.class_names
+    if len(names) < 2:
+        raise UserError(f"data set '{dataset.name}' has one class, {names[0]!r}: there is nothing to tell apart")
+    return len(names)
 
 
 def target_names(protocol: str, data: str, targets: Sequence[str] | None = None) -> list[str]:
@@ -192,6 +221,6 @@ def _pseudo(names: Sequence[str]) -> tuple[list[int], dict[str, list[int]]]:
 def _part(dataset: Dataset, items: Sequence[Item], labels: Sequence[int], limit: int | None = None) -> Part:
     chosen = relabelled(items, labels)
     if limit is not None:
-        chosen = [chosen[place] for place in spread(len(chosen), limit)]
+        chosen = [chosen[index] for index in spread(len(chosen), limit)]
     names = dataset.class_names
     return Part([names[label] for label in labels], chosen, dataset)

@@ -72,7 +72,7 @@ def fields(density: Potential, repulsion: Potential, strength: float, stored: Te
             _plane(axes, title, NEAR)
             bar = figure.colorbar(filled, ax=axes, location="bottom", aspect=30, pad=0.03, ticks=levels[::3])
             bar.ax.tick_params(width=0.5)
-            bar.outline.set_linewidth(0.5)
+            bar.ax.spines["outline"].set_linewidth(0.5)
         figure.axes[0].set_ylabel(r"$\theta_2$")
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)

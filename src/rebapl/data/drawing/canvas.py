@@ -1,4 +1,4 @@
-"""The canvas: coverage masks drawn large and reduced, colours laid through them, and the camera's faults."""
+"""The canvas: masks drawn large and reduced, colours laid through them, backgrounds, and the camera's faults."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,13 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from rebapl.data.drawing.colours import Colour
+from rebapl.data.drawing.colours import Colour, tone_apart_from
 
 SIZE = 64
 """Side of every drawn image in pixels."""
 
 OVERSAMPLING = 4
 """Masks are drawn this many times larger, so that edges come out smooth."""
+
+LEAST_CONTRAST = 0.4
+"""Between a background and what stands before it."""
 
 Field = NDArray[np.floating]
 """(SIZE, SIZE): a number in [0, 1] for each pixel, such as the share of it that a shape covers."""
@@ -67,6 +70,32 @@ def lay(picture: Picture, coverage: Field, paint: Colour | Picture) -> Picture:
     return picture + coverage[..., None] * (paint - picture)
 
 
+def flat(colour: Colour) -> Picture:
+    """A picture of one colour."""
+    return np.broadcast_to(colour, (SIZE, SIZE, 3)).astype(np.float32)
+
+
+def gradient(first: Colour, second: Colour, turn: float) -> Picture:
+    """From the first colour to the second along the direction `turn` in radians."""
+    x, y = pixel_grid()
+    ramp = (np.cos(turn) * (x - SIZE / 2) + np.sin(turn) * (y - SIZE / 2)) / SIZE
+    return lay(flat(first), np.clip(0.5 + ramp, 0, 1).astype(np.float32), second)
+
+
+def clutter(rng: np.random.Generator, picture: Picture, pieces: int, strength: float, other: Colour) -> Picture:
+    """The picture with random lines and blobs over it, at `strength`, in tones away from the colour `other`."""
+    for _ in range(pieces):
+        x0, y0, x1, y1 = rng.uniform(0, SIZE * OVERSAMPLING, 4)
+        width = rng.uniform(1, 3) * OVERSAMPLING
+        if rng.random() < 0.6:
+            coverage = mask(lambda pen: pen.line((x0, y0, x1, y1), fill=255, width=round(width)))  # noqa: B023
+        else:
+            box = (x0 - 2 * width, y0 - 2 * width, x0 + 2 * width, y0 + 2 * width)
+            coverage = mask(lambda pen: pen.ellipse(box, fill=255))  # noqa: B023
+        picture = lay(picture, strength * coverage, tone_apart_from(rng, other, LEAST_CONTRAST))
+    return picture
+
+
 def add_noise(rng: np.random.Generator, picture: Picture, deviation: float) -> Picture:
     """Independent Gaussian noise on every channel."""
     return picture + deviation * rng.standard_normal(picture.shape, np.float32)
@@ -79,12 +108,6 @@ def blur(field: Field, passes: int) -> Field:
             before, after = np.roll(field, 1, axis), np.roll(field, -1, axis)
             field = (before + 2 * field + after) / 4
     return field
-
-
-def coarsen(field: Field, pixels: int, resample: Image.Resampling) -> Field:
-    """A field reduced to `pixels` a side and brought back to full size, as by a poor scanner."""
-    small = Image.fromarray(field).resize((pixels, pixels), Image.Resampling.BOX)
-    return np.clip(np.asarray(small.resize((SIZE, SIZE), resample), np.float32), 0, 1)
 
 
 def to_pixels(picture: Picture) -> NDArray[np.uint8]:

@@ -41,20 +41,10 @@ def contrast(first: Colour, second: Colour) -> float:
     return float(np.linalg.norm(first - second))
 
 
-def colour_apart_from(rng: np.random.Generator, other: Colour, least: float) -> tuple[str, Colour]:
-    """A random named colour and its shade, at a contrast of at least `least` from `other`."""
-    names = list(COLOURS)
-    while True:
-        name = names[rng.integers(len(names))]
-        shade = shade_of(rng, name)
-        if contrast(shade, other) >= least:
-            return name, shade
-
-
 def tone_apart_from(rng: np.random.Generator, other: Colour, least: float) -> Colour:
     """A random grey or pale tone without a colour name, at a contrast of at least `least` from `other`."""
     while True:
-        tone = np.full(3, rng.random(), np.float32)
+        tone: Colour = np.full(3, rng.random(), np.float32)
         if rng.random() < 0.5:
             tone = blend(tone, rng.random(3).astype(np.float32), 0.3)
         if contrast(tone, other) >= least:

@@ -8,14 +8,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rebapl.data.drawing.backgrounds import LEAST_CONTRAST, clutter, flat, gradient
 from rebapl.data.drawing.canvas import (
+    LEAST_CONTRAST,
     SIZE,
     Field,
     Picture,
     Points,
     add_noise,
     blur,
+    clutter,
+    flat,
+    gradient,
     lay,
     polygon_mask,
     stroke_mask,

@@ -8,12 +8,20 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rebapl.data.drawing.backgrounds import clutter, gradient
-from rebapl.data.drawing.canvas import SIZE, Field, Picture, Points, add_noise, blur, lay, stroke_mask
+from rebapl.data.drawing.canvas import (
+    SIZE,
+    Field,
+    Picture,
+    Points,
+    add_noise,
+    blur,
+    clutter,
+    gradient,
+    lay,
+    stroke_mask,
+)
 from rebapl.data.drawing.colours import COLOURS, blend, shade_of, tone_apart_from
-from rebapl.data.drawing.glyphs import distortion, fit
 from rebapl.data.drawing.skeletons import strokes_of
-from rebapl.data.drawing.wording import pick
 
 JITTER = (2.0, 6.0)
 """Range of the deviation of a letter's points, in hundredths of its height."""
@@ -31,13 +39,35 @@ CONTRAST = 0.5
 """Least contrast between ink and ground."""
 
 
+def distortion(rng: np.random.Generator, height: tuple[float, float]) -> Points:
+    """A random 2×2 matrix: turn, slant, a narrower or wider figure, and a height as a share of the picture."""
+    turn, slant, narrow = rng.normal(0, 0.13), rng.normal(0.05, 0.22), rng.uniform(0.6, 1.15)
+    c, s = np.cos(turn), np.sin(turn)
+    return rng.uniform(*height) * np.array([[c, -s], [s, c]]) @ np.array([[narrow, -slant], [0, 1]])
+
+
+def fit(rng: np.random.Generator, strokes: Sequence[Points], matrix: Points, margin: float) -> list[Points]:
+    """Strokes of a box 100 high, distorted and placed at random so that they stay `margin` pixels inside."""
+    everything = np.concatenate(strokes)
+    low, high = everything.min(0), everything.max(0)
+    matrix = matrix * SIZE / max(high[1] - low[1], 60.0)
+    moved = [(stroke - (low + high) / 2) @ matrix.T for stroke in strokes]
+    everything = np.concatenate(moved)
+    low, high = everything.min(0), everything.max(0)
+    room = SIZE - 2 * margin
+    shrink = min(1.0, room / max(float((high - low).max()), 1e-6))
+    free = np.maximum(room - shrink * (high - low), 0) / 2
+    centre = SIZE / 2 + rng.uniform(-1, 1, 2) * free * rng.choice([0.15, 0.8])
+    return [(stroke - (low + high) / 2) * shrink + centre for stroke in moved]
+
+
 def _pieces(stroke: Points, step: float, length: float) -> list[Points]:
     """The stroke cut into pieces that start every `step` pixels of its way and are `length` long."""
     way = np.concatenate([[0], np.cumsum(np.linalg.norm(np.diff(stroke, axis=0), axis=1))])
     starts = np.arange(0, way[-1], step)
     ends = np.minimum(starts + length, way[-1])
-    places = np.linspace(starts, ends, 4, axis=1)
-    return [np.stack([np.interp(place, way, stroke[:, axis]) for axis in (0, 1)], axis=1) for place in places]
+    lengths = np.linspace(starts, ends, 4, axis=1)
+    return [np.stack([np.interp(at, way, stroke[:, axis]) for axis in (0, 1)], axis=1) for at in lengths]
 
 
 def _dashed(rng: np.random.Generator, strokes: Sequence[Points]) -> Field:
@@ -65,7 +95,7 @@ _PENS: tuple[Callable[[np.random.Generator, Sequence[Points]], Field], ...] = (_
 
 def draw_letter(rng: np.random.Generator, letter: str) -> Picture:
     """A letter drawn with a random pen, in a random colour, over clutter."""
-    ink = shade_of(rng, pick(rng, tuple(COLOURS)))
+    ink = shade_of(rng, tuple(COLOURS)[rng.integers(len(COLOURS))])
     first, second = (tone_apart_from(rng, ink, CONTRAST) for _ in range(2))
     picture = gradient(first, blend(first, second, 0.4), rng.uniform(0, 2 * np.pi))
     picture = clutter(rng, picture, int(rng.integers(*CLUTTER)), rng.uniform(0.3, 0.7), ink)

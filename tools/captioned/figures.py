@@ -2,7 +2,9 @@
 
 import numpy as np
 
-from rebapl.data.drawing.backgrounds import background
+from captioned.backgrounds import background
+from captioned.example import Example, Facts
+from captioned.wording import caption, on_background, pick, plural, with_article
 from rebapl.data.drawing.canvas import SIZE, Picture, add_noise, blur, lay, polygon_mask, to_pixels
 from rebapl.data.drawing.colours import (
     BLACK,
@@ -13,10 +15,9 @@ from rebapl.data.drawing.colours import (
     contrast,
     shade_of,
 )
-from rebapl.data.drawing.example import Example, Facts
 from rebapl.data.drawing.shapes import SHAPES, hole, outline, place
 from rebapl.data.drawing.textures import TEXTURES, texture
-from rebapl.data.drawing.wording import NUMBER_WORDS, caption, on_background, pick, plural, with_article
+from rebapl.data.embedded import NUMBER_WORDS
 
 RADII = {"small": (6.5, 10.0), "medium": (13.0, 18.0), "large": (22.0, 29.0)}
 """Range of a shape's radius in pixels by the name of its size."""

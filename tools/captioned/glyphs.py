@@ -1,28 +1,55 @@
 """Printed and written digits and letters, with captions."""
 
-from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
-from rebapl.data.drawing import fonts as typefaces
-from rebapl.data.drawing.backgrounds import LEAST_CONTRAST, background, flat
+from captioned.backgrounds import background
+from captioned.example import Example, Facts
+from captioned.wording import caption, on_background, pick, with_article
 from rebapl.data.drawing.canvas import (
+    LEAST_CONTRAST,
     SIZE,
     Field,
-    Points,
     add_noise,
     blur,
-    coarsen,
+    flat,
     lay,
     stroke_mask,
     to_pixels,
 )
 from rebapl.data.drawing.colours import COLOURS, Colour, shade_of, tone_apart_from
-from rebapl.data.drawing.example import Example, Facts
+from rebapl.data.drawing.pens import distortion, fit
 from rebapl.data.drawing.skeletons import CAPITALS, DIGITS, strokes_of
-from rebapl.data.drawing.wording import NUMBER_WORDS, caption, on_background, pick, with_article
+from rebapl.data.embedded import NUMBER_WORDS
+
+FACES = (
+    "DejaVuSans",
+    "DejaVuSans-Bold",
+    "DejaVuSans-Oblique",
+    "DejaVuSans-BoldOblique",
+    "DejaVuSansMono",
+    "DejaVuSansMono-Bold",
+    "DejaVuSansMono-Oblique",
+    "DejaVuSerif",
+    "DejaVuSerif-Bold",
+    "DejaVuSerif-Italic",
+    "DejaVuSerif-BoldItalic",
+    "STIXGeneral",
+    "STIXGeneralBol",
+    "STIXGeneralItalic",
+    "STIXGeneralBolIta",
+    "cmb10",
+    "cmr10",
+    "cmss10",
+    "cmti10",
+    "cmtt10",
+)
+"""The typefaces of printed glyphs: matplotlib's with Latin letters and digits, shipped so that all draw the same."""
+
+FONTS = Path(__file__).parent / "fonts"
 
 WRITTEN = 0.25
 """Share of glyphs drawn as strokes rather than set in a typeface."""
@@ -33,28 +60,6 @@ COARSE = 0.35
 _MANNERS = {"printed": ("printed", "typed"), "written": ("handwritten-looking", "handwritten", "hand-drawn")}
 
 
-def distortion(rng: np.random.Generator, height: tuple[float, float]) -> Points:
-    """A random 2×2 matrix: turn, slant, a narrower or wider figure, and a height as a share of the picture."""
-    turn, slant, narrow = rng.normal(0, 0.13), rng.normal(0.05, 0.22), rng.uniform(0.6, 1.15)
-    c, s = np.cos(turn), np.sin(turn)
-    return rng.uniform(*height) * np.array([[c, -s], [s, c]]) @ np.array([[narrow, -slant], [0, 1]])
-
-
-def fit(rng: np.random.Generator, strokes: Sequence[Points], matrix: Points, margin: float) -> list[Points]:
-    """Strokes of a box 100 high, distorted and placed at random so that they stay `margin` pixels inside."""
-    everything = np.concatenate(strokes)
-    low, high = everything.min(0), everything.max(0)
-    matrix = matrix * SIZE / max(high[1] - low[1], 60.0)
-    moved = [(stroke - (low + high) / 2) @ matrix.T for stroke in strokes]
-    everything = np.concatenate(moved)
-    low, high = everything.min(0), everything.max(0)
-    room = SIZE - 2 * margin
-    shrink = min(1.0, room / max(float((high - low).max()), 1e-6))
-    free = np.maximum(room - shrink * (high - low), 0) / 2
-    centre = SIZE / 2 + rng.uniform(-1, 1, 2) * free * rng.choice([0.15, 0.8])
-    return [(stroke - (low + high) / 2) * shrink + centre for stroke in moved]
-
-
 def written(rng: np.random.Generator, glyph: str) -> Field:
     """The coverage of a glyph written with a pen of random width."""
     width = SIZE * rng.uniform(0.04, 0.2)
@@ -62,9 +67,15 @@ def written(rng: np.random.Generator, glyph: str) -> Field:
     return stroke_mask(fit(rng, strokes, distortion(rng, (0.5, 1.0)), width / 2 + rng.uniform(0, 3)), width)
 
 
-def printed(rng: np.random.Generator, glyph: str, face: Path) -> Field:
+@cache
+def typeface(face: str, size: int) -> ImageFont.FreeTypeFont:
+    """One of `FACES` at a size in pixels, laid out without Raqm, which not every Pillow has."""
+    return ImageFont.truetype(FONTS / f"{face}.ttf", size)
+
+
+def printed(rng: np.random.Generator, glyph: str, face: str) -> Field:
     """The coverage of a glyph of a typeface, distorted, sometimes heavier than the face has it."""
-    font = typefaces.load(face, 160)
+    font = typeface(face, 160)
     heavier = int(rng.integers(1, 12)) if rng.random() < 0.35 else 0
     left, top, right, bottom = font.getbbox(glyph, stroke_width=heavier)
     tile = Image.new("L", (int(right - left) + 2, int(bottom - top) + 2))
@@ -79,6 +90,12 @@ def printed(rng: np.random.Generator, glyph: str, face: Path) -> Field:
     data = (back[0, 0], back[0, 1], offset[0], back[1, 0], back[1, 1], offset[1])
     large = tile.transform(size, Image.Transform.AFFINE, data, Image.Resampling.BILINEAR)
     return np.asarray(large.reduce(2), np.float32) / 255
+
+
+def coarsen(field: Field, pixels: int, resample: Image.Resampling) -> Field:
+    """A field reduced to `pixels` a side and brought back to full size, as by a poor scanner."""
+    small = Image.fromarray(field).resize((pixels, pixels), Image.Resampling.BOX)
+    return np.clip(np.asarray(small.resize((SIZE, SIZE), resample), np.float32), 0, 1)
 
 
 def _ink(rng: np.random.Generator) -> tuple[str, Colour]:
@@ -131,11 +148,11 @@ def _phrase(rng: np.random.Generator, seen: Facts, capital: bool) -> tuple[str, 
     return phrase, said
 
 
-def draw_glyph(rng: np.random.Generator, glyphs: str, faces: Sequence[Path]) -> Example:
+def draw_glyph(rng: np.random.Generator, glyphs: str) -> Example:
     """One of the glyphs, printed or written, in any colour, light on dark or dark on light."""
     glyph = glyphs[rng.integers(len(glyphs))]
     by_hand = rng.random() < WRITTEN
-    coverage = written(rng, glyph) if by_hand else printed(rng, glyph, faces[int(rng.integers(len(faces)))])
+    coverage = written(rng, glyph) if by_hand else printed(rng, glyph, FACES[int(rng.integers(len(FACES)))])
     coverage = _degrade(rng, coverage)
     colour, ink = _ink(rng)
     if rng.random() < 0.45:

@@ -27,8 +27,6 @@ TEMPLATES = (
     "this picture was drawn to show {} and nothing else.",
 )
 
-NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-
 _PLURALS = {"cross": "crosses"}
 
 

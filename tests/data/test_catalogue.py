@@ -1,0 +1,75 @@
+"""Data sets from outside the package are found by name."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rebapl.backbones import DEFAULT_BACKBONE, default_backbone
+from rebapl.data import catalogue
+from rebapl.data.catalogue import kind_of, load_dataset, register_dataset, registered_datasets
+from rebapl.data.dataset import Dataset
+from rebapl.data.embedded import EMBEDDED
+from rebapl.data.task import load_task
+from rebapl.errors import UserError
+
+
+def mine() -> Dataset:
+    return replace(load_dataset("digits"), name="mine")
+
+
+@pytest.fixture(autouse=True)
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogue, "REGISTERED", {})
+
+
+def test_a_registered_data_set_is_found_by_its_name() -> None:
+    with pytest.raises(UserError, match="unknown data set 'mine'"):
+        load_dataset("mine")
+    register_dataset("mine", mine)
+    register_dataset("mine", mine)  # as when its module is imported twice
+    assert (load_dataset("mine").name, kind_of("mine"), registered_datasets()) == ("mine", "registered", ["mine"])
+    assert load_dataset("mine", template="the {}").template == "the {}"
+    assert load_task("mine", shots=1).dataset.name == "mine"
+    with pytest.raises(UserError, match="did you mean 'mine'"):
+        load_dataset("mime")
+    with pytest.raises(UserError, match="is registered: it has no split file"):
+        load_dataset("mine", split="other.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("digits", "known already"), ("eurosat", "known already"), ("mine", "known already"), ("a/b", "must not")],
+)
+def test_a_name_that_is_taken_or_reads_as_a_path_is_refused(name: str, message: str) -> None:
+    register_dataset("mine", mine)
+    with pytest.raises(UserError, match=message):
+        register_dataset(name, lambda: mine())
+
+
+def test_an_installed_package_brings_its_data_set(tmp_path: Path) -> None:
+    (tmp_path / "outside_data.py").write_text(
+        "from rebapl.data.catalogue import register_dataset\n"
+        "from rebapl.data.own import dataset_of\n"
+        "import numpy as np\n"
+        "pictures = np.zeros((4, 8, 8, 3), np.uint8)\n"
+        "register_dataset('birds', lambda: dataset_of(pictures, [0, 1, 0, 1], ['emu', 'tit'], name='birds'))\n"
+    )
+    about = tmp_path / "outside_data-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-data\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[rebapl.datasets]\nbirds = outside_data\n")
+    code = "from rebapl.data.catalogue import load_dataset; print(load_dataset('birds').class_names)"
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "['emu', 'tit']\n"
+
+
+def test_embedded_tasks_go_with_the_embedded_backbone_and_all_others_with_clip() -> None:
+    assert {default_backbone(name) for name in EMBEDDED} == {"mini"}
+    assert default_backbone("eurosat") == default_backbone("my/folder") == DEFAULT_BACKBONE

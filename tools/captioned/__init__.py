@@ -1,0 +1,33 @@
+"""Drawn, captioned pictures: what the embedded model `mini` is trained on.
+
+All chance comes from the generator that is handed in, so a picture is a function of its seed. The typefaces lie in
+`fonts/`, with their licences; FreeType, which comes with Pillow, fills their outlines.
+"""
+
+import numpy as np
+
+from captioned.example import Example, Facts
+from captioned.figures import draw_alike, draw_pair
+from captioned.glyphs import draw_glyph
+from rebapl.data.drawing.skeletons import CAPITALS, DIGITS, SMALL_LETTERS
+
+__all__ = ["Example", "Facts", "draw_example"]
+
+ALIKE, PAIR, DIGIT = 0.47, 0.08, 0.22
+"""Shares of the kinds of pictures; the rest are letters."""
+
+
+def draw_example(rng: np.random.Generator) -> Example:
+    """One captioned picture.
+
+    >>> example = draw_example(np.random.default_rng(0))
+    >>> example.image.shape
+    (64, 64, 3)
+    """
+    chance = rng.random()
+    if chance < ALIKE:
+        return draw_alike(rng)
+    if chance < ALIKE + PAIR:
+        return draw_pair(rng)
+    glyphs = DIGITS if chance < ALIKE + PAIR + DIGIT else CAPITALS + SMALL_LETTERS
+    return draw_glyph(rng, glyphs)

@@ -1,0 +1,37 @@
+"""Random backgrounds with a name: one colour, a gradient, a faint pattern, or clutter."""
+
+import numpy as np
+
+from rebapl.data.drawing.canvas import LEAST_CONTRAST, Picture, clutter, flat, gradient, lay
+from rebapl.data.drawing.colours import COLOURS, Colour, blend, contrast, shade_of, tone_apart_from
+from rebapl.data.drawing.textures import TEXTURES, texture
+
+
+def colour_apart_from(rng: np.random.Generator, other: Colour, least: float) -> tuple[str, Colour]:
+    """A random named colour and its shade, at a contrast of at least `least` from `other`."""
+    names = list(COLOURS)
+    while True:
+        name = names[rng.integers(len(names))]
+        shade = shade_of(rng, name)
+        if contrast(shade, other) >= least:
+            return name, shade
+
+
+def background(rng: np.random.Generator, other: Colour) -> tuple[str, Picture]:
+    """A background that the colour `other` stands out from, and its name: a colour or the kind of background."""
+    named = rng.random() < 0.5
+    if named:
+        name, base = colour_apart_from(rng, other, LEAST_CONTRAST)
+    else:
+        name, base = "neutral", tone_apart_from(rng, other, LEAST_CONTRAST)
+    kind = rng.choice(["plain", "gradient", "patterned", "cluttered"], p=[0.55, 0.15, 0.15, 0.15])
+    if kind == "plain":
+        return name, flat(base)
+    second = tone_apart_from(rng, other, LEAST_CONTRAST)
+    if kind == "gradient":
+        return kind, gradient(base, second, rng.uniform(0, 2 * np.pi))
+    if kind == "patterned":
+        pattern = TEXTURES[rng.integers(1, len(TEXTURES))]
+        share = texture(rng, pattern, rng.uniform(4, 14), (0, 0), rng.uniform(0, np.pi))
+        return kind, lay(flat(base), share, blend(base, second, rng.uniform(0.2, 0.45)))
+    return kind, clutter(rng, flat(base), int(rng.integers(3, 9)), rng.uniform(0.3, 0.8), other)

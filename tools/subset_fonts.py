@@ -1,0 +1,28 @@
+"""Writes the font files of tools/captioned/fonts: matplotlib's text faces, cut down to digits and Latin letters.
+
+    python tools/subset_fonts.py      # with matplotlib 3.11.2 and fonttools, which comes with it
+
+The fonts' licences (beside the files) allow this; the cut-down faces have names of their own, as two of them ask.
+"""
+
+from pathlib import Path
+
+import matplotlib
+from fontTools import subset
+from fontTools.ttLib import TTFont
+
+from captioned.glyphs import FACES, FONTS
+from rebapl.data.drawing.skeletons import CAPITALS, DIGITS, SMALL_LETTERS
+
+for face in FACES:
+    font = TTFont(
+        Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{face}.ttf", recalcBBoxes=False, recalcTimestamp=False
+    )
+    options = subset.Options(hinting=True, layout_features=[], name_IDs=[0, 13], notdef_outline=True)
+    subsetter = subset.Subsetter(options)
+    subsetter.populate(text=DIGITS + CAPITALS + SMALL_LETTERS)
+    subsetter.subset(font)
+    name = f"Drawn {FACES.index(face) + 1}"
+    for number, text in ((1, name), (2, "Regular"), (4, name), (6, name.replace(" ", ""))):
+        font["name"].setName(text, number, 3, 1, 0x409)
+    font.save(FONTS / f"{face}.ttf")
