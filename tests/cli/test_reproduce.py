@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rebapl.cli.app import app
+from rebapl.cli.commands import app
 from rebapl.errors import UserError
 from rebapl.reproduce.targets import TARGETS
 
