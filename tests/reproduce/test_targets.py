@@ -9,17 +9,16 @@ import pytest
 from PIL import Image
 from tiny_suite import TINY
 
-from rebapl.reproduce.make import make_target, page
-from rebapl.reproduce.prefixes import PREFIXES, prefix_scores
+from rebapl.reproduce.ablations import PREFIXES, prefix_scores
+from rebapl.reproduce.make import PAPER_TARGETS, make_target, page
 from rebapl.reproduce.target import Context
-from rebapl.reproduce.targets import TARGETS
 from rebapl.runs.folder import finish_run, run_folder
 
 
 def made(names: str, folder: Path) -> Context:
     context = Context(TINY, folder / "runs", devices=["cpu"])
     for name in names.split():
-        output = make_target(TARGETS[name], context, folder / "out")
+        output = make_target(PAPER_TARGETS[name], context, folder / "out")
         record = json.loads((folder / "out" / f"{name}.json").read_text())
         assert record["tables"], name
         for table in output.tables:
@@ -135,6 +134,6 @@ def test_the_toy(tmp_path: Path) -> None:
 def test_finished_work_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = replace(TINY, methods=("zero-shot",))
     context = Context(suite, tmp_path / "runs", devices=["cpu"])
-    first = make_target(TARGETS["table1"], context, tmp_path / "out").tables["table1"]
+    first = make_target(PAPER_TARGETS["table1"], context, tmp_path / "out").tables["table1"]
     monkeypatch.setattr("rebapl.runs.folder.train_run", lambda *_, **__: pytest.fail("trained again"))
-    assert make_target(TARGETS["table1"], context, tmp_path / "out").tables["table1"] == first
+    assert make_target(PAPER_TARGETS["table1"], context, tmp_path / "out").tables["table1"] == first

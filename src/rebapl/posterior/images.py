@@ -35,7 +35,7 @@ def read_images(images: Images, preprocessing: Preprocessing) -> tuple[list[str]
     def view(index: int) -> Tensor:
         return _centre(pictures[index], names[index], preprocessing)
 
-    return names, (torch.stack(in_threads(view, indices)) for places in portions(range(len(names))))
+    return names, (torch.stack(in_threads(view, indices)) for indices in portions(range(len(names))))
 
 
 def image_files(path: Path) -> list[Path]:
