@@ -1,5 +1,7 @@
 """Suites: what each runs, how it is cut down, what a local one finds; and how long it will take."""
 
+import itertools
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -47,13 +49,16 @@ def test_the_paper_suite_has_the_paper_s_runs() -> None:
     ]
 
 
-def test_the_strength_is_the_paper_s_xi() -> None:
+def test_the_strengths_are_the_paper_s_xi_over_its_learning_rate() -> None:
+    """The paper: n of 16, 32, 64, ξ of 10⁻³, 10⁻², 10⁻¹, both distances; MaPLe's learning rate is 0.002."""
+    found = Counter()
     for config in runs_of("xi"):
-        settings = config.resolved()["inference"]
-        if settings["repulsion"]:
-            xi = settings["repulsion"]["strength"] * settings["lr"]
-            assert min(abs(xi - value) for value in PAPER.strengths) < 1e-12
-            assert settings["repulsion"]["size"] == "absolute"
+        repulsion = config.resolved()["inference"].get("repulsion")
+        if repulsion:
+            assert repulsion["size"] == "absolute"
+            found[repulsion["metric"], repulsion["reference"], round(repulsion["strength"], 9)] += 1
+    by_hand = itertools.product(("mmd", "wasserstein"), (16, 32, 64), (0.5, 5.0, 50.0))
+    assert found == dict.fromkeys(by_hand, 3), "each with three seeds"
 
 
 def test_shared_runs_are_the_same_runs() -> None:
@@ -131,15 +136,15 @@ def test_a_local_suite_says_what_is_missing(tmp_path: Path) -> None:
         photo_suite("x", tmp_path, ["eurosatt"])
 
 
-@pytest.mark.parametrize(("samples", "places", "shares"), [(4, 3, [2, 1, 1]), (1, 2, [1]), (3, 1, [3])])
-def test_spread_samples_predict_as_they_do_together(samples: int, places: int, shares: list[int]) -> None:
+@pytest.mark.parametrize(("samples", "encoders", "shares"), [(4, 3, [2, 1, 1]), (1, 2, [1]), (3, 1, [3])])
+def test_spread_samples_predict_as_they_do_together(samples: int, encoders: int, shares: list[int]) -> None:
     encoder = load_backbone("mini")
     task = TINY.config("digits", Choice("maple", "maple"), 1).task()
     part = task.tests["base"]
     whole = timing.random_posterior(encoder, part, samples)
     views = LabelledImages(part.dataset, part.items[:4]).views(encoder.preprocessing)
-    parts = timing.spread(whole, [encoder] * places)
+    parts = timing.spread(whole, [encoder] * encoders)
     assert [len(each) for each in parts] == shares
-    with ThreadPoolExecutor(places) as pool:
+    with ThreadPoolExecutor(encoders) as pool:
         together = timing.predict(parts, views, pool)
     torch.testing.assert_close(together, whole.probabilities(views))

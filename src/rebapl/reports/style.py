@@ -55,11 +55,11 @@ def bare_axes(*many: Axes) -> None:
 
 
 def save_figure(figure: Figure, path: Path, *, dpi: int = 160, settings: Mapping[str, Any] | None = None) -> Path:
-    """Write a figure, whole or not at all, as what the ending of `path` says (.png or .pdf): the same bytes each time.
+    """Write a figure, whole or not at all, in the format that the ending of `path` names.
 
-    `settings` of matplotlib are those that the figure was drawn with.
+    A PNG or PDF has the same bytes each time. `settings` of matplotlib are those that the figure was drawn with.
     """
-    metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None}}[path.suffix[1:]]
+    metadata = {".png": {"Software": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
     fonts, buffer = logging.getLogger("fontTools"), io.BytesIO()
     level = fonts.level
     fonts.setLevel(logging.ERROR)  # it warns of a date inside matplotlib's own font
