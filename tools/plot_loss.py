@@ -7,9 +7,10 @@ import argparse
 import csv
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
+
+from rebapl.reports.style import BLUE, bare_axes, save_figure
 
 
 def plot(log: Path, out: Path) -> None:
@@ -17,16 +18,15 @@ def plot(log: Path, out: Path) -> None:
     with log.open(newline="") as file:
         rows = list(csv.DictReader(file))
     figure = Figure(figsize=(5, 3), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots()
-    axes.plot([int(row["step"]) for row in rows], [float(row["loss"]) for row in rows], color="#0072B2")
+    axes.plot([int(row["step"]) for row in rows], [float(row["loss"]) for row in rows], color=BLUE)
     axes.set(xlabel="step", ylabel="contrastive loss (mean of 100 steps)", yscale="log")
     ticks = [0.3, 0.5, 1, 2, 4, 8]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(out, dpi=160)
+    bare_axes(axes)
+    save_figure(figure, out)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from rebapl.files import read_json
+from rebapl.reports.style import BLUE, DARK_GREY, GREY, VERMILION, bare_axes, save_figure
 from study import OURS, TASKS, difference
 
 AGAINST = "mle, 3× epochs"
@@ -26,27 +26,26 @@ def plot(records: list[dict[str, Any]], out: Path) -> None:
         NAMES.get(task, task): [each for each in records if each["task"] == task] for task in TASKS
     }
     figure = Figure(figsize=(10, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
     grid = figure.subplots(len(SCORES), len(columns), sharey=True)
     for row, (score, label) in zip(grid, SCORES.items(), strict=True):
         for axes, (title, own) in zip(row, columns.items(), strict=True):
             for height, kind in enumerate(kinds):
                 mean, error = difference(own, kind, AGAINST, score)
-                color = "#D55E00" if kind == OURS else "#0072B2" if kind.startswith("rebapl") else "#555555"
+                color = VERMILION if kind == OURS else BLUE if kind.startswith("rebapl") else DARK_GREY
                 axes.errorbar(mean, height, xerr=error, fmt="o", color=color, markersize=5, capsize=2)
-            axes.axvline(0, color="#999999", linewidth=0.8, zorder=0)
+            axes.axvline(0, color=GREY, linewidth=0.8, zorder=0)
             axes.set_yticks(range(len(kinds)), kinds)
             axes.set_ylim(len(kinds) - 0.4, -0.6)
             axes.margins(x=0.15)
             axes.grid(axis="x", alpha=0.3)
-            axes.spines[["top", "right"]].set_visible(False)
+            bare_axes(axes)
             if score == "hm":
                 axes.set_title(title, fontsize=10)
         row[len(columns) // 2].set_xlabel(f"{label} ({'more' if score == 'hm' else 'less'} is better)")
     figure.suptitle(
         "MaPLe and MMRL: difference to maximum likelihood with as many epochs, ± standard error", fontsize=11
     )
-    figure.savefig(out, dpi=130)
+    save_figure(figure, out, dpi=130)
 
 
 if __name__ == "__main__":

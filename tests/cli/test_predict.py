@@ -14,7 +14,7 @@ import small_run
 from PIL import Image
 from typer.testing import CliRunner
 
-from rebapl.cli.app import app, main
+from rebapl.cli.commands import app, main
 from rebapl.cli.values import parse_threshold
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior

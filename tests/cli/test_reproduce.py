@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rebapl.cli.app import app
+from rebapl.cli.commands import app
 from rebapl.errors import UserError
-from rebapl.reproduce.targets import TARGETS
+from rebapl.reproduce.make import PAPER_TARGETS
 
 DOCS = Path(__file__).parents[2] / "docs" / "reproduce.md"
 
@@ -21,7 +21,7 @@ def reproduce(*words: str) -> str:
 
 def test_list_names_every_target_and_so_does_the_page() -> None:
     listed = reproduce("--list")
-    for name in TARGETS:
+    for name in PAPER_TARGETS:
         assert name in listed
         assert f"`{name}`" in DOCS.read_text(encoding="utf-8")
 

@@ -14,9 +14,10 @@ from rebapl.data.batches import LabelledImages
 from rebapl.data.task import Task, load_task
 from rebapl.errors import UserError
 from rebapl.evaluation import outside_scores
-from rebapl.evaluation.uncertainty import diversity_on_test, diversity_record, fit_on_validation, score_outside
+from rebapl.evaluation.diversity import diversity_record
+from rebapl.evaluation.tasks import diversity_on_test, fit_on_validation, score_outside
 from rebapl.posterior import Posterior
-from rebapl.reports.diversity import diversity_figure
+from rebapl.reports.figures import diversity_figure
 from rebapl.runs.folder import evaluate_run, load_trained, train_run
 from rebapl.training.fit import fit
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
 from rebapl.learners import METHODS, Output, build_learner
-from rebapl.posterior.passes import at_sample
+from rebapl.posterior.per_sample import at_sample
 
 every_method = pytest.mark.parametrize("method", METHODS)
 learned = pytest.mark.parametrize("method", [method for method in METHODS if method != "zero-shot"])

@@ -7,7 +7,7 @@ import small_clip
 import torch
 from torch import Tensor
 
-from rebapl.posterior import passes
+from rebapl.posterior import per_sample
 
 
 @pytest.mark.gpu
@@ -17,7 +17,7 @@ def test_mapped_by_default_and_equal_to_the_loop(make: Any, views: Tensor, metho
     backbone.model.to("cuda")
     posterior = make(method, 3, backbone)
     frozen = posterior.learner.frozen(backbone.preprocessing.normalize(views.cuda()))
-    assert passes.samples_together(frozen) > 3
+    assert per_sample.samples_together(frozen) > 3
     mapped, looped = posterior.sample_logits(views), posterior.sample_logits(views, together=1)
     torch.testing.assert_close(mapped.softmax(-1), looped.softmax(-1), atol=1e-4, rtol=1e-4)
 

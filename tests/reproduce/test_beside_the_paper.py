@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rebapl.files import write_json
+from rebapl.reproduce.make import PAPER_TARGETS
 from rebapl.reproduce.paper import quote
 from rebapl.reproduce.suites import PAPER, Suite
-from rebapl.reproduce.target import Context, Output
-from rebapl.reproduce.targets import TARGETS
+from rebapl.reproduce.target import Context, Product
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import RESULTS, run_folder
 
@@ -23,7 +23,7 @@ def invent(runs: Path, config: RunConfig, parts: dict[str, float]) -> None:
     write_json(run_folder(config, runs) / RESULTS, {**results, "seconds": {"training": 100.0}, "device": "a machine"})
 
 
-def table_of(output: Output, name: str) -> list[dict[str, str]]:
+def table_of(output: Product, name: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(output.tables[name].to_csv())))
 
 
@@ -40,7 +40,7 @@ def invented_base_novel(suite: Suite, runs: Path) -> None:
 def test_differences_deviations_gains_and_slips_of_the_first_table(tmp_path: Path) -> None:
     suite = replace(PAPER, methods=("promptsrc", "maple"))
     invented_base_novel(suite, tmp_path)
-    output = TARGETS["table1"].make(Context(suite, tmp_path))
+    output = PAPER_TARGETS["table1"].make(Context(suite, tmp_path))
     table = table_of(output, "table1")
     assert len(table) == 12 * 4, "eleven data sets and the average; two methods, ReBaPL and Δ"
     for row in table:
@@ -69,7 +69,7 @@ def test_both_conventions_of_the_harmonic_mean(tmp_path: Path) -> None:
     }
     assert abs(expected["average"] - expected["of-averages"]) > 0.5
     for convention, value in expected.items():
-        output = TARGETS["table1"].make(Context(suite, tmp_path, hm=convention))
+        output = PAPER_TARGETS["table1"].make(Context(suite, tmp_path, hm=convention))
         stored = output.data["scores"]["coop"]["average"][0]
         assert {name: stored[f"hm {name}"] for name in expected} == pytest.approx(expected), "both are stored"
         first = table_of(output, "table1")[0]
@@ -87,7 +87,7 @@ def test_transfers_beside_the_paper(tmp_path: Path, name: str, protocol: str) ->
         parts = {target: quote(name, choice.label, target).value + SHIFT for target in targets}
         parts["test"] = quote(name, choice.label, "imagenet").value + SHIFT
         invent(tmp_path, suite.config("imagenet", choice, 1, protocol), parts)
-    table = table_of(TARGETS[name].make(Context(suite, tmp_path)), name)
+    table = table_of(PAPER_TARGETS[name].make(Context(suite, tmp_path)), name)
     assert len(table) == (len(targets) + 2) * 7
     for row in table:
         if row["method"] == "Δ":
@@ -98,9 +98,9 @@ def test_transfers_beside_the_paper(tmp_path: Path, name: str, protocol: str) ->
 
 def test_times_beside_the_paper(tmp_path: Path) -> None:
     suite = replace(PAPER, seeds=(1,))
-    for config in TARGETS["efficiency"].runs(suite):
+    for config in PAPER_TARGETS["efficiency"].runs(suite):
         invent(tmp_path, config, {"base": 1.0, "novel": 1.0})
-    table = table_of(TARGETS["efficiency"].make(Context(suite, tmp_path)), "efficiency")
+    table = table_of(PAPER_TARGETS["efficiency"].make(Context(suite, tmp_path)), "efficiency")
     as_many = table[-3]
     assert (as_many["epochs"], as_many["batch"], as_many["paper, s"]) == ("15", "1", "640")
     assert as_many["steps"] == table[-1]["steps"]

@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from rebapl.reports.base_novel import Row, base_novel_figure, base_novel_markdown
+from rebapl.reports.base_novel import MethodScores, base_novel_markdown
+from rebapl.reports.figures import base_novel_figure
 from rebapl.reproduce import demo
+from rebapl.reproduce.suites import Choice
 
 
 def test_the_demo_leaves_a_table_a_figure_and_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "SHOTS", 2)
     monkeypatch.setattr(demo, "TEST_IMAGES", 20)
-    selection = (demo.Choice("zero-shot", "none", None), demo.Choice("maple", "rebapl", 1))
+    selection = (demo.SELECTION[0], Choice("maple · rebapl", "maple", "rebapl", {"epochs": 1}))
     bars: dict[str, int] = {}
 
     def bar(title: str):
@@ -28,8 +30,8 @@ def test_the_demo_leaves_a_table_a_figure_and_results(tmp_path: Path, monkeypatc
     assert Image.open(tmp_path / "figure.png").size[0] > 1000
 
 
-def row(method: str, base: float, nll: float) -> Row:
-    return Row("task", method, {"base": base, "novel": 70.0, "hm": 75.0, "nll": nll, "ece": 5.0}, 1.0)
+def row(method: str, base: float, nll: float) -> MethodScores:
+    return MethodScores("task", method, {"base": base, "novel": 70.0, "hm": 75.0, "nll": nll, "ece": 5.0}, 1.0)
 
 
 def test_the_best_of_each_column_is_marked() -> None:

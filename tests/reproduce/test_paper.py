@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rebapl.learners import METHODS, published
-from rebapl.reproduce.paper import paper, printed, quote, said
+from rebapl.reproduce.paper import from_text, paper, printed, quote
 from rebapl.sampling import preset
 
 TABULAR = re.compile(r"\\begin\{tabular\}(.*?)\\end\{tabular\}", re.S)
@@ -65,11 +65,11 @@ def test_the_small_tables_are_the_paper_s(tex: str, name: str) -> None:
 
 @pytest.mark.shared
 def test_what_the_text_says(tex: str) -> None:
-    five, fifteen = (said("overfitting")["rows"][key] for key in ("5", "15"))
+    five, fifteen = (from_text("overfitting")["rows"][key] for key in ("5", "15"))
     assert "/".join(f"{value:.2f}" for value in fifteen) + " vs. " + "/".join(f"{value:.2f}" for value in five) in tex
-    times = [f"{seconds // 60}m{seconds % 60}s" for seconds in said("efficiency")["seconds"].values()]
+    times = [f"{seconds // 60}m{seconds % 60}s" for seconds in from_text("efficiency")["seconds"].values()]
     assert f"({times[0]} vs. {times[1]})" in tex
-    readings = said("cycles")
+    readings = from_text("cycles")
     for value in (*readings["hm"].values(), readings["baseline"]):
         assert re.search(rf"\\approx {value:g}", tex)
 

@@ -1,5 +1,7 @@
 """Suites: what each runs, how it is cut down, what a local one finds; and how long it will take."""
 
+import itertools
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +16,8 @@ from rebapl.errors import UserError
 from rebapl.files import write_json
 from rebapl.reproduce import timing
 from rebapl.reproduce.estimate import seconds, steps
-from rebapl.reproduce.make import Planned, chosen, planned
+from rebapl.reproduce.make import PAPER_TARGETS, Planned, chosen, planned
 from rebapl.reproduce.suites import MINI, PAPER, Choice, photo_suite
-from rebapl.reproduce.targets import TARGETS
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import RESULTS, run_folder
 from rebapl.training.fit import Training
@@ -25,7 +26,7 @@ HOUR = 3600
 
 
 def runs_of(name: str) -> list[RunConfig]:
-    return TARGETS[name].runs(PAPER)
+    return PAPER_TARGETS[name].runs(PAPER)
 
 
 def test_the_paper_suite_has_the_paper_s_runs() -> None:
@@ -48,13 +49,16 @@ def test_the_paper_suite_has_the_paper_s_runs() -> None:
     ]
 
 
-def test_the_strength_is_the_paper_s_xi() -> None:
+def test_the_strengths_are_the_paper_s_xi_over_its_learning_rate() -> None:
+    """The paper: n of 16, 32, 64, ξ of 10⁻³, 10⁻², 10⁻¹, both distances; MaPLe's learning rate is 0.002."""
+    found = Counter()
     for config in runs_of("xi"):
-        settings = config.resolved()["inference"]
-        if settings["repulsion"]:
-            xi = settings["repulsion"]["strength"] * settings["lr"]
-            assert min(abs(xi - value) for value in PAPER.strengths) < 1e-12
-            assert settings["repulsion"]["size"] == "absolute"
+        repulsion = config.resolved()["inference"].get("repulsion")
+        if repulsion:
+            assert repulsion["size"] == "absolute"
+            found[repulsion["metric"], repulsion["reference"], round(repulsion["strength"], 9)] += 1
+    by_hand = itertools.product(("mmd", "wasserstein"), (16, 32, 64), (0.5, 5.0, 50.0))
+    assert found == dict.fromkeys(by_hand, 3), "each with three seeds"
 
 
 def test_shared_runs_are_the_same_runs() -> None:
@@ -67,8 +71,8 @@ def test_shared_runs_are_the_same_runs() -> None:
 
 def test_the_miniature_is_an_hour_s_work_on_two_cores(tmp_path: Path) -> None:
     table, runs = planned(chosen(["all"]), MINI, tmp_path)
-    assert len(table.rows) == len(TARGETS) + 1
-    assert sum(run.seconds for run in runs) + sum(target.seconds for target in TARGETS.values()) < 1.5 * HOUR
+    assert len(table.rows) == len(PAPER_TARGETS) + 1
+    assert sum(run.seconds for run in runs) + sum(target.seconds for target in PAPER_TARGETS.values()) < 1.5 * HOUR
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,7 @@ def test_steps_are_those_of_the_training(method: str, inference: str) -> None:
 
 
 def test_finished_runs_take_no_more_time(tmp_path: Path) -> None:
-    target, suite = TARGETS["table1"], replace(TINY, methods=("coop",))
+    target, suite = PAPER_TARGETS["table1"], replace(TINY, methods=("coop",))
     (config,) = target.runs(suite)
     assert planned([target], suite, tmp_path)[1][0].seconds > 0
     assert seconds(config) > seconds(config, trained=True) > 0
@@ -104,12 +108,12 @@ def test_a_local_suite_takes_what_is_there(tmp_path: Path) -> None:
     suite = photo_suite("some/clip", tmp_path)
     assert set(suite.data) == {"eurosat", "caltech101"}
     assert (suite.source, suite.cross) == ("caltech101", ("eurosat",))
-    assert suite.place("diversity") == "eurosat"
-    assert suite.place("xi") in suite.data
+    assert suite.data_of("diversity") == "eurosat"
+    assert suite.data_of("xi") in suite.data
     assert "clip" in suite.remark
     with pytest.raises(UserError, match="ImageNet and one of its variants"):
-        TARGETS["table3"].runs(suite)
-    table, _ = planned([TARGETS["table3"]], suite, tmp_path)
+        PAPER_TARGETS["table3"].runs(suite)
+    table, _ = planned([PAPER_TARGETS["table3"]], suite, tmp_path)
     assert any("table3 is left out" in note for note in table.notes)
 
 
@@ -117,7 +121,7 @@ def test_a_transfer_takes_the_named_split_files_of_source_and_targets(tmp_path: 
     (tmp_path / "eurosat" / "2750").mkdir(parents=True)
     (tmp_path / "caltech-101" / "101_ObjectCategories").mkdir(parents=True)
     suite = photo_suite("some/clip", tmp_path, splits={"eurosat": "e.json", "caltech101": "c.json"})
-    for config in TARGETS["table2"].runs(suite):
+    for config in PAPER_TARGETS["table2"].runs(suite):
         assert (config.data, config.split, config.targets) == ("caltech101", "c.json", ("eurosat=e.json",))
         assert config.parts() == ["test", "eurosat"]
         assert seconds(config) == seconds(replace(config, targets=("eurosat",)))
@@ -132,15 +136,15 @@ def test_a_local_suite_says_what_is_missing(tmp_path: Path) -> None:
         photo_suite("x", tmp_path, ["eurosatt"])
 
 
-@pytest.mark.parametrize(("samples", "places", "shares"), [(4, 3, [2, 1, 1]), (1, 2, [1]), (3, 1, [3])])
-def test_spread_samples_predict_as_they_do_together(samples: int, places: int, shares: list[int]) -> None:
+@pytest.mark.parametrize(("samples", "encoders", "shares"), [(4, 3, [2, 1, 1]), (1, 2, [1]), (3, 1, [3])])
+def test_spread_samples_predict_as_they_do_together(samples: int, encoders: int, shares: list[int]) -> None:
     encoder = load_backbone("mini")
     task = TINY.config("digits", Choice("maple", "maple"), 1).task()
     part = task.tests["base"]
     whole = timing.random_posterior(encoder, part, samples)
     views = LabelledImages(part.dataset, part.items[:4]).views(encoder.preprocessing)
-    parts = timing.spread(whole, [encoder] * places)
+    parts = timing.spread(whole, [encoder] * encoders)
     assert [len(each) for each in parts] == shares
-    with ThreadPoolExecutor(places) as pool:
+    with ThreadPoolExecutor(encoders) as pool:
         together = timing.predict(parts, views, pool)
     torch.testing.assert_close(together, whole.probabilities(views))

@@ -1,25 +1,30 @@
 """Every target, made whole at its smallest: runs, tables, figures, the page; numbers are those of the stored runs."""
 
 import csv
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
 
+import ot
 import pytest
 from PIL import Image
 from tiny_suite import TINY
+from torch import Tensor
 
-from rebapl.reproduce.make import make_target, page
-from rebapl.reproduce.prefixes import PREFIXES, prefix_scores
+from rebapl.data.batches import LabelledImages
+from rebapl.reproduce.ablations import PREFIXES, prefix_scores
+from rebapl.reproduce.make import PAPER_TARGETS, make_target, page
+from rebapl.reproduce.suites import Choice
 from rebapl.reproduce.target import Context
-from rebapl.reproduce.targets import TARGETS
-from rebapl.runs.folder import finish_run, run_folder
+from rebapl.repulsion import DISTANCES, Distance, Stored
+from rebapl.runs.folder import finish_run, load_trained, run_folder
 
 
 def made(names: str, folder: Path) -> Context:
     context = Context(TINY, folder / "runs", devices=["cpu"])
     for name in names.split():
-        output = make_target(TARGETS[name], context, folder / "out")
+        output = make_target(PAPER_TARGETS[name], context, folder / "out")
         record = json.loads((folder / "out" / f"{name}.json").read_text())
         assert record["tables"], name
         for table in output.tables:
@@ -44,6 +49,17 @@ def stored(context: Context, label: str, protocol: str = "base-to-novel") -> dic
     return {name: part["accuracy"] for name, part in parts.items()}
 
 
+def mean_distance(context: Context, choice: Choice) -> float:
+    """The mean W₂ between the samples of a run, from its stored samples and by POT's solver of optimal transport."""
+    config = TINY.config("digits", choice, 1)
+    posterior = load_trained(run_folder(config, context.runs), device="cpu")
+    part = config.task().tests["base"]
+    views = LabelledImages(part.dataset, part.items).views(posterior.learner.encoder.preprocessing)
+    clouds = posterior.bind(part.class_names).sample_clouds(views).double().numpy()
+    pairs = [ot.emd2([], [], ot.dist(one, other)) ** 0.5 for one, other in itertools.combinations(clouds, 2)]
+    return sum(pairs) / len(pairs)
+
+
 def test_base_to_novel_and_what_shares_its_runs(tmp_path: Path) -> None:
     context = made("table1 table4 diversity efficiency overfitting samples", tmp_path)
     table = {(row["data set"], row["method"]): row for row in rows(tmp_path, "table1") if row["method"] != "Δ"}
@@ -65,8 +81,12 @@ def test_base_to_novel_and_what_shares_its_runs(tmp_path: Path) -> None:
     assert list(ablation) == ["MaPLe", *(f"+ ReBaPL ({kind})" for kind in ("no repulsion", "Wasserstein", "MMD"))]
     assert float(ablation["+ ReBaPL (MMD)"]["base ours"]) == stored(context, "maple + rebapl")["base"]
 
-    spread = rows(tmp_path, "diversity")
-    assert float(spread[0]["mean Wasserstein-2"]) != float(spread[1]["mean Wasserstein-2"])
+    spread = {row["MaPLe + ReBaPL"]: float(row["mean Wasserstein-2"]) for row in rows(tmp_path, "diversity")}
+    assert spread == {
+        "with repulsion": pytest.approx(mean_distance(context, TINY.rebapl("maple"))),
+        "without repulsion": pytest.approx(mean_distance(context, TINY.rebapl("maple", repulsion=None))),
+    }
+    assert spread["with repulsion"] != pytest.approx(spread["without repulsion"], rel=1e-3), "two runs, not one"
     times = rows(tmp_path, "efficiency")
     assert [(row["epochs"], row["steps"]) for row in times] == [
         ("2", "4"),
@@ -126,6 +146,22 @@ def test_what_is_measured_with_a_clock(tmp_path: Path) -> None:
     assert [row["C"] for row in rows(tmp_path, "latency")] == ["1", "3"]
 
 
+def test_distances_from_outside_are_timed_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mean_shift(x: Tensor, stored: Stored) -> Tensor:
+        return (x.mean(0) - stored.cloud.mean(1)).square().sum(-1)
+
+    for name in ("mean-shift", "another"):
+        monkeypatch.setitem(DISTANCES, name, Distance(mean_shift))
+    context = Context(TINY, tmp_path, devices=["cpu"])
+    product = PAPER_TARGETS["overhead"].make(context)
+    assert {row[0] for row in product.tables["overhead"].rows} >= {"MMD", "mean-shift", "another"}
+    (axes,) = product.figures["overhead"].axes
+    ours = {line.get_label(): line for line in axes.lines if "paper" not in str(line.get_label())}
+    assert len(ours) == len(DISTANCES)
+    assert {"MMD", "mean-shift", "another"} <= ours.keys()
+    assert len({(line.get_color(), line.get_marker()) for line in ours.values()}) == len(ours)
+
+
 def test_the_toy(tmp_path: Path) -> None:
     made("toy", tmp_path)
     without, with_it, _ = (float(row["both modes visited, %"]) for row in rows(tmp_path, "toy"))
@@ -135,6 +171,6 @@ def test_the_toy(tmp_path: Path) -> None:
 def test_finished_work_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = replace(TINY, methods=("zero-shot",))
     context = Context(suite, tmp_path / "runs", devices=["cpu"])
-    first = make_target(TARGETS["table1"], context, tmp_path / "out").tables["table1"]
+    first = make_target(PAPER_TARGETS["table1"], context, tmp_path / "out").tables["table1"]
     monkeypatch.setattr("rebapl.runs.folder.train_run", lambda *_, **__: pytest.fail("trained again"))
-    assert make_target(TARGETS["table1"], context, tmp_path / "out").tables["table1"] == first
+    assert make_target(PAPER_TARGETS["table1"], context, tmp_path / "out").tables["table1"] == first

@@ -7,7 +7,7 @@ from rebapl.reproduce.suites import MINI
 TINY = replace(
     MINI,
     data=("digits",),
-    places=dict.fromkeys(MINI.places, "digits"),
+    data_by_target=dict.fromkeys(MINI.data_by_target, "digits"),
     source="digits",
     cross=("letters",),
     shifted=("shapes-rotated",),

@@ -1,5 +1,5 @@
 """The command line."""
 
-from rebapl.cli.app import main
+from rebapl.cli.commands import main
 
 __all__ = ["main"]

@@ -44,27 +44,27 @@ def records(prediction: Prediction, top: int, abstain: bool) -> list[dict[str, A
 
 
 def as_json(prediction: Prediction, answers: list[dict[str, Any]]) -> str:
-    """All records with what they were made with."""
+    """All records, with the class names, the averaging and the interval level that they were made with."""
     head = {"class_names": prediction.class_names, "average": prediction.average, "interval_level": LEVEL}
     return json.dumps({**head, "samples": len(prediction.weights), "images": answers}, indent=2, ensure_ascii=False)
 
 
 def as_csv(answers: list[dict[str, Any]]) -> str:
-    """A line per image; the likeliest classes side by side, numbered from 1."""
-    places = range(1, len(answers[0]["top"]) + 1)
+    """A line per image, with its likeliest classes in columns numbered from 1."""
+    ranks = range(1, len(answers[0]["top"]) + 1)
     fields = ("class", "probability", "low", "high")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "answer", *MEASURES, *(f"{field}_{place}" for place in places for field in fields)])
+    writer.writerow(["image", "answer", *MEASURES, *(f"{field}_{rank}" for rank in ranks for field in fields)])
     for answer in answers:
         classes = [each[field] for each in answer["top"] for field in fields]
-        said = UNSURE if answer["answer"] is None else answer["answer"]
-        writer.writerow([answer["image"], said, *(answer[key] for key in MEASURES), *classes])
+        shown = UNSURE if answer["answer"] is None else answer["answer"]
+        writer.writerow([answer["image"], shown, *(answer[key] for key in MEASURES), *classes])
     return text.getvalue().rstrip("\n")
 
 
 def as_table(answers: list[dict[str, Any]], samples: int, coloured: bool) -> str:
-    """For a terminal: a row per image and class, the image's measures beside its first."""
+    """For a terminal: a row per image and class, the image's measures in the row of its first class."""
     table = Table(
         caption=f"interval: where at least {LEVEL:.0%} of the {samples} samples' weight lies" if samples > 1 else None,
         caption_justify="left",
@@ -76,9 +76,9 @@ def as_table(answers: list[dict[str, Any]], samples: int, coloured: bool) -> str
     for answer in answers:
         first, *others = answer["top"]
         unsure = answer["answer"] is None
-        said = f"{UNSURE} ({first['class']}?)" if unsure else first["class"]
+        shown = f"{UNSURE} ({first['class']}?)" if unsure else first["class"]
         measures = (f"{answer['entropy']:.3f}", f"{answer['mutual_information']:.3f}")
-        table.add_row(escape(answer["image"]), escape(said), *_numbers(first), *measures, end_section=not others)
+        table.add_row(escape(answer["image"]), escape(shown), *_numbers(first), *measures, end_section=not others)
         for other in others:
             last = other is others[-1]
             table.add_row("", f"[dim]{escape(other['class'])}[/dim]", *_numbers(other), "", "", end_section=last)
@@ -87,5 +87,5 @@ def as_table(answers: list[dict[str, Any]], samples: int, coloured: bool) -> str
     return text.getvalue().rstrip("\n")
 
 
-def _numbers(place: dict[str, Any]) -> tuple[str, str]:
-    return f"{place['probability']:.3f}", f"{place['low']:.3f} … {place['high']:.3f}"
+def _numbers(of_class: dict[str, Any]) -> tuple[str, str]:
+    return f"{of_class['probability']:.3f}", f"{of_class['low']:.3f} … {of_class['high']:.3f}"

@@ -38,10 +38,10 @@ def list_(
     for column in ("name", "classes", "images below the data root", "template", *(["files"] if folder else [])):
         table.add_column(column, overflow="fold", justify="right" if column == "classes" else "left")
     for entry in PUBLISHED.values():
-        place = str(PurePosixPath(entry.folder, entry.images))
+        images = str(PurePosixPath(entry.folder, entry.images))
         found = [path.exists() for path in needed_files(entry, folder)] if folder else []
         state = ["there" if all(found) else "in part" if any(found) else "none"] if found else []
-        table.add_row(entry.name, str(entry.classes), place, entry.template, *state)
+        table.add_row(entry.name, str(entry.classes), images, entry.template, *state)
     Console().print(table)
     print(f"embedded, without files: {', '.join(EMBEDDED)}")
     print("your own: --data PATH, a folder with train/ val/ test/, a folder of class folders, or a CSV file")

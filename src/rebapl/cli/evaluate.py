@@ -42,7 +42,7 @@ def evaluate(
     from rich.console import Console
 
     from rebapl.reports.base_novel import scores_table
-    from rebapl.reports.diversity import diversity_figure
+    from rebapl.reports.figures import diversity_figure
     from rebapl.runs.folder import evaluate_run, read_config, scored_as
 
     results = evaluate_run(

@@ -1,4 +1,4 @@
-"""`rebapl predict`: what a trained run says of images."""
+"""`rebapl predict`: predict images with a trained run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def predict(
     format_: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
     out: Annotated[Path | None, typer.Option(help="File to write to instead of the terminal.")] = None,
     average: Annotated[
-        str | None, typer.Option(help="What to average over samples: probabilities or logits; as trained, if not said.")
+        str | None,
+        typer.Option(help="What to average over samples: probabilities or logits; as trained, if not given."),
     ] = None,
     abstain: Annotated[bool, typer.Option("--abstain", help="Say 'I don't know' above the fitted threshold.")] = False,
     backbone: Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")] = None,
@@ -65,7 +66,7 @@ def predict(
 
 
 def _check_writable(out: Path) -> None:
-    """Refuse, before any work, a place where no file can be written."""
+    """Refuse, before any work, a path where no file can be written."""
     folder = next(folder for folder in out.absolute().parents if folder.exists())
     if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UserError(f"--out {out} cannot be written: name a file, in a folder that you may write to")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rebapl.cli.tables import print_table
 from rebapl.cli.values import parse_names, parse_seeds
 from rebapl.errors import UserError, unknown
 
@@ -52,21 +51,22 @@ def reproduce(
     """Make the paper's tables and figures from stored runs, beside the paper's own. What is finished is kept."""
     from rich.console import Console
 
-    from rebapl.reports.averages import check_convention
-    from rebapl.reproduce.make import chosen, make_target, planned
+    from rebapl.cli.console import print_table
+    from rebapl.evaluation.scores import check_hm_convention
+    from rebapl.reports.results import short_value
+    from rebapl.reproduce.make import PAPER_TARGETS, chosen, make_target, planned
     from rebapl.reproduce.target import Context
-    from rebapl.reproduce.targets import TARGETS
 
     console = Console()
     if list_:
-        wide = max(map(len, TARGETS))
-        for target in TARGETS.values():
+        wide = max(map(len, PAPER_TARGETS))
+        for target in PAPER_TARGETS.values():
             print(f"{target.name:<{wide}}  {target.what}")
         return
     if not what:
-        raise UserError(f"what is to be made? One or more of {', '.join(TARGETS)}, or all")
+        raise UserError(f"what is to be made? One or more of {', '.join(PAPER_TARGETS)}, or all")
     targets = chosen(what)
-    check_convention(hm)
+    check_hm_convention(hm)
     selected = _suite(suite, root, backbone, parse_names(data) or [], split or []).changed(
         methods=parse_names(methods),
         seeds=None if seeds is None else parse_seeds(seeds),
@@ -81,7 +81,7 @@ def reproduce(
             config, state = one.config, "done" if one.done else f"{one.seconds:.0f} s"
             transfers = "" if config.protocol == "base-to-novel" else f" {config.protocol}"
             settings = {**({"epochs": config.epochs} if config.epochs else {}), **config.inference_settings}
-            extra = "".join(f" {key}={_short(value)}" for key, value in settings.items())
+            extra = "".join(f" {key}={short_value(value)}" for key, value in settings.items())
             print(f"{config.data}{transfers} {config.method} · {config.inference}{extra} seed {config.seed}: {state}")
         print_table(table)
         return
@@ -98,16 +98,16 @@ def reproduce(
         with console.status(f"{target.name}: {target.what}") as status:
 
             def moved(done: int, total: int, name: str, title: str = target.name) -> None:
-                said = f"{title}: {done} of {total} runs, last {name}"
+                state = f"{title}: {done} of {total} runs, last {name}"
                 if console.is_terminal:
-                    status.update(said)
+                    status.update(state)
                 else:
-                    print(said, file=sys.stderr)
+                    print(state, file=sys.stderr)
 
-            output = make_target(target, context, folder, jobs=jobs, progress=moved)
-        for made in output.tables.values():
+            product = make_target(target, context, folder, jobs=jobs, progress=moved)
+        for made in product.tables.values():
             print_table(made)
-        for name in output.figures:
+        for name in product.figures:
             print(f"figure: {folder / f'{name}.png'}")
     print(f"all tables and figures: {folder / 'README.md'}")
 
@@ -135,7 +135,3 @@ def _suite(name: str, root: Path | None, backbone: str | None, data: list[str], 
             raise unknown(f"data set of suite {name}", word, SUITES[name].data)
     suite = replace(SUITES[name].changed(data=data), splits=splits)
     return suite if backbone is None else replace(suite, backbone=backbone)
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.tables import print_table
 from rebapl.errors import unknown
 
 
@@ -27,11 +26,12 @@ def results(
     ] = "of-averages",
 ) -> None:
     """Show the scores of all finished runs, over seeds."""
+    from rebapl.cli.console import print_table
+    from rebapl.evaluation.scores import check_hm_convention
     from rebapl.files import write_atomically
-    from rebapl.reports.averages import check_convention
     from rebapl.reports.results import find_runs, long_list, result_tables
 
-    check_convention(hm)
+    check_hm_convention(hm)
     endings = (".csv", ".md", ".tex")
     for file in export or []:
         if file.suffix not in endings:

@@ -76,7 +76,7 @@ def train(
     """Learn prompts from a few labelled images. Finished runs are kept, broken ones continue."""
     from rich.console import Console
 
-    from rebapl.cli.progress import StepProgress
+    from rebapl.cli.console import StepProgress
     from rebapl.reports.base_novel import scores_table
     from rebapl.runs.config_file import build_config, merged, read_config_file, read_words
     from rebapl.runs.folder import evaluate_run, run_folder, train_run

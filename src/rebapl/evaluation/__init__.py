@@ -8,25 +8,28 @@ from rebapl.evaluation.diversity import (
     wasserstein_matrix,
 )
 from rebapl.evaluation.outside import all_outside_scores, outside_scores
-from rebapl.evaluation.predictions import prediction_scores
 from rebapl.evaluation.scores import (
     adaptive_calibration_error,
     area_under_risk_coverage,
+    base_novel_accuracies,
     base_novel_scores,
     brier,
     harmonic_mean,
     scores,
 )
+from rebapl.evaluation.tasks import evaluate, prediction_scores
 
 __all__ = [
     "Diversity",
     "adaptive_calibration_error",
     "all_outside_scores",
     "area_under_risk_coverage",
+    "base_novel_accuracies",
     "base_novel_scores",
     "brier",
     "disagreement_matrix",
     "effective_samples",
+    "evaluate",
     "harmonic_mean",
     "measure_diversity",
     "outside_scores",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +19,10 @@ IMAGES = 100
 
 @dataclass(frozen=True)
 class Diversity:
-    """Of S samples: `distance` and `disagreement` (S, S), zero on the diagonal, and the numbers below.
+    """How much S samples differ: `distance` and `disagreement` (S, S) for each pair, and the numbers below.
 
-    `distance` is Wasserstein-2 (not squared) between the samples' clouds in `space`; `disagreement` the share of
-    images that two samples answer differently.
+    `distance` is Wasserstein-2 (not squared) between the clouds that two samples have in the feature space `space`;
+    `disagreement` is the share of images that two samples answer differently. Both are zero on the diagonal.
     """
 
     space: str
@@ -51,11 +52,25 @@ class Diversity:
         return effective_samples(self.weights, 1 - self.disagreement)
 
 
-def measure_diversity(posterior: Posterior, views: Tensor, space: str | None = None) -> Diversity:
-    """Of the samples on at most 100 of the test-time views, uint8 (N, 3, H, W), spread evenly over them.
+def diversity_record(diversity: Diversity) -> dict[str, Any]:
+    """The diversity as plain values, for a JSON file."""
+    return {
+        "space": diversity.space,
+        "images": diversity.images,
+        "mean_distance": diversity.mean_distance,
+        "mean_disagreement": diversity.mean_disagreement,
+        "effective_by_weights": diversity.by_weights,
+        "effective_by_answers": diversity.by_answers,
+        "distance": diversity.distance.tolist(),
+        "disagreement": diversity.disagreement.tolist(),
+    }
 
-    `space` is the one in which the method repels by default: `image` for methods that prompt the image tower, `text`
-    (a point per class) for those that learn text only.
+
+def measure_diversity(posterior: Posterior, views: Tensor, space: str | None = None) -> Diversity:
+    """The diversity of the samples on at most 100 of the test-time views, uint8 (N, 3, H, W), spread evenly over them.
+
+    `space` defaults to the one in which the method repels: `image` for methods that prompt the image tower, `text` (a
+    point per class) for those that learn text only.
     """
     views = views[spread(len(views), IMAGES)]
     space = space or posterior.learner.repels_in or "image"

@@ -1,4 +1,5 @@
-"""How well an uncertainty tells images of other classes, or of another data set, from those it was trained for."""
+"""How well an uncertainty tells outside images (of other classes, or of another data set) from those of the trained
+classes."""
 
 from __future__ import annotations
 
@@ -33,9 +34,9 @@ def outside_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
 
 
 def all_outside_scores(inside: Prediction, outside: Prediction) -> dict[str, dict[str, Any]]:
-    """`outside_scores` for every kind of uncertainty; both predictions among the same class names.
+    """`outside_scores` by every kind of uncertainty. Both predictions must be among the same class names.
 
-    Kinds that a sample has by itself also have those of each, in `per_sample`.
+    A kind that a single sample has too (`OF_ONE_SAMPLE`) also has the scores of each sample alone, in `per_sample`.
     """
     if inside.class_names != outside.class_names:
         raise UserError("inside and outside images are compared among the same class names: bind the posterior once")
@@ -49,6 +50,6 @@ def all_outside_scores(inside: Prediction, outside: Prediction) -> dict[str, dic
 
 
 def _alone(prediction: Prediction) -> list[Prediction]:
-    """What each sample says by itself."""
+    """The prediction of each sample by itself."""
     one = torch.ones(1)
     return [replace(prediction, probabilities=p, per_sample=p[None], weights=one) for p in prediction.per_sample]

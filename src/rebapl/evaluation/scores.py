@@ -11,11 +11,18 @@ Images that tie have no order: where one is needed, each counts as right as they
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics.functional.classification import binary_calibration_error
+
+from rebapl.errors import unknown
+
+HM_CONVENTIONS = ("of-averages", "average")
+"""How the harmonic mean over several data sets is taken: of the two averages, or as the average of each one's own."""
 
 ECE_BINS = 15
 BELOW_ONE = 1 - torch.finfo(torch.float32).eps / 2
@@ -88,12 +95,34 @@ def harmonic_mean(base: float, novel: float) -> float:
     return 2 * base * novel / (base + novel) if base + novel else 0.0
 
 
+def base_novel_accuracies(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """`base`, `novel` and `hm`: the accuracies of the parts `base` and `novel`, and their harmonic mean."""
+    base, novel = (parts[name]["accuracy"] for name in ("base", "novel"))
+    return {"base": base, "novel": novel, "hm": harmonic_mean(base, novel)}
+
+
 def base_novel_scores(base: Mapping[str, float], novel: Mapping[str, float]) -> dict[str, float]:
     """One row of the base-to-novel table: both accuracies, their harmonic mean, mean NLL and ECE of the two."""
-    return {
-        "base": base["accuracy"],
-        "novel": novel["accuracy"],
-        "hm": harmonic_mean(base["accuracy"], novel["accuracy"]),
-        "nll": (base["nll"] + novel["nll"]) / 2,
-        "ece": (base["ece"] + novel["ece"]) / 2,
-    }
+    means = {name: (base[name] + novel[name]) / 2 for name in ("nll", "ece")}
+    return {**base_novel_accuracies({"base": base, "novel": novel}), **means}
+
+
+def average_over_data(per_data: Sequence[Mapping[str, float]], convention: str = HM_CONVENTIONS[0]) -> dict[str, float]:
+    """The average over data sets of the base-to-novel scores of one seed.
+
+    `hm` follows the given convention of `HM_CONVENTIONS`; under `hm of-averages` and `hm average` both are there.
+
+    >>> scores = [{"base": 60.0, "novel": 30.0, "hm": 40.0}, {"base": 80.0, "novel": 80.0, "hm": 80.0}]
+    >>> {name: round(value, 2) for name, value in average_over_data(scores).items()}
+    {'base': 70.0, 'novel': 55.0, 'hm': 61.6, 'hm of-averages': 61.6, 'hm average': 60.0}
+    """
+    check_hm_convention(convention)
+    means = {name: statistics.fmean(scores[name] for scores in per_data) for name in per_data[0]}
+    both = dict(zip(HM_CONVENTIONS, (harmonic_mean(means["base"], means["novel"]), means["hm"]), strict=True))
+    return {**means, "hm": both[convention], **{f"hm {name}": value for name, value in both.items()}}
+
+
+def check_hm_convention(name: str) -> None:
+    """Refuses a name that is no convention of the harmonic mean."""
+    if name not in HM_CONVENTIONS:
+        raise unknown("convention of --hm", name, HM_CONVENTIONS)

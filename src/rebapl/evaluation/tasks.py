@@ -1,17 +1,23 @@
-"""From a posterior and a task to scores."""
+"""From a posterior and a task to scores: of its test parts, of outside images, and of how much its samples differ."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from rebapl.data.batches import LabelledImages
-from rebapl.data.task import TARGETS, Part, Task
+from rebapl.data.catalogue import load_dataset
+from rebapl.data.fewshot import spread
+from rebapl.data.task import TARGETS, Part, Task, split_of
 from rebapl.data.workers import portions
-from rebapl.evaluation import prediction_scores
+from rebapl.errors import UserError
+from rebapl.evaluation.diversity import IMAGES, Diversity, disagreement_matrix, mean_of_pairs, measure_diversity
+from rebapl.evaluation.outside import all_outside_scores
+from rebapl.evaluation.scores import scores
 from rebapl.learners import build_learner, published, resolve_method
 from rebapl.posterior import Posterior, Prediction
 
@@ -20,22 +26,42 @@ IMAGES_AT_ONCE = 4096
 
 
 def evaluate(posterior: Posterior, task: Task, parts: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Scores of the posterior on the test parts of a task, or on some: name → accuracy, nll, ece …
+    """Scores the posterior on all test parts of a task, or on the named `parts`: name → accuracy, nll, ece …
 
-    See `prediction_scores`. A part of another data set is predicted as a transfer, with what the method's authors
-    change for that target; that (`target_settings`) and a `split` file of its own are kept with the scores.
+    The scores are those of `prediction_scores`. A part of another data set is predicted as a transfer, with the
+    settings that the method's authors change for that data set. These (`target_settings`) and the name of the part's
+    own `split` file are kept with its scores.
     """
     scored = {}
     for name in task.tests if parts is None else parts:
         part = task.tests[name]
-        scores = prediction_scores(predict_part(bound_to(posterior, task, part), part), part_labels(part))
+        found = prediction_scores(predict_part(bound_to(posterior, task, part), part), part_labels(part))
         about = {"target_settings": _changed_for(posterior, task, part), "split": part.split}
-        scored[name] = {**scores, **{key: value for key, value in about.items() if value}}
+        scored[name] = {**found, **{key: value for key, value in about.items() if value}}
     return scored
 
 
+def prediction_scores(prediction: Prediction, labels: torch.Tensor) -> dict[str, Any]:
+    """All scores of a prediction against labels (N,).
+
+    They are the `scores` of the averaged probabilities, the mean entropies and mutual information in nats, the share of
+    images (in percent) that two different samples answer differently, averaged over pairs, and in `per_sample` the
+    `scores` of each sample alone.
+    """
+    answers = prediction.per_sample.argmax(-1)
+    return {
+        **scores(prediction.probabilities, labels),
+        "entropy": prediction.predictive_entropy.mean().item(),
+        "expected_entropy": prediction.expected_entropy.mean().item(),
+        "mutual_information": prediction.mutual_information.mean().item(),
+        "disagreement": 100 * mean_of_pairs(disagreement_matrix(answers)),
+        "images": len(prediction),
+        "per_sample": [scores(alone, labels) for alone in prediction.per_sample],
+    }
+
+
 def bound_to(posterior: Posterior, task: Task, part: Part) -> Posterior:
-    """The posterior for the class names of a part; as a transfer where that is of another data set."""
+    """The posterior for the class names of a part; as a transfer where the part is of another data set."""
     if part.dataset is task.dataset:
         return posterior.bind(part.class_names, part.dataset.template)
     about, changed = posterior.about, _changed_for(posterior, task, part)
@@ -53,7 +79,7 @@ def bound_to(posterior: Posterior, task: Task, part: Part) -> Posterior:
 
 
 def predict_part(posterior: Posterior, part: Part) -> Prediction:
-    """The prediction for all images of a part, which the posterior must be bound to; a portion of them at a time."""
+    """Predicts all images of a part, a portion of them at a time. The posterior must be bound to the part already."""
     if not part.items:
         return posterior.predict_views(part_views(posterior, part))
     views = (
@@ -75,9 +101,9 @@ def part_labels(part: Part) -> torch.Tensor:
 def target_settings(
     method: str, settings: Mapping[str, Any], protocol: str, source: str, target: str
 ) -> dict[str, Any]:
-    """What is published to change of a method's `settings` when, trained on `source`, it predicts on `target`.
+    """The settings that a method's authors change when it was trained on `source` and predicts on `target`.
 
-    A setting that somebody gave in place of the published one stays as it is.
+    A setting that the user chose instead of the published one is not changed.
 
     >>> target_settings("mmrl++", {"mix": 0.9, "consistency": 0.1}, "cross-dataset", "imagenet", "eurosat")
     {'mix': 0.3}
@@ -101,3 +127,60 @@ def _changed_for(posterior: Posterior, task: Task, part: Part) -> dict[str, Any]
     return target_settings(
         about["method"], about["method_settings"], task.protocol, task.dataset.name, part.dataset.name
     )
+
+
+def fit_on_validation(
+    posterior: Posterior,
+    task: Task,
+    *,
+    weights: bool = False,
+    risk: float | None = None,
+    coverage: float | None = None,
+    by: str = "max-probability",
+) -> Posterior:
+    """The posterior with sample weights, with a threshold for `risk` or `coverage`, or with both, fitted on the task's
+    validation images."""
+    if not task.val.items:
+        raise UserError(f"data set '{task.dataset.name}' has no validation images to fit on")
+    views, labels = part_views(posterior, task.val), part_labels(task.val)
+    bound = posterior.bind(task.val.class_names, task.dataset.template)
+    if weights:
+        bound = bound.fit_weights(views, labels)
+    if risk is not None or coverage is not None:
+        bound = bound.fit_threshold(views, labels, risk=risk, coverage=coverage, by=by)
+    return bound
+
+
+def score_outside(
+    posterior: Posterior, task: Task, outside: str = "novel", root: Path | None = None
+) -> dict[str, dict[str, Any]]:
+    """AUROC and FPR95 by kind of uncertainty: how well it tells outside images from test images of the trained classes.
+
+    `outside` names a test part of the task with other classes (`novel`), or another data set. A data set that is read
+    from files lies below `root`, and NAME=FILE takes another split file. All images are predicted among the trained
+    class names.
+    """
+    names = list(task.train.class_names)
+    inside = next((part for part in task.tests.values() if list(part.class_names) == names), None)
+    if inside is None:
+        raise UserError("this task has no test images of the trained classes")
+    bound = posterior.bind(names, task.dataset.template)
+    outside, split = split_of(outside)
+    if outside in task.tests and list(task.tests[outside].class_names) != names:
+        other = task.tests[outside]
+    elif outside in (task.dataset.name, *task.tests, "novel"):
+        raise UserError(
+            f"outside '{outside}' is no outside here: the trained classes are among it, or this protocol has no such "
+            "part; name another data set"
+        )
+    else:
+        dataset = load_dataset(outside, root, split=split)
+        other = Part(dataset.class_names, dataset.test, dataset)
+    return all_outside_scores(predict_part(bound, inside), predict_part(bound, other))
+
+
+def diversity_on_test(posterior: Posterior, task: Task) -> Diversity:
+    """The diversity of the samples on at most 100 test images of the first test part, that of the trained classes."""
+    part = next(iter(task.tests.values()))
+    part = dataclasses.replace(part, items=[part.items[index] for index in spread(len(part.items), IMAGES)])
+    return measure_diversity(bound_to(posterior, task, part), part_views(posterior, part))

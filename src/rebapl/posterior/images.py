@@ -32,10 +32,10 @@ def read_images(images: Images, preprocessing: Preprocessing) -> tuple[list[str]
     if not names:
         raise UserError("no images were given: at least one is needed")
 
-    def view(place: int) -> Tensor:
-        return _centre(pictures[place], names[place], preprocessing)
+    def view(index: int) -> Tensor:
+        return _centre(pictures[index], names[index], preprocessing)
 
-    return names, (torch.stack(in_threads(view, places)) for places in portions(range(len(names))))
+    return names, (torch.stack(in_threads(view, indices)) for indices in portions(range(len(names))))
 
 
 def image_files(path: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from rebapl.data.splits import refuse_repeats
 from rebapl.errors import UserError
 from rebapl.learners import Learner
-from rebapl.posterior import passes
+from rebapl.posterior import per_sample
 from rebapl.posterior.abstention import choose_threshold
 from rebapl.posterior.images import Images, read_images
 from rebapl.posterior.prediction import Average, Prediction, Threshold, check_average, predicted
@@ -84,9 +84,9 @@ class Posterior:
     def sample_logits(self, views: Tensor | Iterable[Tensor], together: int | None = None) -> Tensor:
         """Logits (S, N, C) of every sample for test-time views, uint8 (N, 3, H, W), or portions of them.
 
-        `together` samples share one mapped call; by default as many as pay (see `passes.samples_together`).
+        `together` samples share one mapped call; by default as many as pay (see `per_sample.samples_together`).
         """
-        return passes.sample_logits(self.learner, self.samples, len(self), views, together)
+        return per_sample.sample_logits(self.learner, self.samples, len(self), views, together)
 
     def sample_clouds(self, views: Tensor, space: str | None = None) -> Tensor:
         """The points (S, n, d) of every sample in a feature space (default: where the method repels), for a few views.
@@ -96,7 +96,7 @@ class Posterior:
         space = space or self.learner.repels_in
         if space is None:
             raise UserError(f"method '{self.about.get('method')}' learns no features: name a space, such as 'image'")
-        return passes.sample_clouds(self.learner, self.samples, len(self), views, space)
+        return per_sample.sample_clouds(self.learner, self.samples, len(self), views, space)
 
     def probabilities(self, views: Tensor) -> Tensor:
         """The posterior predictive (N, C)."""

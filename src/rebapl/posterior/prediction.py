@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError, unknown
+from rebapl.numbers import entropy
 
 Average = Literal["probabilities", "logits"]
 LEVEL = 0.9
@@ -169,15 +170,6 @@ def check_average(average: str) -> None:
     """Refuse what is no way of averaging."""
     if average not in get_args(Average):
         raise unknown("average", str(average), get_args(Average))
-
-
-def entropy(probabilities: Tensor) -> Tensor:
-    """−Σ_c p_c log p_c over the last dimension, in nats; 0·log 0 = 0.
-
-    >>> entropy(torch.tensor([0.5, 0.5]))  # log 2
-    tensor(0.6931)
-    """
-    return torch.special.entr(probabilities).sum(-1)
 
 
 def _tail(values: Tensor, weights: Tensor, tail: float) -> Tensor:

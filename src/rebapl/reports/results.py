@@ -1,4 +1,4 @@
-"""What is in a folder of runs: their scores over seeds, as tables and as one long list."""
+"""The scores of all runs in a folder: as tables with means over seeds, and as one long list."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from rebapl.evaluation import base_novel_scores
-from rebapl.reports.averages import CONVENTIONS, averaged
+from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data, base_novel_scores
 from rebapl.reports.tables import Cell, Table, mark_column
 from rebapl.runs.config import data_name, first_difference
 from rebapl.runs.found import Found, Run, find_runs
 
-__all__ = ["asked_settings", "find_runs", "long_list", "result_tables"]
+__all__ = ["asked_settings", "find_runs", "long_list", "result_tables", "short_value"]
 
 TITLES = {
     "base-to-novel": "base-to-novel, accuracy and ECE in %",
@@ -30,10 +29,10 @@ _HALVED = ("base-to-novel", "selection")
 _DIGITS = {"base": 2, "novel": 2, "hm": 2, "nll": 3, "ece": 2}
 
 
-def result_tables(found: Found, hm: str = CONVENTIONS[0]) -> list[Table]:
-    """A table per protocol, with the mean and standard deviation over seeds; the best of each data set in bold.
+def result_tables(found: Found, hm: str = HM_CONVENTIONS[0]) -> list[Table]:
+    """A table per protocol, with means and standard deviations over seeds, and the best of each data set in bold.
 
-    `hm` is the convention of the harmonic mean over data sets.
+    `hm` is the convention of the harmonic mean over data sets, one of `HM_CONVENTIONS`.
     """
     tables = []
     for protocol, title in TITLES.items():
@@ -44,7 +43,7 @@ def result_tables(found: Found, hm: str = CONVENTIONS[0]) -> list[Table]:
 
 
 def long_list(runs: Sequence[Run]) -> str:
-    """Every score of every run as CSV, unrounded: a line per run, part and sample (`all` for them together)."""
+    """Every score of every run as CSV, unrounded: a line per run, part and sample (`all`: all samples together)."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     words = ("data", "method", "inference", "shots", "seed", "backbone")
@@ -71,18 +70,29 @@ def long_list(runs: Sequence[Run]) -> str:
 
 
 def asked_settings(config: Mapping[str, Any]) -> list[str]:
-    """What was asked for beyond data, method, inference, shots, seed and backbone, in few words each."""
+    """The settings of a run that its user chose, beyond data, method, inference, shots, seed and backbone."""
     words = [f"{key}={config[key]}" for key in ("epochs", "split", "template", "cache") if config.get(key) is not None]
     for section in ("method", "inference"):
-        words += [f"{key}={_short(value)}" for key, value in _flat(config.get(f"{section}_settings") or {}).items()]
+        words += [
+            f"{key}={short_value(value)}" for key, value in _flat(config.get(f"{section}_settings") or {}).items()
+        ]
     if config.get("test_images") is not None:
         words.append(f"{config['test_images']} test images")
     return words
 
 
+def short_value(value: Any) -> str:
+    """The value of a setting in few characters.
+
+    >>> short_value(0.1 + 0.2), short_value(None), short_value("warm")
+    ('0.3', 'none', 'warm')
+    """
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Runs that differ in their seed alone."""
+    """Runs that differ only in their seed."""
 
     runs: Sequence[Run]
     settings: Sequence[str]
@@ -93,7 +103,7 @@ class _Group:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Method and inference, and what else was asked for."""
+        """Method, inference, shots, backbone, and every other setting that the user chose."""
         config, resolved = self.runs[0].config, self.runs[0].resolved
         backbone = str(resolved["backbone"]).partition(":")[0]
         shots = f"{config['shots']} shot{'' if config['shots'] == 1 else 's'}"
@@ -109,7 +119,10 @@ class _Group:
 
 
 def _groups(runs: Iterable[Run]) -> list[_Group]:
-    """Grouped over seeds, by data set; where the words for two are the same, with a setting that tells them apart."""
+    """The runs grouped over seeds and ordered by data set.
+
+    Where two groups have the same words, the second gets one more: the first setting in which they differ.
+    """
     by_rest: dict[str, list[Run]] = {}
     for run in runs:
         rest = {**run.resolved, "seed": None, "splits": _splits(run)}
@@ -119,22 +132,22 @@ def _groups(runs: Iterable[Run]) -> list[_Group]:
         for each in by_rest.values()
     ]
     seen: dict[tuple[str, ...], _Group] = {}
-    for place, group in enumerate(groups):
+    for index, group in enumerate(groups):
         twin = seen.setdefault((group.data, *group.words), group)
         if twin is not group:
             theirs, own = ({**each.runs[0].resolved, "seed": 0} for each in (twin, group))
             name, _, ours = first_difference(theirs, own) or ("run", "", group.runs[0].folder.name)
-            groups[place] = dataclasses.replace(group, settings=[*group.settings, f"{name}={_short(ours)}"])
+            groups[index] = dataclasses.replace(group, settings=[*group.settings, f"{name}={short_value(ours)}"])
     return sorted(groups, key=lambda group: group.data)
 
 
 def _splits(run: Run) -> list[str]:
-    """The targets that were scored on another split file than their own."""
+    """NAME=FILE for each target that was scored on another split file than its own."""
     return [f"{name}={part['split']}" for name, part in run.results["parts"].items() if part.get("split")]
 
 
 def _halved(groups: Sequence[_Group], title: str, hm: str) -> Table:
-    """Base, novel, harmonic mean, NLL and ECE; and the averages of what has several data sets."""
+    """The table of a protocol with base and novel classes; with averages where there are several data sets."""
     shown = _Shown(groups)
     rows: list[list[Cell | str]] = []
     for group in groups:
@@ -144,7 +157,7 @@ def _halved(groups: Sequence[_Group], title: str, hm: str) -> Table:
     notes = [*shown.notes(groups), "NLL and ECE are the means of base and novel"]
     if averages:
         rows += averages
-        how = "that of the two averages" if hm == CONVENTIONS[0] else "the average of the data sets' own"
+        how = "that of the two averages" if hm == HM_CONVENTIONS[0] else "the average of the data sets' own"
         notes.append(f"average over data sets: HM is {how} (--hm), the others are plain means")
     columns = ["data", *shown.columns, "base ↑", "novel ↑", "HM ↑", "NLL ↓", "ECE ↓", "train s", "seeds"]
     return _table(title, columns, rows, notes)
@@ -155,22 +168,22 @@ def _base_novel(run: Run) -> dict[str, float]:
 
 
 def _cells(per_seed: Sequence[Mapping[str, float]]) -> list[Cell]:
-    return [Cell.over([scores[name] for scores in per_seed], places) for name, places in _DIGITS.items()]
+    return [Cell.over([scores[name] for scores in per_seed], digits) for name, digits in _DIGITS.items()]
 
 
 def _table(title: str, columns: Sequence[str], rows: list[list[Cell | str]], notes: Sequence[str]) -> Table:
-    """With a rule after each data set, and the best of its rows marked, where there are several."""
-    rules = [place for place, row in enumerate(rows, 1) if place == len(rows) or rows[place][0] != row[0]]
+    """A table with a line after each data set, and the best of its rows marked where it has several."""
+    rules = [number for number, row in enumerate(rows, 1) if number == len(rows) or rows[number][0] != row[0]]
     for first, last in zip([0, *rules], rules, strict=False):
-        for place, name in enumerate(columns if last - first > 1 else ()):
+        for column, name in enumerate(columns if last - first > 1 else ()):
             better = {"↑": max, "↓": min}.get(name[-1])
             if better:
-                mark_column(rows[first:last], place, better)
+                mark_column(rows[first:last], column, better)
     return Table(title, columns, rows, notes, rules=rules, merged=1)
 
 
 def _averages(groups: Sequence[_Group], shown: _Shown, hm: str) -> list[list[Cell | str]]:
-    """A row per method and settings that all data sets of the table have, over the seeds that all have."""
+    """A row of averages for each method and settings that every data set has, over the seeds that every one has."""
     datasets = {group.data for group in groups}
     by_words: dict[tuple[str, ...], list[_Group]] = {}
     for group in groups:
@@ -182,13 +195,13 @@ def _averages(groups: Sequence[_Group], shown: _Shown, hm: str) -> list[list[Cel
         by_seed = [{run.config["seed"]: _base_novel(run) for run in group.runs} for group in each]
         seeds = [seed for seed in by_seed[0] if all(seed in scores for scores in by_seed)]
         if seeds:
-            cells = _cells([averaged([scores[seed] for scores in by_seed], hm) for seed in seeds])
+            cells = _cells([average_over_data([scores[seed] for scores in by_seed], hm) for seed in seeds])
             rows.append(["average", *shown(each[0]), *cells, Cell(None, digits=0), ", ".join(map(str, seeds))])
     return rows
 
 
 def _other(groups: Sequence[_Group], protocol: str, title: str) -> Table:
-    """Accuracy of each part; for a transfer the average over the targets, for few shots NLL and ECE."""
+    """The table of a transfer (accuracy on every target and their average) or of few shots (accuracy, NLL and ECE)."""
     shown = _Shown(groups)
     parts = list(dict.fromkeys(part for group in groups for run in group.runs for part in run.protocols[protocol]))
     targets = [part for part in parts if part != "test"]
@@ -212,7 +225,8 @@ def _other(groups: Sequence[_Group], protocol: str, title: str) -> Table:
 
 
 class _Shown:
-    """The words of a group as columns: method, inference, and the others where groups differ in them."""
+    """How the words of groups are shown: method and inference as columns, the others in a third column where groups
+    differ in them, and in a note where they do not."""
 
     def __init__(self, groups: Sequence[_Group]) -> None:
         self.common = [word for word in groups[0].words[2:] if all(word in group.words[2:] for group in groups)]
@@ -227,7 +241,7 @@ class _Shown:
         return [*group.words[:2], ", ".join(self._rest(group))][: len(self.columns)]
 
     def notes(self, groups: Sequence[_Group]) -> list[str]:
-        """What all have in common, and what the numbers are."""
+        """The words that all groups have in common, and what the numbers are."""
         several = any(len(group.runs) > 1 for group in groups)
         return [", ".join(self.common), *(["mean ± standard deviation over seeds"] if several else [])]
 
@@ -241,7 +255,7 @@ def _seconds(run: Run) -> float | None:
 
 
 def _average_of(targets: Collection[str]) -> Callable[[Run], float | None]:
-    """The average accuracy over targets; none where a run lacks one of them."""
+    """Reads the average accuracy over targets from a run; None where the run lacks one of them."""
 
     def average(run: Run) -> float | None:
         known = [value for value in (_score(target)(run) for target in targets) if value is not None]
@@ -255,7 +269,3 @@ def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     for key, value in settings.items():
         flat |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) and value else {f"{before}{key}": value}
     return flat
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)

@@ -107,11 +107,11 @@ def mark_best(cells: Sequence[Cell], better: Callable[..., float] = max) -> list
     ]
 
 
-def mark_column(rows: Sequence[list[Cell | str]], place: int, better: Callable[..., float] = max) -> None:
-    """Mark the best of one column of these rows, which has cells alone."""
-    marked = mark_best([cell for row in rows if isinstance(cell := row[place], Cell)], better)
+def mark_column(rows: Sequence[list[Cell | str]], column: int, better: Callable[..., float] = max) -> None:
+    """Mark the best of one column, by its index, of these rows. Every row must have a cell there."""
+    marked = mark_best([cell for row in rows if isinstance(cell := row[column], Cell)], better)
     for row, cell in zip(rows, marked, strict=True):
-        row[place] = cell
+        row[column] = cell
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Table:
         return [self.footnotes.index(note) + 1 for note in cell.notes] if isinstance(cell, Cell) else []
 
     def _numeric(self) -> list[bool]:
-        return [any(isinstance(row[place], Cell) for row in self.rows) for place in range(len(self.columns))]
+        return [any(isinstance(row[column], Cell) for row in self.rows) for column in range(len(self.columns))]
 
     def _without_repeats(self) -> list[Row]:
         shown: list[Row] = []
@@ -225,8 +225,8 @@ class Table:
     def to_csv(self) -> str:
         """Unrounded; a column that has deviations is followed by one with them, and notes stand last, in words."""
         spread = [
-            any(isinstance(row[place], Cell) and row[place].std is not None for row in self.rows)  # type: ignore[union-attr]
-            for place in range(len(self.columns))
+            any(isinstance(row[index], Cell) and row[index].std is not None for row in self.rows)  # type: ignore[union-attr]
+            for index in range(len(self.columns))
         ]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -241,8 +241,8 @@ class Table:
             for cell, more in zip(row, spread, strict=True):
                 value, std = (cell, "") if isinstance(cell, str) else (_plain(cell.value), _plain(cell.std))
                 line += [value, std] if more else [value]
-            said = dict.fromkeys(note for cell in row if isinstance(cell, Cell) for note in cell.notes)
-            writer.writerow([*line, "; ".join(said)] if self.footnotes else line)
+            notes = dict.fromkeys(note for cell in row if isinstance(cell, Cell) for note in cell.notes)
+            writer.writerow([*line, "; ".join(notes)] if self.footnotes else line)
         return text.getvalue()
 
     def to_latex(self) -> str:

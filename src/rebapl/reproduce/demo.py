@@ -1,47 +1,34 @@
-"""The demonstration: a fixed, small selection on two embedded tasks, with the embedded backbone."""
+"""The demonstration: a few methods on two embedded tasks, with the embedded backbone."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rebapl.backbones import load_backbone
 from rebapl.data.task import load_task
-from rebapl.evaluation import base_novel_scores
-from rebapl.evaluation.tasks import evaluate
-from rebapl.files import write_json
-from rebapl.reports.base_novel import Row, write_base_novel
+from rebapl.evaluation import base_novel_scores, evaluate
+from rebapl.files import write_atomically, write_json
+from rebapl.reports.base_novel import MethodScores, base_novel_markdown
+from rebapl.reports.figures import base_novel_figure
+from rebapl.reproduce.suites import Choice
 from rebapl.training.fit import Progress, fit
-
-
-class Choice(NamedTuple):
-    """A method, a kind of inference, and how many epochs each cycle has here instead of the published number."""
-
-    method: str
-    inference: str
-    epochs: int | None
-
-    @property
-    def title(self) -> str:
-        return self.method if self.epochs is None else f"{self.method} · {self.inference}"
-
 
 TASKS = ("digits", "shapes")
 SELECTION = (
-    Choice("zero-shot", "none", None),
-    Choice("coop", "mle", 5),
-    Choice("maple", "mle", 3),
-    Choice("maple", "ensemble", 3),
-    Choice("maple", "rebapl", 3),
+    Choice("zero-shot", "zero-shot", "none"),
+    Choice("coop · mle", "coop", "mle", {"epochs": 5}),
+    Choice("maple · mle", "maple", "mle", {"epochs": 3}),
+    Choice("maple · ensemble", "maple", "ensemble", {"epochs": 3}),
+    Choice("maple · rebapl", "maple", "rebapl", {"epochs": 3}),
 )
 SHOTS, SEED, TEST_IMAGES = 8, 1, 240
 
 
 def run_demo(
     out: Path, bar: Callable[[str], Progress], tasks: Sequence[str] = TASKS, selection: Sequence[Choice] = SELECTION
-) -> list[Row]:
+) -> list[MethodScores]:
     """Base-to-novel for every choice on every task; leaves `results.json`, `table.md` and `figure.png` in `out`.
 
     `bar(title)` gives the progress callback for one training.
@@ -52,11 +39,15 @@ def run_demo(
         task = load_task(name, SHOTS, SEED, test_images=TEST_IMAGES)
         for choice in selection:
             start = time.perf_counter()
-            progress = bar(f"{name}: {choice.title}")
-            posterior = fit(task, encoder, choice.method, choice.inference, epochs=choice.epochs, progress=progress)
+            progress = bar(f"{name}: {choice.label}")
+            settings = choice.settings
+            posterior = fit(
+                task, encoder, choice.method, choice.inference, inference_settings=settings, progress=progress
+            )
             seconds = time.perf_counter() - start
             parts = evaluate(posterior, task)
-            rows.append(Row(name, choice.title, base_novel_scores(parts["base"], parts["novel"]), seconds))
+            rows.append(MethodScores(name, choice.label, base_novel_scores(parts["base"], parts["novel"]), seconds))
     write_json(out / "results.json", [row._asdict() for row in rows])
-    write_base_novel(rows, out)
+    write_atomically(out / "table.md", base_novel_markdown(rows))
+    base_novel_figure(rows, out / "figure.png")
     return rows

@@ -1,4 +1,4 @@
-"""How long runs will take, roughly, before any starts. Nothing is loaded but the names of embedded classes."""
+"""A rough estimate of how long runs will take, before any starts. It loads nothing but lists of embedded images."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from rebapl.runs.config import RunConfig
 
 @dataclass(frozen=True)
 class Pace:
-    """Milliseconds of the parts of the work on some machine: a training step (`step`, and `by_class`, `by_image` for
-    each class and image in it; `by_reference` for each reference image while repulsion acts), an image tested with
-    one sample, and the seconds before a run gets going."""
+    """How quick a machine is: milliseconds of each part of the work, and seconds (`start`) before a run gets going.
+
+    A training step takes `step`, and `by_class` and `by_image` more for each class and each image in it, and
+    `by_reference` more for each reference image while repulsion acts. `test` is one image predicted by one sample.
+    """
 
     machine: str
     step: float
@@ -34,12 +36,12 @@ PACES = {
     "mini": Pace("one core", 10, 0.6, 4.5, 5.0, 3.0, 3.0),
     "other": Pace("an H200", 3.0, 0.015, 0.4, 0.25, 0.7, 15.0),
 }
-"""`mini` was measured on one core of a server, `other` follows measured steps of ViT-B/16 with 5 to 500 classes."""
+"""`mini` was measured on one core of a server; `other` follows from steps of ViT-B/16 with 5 to 500 classes."""
 
 
 @functools.cache
 def size(data: str) -> tuple[int, int]:
-    """Number of classes and of test images of a data set; of an unknown folder a guess."""
+    """The numbers of classes and of test images of a data set; for a folder of one's own a guess."""
     if data in PUBLISHED:
         return PUBLISHED[data].classes, PUBLISHED[data].counts[2]
     if data in EMBEDDED:
@@ -62,12 +64,12 @@ def steps(config: RunConfig) -> int:
 
 
 def pace(backbone: str) -> Pace:
-    """That of `mini`, or of any larger backbone."""
+    """The pace of a backbone: that of `mini`, or for any other that of ViT-B/16."""
     return PACES.get(backbone, PACES["other"])
 
 
 def seconds(config: RunConfig, *, trained: bool = False) -> float:
-    """What a run may take from start to stored results; without the training where it is `trained`."""
+    """The seconds that a run may take from start to stored results; without its training if it is `trained` already."""
     of = pace(config.backbone)
     settings: Mapping[str, Any] = config.resolved()["inference"]
     training = 0.0

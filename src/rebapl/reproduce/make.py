@@ -1,19 +1,20 @@
-"""Making targets: their runs, then their tables and figures in a folder, with a page that shows them all."""
+"""The targets of `rebapl reproduce`, and making them: their runs, then their tables and figures in a folder."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rebapl.errors import UserError, unknown
 from rebapl.files import read_json, write_atomically, write_json
+from rebapl.reports.style import save_for_paper
 from rebapl.reports.tables import Cell, Row, Table
+from rebapl.reproduce import ablations, main_tables, timing, toy
 from rebapl.reproduce.estimate import pace, seconds
 from rebapl.reproduce.suites import Suite
-from rebapl.reproduce.target import Context, Output, Target
-from rebapl.reproduce.targets import TARGETS
-from rebapl.reproduce.toy_figures import save
+from rebapl.reproduce.target import Context, Product, Target, no_runs
 from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import Finished, run_all
 from rebapl.runs.folder import POSTERIOR, is_finished, run_folder
@@ -21,50 +22,87 @@ from rebapl.runs.folder import POSTERIOR, is_finished, run_folder
 PAGE = "README.md"
 
 
+def _transfer(number: int, protocol: str, title: str) -> Callable[[Context], Product]:
+    return partial(main_tables.transfer, number=number, protocol=protocol, title=title)
+
+
+_ALL = (
+    Target("table1", "base-to-novel by data set and average, all methods", main_tables.table1_runs, main_tables.table1),
+    Target(
+        "table2",
+        "cross-data-set transfer",
+        main_tables.transfer_runs("cross-dataset"),
+        _transfer(2, "cross-dataset", "cross-data-set transfer"),
+    ),
+    Target(
+        "table3",
+        "domain generalisation",
+        main_tables.transfer_runs("domain-generalization"),
+        _transfer(3, "domain-generalization", "domain generalisation"),
+    ),
+    Target("table4", "repulsion: none, Wasserstein, MMD", main_tables.table4_runs, main_tables.table4),
+    Target("xi", "strength ξ of the repulsion × reference images × distance", ablations.xi_runs, ablations.xi),
+    Target("cycles", "number of cycles C", ablations.cycles_runs, ablations.cycles),
+    Target("samples", "samples per cycle K", ablations.samples_runs, ablations.samples),
+    Target("overhead", "time of the distances against n", no_runs, timing.overhead, 10.0),
+    Target("latency", "time of a prediction against C, on one device and spread", no_runs, timing.latency, 30.0),
+    Target("efficiency", "training time against maximum likelihood", timing.efficiency_runs, timing.efficiency),
+    Target("diversity", "heat maps of the samples' distances", ablations.diversity_runs, ablations.diversity),
+    Target("overfitting", "maximum likelihood trained longer", ablations.overfitting_runs, ablations.overfitting),
+    Target("toy", "the two-mode example", no_runs, toy.toy, 20.0),
+)
+
+PAPER_TARGETS: dict[str, Target] = {target.name: target for target in _ALL}
+"""The targets of `rebapl reproduce` by name. One entry makes one: what it is, the runs it needs, how it is made."""
+
+
 def chosen(names: Sequence[str]) -> list[Target]:
     """The targets of these names, all of them for `all`."""
     for name in names:
-        if name not in (*TARGETS, "all"):
-            raise unknown("target", name, (*TARGETS, "all"))
-    return [target for name, target in TARGETS.items() if name in names or "all" in names]
+        if name not in (*PAPER_TARGETS, "all"):
+            raise unknown("target", name, (*PAPER_TARGETS, "all"))
+    return [target for name, target in PAPER_TARGETS.items() if name in names or "all" in names]
 
 
 def make_target(
     target: Target, context: Context, out: Path, *, jobs: int = 1, progress: Finished | None = None
-) -> Output:
-    """Finish the runs of a target and write what is made of them into `out`: tables as .md, .csv and .tex, figures as
-    .png and .pdf, everything unrounded as .json; and the page of all that is there, `README.md`."""
+) -> Product:
+    """Finish the runs of a target, and write what it makes of them into the folder `out`.
+
+    Tables become .md, .csv and .tex files, figures .png and .pdf files, and all numbers, unrounded, a .json file.
+    `README.md` then shows everything that was made in that folder.
+    """
     configs = target.runs(context.suite)
     run_all(configs, context.runs, root=context.root, devices=context.devices, jobs=jobs, progress=progress)
-    output = target.make(context)
-    for name, table in output.tables.items():
+    product = target.make(context)
+    for name, table in product.tables.items():
         table.write(out, name)
-    for name, figure in output.figures.items():
-        save(figure, out, name)
+    for name, figure in product.figures.items():
+        save_for_paper(figure, out, name)
     record = {
         "target": target.name,
         "suite": context.suite.name,
         "note": context.suite.remark,
-        "tables": list(output.tables),
-        "figures": list(output.figures),
+        "tables": list(product.tables),
+        "figures": list(product.figures),
         "runs": sorted({run_folder(config, context.runs).name for config in configs}),
-        "data": output.data,
+        "data": product.data,
     }
     write_json(out / f"{target.name}.json", record)
     write_atomically(out / PAGE, page(out))
-    return output
+    return product
 
 
 def page(out: Path) -> str:
-    """Everything made in a folder as one Markdown page."""
-    records = [read_json(out / f"{name}.json", "made") for name in TARGETS if (out / f"{name}.json").exists()]
+    """Everything that was made in a folder, as one Markdown page."""
+    records = [read_json(out / f"{name}.json", "made") for name in PAPER_TARGETS if (out / f"{name}.json").exists()]
     suites = list(dict.fromkeys(record["suite"] for record in records))
     lines = [f"# The paper's tables and figures, suite {' and '.join(suites)}", ""]
     lines += [note for note in dict.fromkeys(record["note"] for record in records) if note]
     lines += ["", f"Made by `rebapl reproduce all --suite {suites[0]}`; files of the same names hold the tables as CSV"]
     lines += ["(unrounded) and LaTeX, the figures as PDF, and everything behind them as JSON.", ""]
     for record in records:
-        what = TARGETS[record["target"]].what
+        what = PAPER_TARGETS[record["target"]].what
         lines += [f"## {record['target']}: {what}", ""]
         for name in record["tables"]:
             lines += [(out / f"{name}.md").read_text(encoding="utf-8")]
@@ -75,7 +113,7 @@ def page(out: Path) -> str:
 
 @dataclass(frozen=True)
 class Planned:
-    """A run that a target needs: whether its results are there, and the seconds it may take if not."""
+    """A run that a target needs: whether it is done, and how many seconds it may take if not."""
 
     config: RunConfig
     done: bool
@@ -83,7 +121,7 @@ class Planned:
 
 
 def planned(targets: Sequence[Target], suite: Suite, runs: Path) -> tuple[Table, list[Planned]]:
-    """What making these targets takes: a table by target, and every run once."""
+    """What it takes to make these targets: a table with a row per target, and the list of their runs, each once."""
     seen: dict[tuple[Path, tuple[str, ...]], Planned] = {}
     rows: list[Row] = []
     missing: list[str] = []

@@ -1,4 +1,4 @@
-"""The paper's own figures, out of `paper.json`, with their known slips as footnotes."""
+"""The numbers that the paper prints, read from `paper.json`, with their known slips as footnotes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rebapl.reports.tables import Cell
 
 @cache
 def paper() -> dict[str, Any]:
-    """All of the data file: `tables`, `text`, and the printed names of methods and data sets."""
+    """The whole of `paper.json`: `tables`, `text`, printed names of methods (`names`) and of data sets (`data`)."""
     return json.loads((resources.files("rebapl.reproduce") / "paper.json").read_text(encoding="utf-8"))
 
 
 def quote(table: str, row: str, column: str, data: str | None = None, digits: int = 2) -> Cell:
-    """One figure of a table, a dash where the paper has none; `data` is the data set in the first table.
+    """One number of a table, a dash where the paper has none. `data` names the data set, which only table 1 needs.
 
     >>> str(quote("table1", "maple", "hm", "dtd")), str(quote("table2", "mmrl + rebapl", "eurosat"))
     ('67.36', '52.97')
@@ -41,10 +41,10 @@ def quote(table: str, row: str, column: str, data: str | None = None, digits: in
     return Cell(value, digits=digits, notes=notes)
 
 
-def said(what: str) -> dict[str, Any]:
-    """What the paper's text says where a table or a legible figure is missing: `cycles`, `efficiency`, `overfitting`.
+def from_text(what: str) -> dict[str, Any]:
+    """The numbers that the paper gives only in its text, of `cycles`, `efficiency` or `overfitting`.
 
-    >>> said("cycles")["hm"]["3"]
+    >>> from_text("cycles")["hm"]["3"]
     70.5
     """
     return paper()["text"][what]

@@ -1,6 +1,6 @@
-"""Suites: on which data, with which backbone and at what expense the paper's tables and figures are made.
+"""Suites: the data, the backbone and the sizes with which the paper's tables and figures are made.
 
-All that is reduced in the miniature stands here, in `MINI`.
+`PAPER` has the paper's own. Everything that the miniature reduces is in `MINI`. `photo_suite` takes what a user has.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rebapl.errors import UserError, unknown
 from rebapl.runs.config import RunConfig
 from rebapl.sampling import PRESETS
 
-METHODS = ("zero-shot", "coop", "cocoop", "app", "promptsrc", "maple", "mmrl")
-"""The methods of the paper's first table, in its order; those of `REBAPL_ON` are followed by ReBaPL on them."""
+TABLE1_METHODS = ("zero-shot", "coop", "cocoop", "app", "promptsrc", "maple", "mmrl")
+"""The methods of the paper's first table, in its order. ReBaPL on a method of `REBAPL_ON` follows that method."""
 
 REBAPL_ON = ("maple", "mmrl")
 ELEVEN = (SOURCE, *TARGETS["cross-dataset"])
@@ -27,7 +27,7 @@ ELEVEN = (SOURCE, *TARGETS["cross-dataset"])
 
 @dataclass(frozen=True)
 class Choice:
-    """One row of a table: a method, how it is learned, and settings of the inference on top."""
+    """One row of a table: a method, how it is learned, and settings that replace those of the inference."""
 
     label: str
     method: str
@@ -39,10 +39,15 @@ class Choice:
 class Suite:
     """What a suite runs.
 
-    `data`: the data sets of the base-to-novel tables. `source`, `cross`, `shifted`: where transfers are trained, and
-    tested. `places`: the data set of each target that has one. `inference`: the preset that ReBaPL stands for.
-    `epochs`: by method, at most so many ("*": of every other one); of ReBaPL per cycle. `splits`: other split files, by
-    data set. `compared`: the paper's figures are of these data sets. The rest are the grids.
+    * `data`: the data sets of the base-to-novel tables; `data_by_target`: the one data set of each study.
+    * `source`: the data set that transfers are trained on; `cross`, `shifted`: the data sets that table 2 and table 3
+      test on.
+    * `inference`: the preset that ReBaPL stands for.
+    * `epochs`: the largest number of epochs (of ReBaPL: per cycle) by method; "*" stands for every other method.
+    * `splits`: split files other than the published ones, by data set.
+    * `compared`: whether the paper's numbers are of these data sets, so that differences make sense.
+
+    The other fields are the numbers of seeds, shots and images, and the grids of the studies.
     """
 
     name: str
@@ -50,7 +55,7 @@ class Suite:
     backbone: str
     inference: str
     data: tuple[str, ...]
-    places: Mapping[str, str]
+    data_by_target: Mapping[str, str]
     source: str | None = None
     cross: tuple[str, ...] = ()
     shifted: tuple[str, ...] = ()
@@ -58,7 +63,7 @@ class Suite:
     shots: int = 16
     test_images: int | None = None
     epochs: Mapping[str, int] = field(default_factory=dict)
-    methods: tuple[str, ...] = METHODS
+    methods: tuple[str, ...] = TABLE1_METHODS
     splits: Mapping[str, str] = field(default_factory=dict)
     compared: bool = True
     strengths: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
@@ -95,14 +100,14 @@ class Suite:
         return replace(config, epochs=most)
 
     def _targets(self, protocol: str) -> tuple[str, ...] | None:
-        """The data sets that a transfer tests on, each with its split file if it has another."""
+        """The data sets that a transfer tests on, as NAME=FILE where `splits` has a file; None for other protocols."""
         names = {"cross-dataset": self.cross, "domain-generalization": self.shifted}.get(protocol)
         if names is None:
             return None
         return tuple(f"{name}={self.splits[name]}" if name in self.splits else name for name in names)
 
     def rebapl(self, method: str, label: str | None = None, **settings: Any) -> Choice:
-        """ReBaPL on a method, with `settings` of the inference on top."""
+        """ReBaPL on a method, with `settings` that replace those of the inference."""
         return Choice(label or f"{method} + rebapl", method, self.inference, settings=settings)
 
     def longer(self, data: str, **settings: Any) -> Choice:
@@ -122,13 +127,13 @@ class Suite:
 
     @property
     def remark(self) -> str:
-        """The note, filled in, that stands below every table."""
+        """The remark that stands below every table: the note with shots and backbone filled in."""
         shots = f"{self.shots} shot{'' if self.shots == 1 else 's'}"
         return self.note.format(shots=shots, backbone=Path(self.backbone).name)
 
-    def place(self, target: str) -> str:
-        """The data set of a target."""
-        return self.places.get(target) or self.data[0]
+    def data_of(self, target: str) -> str:
+        """The data set of a study."""
+        return self.data_by_target.get(target) or self.data[0]
 
     def changed(
         self,
@@ -138,16 +143,19 @@ class Suite:
         seeds: Sequence[int] | None = None,
         **plain: Any,
     ) -> Suite:
-        """The suite with other data sets (then those of every target, where it does not have the suite's own), methods,
-        seeds, `shots`, `test_images`, `inference` or `epochs` (of every method); None changes nothing."""
+        """The suite with other data sets, methods or seeds, or with another value in `plain`; None changes nothing.
+
+        A study whose data set is not among `data` takes the first of them. `plain` may have `shots`, `test_images`,
+        `inference`, and `epochs`, which then holds for every method.
+        """
         if plain.get("inference") is not None and plain["inference"] not in PRESETS:
             raise unknown("inference", plain["inference"], PRESETS)
         suite = replace(self, **{key: value for key, value in plain.items() if value is not None and key != "epochs"})
         if plain.get("epochs") is not None:
             suite = replace(suite, epochs={"*": plain["epochs"]})
         if data:
-            places = {name: place if place in data else data[0] for name, place in self.places.items()}
-            suite = replace(suite, data=tuple(data), places=places)
+            by_target = {target: name if name in data else data[0] for target, name in self.data_by_target.items()}
+            suite = replace(suite, data=tuple(data), data_by_target=by_target)
         if methods:
             for name in methods:
                 if name not in self.methods:
@@ -164,7 +172,7 @@ PAPER = Suite(
     backbone=DEFAULT_BACKBONE,
     inference="rebapl-paper",
     data=ELEVEN,
-    places={
+    data_by_target={
         "xi": "ucf101",
         "cycles": "dtd",
         "samples": "oxford_flowers",
@@ -185,7 +193,7 @@ MINI = Suite(
     backbone="mini",
     inference="rebapl",
     data=("digits", "shapes", "letters"),
-    places={
+    data_by_target={
         "xi": "letters",
         "cycles": "letters",
         "samples": "digits",
@@ -208,7 +216,7 @@ MINI = Suite(
     repeats=10,
     latency_images=25,
 )
-"""About an hour of one core's work, all targets together; `rebapl reproduce all --suite mini --dry-run` says more."""
+"""All targets together take one core about an hour; `rebapl reproduce all --suite mini --dry-run` says more."""
 
 PHOTO_NOTE = "Backbone {backbone}, {shots}; the paper's figures are of CLIP ViT-B/16 on the whole data sets, 16 shots."
 
@@ -216,10 +224,10 @@ PHOTO_NOTE = "Backbone {backbone}, {shots}; the paper's figures are of CLIP ViT-
 def photo_suite(
     backbone: str | None, root: str | Path | None, data: Sequence[str] = (), splits: Mapping[str, str] | None = None
 ) -> Suite:
-    """Any local backbone on those of the eleven data sets that lie below `root` (or those of `data` alone).
+    """The suite of any local backbone, on those of the eleven data sets (or of `data`) that lie below `root`.
 
-    A target whose own data set is not there takes the first that is. Transfers are trained on ImageNet, or else on the
-    data set with most classes.
+    A study whose own data set is not there takes the first that is. Transfers are trained on ImageNet if it is there,
+    and else on the data set with most classes.
     """
     if backbone is None:
         raise UserError("--suite photo needs a backbone: --backbone DIR, a CLIP in Hugging Face format")
@@ -244,7 +252,7 @@ def photo_suite(
         backbone=backbone,
         inference="rebapl",
         data=found,
-        places={target: place if place in found else found[0] for target, place in PAPER.places.items()},
+        data_by_target={target: name if name in found else found[0] for target, name in PAPER.data_by_target.items()},
         source=source,
         cross=tuple(name for name in found if name != source),
         shifted=there(TARGETS["domain-generalization"]) if source == SOURCE else (),
@@ -253,6 +261,6 @@ def photo_suite(
 
 
 SUITES = {"paper": PAPER, "mini": MINI}
-"""The suites that are known beforehand; `photo_suite` makes the third."""
+"""The suites that need no arguments; `photo_suite` makes the third."""
 
 SUITE_NAMES = ("paper", "mini", "photo")

@@ -1,4 +1,4 @@
-"""What a target is: which runs it needs, and how their stored results become tables and figures."""
+"""What a target of `rebapl reproduce` is: the runs it needs, and how their stored results become tables and figures."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from rebapl.evaluation.scores import HM_CONVENTIONS
 from rebapl.files import read_json
-from rebapl.reports.averages import CONVENTIONS
 from rebapl.reports.tables import Table
-from rebapl.reproduce.suites import Suite
+from rebapl.reproduce.suites import Choice, Suite
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import RESULTS, run_folder
 
 
 @dataclass(frozen=True)
 class Context:
-    """Where a target is made: the suite, the folder of runs, the data root, the devices, the HM convention."""
+    """What a target is made with: the suite, the folder of runs, the data root, the devices, the HM convention."""
 
     suite: Suite
     runs: Path
     root: Path | None = None
     devices: Sequence[str] | None = None
-    hm: str = CONVENTIONS[0]
+    hm: str = HM_CONVENTIONS[0]
 
     @property
     def device(self) -> str | None:
-        """The first of the devices; None is the GPU if there is one."""
+        """The first of the devices. None stands for the GPU if there is one, and the CPU if not."""
         return self.devices[0] if self.devices else None
 
     def results(self, config: RunConfig) -> dict[str, Any]:
@@ -37,13 +37,13 @@ class Context:
         return read_json(run_folder(config, self.runs) / RESULTS, "a finished run")
 
     def notes(self, *more: str) -> list[str]:
-        """The remarks of a table: what suite this is, then `more`."""
+        """The remarks below a table: the suite's, if it has one, then `more`."""
         return [note for note in (self.suite.remark, *more) if note]
 
 
 @dataclass(frozen=True)
-class Output:
-    """What a target makes: tables and figures by file name, and anything else worth storing as JSON."""
+class Product:
+    """What a target makes: tables and figures by file name, and whatever else is worth storing as JSON."""
 
     tables: Mapping[str, Table] = field(default_factory=dict)
     figures: Mapping[str, Figure] = field(default_factory=dict)
@@ -52,15 +52,15 @@ class Output:
 
 @dataclass(frozen=True)
 class Target:
-    """A table or figure of the paper. `runs` lists the runs it reads; `make` needs them finished.
+    """A table or figure of the paper. `runs` lists the runs that it reads; `make` needs them finished.
 
-    `seconds` guesses what `make` itself takes, where that is not next to nothing.
+    `seconds` is a guess of how long `make` itself takes.
     """
 
     name: str
     what: str
     runs: Callable[[Suite], list[RunConfig]]
-    make: Callable[[Context], Output]
+    make: Callable[[Context], Product]
     seconds: float = 2.0
 
 
@@ -72,7 +72,7 @@ def no_runs(suite: Suite) -> list[RunConfig]:  # noqa: ARG001
 def over_seeds(
     suite: Suite,
     data: Sequence[str],
-    choices: Sequence[Any],
+    choices: Sequence[Choice],
     protocol: str = "base-to-novel",
     seeds: Sequence[int] | None = None,
 ) -> list[RunConfig]:

@@ -1,4 +1,4 @@
-"""What is measured with a clock: the distances, a prediction, a training."""
+"""Times: of the distances between clouds, of a prediction, of a training."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rebapl.learners import build_learner
 from rebapl.posterior import Posterior
 from rebapl.randomness import generator
 from rebapl.reports.tables import Cell, Row, Table
-from rebapl.reproduce import pictures
+from rebapl.reproduce import study_figures
 from rebapl.reproduce.ablations import MLE
+from rebapl.reproduce.comparison import seeds_note
 from rebapl.reproduce.estimate import steps
-from rebapl.reproduce.paper import paper, printed, quote, said
-from rebapl.reproduce.rows import seeds_note
+from rebapl.reproduce.paper import from_text, paper, printed, quote
 from rebapl.reproduce.suites import Choice, Suite
-from rebapl.reproduce.target import Context, Output, over_seeds
-from rebapl.repulsion.distances import DISTANCES
+from rebapl.reproduce.target import Context, Product, over_seeds
+from rebapl.repulsion.distances import DISTANCES, takes
 from rebapl.runs.config import RunConfig
 from rebapl.runs.environment import device_name
 from rebapl.runs.folder import best_device, load_run_backbone
@@ -37,7 +37,7 @@ WIDTH = 512
 
 
 def milliseconds(call: Callable[[], object], repeats: int, device: str) -> list[float]:
-    """The times of so many calls, after two that do not count; waits for the device each time."""
+    """The times of so many calls, after two that do not count. Each time ends when the device has finished."""
 
     def once() -> float:
         start = time.perf_counter()
@@ -51,7 +51,7 @@ def milliseconds(call: Callable[[], object], repeats: int, device: str) -> list[
     return [once() for _ in range(repeats)]
 
 
-def overhead(context: Context) -> Output:
+def overhead(context: Context) -> Product:
     """The time of each distance between two clouds of n points, alone and with its gradient."""
     suite, device = context.suite, best_device(context.device)
     values: dict[str, dict[int, float]] = {}
@@ -61,7 +61,7 @@ def overhead(context: Context) -> Output:
         for count in suite.points:
             points = torch.randn(2, count, WIDTH, generator=generator(1, "overhead", str(count))).to(device)
             x, stored = points / points.norm(dim=-1, keepdim=True)
-            options = {"generator": generator(1, "sliced")} if metric == "sliced" else {}
+            options = {"generator": generator(1, "sliced")} if "generator" in takes(metric) else {}
             known = distance.prepare(stored, **options)
             x.requires_grad_()
 
@@ -76,14 +76,13 @@ def overhead(context: Context) -> Output:
 
             values[metric][count] = statistics.median(milliseconds(value, suite.repeats, device))
             gradients[metric][count] = statistics.median(milliseconds(with_gradient, suite.repeats, device))
-    quoted = paper()["tables"]["overhead"]["columns"]
     rows: list[Row] = []
     for metric in values:
         for count in suite.points:
             ours = Cell(values[metric][count], digits=3)
             theirs = quote("overhead", str(count), metric, digits=3)
             gradient = Cell(gradients[metric][count], digits=3)
-            rows.append([pictures.METRICS[metric], str(count), ours, theirs, ours.minus(theirs), gradient])
+            rows.append([study_figures.distance_name(metric), str(count), ours, theirs, ours.minus(theirs), gradient])
     notes = [
         f"Median of {suite.repeats} calls on {device_name(device)}; points of {WIDTH} dimensions; the stored side is "
         "prepared once, as in training. The paper's are of another machine.",
@@ -97,16 +96,16 @@ def overhead(context: Context) -> Output:
         merged=1,
     )
     theirs_by_n = {
-        metric: {int(n): row[place] for n, row in paper()["tables"]["overhead"]["rows"].items()}
-        for place, metric in enumerate(quoted)
+        metric: {int(n): row[column] for n, row in paper()["tables"]["overhead"]["rows"].items()}
+        for column, metric in enumerate(paper()["tables"]["overhead"]["columns"])
     }
-    figure = pictures.overhead(values, theirs_by_n)
-    return Output({"overhead": table}, {"overhead": figure}, {"milliseconds": values, "with_gradient": gradients})
+    figure = study_figures.overhead(values, theirs_by_n)
+    return Product({"overhead": table}, {"overhead": figure}, {"milliseconds": values, "with_gradient": gradients})
 
 
-def latency(context: Context) -> Output:
+def latency(context: Context) -> Product:
     """The time of one prediction of a batch by C samples: on one device, and with the samples spread over several."""
-    suite, data = context.suite, context.suite.place("latency")
+    suite, data = context.suite, context.suite.data_of("latency")
     one = best_device(context.device)
     several = _several(context, one)
     task = load_task(data, 1, 1, test_images=suite.latency_images, root=context.root, split=suite.splits.get(data))
@@ -134,7 +133,7 @@ def latency(context: Context) -> Output:
     compared = suite.compared
     rows: list[Row] = []
     for count in suite.latency_cycles:
-        cells = [Cell.over(of_place[count], 1) for of_place in times.values()]
+        cells = [Cell.over(of_devices[count], 1) for of_devices in times.values()]
         theirs = quote("latency", str(count), "maple + rebapl", digits=1)
         rows.append([str(count), *cells, *([theirs, cells[-1].minus(theirs)] if compared else [])])
     notes = [
@@ -145,21 +144,21 @@ def latency(context: Context) -> Output:
     ]
     columns = ["C", *times, *(["paper (4 × L4)", "diff."] if compared else [])]
     table = Table("Milliseconds of a prediction with MaPLe + ReBaPL", columns, rows, context.notes(*notes))
-    means = {place: {count: statistics.fmean(of[count]) for count in of} for place, of in times.items()}
+    means = {title: {count: statistics.fmean(of[count]) for count in of} for title, of in times.items()}
     theirs_by_c = {int(c): row[1] for c, row in paper()["tables"]["latency"]["rows"].items()} if compared else {}
-    figure = pictures.latency(means, theirs_by_c)
-    return Output({"latency": table}, {"latency": figure}, {"milliseconds": times})
+    figure = study_figures.latency(means, theirs_by_c)
+    return Product({"latency": table}, {"latency": figure}, {"milliseconds": times})
 
 
 def _several(context: Context, one: str) -> list[str]:
-    """The devices to spread over: those given, or every core."""
+    """The devices to spread samples over: those that the user named, or the cores of the CPU; none if there is one."""
     if context.devices and len(context.devices) > 1:
         return [best_device(device) for device in context.devices]
     return ["cpu"] * (os.cpu_count() or 1) if one == "cpu" and (os.cpu_count() or 1) > 1 else []
 
 
 def random_posterior(encoder: DualEncoder, part: Part, count: int) -> Posterior:
-    """`count` samples of MaPLe at their random beginnings: what samples know takes no time."""
+    """`count` samples of MaPLe with random parameters, which predict as quickly as trained ones."""
     draws = generator(1, "latency")
     learner = build_learner("maple", encoder, part.class_names, part.dataset.template, draws)
     samples = []
@@ -176,8 +175,8 @@ def spread(whole: Posterior, encoders: Sequence[DualEncoder]) -> list[Posterior]
     """
     each, more = divmod(len(whole), len(encoders))
     shares, first = [], 0
-    for place, encoder in enumerate(encoders):
-        last = first + each + (place < more)
+    for index, encoder in enumerate(encoders):
+        last = first + each + (index < more)
         if last > first:
             names, template = whole.class_names, whole.learner.template
             learner = build_learner("maple", encoder, names, template, generator(1, "latency")).eval()
@@ -194,9 +193,9 @@ def predict(shares: Sequence[Posterior], views: Tensor, pool: ThreadPoolExecutor
 
 
 def efficiency_choices(suite: Suite) -> list[tuple[str, Choice]]:
-    """Maximum likelihood at its own epochs and at as many as ReBaPL, then ReBaPL without and with repulsion."""
+    """Maximum likelihood with its own epochs and with as many as ReBaPL, then ReBaPL without and with repulsion."""
     rebapl = suite.rebapl("maple")
-    data = suite.place("efficiency")
+    data = suite.data_of("efficiency")
     batches = [suite.config(data, choice, 1).resolved()["inference"]["batch"] for choice in (MLE, rebapl)]
     rows = [("MaPLe", MLE), ("MaPLe", suite.longer(data))]
     if batches[0] != batches[1]:  # as many steps as ReBaPL, too
@@ -205,13 +204,13 @@ def efficiency_choices(suite: Suite) -> list[tuple[str, Choice]]:
 
 
 def efficiency_runs(suite: Suite) -> list[RunConfig]:
-    return over_seeds(suite, [suite.place("efficiency")], [choice for _, choice in efficiency_choices(suite)])
+    return over_seeds(suite, [suite.data_of("efficiency")], [choice for _, choice in efficiency_choices(suite)])
 
 
-def efficiency(context: Context) -> Output:
-    """Training times as the runs have stored them."""
-    suite, data = context.suite, context.suite.place("efficiency")
-    text = said("efficiency")
+def efficiency(context: Context) -> Product:
+    """The training times that the runs have stored."""
+    suite, data = context.suite, context.suite.data_of("efficiency")
+    text = from_text("efficiency")
     compared = suite.compared and data == "oxford_flowers"
     rows = []
     stored = {}
@@ -241,4 +240,4 @@ def efficiency(context: Context) -> Output:
         rows,
         context.notes(*notes),
     )
-    return Output({"efficiency": table}, data={"seconds": stored})
+    return Product({"efficiency": table}, data={"seconds": stored})

@@ -1,11 +1,8 @@
-"""The drawings of the toy example. They only draw: what is drawn comes as functions and tensors."""
+"""The figures of the toy example. Every function draws the potentials and tensors that it is given."""
 
 from __future__ import annotations
 
-import io
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,23 +15,18 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from rebapl.files import write_atomically
+from rebapl.reports.style import (
+    BLACK,
+    BLUE,
+    BOTH_COLUMNS,
+    LIGHT_GREY,
+    ORANGE,
+    PAPER_FONTS,
+    VERMILION,
+    bare_axes,
+)
 
-BLUE, ORANGE, GREEN, VERMILION, BLACK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#000000"  # Okabe–Ito
 STYLES = ((BLACK, "-"), (BLUE, "-"), (VERMILION, "--"))  # one per setting, in order
-FONTS = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
-    "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "pdf.fonttype": 42,  # publishers refuse the default, type 3
-}
-WIDTH = 7.0  # inches: both columns of a paper
 Window = tuple[float, float, float, float]
 NEAR: Window = (-3.4, 3.4, -2.5, 2.5)  # the drawn part of the plane
 FAR: Window = (-3.5, 5.3, -2.8, 2.8)
@@ -62,8 +54,8 @@ def fields(density: Potential, repulsion: Potential, strength: float, stored: Te
             np.arange(4, 41, 3),
         ),
     ]
-    with rc_context(FONTS):
-        figure = Figure(figsize=(WIDTH, 2.7), layout="constrained")
+    with rc_context(PAPER_FONTS):
+        figure = Figure(figsize=(BOTH_COLUMNS, 2.7), layout="constrained")
         for axes, (title, potential, colours, levels) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
             filled = _background(axes, potential, colours, levels, NEAR)
             _arrows(axes, potential, NEAR)
@@ -82,9 +74,9 @@ def fields(density: Potential, repulsion: Potential, strength: float, stored: Te
 def trajectories(
     density: Potential, stored: Tensor, journeys: Sequence[tuple[str, Tensor, list[bool], Tensor]]
 ) -> Figure:
-    """One panel per setting: one cycle beside the stored sample, and where other seeds end."""
-    with rc_context(FONTS):
-        figure = Figure(figsize=(WIDTH, 2.2), layout="constrained")
+    """A panel per setting: the path of one cycle, the stored sample that repels it, and where other seeds end."""
+    with rc_context(PAPER_FONTS):
+        figure = Figure(figsize=(BOTH_COLUMNS, 2.2), layout="constrained")
         panels = figure.subplots(1, len(journeys), sharey=True)
         for letter, axes, (title, path, exploring, ends) in zip("abcdef", panels, journeys, strict=False):
             _background(axes, density, LOW_IS_DARK, np.arange(1, 14), FAR)
@@ -118,15 +110,15 @@ def trajectories(
 
 def modes(modes: Mapping[str, Tensor], visited: Mapping[str, Tensor], shown: int = 30) -> Figure:
     """Above: the mode of each cycle's sample in some runs. Below: shares of all runs, with 95 % intervals."""
-    with rc_context(FONTS):
-        figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
+    with rc_context(PAPER_FONTS):
+        figure = Figure(figsize=(BOTH_COLUMNS, 4.2), layout="constrained")
         upper, lower = figure.subfigures(2, 1, height_ratios=[1, 1.15], squeeze=False)[:, 0]
         rasters = upper.subplots(1, len(modes), sharey=True)
         for letter, axes, (label, which) in zip("abc", rasters, modes.items(), strict=True):
             cycles = len(which)
             axes.imshow(
                 which[:, :shown].T.numpy() + 1,
-                cmap=ListedColormap(["#DDDDDD", BLUE, ORANGE]),
+                cmap=ListedColormap([LIGHT_GREY, BLUE, ORANGE]),
                 vmin=0,
                 vmax=2,
                 aspect="auto",
@@ -142,7 +134,7 @@ def modes(modes: Mapping[str, Tensor], visited: Mapping[str, Tensor], shown: int
             handles=[
                 Patch(color=BLUE, label="sample in the first mode"),
                 Patch(color=ORANGE, label="in the second mode"),
-                Patch(color="#DDDDDD", label="in neither (beyond 3 standard deviations)"),
+                Patch(color=LIGHT_GREY, label="in neither (beyond 3 standard deviations)"),
             ],
             loc="outside lower center",
             ncols=3,
@@ -159,27 +151,9 @@ def modes(modes: Mapping[str, Tensor], visited: Mapping[str, Tensor], shown: int
             axes.set_xlabel("cycle")
             axes.set_ylabel(f"share of {runs} runs, 95 % band")
             axes.set_ylim(-0.03, 1.03)
-            axes.spines[["top", "right"]].set_visible(False)
+        bare_axes(left, right)
         right.legend(frameon=False, loc="center right")
     return figure
-
-
-def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """The figure as PNG (200 dpi) and PDF, the same bytes every time."""
-    fonts = logging.getLogger("fontTools")
-    level = fonts.level
-    fonts.setLevel(logging.ERROR)  # it warns of a date inside matplotlib's own font
-    paths = []
-    try:
-        for kind, metadata in (("png", {"Software": None}), ("pdf", {"CreationDate": None})):
-            buffer = io.BytesIO()
-            with rc_context(FONTS):
-                figure.savefig(buffer, format=kind, dpi=200, metadata=metadata)
-            paths.append(folder / f"{name}.{kind}")
-            write_atomically(paths[-1], buffer.getvalue())
-    finally:
-        fonts.setLevel(level)
-    return paths
 
 
 def _mark(marker: str, face: str, edge: str, size: float, label: str) -> Line2D:

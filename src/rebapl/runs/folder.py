@@ -19,8 +19,8 @@ from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.task import TARGETS, target_splits
 from rebapl.errors import UserError
 from rebapl.evaluation import base_novel_scores
-from rebapl.evaluation.tasks import evaluate, target_settings
-from rebapl.evaluation.uncertainty import diversity_on_test, diversity_record, fit_on_validation, score_outside
+from rebapl.evaluation.diversity import diversity_record
+from rebapl.evaluation.tasks import diversity_on_test, evaluate, fit_on_validation, score_outside, target_settings
 from rebapl.files import read_json, write_json
 from rebapl.learners import published
 from rebapl.posterior import Posterior, load_posterior, save_posterior

@@ -11,7 +11,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from rebapl import __version__
-from rebapl.cli.app import app, main
+from rebapl.cli.commands import app, main
 from rebapl.errors import UserError
 
 

@@ -1,5 +1,6 @@
 """The passes of many samples: shared where they can be, mapped where it pays, and the same numbers either way."""
 
+import copy
 import warnings
 from collections import Counter
 from typing import Any
@@ -10,21 +11,30 @@ from torch import Tensor
 
 from rebapl.backbones import States
 from rebapl.learners import METHODS, Learner
-from rebapl.posterior import Posterior, passes
-from rebapl.posterior.passes import at_sample
+from rebapl.posterior import Posterior, per_sample
 
 IMAGE_METHODS = ["vpt", "ivlp", "maple", "promptsrc", "mmrl", "mmrl++"]
 
 
+def holding(posterior: Posterior, index: int) -> Learner:
+    """A copy of the learner whose own parameters are those of one sample, written in by hand."""
+    learner = copy.deepcopy(posterior.learner)
+    with torch.no_grad():
+        for name, parameter in learner.named_parameters():
+            parameter.copy_(posterior.samples[name][index])
+    return learner
+
+
 def one_by_one(posterior: Posterior, views: Tensor) -> Tensor:
-    """Every sample put into the learner itself, which then sees the images from the beginning."""
+    """The logits of a copy of the learner per sample, which sees the images from the beginning."""
     images = posterior.learner.encoder.preprocessing.normalize(views)
-    logits = []
-    for index in range(len(posterior)):
-        sample = {name: stack[index] for name, stack in posterior.samples.items()}
-        with torch.no_grad():
-            logits.append(at_sample(posterior.learner, sample)("forward", images).logits)
-    return torch.stack(logits)
+    with torch.no_grad():
+        return torch.stack([holding(posterior, index)(images).logits for index in range(len(posterior))])
+
+
+def test_samples_differ_in_their_logits(make: Any, views: Tensor) -> None:
+    first, second = one_by_one(make("maple", 2), views)
+    assert (first - second).abs().max() > 0.01, "or the tests below could not tell one sample from another"
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -52,15 +62,15 @@ def test_methods_with_passes_worth_mapping_are_those_tested_above(make: Any, vie
 
 def test_groups_fit_into_the_memory_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     states = States(torch.zeros(5, 10, 8), torch.zeros(5, dtype=torch.long))
-    bytes_of_one = 5 * 10 * 8 * 4 * passes.WORKING_COPIES
-    monkeypatch.setattr(passes, "MAPPED_BYTES", 3 * bytes_of_one + 1)
-    assert passes.room_for(states) == 3
-    monkeypatch.setattr(passes, "MAPPED_BYTES", bytes_of_one // 2)
-    assert passes.room_for(states) == 1
+    bytes_of_one = 5 * 10 * 8 * 4 * per_sample.WORKING_COPIES
+    monkeypatch.setattr(per_sample, "MAPPED_BYTES", 3 * bytes_of_one + 1)
+    assert per_sample.room_for(states) == 3
+    monkeypatch.setattr(per_sample, "MAPPED_BYTES", bytes_of_one // 2)
+    assert per_sample.room_for(states) == 1
     on_gpu = States(torch.zeros(5, 10, 8, device="meta"), torch.zeros(5, dtype=torch.long))
-    monkeypatch.setattr(passes, "MAPPED_BYTES", 3 * bytes_of_one)
-    assert passes.samples_together(on_gpu) == 3
-    assert passes.samples_together(states) == passes.samples_together(torch.zeros(5, 8, device="meta")) == 1
+    monkeypatch.setattr(per_sample, "MAPPED_BYTES", 3 * bytes_of_one)
+    assert per_sample.samples_together(on_gpu) == 3
+    assert per_sample.samples_together(states) == per_sample.samples_together(torch.zeros(5, 8, device="meta")) == 1
 
 
 @pytest.mark.parametrize("method", ["coop", "maple", "cocoop"])
@@ -68,7 +78,7 @@ def test_images_are_embedded_once_and_text_once_per_sample(
     make: Any, monkeypatch: pytest.MonkeyPatch, views: Tensor, method: str
 ) -> None:
     posterior = make(method, 4)
-    monkeypatch.setattr(passes, "CHUNK", 3)
+    monkeypatch.setattr(per_sample, "CHUNK", 3)
     calls: Counter[str] = Counter()
     for name in ("frozen", "encode_classes"):
         original = getattr(Learner, name) if name not in vars(type(posterior.learner)) else None
@@ -87,7 +97,7 @@ def test_images_are_embedded_once_and_text_once_per_sample(
 def test_chunks_of_images_change_nothing(make: Any, monkeypatch: pytest.MonkeyPatch, views: Tensor) -> None:
     posterior = make("maple")
     whole = posterior.sample_logits(views)
-    monkeypatch.setattr(passes, "CHUNK", 2)
+    monkeypatch.setattr(per_sample, "CHUNK", 2)
     torch.testing.assert_close(posterior.sample_logits(views), whole, atol=1e-5, rtol=1e-5)
 
 
@@ -99,8 +109,7 @@ def test_clouds_are_the_features_where_the_method_repels(
     clouds = posterior.sample_clouds(views)
     assert clouds.shape == shape
     images = posterior.learner.encoder.preprocessing.normalize(views)
-    sample = {name: stack[1] for name, stack in posterior.samples.items()}
     with torch.no_grad():
-        output = at_sample(posterior.learner, sample)("forward", images)
+        output = holding(posterior, 1)(images)
     torch.testing.assert_close(clouds[1], output.cloud(posterior.learner.repels_in))
     assert posterior.sample_clouds(views, "probabilities").shape == (3, 7, 4)

@@ -1,8 +1,9 @@
-"""The drawings of the studies, in the manner of the paper's. They only draw: what is drawn comes as cells and lists."""
+"""The figures of the studies, in the manner of the paper's. Each function draws the cells and lists it is given."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,28 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from rebapl.reports.figures import heat_map
+from rebapl.reports.style import (
+    BLACK,
+    BLUE,
+    BOTH_COLUMNS,
+    COLUMN,
+    ORANGE,
+    PAPER_FONTS,
+    VERMILION,
+    bare_axes,
+    line_style,
+)
 from rebapl.reports.tables import Cell
-from rebapl.reproduce.toy_figures import BLACK, BLUE, FONTS, GREEN, ORANGE, VERMILION
 
-METRICS = {
-    "mmd": "MMD",
-    "wasserstein": "Wasserstein",
-    "sinkhorn": "Sinkhorn",
-    "sliced": "sliced",
-    "energy": "energy",
-    "paired": "paired",
-}
-LINES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (VERMILION, "D"), (BLACK, "v"), ("#CC79A7", "P"))
-COLUMN = 3.4  # inches: one column of a paper
-BOTH = 7.0
+
+def distance_name(metric: str) -> str:
+    """The name of a distance as a reader knows it; one that was registered elsewhere has its own.
+
+    >>> distance_name("mmd"), distance_name("mean-shift")
+    ('MMD', 'mean-shift')
+    """
+    return {"mmd": "MMD", "wasserstein": "Wasserstein", "sinkhorn": "Sinkhorn"}.get(metric, metric)
 
 
 def strengths(scores: Mapping[tuple[str, int, float], Mapping[str, Cell]], baseline: Cell, data: str) -> Figure:
@@ -32,19 +41,19 @@ def strengths(scores: Mapping[tuple[str, int, float], Mapping[str, Cell]], basel
     metrics = list(dict.fromkeys(metric for metric, _, _ in scores))
     counts = list(dict.fromkeys(count for _, count, _ in scores))
     values = list(dict.fromkeys(value for _, _, value in scores))
-    with rc_context(FONTS):
-        figure = Figure(figsize=(BOTH if len(metrics) > 1 else COLUMN, 2.5), layout="constrained")
+    with rc_context(PAPER_FONTS):
+        figure = Figure(figsize=(BOTH_COLUMNS if len(metrics) > 1 else COLUMN, 2.5), layout="constrained")
         panels = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
         for axes, metric in zip(panels, metrics, strict=True):
-            for place, (count, (colour, marker)) in enumerate(zip(counts, LINES, strict=False)):
-                aside = [x * 10 ** (0.04 * (place - (len(counts) - 1) / 2)) for x in values]  # points that coincide
-                _line(axes, aside, [scores[metric, count, x]["hm"] for x in values], colour, marker, f"$n={count}$")
+            for index, count in enumerate(counts):
+                aside = [x * 10 ** (0.04 * (index - (len(counts) - 1) / 2)) for x in values]  # points that coincide
+                _line(axes, aside, [scores[metric, count, x]["hm"] for x in values], line_style(index), f"$n={count}$")
             _dashed(axes, baseline, "MaPLe")
             axes.set_xscale("log")
             axes.xaxis.set_major_locator(FixedLocator(values))
             axes.xaxis.set_minor_locator(NullLocator())
             axes.set_xlabel(r"repulsion strength $\xi$")
-            axes.set_title(f"{METRICS[metric]}, {data}", loc="left")
+            axes.set_title(f"{distance_name(metric)}, {data}", loc="left")
             _plain(axes)
         panels[0].set_ylabel("harmonic mean (%)")
         handles, labels = panels[0].get_legend_handles_labels()
@@ -53,11 +62,11 @@ def strengths(scores: Mapping[tuple[str, int, float], Mapping[str, Cell]], basel
 
 
 def cycles(ours: Mapping[int, Cell], baseline: Cell, data: str, paper: Mapping[str, Any] | None = None) -> Figure:
-    """Harmonic mean against the number of cycles, over the dashed line of MaPLe; what the paper's text says as well."""
-    with rc_context(FONTS):
+    """Harmonic mean against the number of cycles, over the dashed line of MaPLe; with the paper's numbers, if given."""
+    with rc_context(PAPER_FONTS):
         figure = Figure(figsize=(COLUMN, 2.5), layout="constrained")
         axes = figure.subplots()
-        _line(axes, list(ours), list(ours.values()), BLUE, "o", "MaPLe + ReBaPL")
+        _line(axes, list(ours), list(ours.values()), (BLUE, "o"), "MaPLe + ReBaPL")
         _dashed(axes, baseline, "MaPLe")
         if paper is not None:
             points = {int(count): value for count, value in paper["hm"].items()}
@@ -72,25 +81,25 @@ def cycles(ours: Mapping[int, Cell], baseline: Cell, data: str, paper: Mapping[s
 
 
 def overfitting(names: Sequence[str], scores: Sequence[Mapping[str, Cell]], data: str) -> Figure:
-    """Base, novel and their harmonic mean as three points per way of training."""
+    """Base, novel and their harmonic mean, a point each per way of training."""
     parts = (("base", BLUE, "o"), ("novel", ORANGE, "s"), ("hm", BLACK, "D"))
-    with rc_context(FONTS):
+    with rc_context(PAPER_FONTS):
         figure = Figure(figsize=(COLUMN * 1.25, 2.6), layout="constrained")
         axes = figure.subplots()
-        places = np.arange(len(names))
+        middles = np.arange(len(names))
         for shift, (part, colour, marker) in zip((-0.28, 0.0, 0.28), parts, strict=True):
             cells, label = [each[part] for each in scores], "harmonic mean" if part == "hm" else part
-            _line(axes, (places + shift).tolist(), cells, colour, marker, label, joined=False)
-            for place, cell in zip(places, cells, strict=True):
+            _line(axes, (middles + shift).tolist(), cells, (colour, marker), label, joined=False)
+            for middle, cell in zip(middles, cells, strict=True):
                 axes.annotate(
                     f"{cell.value:.1f}",
-                    (place + shift, cell.value or 0.0),
+                    (middle + shift, cell.value or 0.0),
                     (5, 0),
                     textcoords="offset points",
                     va="center",
                     fontsize=6.5,
                 )
-        axes.set_xticks(places, names)
+        axes.set_xticks(middles, names)
         axes.set_xlim(-0.5, len(names) - 0.4)
         axes.margins(y=0.12)
         axes.set_ylabel("accuracy (%)")
@@ -104,40 +113,31 @@ def heat_maps(matrices: Mapping[str, Sequence[Sequence[float]]], data: str, imag
     """Distances between the samples of each cycle, side by side on one colour scale."""
     arrays = {label: np.array(matrix) for label, matrix in matrices.items()}
     highest = max(array.max() for array in arrays.values()) or 1.0
-    with rc_context(FONTS):
-        figure = Figure(figsize=(BOTH * 0.8, 2.9), layout="constrained")
+    with rc_context(PAPER_FONTS):
+        figure = Figure(figsize=(BOTH_COLUMNS * 0.8, 2.9), layout="constrained")
         panels = figure.subplots(1, len(arrays), squeeze=False)[0]
-        for letter, axes, (label, array) in zip("abcd", panels, arrays.items(), strict=False):
-            picture = axes.imshow(array, cmap="viridis", vmin=0, vmax=highest)
-            count = len(array)
-            pairs = array.sum() / max(1, count * (count - 1))
+        for letter, axes, (label, array) in zip(ascii_lowercase, panels, arrays.items(), strict=False):
+            picture = heat_map(axes, array, "{:.3f}", dark_up_to=highest * 0.6, ticks=10, numbered=8, highest=highest)
+            pairs = array.sum() / max(1, len(array) * (len(array) - 1))
             axes.set_title(f"({letter}) {label}: mean {pairs:.3f}", loc="left")
-            places = range(0, count, max(1, count // 10))
-            axes.set_xticks(places, [str(place + 1) for place in places])
-            axes.set_yticks(places, [str(place + 1) for place in places])
             axes.set_xlabel("cycle")
-            if count <= 8:
-                for (row, column), value in np.ndenumerate(array):
-                    shade = "white" if value <= highest * 0.6 else "black"
-                    axes.text(column, row, f"{value:.3f}", ha="center", va="center", color=shade, fontsize=7)
         panels[0].set_ylabel("cycle")
         figure.colorbar(picture, ax=list(panels), shrink=0.9, label=f"Wasserstein-2, {images} images of {data}")
     return figure
 
 
 def overhead(milliseconds: Mapping[str, Mapping[int, float]], paper: Mapping[str, Mapping[int, float]]) -> Figure:
-    """Time of each distance against the number of points; the paper's dotted."""
-    with rc_context(FONTS):
+    """Time of each distance against the number of points; the paper's times are dotted."""
+    with rc_context(PAPER_FONTS):
         figure = Figure(figsize=(COLUMN * 1.3, 2.7), layout="constrained")
         axes = figure.subplots()
         counts: list[int] = []
-        for (metric, times), (colour, marker) in zip(milliseconds.items(), LINES, strict=False):
-            counts = list(times)
-            axes.plot(counts, list(times.values()), color=colour, marker=marker, ms=3.5, lw=1.2, label=METRICS[metric])
+        for index, (metric, times) in enumerate(milliseconds.items()):
+            counts, (colour, marker), name = list(times), line_style(index), distance_name(metric)
+            axes.plot(counts, list(times.values()), color=colour, marker=marker, ms=3.5, lw=1.2, label=name)
             if metric in paper:
                 theirs = paper[metric]
-                label = f"{METRICS[metric]}, paper"
-                axes.plot(list(theirs), list(theirs.values()), ":", color=colour, lw=1.2, label=label)
+                axes.plot(list(theirs), list(theirs.values()), ":", color=colour, lw=1.2, label=f"{name}, paper")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.xaxis.set_major_locator(FixedLocator(counts))
@@ -151,13 +151,13 @@ def overhead(milliseconds: Mapping[str, Mapping[int, float]], paper: Mapping[str
 
 
 def latency(milliseconds: Mapping[str, Mapping[int, float]], paper: Mapping[int, float]) -> Figure:
-    """Time of one prediction against the number of cycles; the paper's, on four L4, dotted."""
-    with rc_context(FONTS):
+    """Time of one prediction against the number of cycles; the paper's times, on four L4, are dotted."""
+    with rc_context(PAPER_FONTS):
         figure = Figure(figsize=(COLUMN * 1.3, 2.5), layout="constrained")
         axes = figure.subplots()
         counts: list[int] = []
-        for (where, times), (colour, marker) in zip(milliseconds.items(), LINES, strict=False):
-            counts = list(times)
+        for index, (where, times) in enumerate(milliseconds.items()):
+            counts, (colour, marker) = list(times), line_style(index)
             axes.plot(counts, list(times.values()), color=colour, marker=marker, ms=3.5, lw=1.2, label=where)
         if paper:
             axes.plot(list(paper), list(paper.values()), ":", color=BLACK, lw=1.2, label="paper, 4 × L4")
@@ -174,16 +174,15 @@ def _line(
     axes: Axes,
     x: Sequence[float],
     cells: Sequence[Cell],
-    colour: str,
-    marker: str,
+    style: tuple[str, str],
     label: str,
     *,
     joined: bool = True,
 ) -> None:
-    """A line of means, with bars of one standard deviation where several seeds give one."""
+    """A line of means in a colour and a marker, with bars of one standard deviation where there are several seeds."""
     means, errors = [cell.value or 0.0 for cell in cells], [cell.std or 0.0 for cell in cells]
     bars = errors if any(errors) else None
-    kind: dict[str, Any] = {"color": colour, "marker": marker, "label": label, "ls": "-" if joined else ""}
+    kind: dict[str, Any] = {"color": style[0], "marker": style[1], "label": label, "ls": "-" if joined else ""}
     axes.errorbar(x, means, yerr=bars, ms=3.5, lw=1.2, elinewidth=0.8, capsize=2, **kind)
 
 
@@ -195,4 +194,4 @@ def _dashed(axes: Axes, cell: Cell, label: str) -> None:
 def _plain(axes: Axes) -> None:
     axes.grid(axis="y", alpha=0.3, lw=0.5)
     axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    bare_axes(axes)

@@ -1,4 +1,4 @@
-"""A progress bar for training steps."""
+"""What commands show in a terminal: tables of results, and progress bars."""
 
 from __future__ import annotations
 
@@ -9,9 +9,24 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from rebapl.reports.tables import Table
+
+
+def print_table(table: Table) -> None:
+    """Print a table whole: in a terminal that is too narrow its lines are broken, not its numbers."""
+    console, drawn = Console(), table.to_rich(bare=True)
+    console.print(table.title, style="italic", highlight=False, markup=False, soft_wrap=True)
+    wide = console.measure(drawn, options=console.options.update(width=400)).maximum
+    if wide > console.width:
+        console = Console(width=wide, no_color=not console.is_terminal, force_terminal=console.is_terminal)
+    console.print(drawn)
+    for remark in table.remarks():
+        print(remark)
+    print()
+
 
 class StepProgress:
-    """A bar on stderr per training, each from its first step on, while this is open."""
+    """Shows a bar on stderr for each training, from the training's first step on, while this is open."""
 
     def __init__(self) -> None:
         self.progress = Progress(
@@ -33,7 +48,7 @@ class StepProgress:
         self.progress.stop()
 
     def begin(self, title: str) -> Callable[[int, int, float], None]:
-        """The callback that moves the bar of the next training; a loss that is not known yet is left out."""
+        """The callback that moves the bar of the next training. It leaves out a loss that is not known yet."""
         bars: list[TaskID] = []
 
         def moved(done: int, total: int, loss: float) -> None:

@@ -1,8 +1,9 @@
-"""The passes of many samples through one learner, each part computed as rarely as it can be.
+"""What each sample of a posterior says of images: its logits, or its points in a feature space.
 
-What depends on the images alone (`Learner.frozen`) is computed once for all samples, so a method that learns text
-only sees each image once. Text features are computed once per sample. What needs both an image and a sample runs
-sample by sample, or for a group of samples in one mapped call, where the method's samples each walk the image tower.
+All samples go through one learner, and each part is computed as rarely as it can be. What depends on the images alone
+(`Learner.frozen`) is computed once for all samples, so a method that learns text only sees each image once. Text
+features are computed once per sample. What needs both an image and a sample is computed sample by sample. On a GPU,
+methods whose samples each walk through the image tower may take a group of samples in one mapped call.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def at_sample(learner: Learner, sample: Mapping[str, Tensor]) -> Callable[..., A
 def samples_together(frozen: Tensor | States) -> int:
     """How many samples one call may be mapped over: 1 where nothing is gained by mapping.
 
-    Nothing is for methods that have all of the image done in `frozen`; nor without a GPU, where the passes are as quick
-    one after another, and attention has no mapped form.
+    Mapping gains nothing for methods whose image features are complete in `frozen`. It gains nothing without a GPU
+    either: there the samples are as quick one after another, and attention has no mapped form.
     """
     if not isinstance(frozen, States) or frozen.hidden.device.type == "cpu":
         return 1

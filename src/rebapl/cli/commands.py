@@ -75,7 +75,7 @@ def demo(
     """Base-to-novel on two embedded tasks: about two minutes on two cores."""
     from rich.console import Console
 
-    from rebapl.cli.progress import StepProgress
+    from rebapl.cli.console import StepProgress
     from rebapl.reports.base_novel import base_novel_table
     from rebapl.reproduce.demo import SEED, SHOTS, run_demo
 

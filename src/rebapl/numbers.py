@@ -1,0 +1,15 @@
+"""Formulas that several folders need."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def entropy(probabilities: Tensor) -> Tensor:
+    """−Σ_c p_c log p_c over the last dimension, in nats; 0·log 0 = 0. Shape (…, C) → (…).
+
+    >>> entropy(torch.tensor([0.5, 0.5]))  # log 2
+    tensor(0.6931)
+    """
+    return torch.special.entr(probabilities).sum(-1)
