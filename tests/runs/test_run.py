@@ -25,6 +25,7 @@ from rebapl.runs.folder import (
     train_run,
 )
 from rebapl.runs.lock import alone_in
+from rebapl.runs.results import read_result
 from rebapl.sampling import Chain
 from rebapl.training import fit as training
 from rebapl.training.log import COLUMNS, read_log
@@ -59,14 +60,15 @@ def test_the_environment_is_kept(trained: Path) -> None:
 
 def test_results_are_stored_unrounded_and_evaluation_repeats_itself(trained: Path) -> None:
     results = evaluate_run(trained, device="cpu")
-    assert json.loads((trained / "results.json").read_text()) == json.loads(json.dumps(results))
-    base, novel = (results["parts"][name]["accuracy"] for name in ("base", "novel"))
-    assert results["base_to_novel"]["hm"] == pytest.approx(2 * base * novel / (base + novel))
+    assert json.loads((trained / "results.json").read_text()) == json.loads(json.dumps(results.as_json()))
+    assert read_result(trained) == results
+    base, novel = (results.parts[name].accuracy for name in ("base", "novel"))
+    assert results.as_json()["base_to_novel"]["hm"] == pytest.approx(2 * base * novel / (base + novel))
     again = evaluate_run(trained, device="cpu")
-    assert again["parts"] == results["parts"]
-    assert results["seconds"]["training"] > 0
-    assert results["seconds"]["evaluation"] > 0
-    assert len(results["parts"]["base"]["per_sample"]) == results["samples"] == 1
+    assert again.parts == results.parts
+    assert (results.seconds.training or 0) > 0
+    assert (results.seconds.evaluation or 0) > 0
+    assert len(results.parts["base"].per_sample) == results.samples == 1
 
 
 def test_a_finished_run_is_skipped(trained: Path) -> None:
@@ -233,4 +235,4 @@ def test_a_run_on_ones_own_images_is_scored_from_any_folder(tmp_path: Path, monk
     assert out.name.startswith("photos-zero-shot-none-s1-")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert evaluate_run(out, device="cpu")["parts"]["test"]["images"] == 4
+    assert evaluate_run(out, device="cpu").parts["test"].images == 4

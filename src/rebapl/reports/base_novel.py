@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from rebapl.files import write_atomically
 from rebapl.reports.tables import Cell, Table, mark_column
+from rebapl.runs.results import RunResult
 
 COLUMNS = {"base": "base ↑", "novel": "novel ↑", "hm": "HM ↑", "nll": "NLL ↓", "ece": "ECE ↓"}
 _DIGITS = {"nll": 3}
@@ -51,17 +52,17 @@ def base_novel_table(rows: Sequence[Row], title: str, seconds: bool = True) -> T
     return Table(title, columns, lines, rules=rules, merged=1)
 
 
-def scores_table(results: Mapping[str, Any], title: str) -> Table:
+def scores_table(result: RunResult, title: str) -> Table:
     """The scores of one run: a row per test part; below, the harmonic mean or the average over targets, if any."""
     digits = {"accuracy": 2, "nll": 4, "ece": 2, "images": 0}
-    rows = [
-        [name, *(Cell(part[key], digits=places) for key, places in digits.items())]
-        for name, part in results["parts"].items()
+    rows: list[list[Cell | str]] = [
+        [name, *(Cell(getattr(part, key), digits=count) for key, count in digits.items())]
+        for name, part in result.parts.items()
     ]
     notes = []
-    if "base_to_novel" in results:
-        notes = [f"harmonic mean {results['base_to_novel']['hm']:.2f}"]
-    targets = [part["accuracy"] for name, part in results["parts"].items() if name not in ("test", "base", "novel")]
+    if result.has_base_novel:
+        notes = [f"harmonic mean {result.base_novel['hm']:.2f}"]
+    targets = [part.accuracy for name, part in result.parts.items() if name not in ("test", "base", "novel")]
     if targets:
         notes = [f"average accuracy over targets {sum(targets) / len(targets):.2f}"]
     return Table(title, ["classes", "accuracy ↑", "NLL ↓", "ECE ↓", "images"], rows, notes)

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from rebapl.runs.results import DiversityRecord
+
 _FEW = 12
 
 
-def diversity_figure(record: Mapping[str, Any], path: Path) -> Path:
-    """Draw the pairwise distances and disagreements that `diversity_record` gave, side by side."""
+def diversity_figure(record: DiversityRecord, path: Path) -> Path:
+    """Draw the pairwise distances and disagreements of the samples, side by side."""
     panels = (
-        (np.array(record["distance"]), f"Wasserstein-2 in '{record['space']}' features", "{:.2f}"),
-        (100 * np.array(record["disagreement"]), "different answers (%)", "{:.0f}"),
+        (np.array(record.distance), f"Wasserstein-2 in '{record.space}' features", "{:.2f}"),
+        (100 * np.array(record.disagreement), "different answers (%)", "{:.0f}"),
     )
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, (matrix, title, form) in zip(figure.subplots(1, 2), panels, strict=True):
         picture = axes.imshow(matrix, cmap="viridis", vmin=0)
         figure.colorbar(picture, ax=axes, shrink=0.85)
-        axes.set_title(f"{title}, {record['images']} test images", fontsize=9)
+        axes.set_title(f"{title}, {record.images} test images", fontsize=9)
         axes.set_xlabel("sample")
         axes.set_ylabel("sample")
         count = len(matrix)

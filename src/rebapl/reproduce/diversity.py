@@ -29,23 +29,23 @@ def diversity(context: Context) -> Output:
     first = {}
     stored = {}
     for choice in _choices(suite):
-        records = [context.results(suite.config(data, choice, seed)).get("diversity") for seed in suite.seeds]
+        records = [context.result(suite.config(data, choice, seed)).diversity for seed in suite.seeds]
         known = [record for record in records if record is not None]
         if not known:
             raise UserError(f"{suite.inference} keeps one sample: there are no distances between samples")
         first[choice.label] = known[0]
-        stored[choice.label] = known
+        stored[choice.label] = [record.as_json() for record in known]
         rows.append(
             [
                 choice.label,
-                Cell.over([record["mean_distance"] for record in known], 3),
-                Cell.over([100 * record["mean_disagreement"] for record in known]),
-                Cell.over([record["effective_by_answers"] for record in known]),
+                Cell.over([record.mean_distance for record in known], 3),
+                Cell.over([100 * record.mean_disagreement for record in known]),
+                Cell.over([record.effective_by_answers for record in known]),
             ]
         )
     images = statistics.mode(record["images"] for records in stored.values() for record in records)
     columns = ["MaPLe + ReBaPL", "mean Wasserstein-2", "different answers, %", "effective samples"]
     notes = [f"Over {images} test images of the base classes, pairs of different samples.", seeds_note(suite.seeds)]
     table = Table(f"Diversity of the samples on {printed(data)}", columns, rows, context.notes(*notes))
-    figure = pictures.heat_maps({label: record["distance"] for label, record in first.items()}, printed(data), images)
+    figure = pictures.heat_maps({label: record.distance for label, record in first.items()}, printed(data), images)
     return Output({"diversity": table}, {"diversity": figure}, {"records": stored})

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rebapl.evaluation import scores
+from rebapl.evaluation import base_novel_scores, scores
 from rebapl.evaluation.tasks import bound_to, part_labels, predict_part
 from rebapl.files import read_json, write_json
-from rebapl.reproduce.scores import base_novel
 from rebapl.reproduce.target import Context
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import load_trained, run_folder
@@ -27,7 +26,7 @@ def prefix_scores(context: Context, config: RunConfig, counts: Sequence[int]) ->
     if any(str(count) not in stored for count in counts):
         stored |= _computed(context, config, counts)
         write_json(path, {"cycles": dict(sorted(stored.items(), key=lambda item: int(item[0])))})
-    return {count: base_novel(stored[str(count)]) for count in counts}
+    return {count: base_novel_scores(stored[str(count)]["base"], stored[str(count)]["novel"]) for count in counts}
 
 
 def _computed(context: Context, config: RunConfig, counts: Sequence[int]) -> dict[str, dict[str, dict[str, float]]]:

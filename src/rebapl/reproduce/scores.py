@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from rebapl.evaluation import harmonic_mean
 from rebapl.reports.averages import averaged
 from rebapl.reports.tables import Cell, Row
 from rebapl.reproduce.suites import Choice
@@ -13,12 +11,6 @@ from rebapl.reproduce.target import Context
 
 PARTS = ("base", "novel", "hm")
 AVERAGE = "average"
-
-
-def base_novel(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Base and novel accuracy and their harmonic mean of one run's scores."""
-    base, novel = (parts[name]["accuracy"] for name in ("base", "novel"))
-    return {"base": base, "novel": novel, "hm": harmonic_mean(base, novel)}
 
 
 def collect(
@@ -29,7 +21,7 @@ def collect(
     for choice in choices:
         of_choice = {
             name: [
-                base_novel(context.results(context.suite.config(name, choice, seed))["parts"])
+                context.result(context.suite.config(name, choice, seed)).base_novel
                 for seed in seeds or context.suite.seeds
             ]
             for name in data

@@ -219,9 +219,9 @@ def efficiency(context: Context) -> Output:
     choices = efficiency_choices(suite)
     for label, choice in choices:
         configs = [suite.config(data, choice, seed) for seed in suite.seeds]
-        results = [context.results(config) for config in configs]
-        spent = [result["seconds"]["training"] for result in results]
-        devices |= {result["device"] for result in results}
+        results = [context.result(config) for config in configs]
+        spent = [result.seconds.training for result in results if result.seconds.training is not None]
+        devices |= {result.device or "an unknown device" for result in results}
         settings, count = configs[0].resolved()["inference"], steps(configs[0])
         epochs = settings["epochs"] if settings["cycles"] == 1 else f"{settings['cycles']} × {settings['epochs']}"
         stored[choice.label] = spent

@@ -7,6 +7,7 @@ job that it was doing is affected, and another process takes its turn.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import multiprocessing
@@ -137,10 +138,8 @@ class _Worker:
 
     def give(self, job: Job, attempt: int) -> None:
         self.job, self.attempt, self.start = job, attempt, time.monotonic()
-        try:
+        with contextlib.suppress(OSError):  # one that has died is noticed when its answer is waited for
             _send(self.pipe, job.as_json())
-        except OSError:
-            pass  # it has died, which is noticed when its answer is waited for
 
     def answer(self) -> dict[str, Any] | None:
         """What it has to say; None when it has died."""

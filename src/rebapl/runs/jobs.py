@@ -196,13 +196,9 @@ def perform(
     except UserError as error:
         return record_failure(job, "bad input", str(error), traceback.format_exc())
     except Exception as error:
-        message = f"{type(error).__name__}: {error}" if str(error) else repr(error)
-        return record_failure(job, "out of memory" if _is_out_of_memory(error) else "error", message, _whole(error))
+        kind: Kind = "out of memory" if _is_out_of_memory(error) else "error"
+        return record_failure(job, kind, f"{type(error).__name__}: {error}", traceback.format_exc())
     return None
-
-
-def _whole(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -229,20 +225,18 @@ def record_failure(job: Job, kind: Kind, message: str, details: str) -> Failure:
 
 
 def check_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Raise one `UserError` that names every failed run, what went wrong and where the traceback is; none if all is well.
-
-    Where there was one run alone and its input was refused, the error is that refusal.
-    """
+    """Raise a `UserError` that names every failed run, what went wrong and where its traceback is, if any failed."""
     failed = [(each.folder, each.failure) for each in outcomes if each.failure is not None]
     if not failed:
         return
-    if len(outcomes) == 1 and failed[0][1].kind == "bad input":
-        raise UserError(failed[0][1].message)
+    if len(outcomes) == 1:
+        folder, failure = failed[0]
+        raise UserError(failure.message if failure.kind == "bad input" else f"the run {folder} failed: {failure}")
     lines = "\n".join(f"  {folder.name}: {failure}" for folder, failure in failed)
-    kept = sorted({str(each.folder.parent) for each in outcomes})
+    kept = ", ".join(sorted({str(each.folder.parent) for each in outcomes}))
     raise UserError(
-        f"{len(failed)} of {len(outcomes)} runs failed; the others are kept in {', '.join(kept)}, and the same command "
-        f"again does only what is missing:\n{lines}"
+        f"{len(failed)} of {len(outcomes)} runs failed; the others are kept in {kept}, and the same command again does "
+        f"only what is missing:\n{lines}"
     )
 
 

@@ -118,7 +118,7 @@ class RunResult(Record):
         content = super().as_json()
         if not self.has_base_novel:
             return content
-        first = {key: content.pop(key) for key in ("parts", "protocols") if key in content}
+        first: dict[str, Any] = {key: content.pop(key) for key in ("parts", "protocols") if key in content}
         return {**first, "base_to_novel": self.base_novel, **content}
 
 
