@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import multiprocessing
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -195,23 +195,26 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_its_log_has_no_gap(
     assert {"lr", "loss", "temperature", "gradient_norm"} <= rows[1].keys() <= set(COLUMNS)
 
 
-def hold(folder: Path, seconds: float, begun) -> None:
+def hold(folder: Path, begun, enough, over) -> None:
     with alone_in(folder):
         begun.set()
-        time.sleep(seconds)
+        enough.wait(60)
+        over.set()
 
 
 def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    begun = context.Event()
-    other = context.Process(target=hold, args=(tmp_path / "run", 0.5, begun))
+    begun, enough, over = (context.Event() for _ in range(3))
+    other = context.Process(target=hold, args=(tmp_path / "run", begun, enough, over))
     other.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     with pytest.raises(UserError, match="another process is at work"), alone_in(tmp_path / "run"):
         pass
     with alone_in(tmp_path / "elsewhere"):
         pass
+    threading.Timer(0.2, enough.set).start()
     with alone_in(tmp_path / "run", wait=True):
+        assert over.is_set(), "the other process had left"
         assert not list(tmp_path.glob("run"))
     other.join()
     assert list(tmp_path.iterdir()) == []
