@@ -25,7 +25,8 @@ from rich.progress import Progress
 from rebapl.files import read_json, write_atomically, write_json
 from rebapl.reports.tables import Cell, Row, Table
 from rebapl.runs.engine import run_all
-from rebapl.runs.folder import RESULTS, RunConfig, run_folder
+from rebapl.runs.folder import RunConfig, run_folder
+from rebapl.runs.results import read_result
 
 SEEDS = (1, 2, 3)
 TASKS = ("eurosat", "caltech101", "digits", "shapes")
@@ -151,21 +152,21 @@ def config(task: str, method: str, setting: Setting, seed: int, protocol: str, p
         task,
         method,
         setting.inference,
-        protocol,
+        protocol=protocol,
         seed=seed,
         split=splits.get(task),
         backbone=photo if task in splits else "mini",
         epochs=epochs * setting.epochs if epochs else None,
-        inference_settings=setting.changes,
+        inference_settings=dict(setting.changes),
     )
 
 
 def record(folder: Path, **what: Any) -> dict[str, Any]:
     """What was asked for with the scores of its run."""
-    results = read_json(folder / RESULTS, "results")
-    scores = {name: results["base_to_novel"][name] for name in ("base", "novel", "hm", "nll", "ece")}
-    scores["distance"] = results.get("diversity", {}).get("mean_distance", 0.0)
-    scores["seconds"] = results["seconds"]["training"]
+    result = read_result(folder)
+    scores = dict(result.base_novel)
+    scores["distance"] = result.diversity.mean_distance if result.diversity else 0.0
+    scores["seconds"] = result.seconds.training or 0.0
     return {**what, **{name: round(score, 5) for name, score in scores.items()}}
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +16,13 @@ from rebapl import __version__
 from rebapl.cli.commands import app, main
 from rebapl.errors import UserError
 
+ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+COMMAND = "from rebapl.cli import main; main()"
 
-def rebapl(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
-    command = [sys.executable, "-c", "from rebapl.cli import main; main()", *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, check=False)
+
+def rebapl(*words: str, cwd: Path | None = None, before: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", before + COMMAND, *words]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=cwd, check=False)
 
 
 def inside(*words: str) -> Result:
@@ -35,9 +39,17 @@ def started(*words: str) -> float:
 
 
 def test_help_is_quick_and_names_the_commands() -> None:
-    shown = rebapl("--help")
+    """It computes little, whatever else the machine does meanwhile, and loads none of the large packages."""
+    large = ("torch", "transformers", "numpy", "scipy", "matplotlib", "pydantic")
+    report = f"atexit.register(lambda: print('loaded:', [name for name in {large} if name in sys.modules]))"
+    rebapl("--help")  # once, so that compiled files are there
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    shown = rebapl("--help", before=f"import atexit, sys; {report}; ")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert shown.returncode == 0
-    for command in ("demo", "train", "evaluate", "toy", "list"):
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+    assert "loaded: []" in shown.stdout
+    for command in ("demo", "train", "run", "evaluate", "toy", "list"):
         assert command in shown.stdout
     assert started("--help") < 1.0  # now that compiled files are there
 
@@ -72,6 +84,63 @@ def test_bad_input_is_one_clear_line_without_a_traceback(
     assert shown.lstrip().startswith("error: unknown data set 'digit': did you mean 'digits'?")
     assert "Traceback" not in shown
     assert list(tmp_path.iterdir()) == []
+
+
+SMALL = "data: digits\nbackbone: mini\nshots: 1\nepochs: 1\ntest_images: 20\n"
+
+
+def test_one_run_for_a_scheduler_prints_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.yaml").write_text(SMALL)
+    words = ("run", "run.yaml", "--runs", "there", "--device", "cpu")
+    first = rebapl(*words, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    folder = Path(first.stdout.strip())
+    assert folder.parent == Path("there")
+    scored = (tmp_path / folder / "results.json").stat().st_mtime_ns
+    monkeypatch.chdir(tmp_path)
+    assert inside(*words).stdout == first.stdout
+    assert (folder / "results.json").stat().st_mtime_ns == scored
+
+
+def test_one_run_that_is_refused_ends_with_2_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(SMALL.replace("digits", "digit"))
+    shown = rebapl("run", "run.yaml", cwd=tmp_path)
+    assert shown.returncode == 2
+    assert "did you mean 'digits'" in shown.stderr
+    assert "Traceback" not in shown.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.name != "runs"] == ["run.yaml"]
+
+
+def test_one_run_that_fails_ends_with_1_and_names_the_traceback(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(SMALL)
+    broken = "from rebapl.training.fit import Training; Training.run = lambda *_: 1 / 0; "
+    shown = rebapl("run", "run.yaml", cwd=tmp_path, before=broken)
+    assert shown.returncode == 1
+    assert "ZeroDivisionError" in shown.stderr
+    assert "Traceback" not in shown.stderr
+    (kept,) = tmp_path.glob("runs/*/error.txt")
+    assert kept.name in shown.stderr
+    assert "Traceback" in kept.read_text()
+
+
+def test_one_run_that_is_interrupted_ends_with_130(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(SMALL.replace("epochs: 1", "epochs: 100000"))
+    command = [sys.executable, "-c", COMMAND, "run", "run.yaml"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=tmp_path)
+    try:
+        until = time.monotonic() + 120
+        while not list(tmp_path.glob("runs/*/environment.json")):
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, shown = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130
+    assert "what was finished is kept" in shown
+    assert not list(tmp_path.glob("runs/*/error.txt"))
 
 
 def test_list_names_what_there_is() -> None:
@@ -114,6 +183,7 @@ def test_runs_by_config_and_words_go_to_hashed_folders_and_into_a_table(
         ("train --data digits --seed 1 --seeds 1,2", "give one of them"),
         ("train --backbone mini", "which data set"),
         ("train --config no.yaml", "cannot be read"),
+        ("run no.yaml", "cannot be read"),
         ("train --data digits --backbone mini method.tokns=2", "did you mean 'tokens'"),
         ("train --data digit --backbone mini", "did you mean 'digits'"),
         ("results nowhere", "is not a folder of runs"),

@@ -19,6 +19,7 @@ from rebapl.evaluation.tasks import diversity_on_test, fit_on_validation, score_
 from rebapl.posterior import Posterior
 from rebapl.reports.figures import diversity_figure
 from rebapl.runs.folder import evaluate_run, load_trained, train_run
+from rebapl.runs.results import DiversityRecord
 from rebapl.training.fit import fit
 
 
@@ -91,7 +92,7 @@ def test_the_heat_map_is_drawn(posterior: Posterior, task: Task, tmp_path: Path)
     record = diversity_record(diversity_on_test(posterior, task))
     assert record["space"] == "image"
     assert record["mean_distance"] == pytest.approx(record["distance"][0][1])
-    path = diversity_figure(json.loads(json.dumps(record)), tmp_path / "d" / "diversity.png")
+    path = diversity_figure(DiversityRecord(**json.loads(json.dumps(record))), tmp_path / "d" / "diversity.png")
     with Image.open(path) as image:
         assert image.width > 800
 
@@ -100,18 +101,18 @@ def test_a_run_is_evaluated_with_what_was_fitted_and_keeps_it(tmp_path: Path) ->
     out = tmp_path / "run"
     train_run(CONFIG, out, device="cpu")
     plain = evaluate_run(out, device="cpu")
-    assert len(plain["parts"]["base"]["per_sample"]) == 2
-    assert plain["diversity"]["effective_by_weights"] == pytest.approx(2)
+    assert len(plain.parts["base"].per_sample) == 2
+    assert plain.diversity.effective_by_weights == pytest.approx(2)
     fitted = evaluate_run(
         out, device="cpu", fit_weights=True, fit_threshold={"risk": 0.9, "by": "entropy"}, outside="novel"
     )
-    assert fitted["outside"]["novel"].keys() >= {"entropy", "mutual-information"}
+    assert fitted.outside["novel"].keys() >= {"entropy", "mutual-information"}
     loaded = load_trained(out, device="cpu")
     assert loaded.threshold is not None
     assert loaded.threshold.by == "entropy"
-    assert fitted["diversity"]["effective_by_weights"] == pytest.approx(1 / loaded.weights.square().sum().item(), 1e-4)
+    assert fitted.diversity.effective_by_weights == pytest.approx(1 / loaded.weights.square().sum().item(), 1e-4)
     again = evaluate_run(out, device="cpu")
-    assert again["parts"] == fitted["parts"]
+    assert again.parts == fitted.parts
     assert torch.equal(load_trained(out / "posterior", device="cpu").weights, loaded.weights)
     assert load_trained(out, device="cpu", backbone="mini").class_names == loaded.class_names
 

@@ -25,7 +25,13 @@ def store(runs: Path, config: RunConfig, seconds: float = 3.0, **accuracy: float
     asked = {**dataclasses.asdict(config), "resolved": config.resolved()}
     (out / "config.json").write_text(json.dumps(asked))
     scores = {
-        name: {"accuracy": value, "nll": value / 100, "ece": 5.0, "images": 9, "per_sample": [{"accuracy": value - 1}]}
+        name: {
+            "accuracy": value,
+            "nll": value / 100,
+            "ece": 5.0,
+            "images": 9,
+            "per_sample": [{"accuracy": value - 1, "nll": 1.0, "ece": 5.0}],
+        }
         for name, value in accuracy.items()
     }
     protocols = {config.protocol: list(accuracy)}

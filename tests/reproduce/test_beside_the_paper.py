@@ -19,7 +19,9 @@ SHIFT = 1.5
 
 
 def invent(runs: Path, config: RunConfig, parts: dict[str, float]) -> None:
-    results = {"parts": {name: {"accuracy": value} for name, value in parts.items()}}
+    results = {
+        "parts": {name: {"accuracy": value, "nll": 1.0, "ece": 5.0, "images": 9} for name, value in parts.items()}
+    }
     write_json(run_folder(config, runs) / RESULTS, {**results, "seconds": {"training": 100.0}, "device": "a machine"})
 
 

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from rebapl import backbones
+from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.errors import UserError
-from rebapl.runs.engine import run_all
-from rebapl.runs.folder import RESULTS, RunConfig
+from rebapl.runs.backbone import KeptBackbone
+from rebapl.runs.engine import LocalEngine, run_all, work
+from rebapl.runs.folder import ERROR, RESULTS, RunConfig, run_folder
+from rebapl.runs.jobs import Ended, Event, Job, Retried, Started, Stepped, check_outcomes
 
 
 def tiny(**changes) -> RunConfig:
@@ -53,15 +64,200 @@ def test_two_protocols_of_one_training_are_both_scored(tmp_path: Path) -> None:
     assert parts(first).keys() >= {"digits", "letters"}
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_run_that_fails_is_named_and_does_not_stop_the_others(tmp_path: Path, jobs: int) -> None:
-    """No such length scale: a cloud of one point has no median distance, which is seen as the run begins."""
-    bad = tiny(inference="rebapl", inference_settings={"repulsion.reference": 1, "repulsion.space": "image"})
+# A cloud of one point has no median distance, which is seen only as the run begins.
+REFUSED = {"inference": "rebapl", "inference_settings": {"repulsion.reference": 1, "repulsion.space": "image"}}
+
+
+def test_a_run_that_fails_is_named_and_does_not_stop_the_others(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"1 of 2 runs failed(.|\n)*digits-coop-rebapl-s1"):
-        run_all([bad, tiny()], tmp_path, devices=["cpu"], jobs=jobs)
+        run_all([tiny(**REFUSED), tiny()], tmp_path, devices=["cpu"])
     assert [path.parent.name[:15] for path in tmp_path.glob(f"*/{RESULTS}")] == ["digits-coop-mle"]
 
 
 def test_no_job_at_all_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="jobs = 0"):
         run_all([tiny()], tmp_path, jobs=0)
+
+
+def test_a_job_travels_as_json(tmp_path: Path) -> None:
+    config = tiny(data="shapes", protocol="cross-dataset", targets=("digits",), inference_settings={"batch": 5})
+    job = Job.of(config, tmp_path, root=tmp_path / "data", score=False)
+    there = Job.from_json(json.loads(json.dumps(job.as_json())))
+    assert there == job
+    assert there.run_config() == config
+    assert run_folder(there.run_config(), tmp_path) == job.folder
+
+
+class Kills:
+    """Ends the processes of some jobs with SIGKILL in the middle of their training, so many times each."""
+
+    def __init__(self, times: dict[Path, int]) -> None:
+        self.times = times
+        self.events: list[Event] = []
+        self.processes: dict[Path, int] = {}
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, Started):
+            self.processes[event.job.folder] = event.process
+        if isinstance(event, Stepped) and self.times.get(event.job.folder):
+            process = self.processes.pop(event.job.folder, None)
+            if process is not None:
+                assert event.done < event.total, "the training is not over"
+                self.times[event.job.folder] -= 1
+                os.kill(process, signal.SIGKILL)
+
+
+def test_a_killed_worker_costs_its_own_run_only(tmp_path: Path) -> None:
+    """Five runs on two workers: one is killed once, one at every attempt, one is refused; the others see nothing."""
+    long = {"epochs": 100, "inference_settings": {"batch": 1}}  # many steps, so that they are killed amid them
+    configs = [tiny(seed=1, **long), tiny(seed=2, **long), tiny(seed=3, **REFUSED), tiny(seed=4), tiny(seed=5)]
+    jobs = [Job.of(config, tmp_path) for config in configs]
+    kills = Kills({jobs[0].folder: 1, jobs[1].folder: 2})
+    outcomes = {outcome.folder: outcome for outcome in LocalEngine(["cpu"], 2).run(jobs, kills)}
+    once, always, refused, *others = (outcomes[job.folder] for job in jobs)
+    assert set(kills.times.values()) == {0}, "the workers were killed as often as they should be"
+
+    assert [(other.state, other.attempts, other.failure) for other in others] == [("done", 1, None)] * 2
+    assert (once.state, once.attempts, once.failure) == ("done", 2, None)
+    assert [job.is_done() for job in jobs] == [True, False, False, True, True]
+    assert not (once.folder / ERROR).exists()
+
+    assert (always.state, always.attempts) == ("failed", 2)
+    assert always.failure is not None
+    assert (always.failure.kind, always.failure.traceback) == ("worker died", always.folder / ERROR)
+    assert "SIGKILL" in (always.folder / ERROR).read_text()
+
+    assert (refused.state, refused.attempts) == ("failed", 1)
+    retried = [event.job for event in kills.events if isinstance(event, Retried)]
+    assert sorted(job.folder for job in retried) == sorted(job.folder for job in jobs[:2])
+    with pytest.raises(UserError, match=r"2 of 5 runs failed(.|\n)*mle-s2(.|\n)*error.txt(.|\n)*rebapl-s3"):
+        check_outcomes([outcomes[job.folder] for job in jobs])
+    assert not multiprocessing.active_children()
+
+
+def test_bad_input_is_not_tried_again_and_leaves_nothing(tmp_path: Path) -> None:
+    events: list[Event] = []
+    job = Job.of(tiny(data="digit"), tmp_path)
+    (outcome,) = LocalEngine(["cpu"]).run([job], events.append)
+    assert (outcome.state, outcome.attempts) == ("failed", 1)
+    assert outcome.failure is not None
+    assert outcome.failure.kind == "bad input"
+    assert "did you mean 'digits'" in outcome.failure.message
+    assert not any(isinstance(event, Retried) for event in events)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_traceback_is_kept_and_named_until_the_run_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_folder(tiny(), tmp_path)
+    with monkeypatch.context() as broken:
+        broken.setattr("rebapl.runs.folder.Training.run", lambda *_: 1 / 0)
+        with pytest.raises(UserError, match=r"ZeroDivisionError: division by zero \(the traceback is in .*error.txt\)"):
+            run_all([tiny(), tiny(seed=2)], tmp_path, devices=["cpu"])
+    kept = (folder / ERROR).read_text()
+    assert "Traceback (most recent call last)" in kept
+    assert "1 / 0" in kept
+    run_all([tiny(), tiny(seed=2)], tmp_path, devices=["cpu"])
+    assert not (folder / ERROR).exists()
+
+
+def test_too_little_memory_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def too_large(*_: object) -> None:
+        tried.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr("rebapl.runs.folder.Training.run", too_large)
+    (outcome,) = LocalEngine(["cpu"]).run([Job.of(tiny(), tmp_path)])
+    assert outcome.failure is not None
+    assert (outcome.failure.kind, outcome.attempts, len(tried)) == ("out of memory", 2, 2)
+
+
+def test_a_failure_writes_into_no_folder_but_its_own(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "thesis.tex").write_text("important")
+    (outcome,) = LocalEngine(["cpu"]).run([Job.of(tiny(), tmp_path, out=tmp_path / "thesis")])
+    assert outcome.state == "failed"
+    assert [path.name for path in (tmp_path / "thesis").iterdir()] == ["thesis.tex"]
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the backbones that are loaded."""
+    names: list[str] = []
+
+    def counted(name: str, *more: Any) -> DualEncoder:
+        names.append(name)
+        return load_backbone(name, *more)
+
+    monkeypatch.setattr("rebapl.runs.backbone.load_backbone", counted)
+    return names
+
+
+def test_a_backbone_is_loaded_once_for_all_runs_of_this_process(tmp_path: Path, loads: list[str]) -> None:
+    run_all([tiny(seed=1), tiny(seed=2)], tmp_path, devices=["cpu"])
+    assert loads == ["mini"]
+
+
+def test_a_backbone_is_loaded_once_for_all_jobs_of_a_worker(tmp_path: Path, loads: list[str]) -> None:
+    """The code of a worker, with a real pipe, in this process, where the loads can be counted."""
+    ours, theirs = multiprocessing.Pipe()
+    jobs = [Job.of(tiny(seed=seed), tmp_path) for seed in (1, 2)]
+    for job in jobs:
+        ours.send_bytes(json.dumps(job.as_json()).encode())
+    handler, threads = signal.getsignal(signal.SIGINT), torch.get_num_threads()
+
+    def answer_then_leave() -> None:
+        ended = 0
+        while ended < len(jobs):
+            ended += "failure" in json.loads(ours.recv_bytes())
+        ours.close()
+
+    listener = threading.Thread(target=answer_then_leave)
+    listener.start()
+    try:
+        work(theirs, "cpu", 1)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        torch.set_num_threads(threads)
+    listener.join()
+    assert all(job.is_done() for job in jobs)
+    assert loads == ["mini"]
+
+
+def test_a_changed_backbone_is_loaded_again(clip_copy: Path, loads: list[str]) -> None:
+    load = KeptBackbone()
+    first = load(str(clip_copy), "cpu")
+    assert load(str(clip_copy), "cpu") is first
+    os.utime(clip_copy / "config.json", (1, 1))
+    assert load(str(clip_copy), "cpu") is not first
+    assert load("mini", "cpu") is not first
+    assert len(loads) == 3
+
+
+@pytest.fixture
+def clip_copy(tmp_path: Path) -> Path:
+    """The embedded backbone as a local folder."""
+    return Path(shutil.copytree(Path(backbones.__file__).parent / "mini", tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("jobs_per_device", [1, 2])
+def test_an_interruption_ends_the_workers_and_is_reported(tmp_path: Path, jobs_per_device: int) -> None:
+    events: list[Event] = []
+
+    def interrupt(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Stepped):
+            raise KeyboardInterrupt
+
+    jobs = [Job.of(tiny(seed=seed, epochs=40), tmp_path) for seed in (1, 2)]
+    with pytest.raises(KeyboardInterrupt):
+        list(LocalEngine(["cpu"], jobs_per_device).run(jobs, interrupt))
+    states = [event.outcome.state for event in events if isinstance(event, Ended)]
+    assert states == ["interrupted"] * jobs_per_device
+    assert not multiprocessing.active_children()
+    assert not any(job.is_done() for job in jobs)

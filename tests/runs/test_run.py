@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import multiprocessing
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from rebapl.runs.folder import (
     train_run,
 )
 from rebapl.runs.lock import alone_in
+from rebapl.runs.results import read_result
 from rebapl.sampling import Chain
 from rebapl.training import fit as training
 from rebapl.training.log import COLUMNS, read_log
@@ -59,14 +60,15 @@ def test_the_environment_is_kept(trained: Path) -> None:
 
 def test_results_are_stored_unrounded_and_evaluation_repeats_itself(trained: Path) -> None:
     results = evaluate_run(trained, device="cpu")
-    assert json.loads((trained / "results.json").read_text()) == json.loads(json.dumps(results))
-    base, novel = (results["parts"][name]["accuracy"] for name in ("base", "novel"))
-    assert results["base_to_novel"]["hm"] == pytest.approx(2 * base * novel / (base + novel))
+    assert json.loads((trained / "results.json").read_text()) == json.loads(json.dumps(results.as_json()))
+    assert read_result(trained) == results
+    base, novel = (results.parts[name].accuracy for name in ("base", "novel"))
+    assert results.as_json()["base_to_novel"]["hm"] == pytest.approx(2 * base * novel / (base + novel))
     again = evaluate_run(trained, device="cpu")
-    assert again["parts"] == results["parts"]
-    assert results["seconds"]["training"] > 0
-    assert results["seconds"]["evaluation"] > 0
-    assert len(results["parts"]["base"]["per_sample"]) == results["samples"] == 1
+    assert again.parts == results.parts
+    assert (results.seconds.training or 0) > 0
+    assert (results.seconds.evaluation or 0) > 0
+    assert len(results.parts["base"].per_sample) == results.samples == 1
 
 
 def test_a_finished_run_is_skipped(trained: Path) -> None:
@@ -193,23 +195,26 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_its_log_has_no_gap(
     assert {"lr", "loss", "temperature", "gradient_norm"} <= rows[1].keys() <= set(COLUMNS)
 
 
-def hold(folder: Path, seconds: float, begun) -> None:
+def hold(folder: Path, begun, enough, over) -> None:
     with alone_in(folder):
         begun.set()
-        time.sleep(seconds)
+        enough.wait(60)
+        over.set()
 
 
 def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    begun = context.Event()
-    other = context.Process(target=hold, args=(tmp_path / "run", 0.5, begun))
+    begun, enough, over = (context.Event() for _ in range(3))
+    other = context.Process(target=hold, args=(tmp_path / "run", begun, enough, over))
     other.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     with pytest.raises(UserError, match="another process is at work"), alone_in(tmp_path / "run"):
         pass
     with alone_in(tmp_path / "elsewhere"):
         pass
+    threading.Timer(0.2, enough.set).start()
     with alone_in(tmp_path / "run", wait=True):
+        assert over.is_set(), "the other process had left"
         assert not list(tmp_path.glob("run"))
     other.join()
     assert list(tmp_path.iterdir()) == []
@@ -233,4 +238,4 @@ def test_a_run_on_ones_own_images_is_scored_from_any_folder(tmp_path: Path, monk
     assert out.name.startswith("photos-zero-shot-none-s1-")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert evaluate_run(out, device="cpu")["parts"]["test"]["images"] == 4
+    assert evaluate_run(out, device="cpu").parts["test"].images == 4

@@ -15,6 +15,7 @@ from rebapl.cli.evaluate import evaluate
 from rebapl.cli.predict import predict
 from rebapl.cli.reproduce import reproduce
 from rebapl.cli.results import results
+from rebapl.cli.run import run
 from rebapl.cli.train import train
 from rebapl.errors import UserError
 
@@ -87,6 +88,7 @@ def demo(
 
 
 app.command()(train)
+app.command()(run)
 app.command()(evaluate)
 app.command()(results)
 app.command()(predict)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from rebapl.reports.tables import Table
+from rebapl.runs.jobs import Event, Retried, Started, Stepped
 
 
 def print_table(table: Table) -> None:
@@ -58,3 +60,27 @@ class StepProgress:
             self.progress.update(bars[0], completed=done, total=total, loss=shown)
 
         return moved
+
+
+class RunProgress(StepProgress):
+    """A bar for the training of each run that an engine does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._moved: dict[Path, Callable[[int, int, float], None]] = {}
+
+    def __enter__(self) -> RunProgress:
+        super().__enter__()
+        return self
+
+    def show(self, event: Event) -> None:
+        """Show what an engine says."""
+        if isinstance(event, Started):
+            config = event.job.config
+            title = f"{config['method']} · {config['inference']} on {config['data']}, seed {config['seed']}"
+            again = "" if event.attempt == 1 else f" (attempt {event.attempt})"
+            self._moved[event.job.folder] = self.begin(title + again)
+        elif isinstance(event, Stepped):
+            self._moved[event.job.folder](event.done, event.total, event.loss)
+        elif isinstance(event, Retried):
+            self.progress.console.print(f"{event.job.folder.name} is tried again: {event.failure}", markup=False)

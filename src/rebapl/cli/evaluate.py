@@ -45,7 +45,7 @@ def evaluate(
     from rebapl.reports.figures import diversity_figure
     from rebapl.runs.folder import evaluate_run, read_config, scored_as
 
-    results = evaluate_run(
+    result = evaluate_run(
         run,
         root=root,
         device=device,
@@ -54,10 +54,10 @@ def evaluate(
         fit_threshold=None if fit_threshold is None else parse_threshold(fit_threshold),
         outside=outside,
     )
-    Console().print(scores_table(results, title=str(run)).to_rich())
-    for by, found in results.get("outside", {}).get(outside, {}).items():
+    Console().print(scores_table(result, title=str(run)).to_rich())
+    for by, found in result.outside.get(outside or "", {}).items():
         print(f"outside {outside} by {by}: AUROC {found['auroc']:.1f}, FPR95 {found['fpr95']:.1f}")
     if heat_map:
-        if "diversity" not in results:
+        if result.diversity is None:
             raise UserError(f"{run} has one sample: there are no distances to draw")
-        print(f"the distances between samples: {diversity_figure(results['diversity'], run / 'diversity.png')}")
+        print(f"the distances between samples: {diversity_figure(result.diversity, run / 'diversity.png')}")

@@ -20,7 +20,8 @@ def train(
         ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="YAML file with the settings; what else is given goes on top.")
+        Path | None,
+        typer.Option(help="YAML file with the settings, or a run's config.json; what else is given goes on top."),
     ] = None,
     data: Annotated[
         str | None,
@@ -71,15 +72,21 @@ def train(
     ] = Path("runs"),
     out: Annotated[Path | None, typer.Option(help="Folder of this run, if you would rather name it.")] = None,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Score it on the test images as well.")] = False,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, or several: cuda:0,cuda:1; the GPU if there is one.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time on each device.")] = 1,
 ) -> None:
     """Learn prompts from a few labelled images. Finished runs are kept, broken ones continue."""
     from rich.console import Console
 
-    from rebapl.cli.console import StepProgress
+    from rebapl.cli.console import RunProgress
     from rebapl.reports.base_novel import scores_table
     from rebapl.runs.config_file import build_config, merged, read_config_file, read_words
-    from rebapl.runs.folder import evaluate_run, run_folder, train_run
+    from rebapl.runs.engine import LocalEngine
+    from rebapl.runs.folder import is_trained
+    from rebapl.runs.jobs import Job, check_outcomes
+    from rebapl.runs.results import read_result
 
     options = {
         "data": data,
@@ -104,13 +111,16 @@ def train(
     if out is not None and len(wanted) > 1:
         raise UserError("--out names the folder of one run: with several --seeds leave it out (they go to --runs)")
     configs = [build_config(each) for each in wanted]
-    folders = [out or run_folder(each, runs) for each in configs]
-    for each, folder in zip(configs, folders, strict=True):
-        with StepProgress() as progress:
-            bar = progress.begin(f"{each.method} · {each.inference} on {each.data}, seed {each.seed}")
-            trained = train_run(each, folder, root=root, device=device, progress=bar)
-        more = "" if evaluate else f"; score it with: rebapl evaluate {folder}"
-        print(f"{'trained' if trained else 'already trained'}: {folder}{more}")
-        if evaluate:
-            results = evaluate_run(folder, root=root, device=device, config=each, only_missing=True)
-            Console().print(scores_table(results, title=str(folder)).to_rich())
+    engine = LocalEngine(parse_names(device), jobs)
+    todo = [Job.of(each, runs, out=out, root=root, score=evaluate, wait=False) for each in configs]
+    trained_before = {job.folder for each, job in zip(configs, todo, strict=True) if is_trained(each, job.folder)}
+    with RunProgress() as progress:
+        outcomes = list(engine.run(todo, progress.show))
+    for outcome in outcomes:
+        if outcome.state == "done":
+            folder = outcome.folder
+            more = "" if evaluate else f"; score it with: rebapl evaluate {folder}"
+            print(f"{'already trained' if folder in trained_before else 'trained'}: {folder}{more}")
+            if evaluate:
+                Console().print(scores_table(read_result(folder), title=str(folder)).to_rich())
+    check_outcomes(outcomes)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rebapl.reports.tables import Cell, Table, mark_column
+from rebapl.runs.results import RunResult
 
 COLUMNS = {"base": "base ↑", "novel": "novel ↑", "hm": "HM ↑", "nll": "NLL ↓", "ece": "ECE ↓"}
 _DIGITS = {"nll": 3}
@@ -51,20 +52,20 @@ def base_novel_markdown(rows: Sequence[MethodScores]) -> str:
     return base_novel_table(rows, "", seconds=False).to_markdown(bare=True)
 
 
-def scores_table(results: Mapping[str, Any], title: str) -> Table:
+def scores_table(result: RunResult, title: str) -> Table:
     """The scores of one run, a row per test part.
 
     The harmonic mean of base and novel, or the average over the targets of a transfer, stands below the table.
     """
-    score_digits = {"accuracy": 2, "nll": 4, "ece": 2, "images": 0}
-    rows = [
-        [name, *(Cell(part[score], digits=digits) for score, digits in score_digits.items())]
-        for name, part in results["parts"].items()
+    digits = {"accuracy": 2, "nll": 4, "ece": 2, "images": 0}
+    rows: list[list[Cell | str]] = [
+        [name, *(Cell(getattr(part, key), digits=count) for key, count in digits.items())]
+        for name, part in result.parts.items()
     ]
     notes = []
-    if "base_to_novel" in results:
-        notes = [f"harmonic mean {results['base_to_novel']['hm']:.2f}"]
-    targets = [part["accuracy"] for name, part in results["parts"].items() if name not in ("test", "base", "novel")]
+    if result.has_base_novel:
+        notes = [f"harmonic mean {result.base_novel['hm']:.2f}"]
+    targets = [part.accuracy for name, part in result.parts.items() if name not in ("test", "base", "novel")]
     if targets:
         notes = [f"average accuracy over targets {sum(targets) / len(targets):.2f}"]
     return Table(title, ["classes", "accuracy ↑", "NLL ↓", "ECE ↓", "images"], rows, notes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from rebapl.reports.base_novel import MethodScores, by_task
 from rebapl.reports.style import BLACK, BLUE, GREEN, GREY, ORANGE, bare_axes, save_figure
+from rebapl.runs.results import DiversityRecord
 
 NUMBERED = 12
 """A heat map of at most so many samples has its numbers written in its cells."""
@@ -49,17 +50,17 @@ def base_novel_figure(rows: Sequence[MethodScores], path: Path) -> Path:
     return save_figure(figure, path)
 
 
-def diversity_figure(record: Mapping[str, Any], path: Path) -> Path:
-    """The heat maps of the pairwise distances and disagreements that `diversity_record` gave, side by side."""
+def diversity_figure(record: DiversityRecord, path: Path) -> Path:
+    """The heat maps of the pairwise distances and disagreements of the samples, side by side."""
     panels = (
-        (np.array(record["distance"]), f"Wasserstein-2 in '{record['space']}' features", "{:.2f}"),
-        (100 * np.array(record["disagreement"]), "different answers (%)", "{:.0f}"),
+        (np.array(record.distance), f"Wasserstein-2 in '{record.space}' features", "{:.2f}"),
+        (100 * np.array(record.disagreement), "different answers (%)", "{:.0f}"),
     )
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     for axes, (matrix, title, form) in zip(figure.subplots(1, 2), panels, strict=True):
         picture = heat_map(axes, matrix, form, dark_up_to=matrix.max() / 2, ticks=NUMBERED, numbered=NUMBERED)
         figure.colorbar(picture, ax=axes, shrink=0.85)
-        axes.set_title(f"{title}, {record['images']} test images", fontsize=9)
+        axes.set_title(f"{title}, {record.images} test images", fontsize=9)
         axes.set_xlabel("sample")
         axes.set_ylabel("sample")
     return save_figure(figure, path)

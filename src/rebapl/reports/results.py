@@ -10,10 +10,10 @@ import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data, base_novel_scores
+from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
 from rebapl.reports.tables import Cell, Table, mark_column
 from rebapl.runs.config import data_name, first_difference
-from rebapl.runs.found import Found, Run, find_runs
+from rebapl.runs.folder import Found, Run, find_runs
 
 __all__ = ["asked_settings", "find_runs", "long_list", "result_tables", "short_value"]
 
@@ -51,12 +51,13 @@ def long_list(runs: Sequence[Run]) -> str:
     for run in runs:
         named = {**run.config, "inference": run.resolved["inference"]["name"]}
         head = [named.get(word) for word in words]
-        seconds = run.results.get("seconds", {}).get("training")
+        seconds = _seconds(run)
         protocol = {part: name for name, parts in run.protocols.items() for part in parts}
-        for part, scores in run.results["parts"].items():
-            lines = [("all", scores), *((str(n), each) for n, each in enumerate(scores.get("per_sample", []), 1))]
+        for part, scores in run.result.parts.items():
+            lines = [("all", scores), *((str(n), each) for n, each in enumerate(scores.per_sample, 1))]
             for sample, each in lines:
-                numbers = [each.get(name, scores.get(name) if name == "images" else "") for name in SCORES]
+                known = {"images": scores.images, **each.as_json()}
+                numbers = [known.get(name, "") for name in SCORES]
                 row = [
                     run.folder.name,
                     protocol.get(part, ""),
@@ -143,7 +144,7 @@ def _groups(runs: Iterable[Run]) -> list[_Group]:
 
 def _splits(run: Run) -> list[str]:
     """NAME=FILE for each target that was scored on another split file than its own."""
-    return [f"{name}={part['split']}" for name, part in run.results["parts"].items() if part.get("split")]
+    return [f"{name}={part.split}" for name, part in run.result.parts.items() if part.split]
 
 
 def _halved(groups: Sequence[_Group], title: str, hm: str) -> Table:
@@ -151,7 +152,7 @@ def _halved(groups: Sequence[_Group], title: str, hm: str) -> Table:
     shown = _Shown(groups)
     rows: list[list[Cell | str]] = []
     for group in groups:
-        cells = _cells([_base_novel(run) for run in group.runs])
+        cells = _cells([run.result.base_novel for run in group.runs])
         rows.append([group.data, *shown(group), *cells, group.over(_seconds, 0), group.seeds])
     averages = _averages(groups, shown, hm)
     notes = [*shown.notes(groups), "NLL and ECE are the means of base and novel"]
@@ -161,10 +162,6 @@ def _halved(groups: Sequence[_Group], title: str, hm: str) -> Table:
         notes.append(f"average over data sets: HM is {how} (--hm), the others are plain means")
     columns = ["data", *shown.columns, "base ↑", "novel ↑", "HM ↑", "NLL ↓", "ECE ↓", "train s", "seeds"]
     return _table(title, columns, rows, notes)
-
-
-def _base_novel(run: Run) -> dict[str, float]:
-    return base_novel_scores(run.results["parts"]["base"], run.results["parts"]["novel"])
 
 
 def _cells(per_seed: Sequence[Mapping[str, float]]) -> list[Cell]:
@@ -192,7 +189,7 @@ def _averages(groups: Sequence[_Group], shown: _Shown, hm: str) -> list[list[Cel
     for each in by_words.values():
         if len(datasets) < 2 or {group.data for group in each} != datasets or len(each) != len(datasets):
             continue
-        by_seed = [{run.config["seed"]: _base_novel(run) for run in group.runs} for group in each]
+        by_seed = [{run.config["seed"]: run.result.base_novel for run in group.runs} for group in each]
         seeds = [seed for seed in by_seed[0] if all(seed in scores for scores in by_seed)]
         if seeds:
             cells = _cells([average_over_data([scores[seed] for scores in by_seed], hm) for seed in seeds])
@@ -247,11 +244,11 @@ class _Shown:
 
 
 def _score(part: str, name: str = "accuracy") -> Callable[[Run], float | None]:
-    return lambda run: run.results["parts"].get(part, {}).get(name)
+    return lambda run: getattr(run.result.parts.get(part), name, None)
 
 
 def _seconds(run: Run) -> float | None:
-    return run.results.get("seconds", {}).get("training")
+    return run.result.seconds.training
 
 
 def _average_of(targets: Collection[str]) -> Callable[[Run], float | None]:

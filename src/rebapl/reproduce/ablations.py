@@ -34,7 +34,7 @@ PREFIXES = "prefixes.json"
 
 
 def samples_choices(suite: Suite) -> list[Choice]:
-    return [suite.rebapl("maple", str(count), samples_per_cycle=count) for count in suite.samples]
+    return [suite.rebapl("maple", str(count), **{"sampler.samples_per_cycle": count}) for count in suite.samples]
 
 
 def samples_runs(suite: Suite) -> list[RunConfig]:
@@ -73,8 +73,8 @@ def overfitting(context: Context) -> Product:
     compared = suite.compared and data == "oxford_flowers"
     columns, groups = score_columns(compared, compared)
     text = from_text("overfitting")
-    epochs = [suite.config(data, choice, suite.seeds[0]).resolved()["inference"] for choice in choices]
-    shown = [str(e["epochs"]) if e["cycles"] == 1 else f"{e['cycles']} × {e['epochs']}" for e in epochs]
+    inferences = [suite.inference_of(data, choice) for choice in choices]
+    shown = [str(each.epochs) if each.cycles == 1 else f"{each.cycles} × {each.epochs}" for each in inferences]
     theirs = [
         *({part: Cell(value) for part, value in zip(PARTS, text["rows"][key], strict=True)} for key in ("5", "15")),
         quoted("table1", "maple + rebapl", "oxford_flowers"),
@@ -96,20 +96,15 @@ def overfitting(context: Context) -> Product:
 
 
 def xi_choices(suite: Suite) -> dict[tuple[str, int, float], Choice]:
-    """ReBaPL by distance, number of reference images n, and ξ.
-
-    The paper adds ξ times the force outside of the step size lr; in the loss that is a strength of ξ/lr.
-    """
-    lr = suite.config(suite.data_of("xi"), suite.rebapl("maple"), 1).resolved()["inference"]["lr"]
+    """ReBaPL by distance, number of reference images n, and ξ, with the force as the paper prints it."""
     return {
         (metric, count, xi): suite.rebapl(
             "maple",
             f"{metric}, n = {count}, ξ = {xi:g}",
             **{
-                "repulsion.metric": metric,
-                "repulsion.reference": count,
-                "repulsion.size": "absolute",
-                "repulsion.strength": xi / lr,
+                "repulsion.distance": metric,
+                "repulsion.images": count,
+                "repulsion.force": {"kind": "printed", "strength": xi},
             },
         )
         for metric in suite.metrics
@@ -202,8 +197,10 @@ def _prefix_scores(
     context: Context, config: RunConfig, counts: Sequence[int]
 ) -> dict[str, dict[str, dict[str, float]]]:
     task = config.task(context.root)
-    posterior = load_trained(run_folder(config, context.runs), device=context.device, backbone=config.backbone)
-    per_cycle = config.resolved()["inference"]["samples_per_cycle"]
+    posterior = load_trained(run_folder(config, context.runs), device=context.device, backbone=config.backbone_name)
+    inference = config.resolved().training.inference
+    assert inference is not None
+    per_cycle = inference.samples_per_cycle
     found: dict[str, dict[str, dict[str, float]]] = {str(count): {} for count in counts}
     for name, part in task.tests.items():
         prediction, labels = predict_part(bound_to(posterior, task, part), part), part_labels(part)
@@ -228,25 +225,23 @@ def diversity(context: Context) -> Product:
     first = {}
     stored = {}
     for choice in diversity_choices(suite):
-        records = [context.results(suite.config(data, choice, seed)).get("diversity") for seed in suite.seeds]
+        records = [context.result(suite.config(data, choice, seed)).diversity for seed in suite.seeds]
         known = [record for record in records if record is not None]
         if not known:
             raise UserError(f"{suite.inference} keeps one sample: there are no distances between samples")
         first[choice.label] = known[0]
-        stored[choice.label] = known
+        stored[choice.label] = [record.as_json() for record in known]
         rows.append(
             [
                 choice.label,
-                Cell.over([record["mean_distance"] for record in known], 3),
-                Cell.over([100 * record["mean_disagreement"] for record in known]),
-                Cell.over([record["effective_by_answers"] for record in known]),
+                Cell.over([record.mean_distance for record in known], 3),
+                Cell.over([100 * record.mean_disagreement for record in known]),
+                Cell.over([record.effective_by_answers for record in known]),
             ]
         )
     images = statistics.mode(record["images"] for records in stored.values() for record in records)
     columns = ["MaPLe + ReBaPL", "mean Wasserstein-2", "different answers, %", "effective samples"]
     notes = [f"Over {images} test images of the base classes, pairs of different samples.", seeds_note(suite.seeds)]
     table = Table(f"Diversity of the samples on {printed(data)}", columns, rows, context.notes(*notes))
-    figure = study_figures.heat_maps(
-        {label: record["distance"] for label, record in first.items()}, printed(data), images
-    )
+    figure = study_figures.heat_maps({label: record.distance for label, record in first.items()}, printed(data), images)
     return Product({"diversity": table}, {"diversity": figure}, {"records": stored})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data, base_novel_accuracies
+from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
 from rebapl.reports.tables import Cell, Row, mark_column
 from rebapl.reproduce.paper import paper, printed, quote
 from rebapl.reproduce.suites import Choice
@@ -29,7 +29,7 @@ def collect(
     for choice in choices:
         of_choice = {
             name: [
-                base_novel_accuracies(context.results(context.suite.config(name, choice, seed))["parts"])
+                context.result(context.suite.config(name, choice, seed)).base_novel
                 for seed in seeds or context.suite.seeds
             ]
             for name in data

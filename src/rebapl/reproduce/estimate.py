@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.embedded import EMBEDDED
@@ -56,11 +54,11 @@ def steps(config: RunConfig) -> int:
     >>> steps(RunConfig("digits", "maple", "mle", backbone="mini", shots=8))
     50
     """
-    settings = config.resolved()["inference"]
-    if settings["name"] == "none":
+    settings = config.resolved().training.inference
+    if settings is None:
         return 0
-    per_epoch = max(1, _trained_classes(config) * config.shots // settings["batch"])
-    return per_epoch * settings["epochs"] * settings["cycles"] * settings["chains"]
+    per_epoch = max(1, _trained_classes(config) * config.shots // settings.batch)
+    return per_epoch * settings.epochs * settings.cycles * settings.chains
 
 
 def pace(backbone: str) -> Pace:
@@ -70,18 +68,18 @@ def pace(backbone: str) -> Pace:
 
 def seconds(config: RunConfig, *, trained: bool = False) -> float:
     """The seconds that a run may take from start to stored results; without its training if it is `trained` already."""
-    of = pace(config.backbone)
-    settings: Mapping[str, Any] = config.resolved()["inference"]
+    of = pace(config.backbone_name)
+    settings = config.resolved().training.inference
     training = 0.0
     samples = 1
-    if settings["name"] != "none":
-        step = of.step + of.by_class * _trained_classes(config) + of.by_image * settings["batch"]
-        if settings["repulsion"]:
-            acting = 1.0 if settings["repulsion"]["stage"] == "both" else settings["exploration"]
-            share = acting * (settings["cycles"] - 1) / settings["cycles"]
-            step += share * of.by_reference * settings["repulsion"]["reference"]
+    if settings is not None:
+        step = of.step + of.by_class * _trained_classes(config) + of.by_image * settings.batch
+        if settings.repulsion is not None:
+            acting = 1.0 if settings.repulsion.stage == "both" else getattr(settings.sampler, "exploration", 1.0)
+            share = acting * (settings.cycles - 1) / settings.cycles
+            step += share * of.by_reference * (settings.repulsion.images or 0)
         training = 0.0 if trained else steps(config) * step
-        samples = settings["cycles"] * settings["samples_per_cycle"] * settings["chains"]
+        samples = settings.samples
     tested = samples * of.test * _test_images(config)
     return of.start + (training + tested) / 1000
 

@@ -96,8 +96,8 @@ def transfer(context: Context, number: int, protocol: str, title: str) -> Produc
     targets = list(suite.cross if protocol == "cross-dataset" else suite.shifted)
     scores: dict[str, dict[str, list[float]]] = {}
     for choice in choices:
-        results = [context.results(suite.config(source, choice, seed, protocol)) for seed in suite.seeds]
-        of_choice = {part: [each["parts"][part]["accuracy"] for each in results] for part in ("test", *targets)}
+        results = [context.result(suite.config(source, choice, seed, protocol)) for seed in suite.seeds]
+        of_choice = {part: [each.parts[part].accuracy for each in results] for part in ("test", *targets)}
         of_choice[source] = of_choice.pop("test")
         of_choice[AVERAGE] = [statistics.fmean(of) for of in zip(*(of_choice[t] for t in targets), strict=True)]
         scores[choice.label] = of_choice
@@ -147,7 +147,7 @@ def table4_choices(suite: Suite) -> list[Choice]:
 
 
 def _metric(suite: Suite, name: str) -> Choice:
-    return suite.rebapl("maple", name, **{"repulsion.metric": name})
+    return suite.rebapl("maple", name, **{"repulsion.distance": name})
 
 
 TABLE4_LABELS = {

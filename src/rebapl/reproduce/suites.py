@@ -16,7 +16,7 @@ from rebapl.data.published import PUBLISHED
 from rebapl.data.task import SOURCE, TARGETS
 from rebapl.errors import UserError, unknown
 from rebapl.runs.config import RunConfig
-from rebapl.sampling import PRESETS
+from rebapl.sampling import PRESETS, Inference
 
 TABLE1_METHODS = ("zero-shot", "coop", "cocoop", "app", "promptsrc", "maple", "mmrl")
 """The methods of the paper's first table, in its order. ReBaPL on a method of `REBAPL_ON` follows that method."""
@@ -91,13 +91,19 @@ class Suite:
             test_images=self.test_images,
             split=self.splits.get(data),
             targets=self._targets(protocol),
-            inference_settings=choice.settings,
+            inference_settings=dict(choice.settings),
         )
         most = self.epochs.get(choice.method, self.epochs.get("*"))
-        published = config.resolved()["inference"].get("epochs")
-        if published is None or most is None or published <= most or "epochs" in choice.settings:
+        inference = config.resolved().training.inference
+        if inference is None or most is None or inference.epochs <= most or "epochs" in choice.settings:
             return config
-        return replace(config, epochs=most)
+        return config.changed(epochs=most)
+
+    def inference_of(self, data: str, choice: Choice) -> Inference:
+        """All settings of the inference of a choice on a data set, which must be one that learns something."""
+        inference = self.config(data, choice, self.seeds[0]).resolved().training.inference
+        assert inference is not None
+        return inference
 
     def _targets(self, protocol: str) -> tuple[str, ...] | None:
         """The data sets that a transfer tests on, as NAME=FILE where `splits` has a file; None for other protocols."""
@@ -112,8 +118,8 @@ class Suite:
 
     def longer(self, data: str, **settings: Any) -> Choice:
         """Maximum likelihood on MaPLe for as many epochs as ReBaPL has in all its cycles."""
-        inference = self.config(data, self.rebapl("maple"), self.seeds[0]).resolved()["inference"]
-        epochs = inference["epochs"] * inference["cycles"] * inference["chains"]
+        inference = self.inference_of(data, self.rebapl("maple"))
+        epochs = inference.epochs * inference.cycles * inference.chains
         return Choice("maple, as many epochs", "maple", settings={"epochs": epochs, **settings})
 
     def choices(self, methods: Sequence[str] | None = None) -> list[Choice]:

@@ -10,11 +10,11 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from rebapl.evaluation.scores import HM_CONVENTIONS
-from rebapl.files import read_json
 from rebapl.reports.tables import Table
 from rebapl.reproduce.suites import Choice, Suite
 from rebapl.runs.config import RunConfig
-from rebapl.runs.folder import RESULTS, run_folder
+from rebapl.runs.folder import run_folder
+from rebapl.runs.results import RunResult, read_result
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Context:
         """The first of the devices. None stands for the GPU if there is one, and the CPU if not."""
         return self.devices[0] if self.devices else None
 
-    def results(self, config: RunConfig) -> dict[str, Any]:
-        """The stored results of a finished run."""
-        return read_json(run_folder(config, self.runs) / RESULTS, "a finished run")
+    def result(self, config: RunConfig) -> RunResult:
+        """The stored result of a finished run."""
+        return read_result(run_folder(config, self.runs))
 
     def notes(self, *more: str) -> list[str]:
         """The remarks below a table: the suite's, if it has one, then `more`."""

@@ -27,7 +27,7 @@ from rebapl.reproduce.estimate import steps
 from rebapl.reproduce.paper import from_text, paper, printed, quote
 from rebapl.reproduce.suites import Choice, Suite
 from rebapl.reproduce.target import Context, Product, over_seeds
-from rebapl.repulsion.distances import DISTANCES, takes
+from rebapl.repulsion import DISTANCES
 from rebapl.runs.config import RunConfig
 from rebapl.runs.environment import device_name
 from rebapl.runs.folder import best_device, load_run_backbone
@@ -56,13 +56,13 @@ def overhead(context: Context) -> Product:
     suite, device = context.suite, best_device(context.device)
     values: dict[str, dict[int, float]] = {}
     gradients: dict[str, dict[int, float]] = {}
-    for metric, distance in DISTANCES.items():
+    for metric, kind in DISTANCES.items():
         values[metric], gradients[metric] = {}, {}
         for count in suite.points:
             points = torch.randn(2, count, WIDTH, generator=generator(1, "overhead", str(count))).to(device)
             x, stored = points / points.norm(dim=-1, keepdim=True)
-            options = {"generator": generator(1, "sliced")} if "generator" in takes(metric) else {}
-            known = distance.prepare(stored, **options)
+            distance = kind()
+            known = distance.prepare(stored, generator(1, "sliced"))
             x.requires_grad_()
 
             between = partial(distance.between, x, known)
@@ -196,7 +196,7 @@ def efficiency_choices(suite: Suite) -> list[tuple[str, Choice]]:
     """Maximum likelihood with its own epochs and with as many as ReBaPL, then ReBaPL without and with repulsion."""
     rebapl = suite.rebapl("maple")
     data = suite.data_of("efficiency")
-    batches = [suite.config(data, choice, 1).resolved()["inference"]["batch"] for choice in (MLE, rebapl)]
+    batches = [suite.inference_of(data, choice).batch for choice in (MLE, rebapl)]
     rows = [("MaPLe", MLE), ("MaPLe", suite.longer(data))]
     if batches[0] != batches[1]:  # as many steps as ReBaPL, too
         rows.append(("MaPLe", replace(suite.longer(data, batch=batches[1]), label="maple, as many steps")))
@@ -218,14 +218,14 @@ def efficiency(context: Context) -> Product:
     choices = efficiency_choices(suite)
     for label, choice in choices:
         configs = [suite.config(data, choice, seed) for seed in suite.seeds]
-        results = [context.results(config) for config in configs]
-        spent = [result["seconds"]["training"] for result in results]
-        devices |= {result["device"] for result in results}
-        settings, count = configs[0].resolved()["inference"], steps(configs[0])
-        epochs = settings["epochs"] if settings["cycles"] == 1 else f"{settings['cycles']} × {settings['epochs']}"
+        results = [context.result(config) for config in configs]
+        spent = [result.seconds.training for result in results if result.seconds.training is not None]
+        devices |= {result.device or "an unknown device" for result in results}
+        inference, count = suite.inference_of(data, choice), steps(configs[0])
+        epochs = inference.epochs if inference.cycles == 1 else f"{inference.cycles} × {inference.epochs}"
         stored[choice.label] = spent
         total, each = Cell.over(spent, 1), Cell.over([1000 * one / count for one in spent], 1)
-        row: list[Cell | str] = [label, str(epochs), str(settings["batch"]), str(count), total, each]
+        row: list[Cell | str] = [label, str(epochs), str(inference.batch), str(count), total, each]
         if compared:
             whose = {choices[-1][1].label: "maple + rebapl", choices[-3][1].label: "maple"}.get(choice.label)
             theirs = Cell(text["seconds"].get(whose), digits=1, notes=(text["note"],) if whose else ())

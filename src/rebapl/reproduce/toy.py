@@ -23,7 +23,8 @@ from rebapl.reports.style import save_for_paper
 from rebapl.reports.tables import Cell, Row, Table
 from rebapl.reproduce import toy_figures
 from rebapl.reproduce.target import Context, Product
-from rebapl.repulsion import POTENTIALS, Repulsion, kick, weights
+from rebapl.repulsion import Absolute, Inverse, Repulsion, kick, weights
+from rebapl.repulsion.repulsion import Stage
 from rebapl.sampling import SGLD, CyclicalSchedule
 
 MEANS = torch.tensor([[-1.5, -0.6], [1.5, 0.6]])
@@ -42,7 +43,7 @@ class Setting:
     label: str
     name: str
     strength: float
-    stage: str = "exploration"
+    stage: Stage = "exploration"
 
 
 # Too strong a repulsion also acts while sampling, as in the paper's update: there no later drift makes it good.
@@ -60,7 +61,7 @@ def density_potential(theta: Tensor) -> Tensor:
 
 def repulsive_potential(theta: Tensor, stored: Tensor) -> Tensor:
     """V between points (…, 2) and their stored ones; shape (…)."""
-    return POTENTIALS["inverse"].value((theta - stored).square().sum(-1), torch.tensor(EPSILON))
+    return Inverse().value((theta - stored).square().sum(-1), torch.tensor(EPSILON))
 
 
 def mode_of(theta: Tensor) -> Tensor:
@@ -100,7 +101,7 @@ class _Neighbours:
     def remember(self, theta: Tensor) -> None:
         self.pending = theta.detach().clone()
 
-    def new_cycle(self) -> None:
+    def begin_cycle(self) -> None:
         self.stored = self.pending
 
     def term(self, theta: Tensor, schedule: CyclicalSchedule) -> Tensor | None:
@@ -119,10 +120,8 @@ class _Package:
     def __post_init__(self) -> None:
         self.repulsion = Repulsion(
             "paired",
-            size="absolute",
-            strength=self.setting.strength,
-            epsilon=EPSILON,
-            scale=1.0,
+            force=Absolute(strength=self.setting.strength),
+            potential=Inverse(epsilon=EPSILON, scale=1.0),
             stage=self.setting.stage,
             memory="previous",
         )
@@ -130,11 +129,11 @@ class _Package:
     def remember(self, theta: Tensor) -> None:
         self.repulsion.remember(weights([theta]))
 
-    def new_cycle(self) -> None:
-        self.repulsion.new_cycle()
+    def begin_cycle(self) -> None:
+        self.repulsion.begin_cycle()
 
     def term(self, theta: Tensor, schedule: CyclicalSchedule) -> Tensor | None:
-        return self.repulsion(weights([theta])) if self.repulsion.active(schedule) else None
+        return self.repulsion(weights([theta])) if self.repulsion.acts(schedule.exploring) else None
 
 
 def run_chains(
@@ -160,7 +159,7 @@ def run_chains(
     samples, path, exploring = [], [theta.detach().clone()], []
     while not schedule.done:
         if schedule.at_cycle_start:
-            memory.new_cycle()
+            memory.begin_cycle()
             kick([theta], 0.02, kicks)
         exploring.append(schedule.exploring)
         loss = density_potential(theta).sum()

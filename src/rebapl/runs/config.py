@@ -42,7 +42,9 @@ class RunConfig(Settings):
     data: str
     method: str = "coop"
     inference: str = "mle"
-    protocol: Literal["base-to-novel", "few-shot", "cross-dataset", "domain-generalization", "selection"] = "base-to-novel"
+    protocol: Literal["base-to-novel", "few-shot", "cross-dataset", "domain-generalization", "selection"] = (
+        "base-to-novel"
+    )
     shots: int = Field(default=16, ge=1)
     seed: int = 1
     backbone: str | None = None

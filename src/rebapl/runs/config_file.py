@@ -5,17 +5,17 @@
     method: {name: maple, tokens: 4}
     inference:
       name: rebapl
-      temperature: 0.1
-      repulsion: {metric: energy}
+      sampler: {temperature: 0.1}
+      repulsion: {distance: energy}
     seed: 2
 
 `method` and `inference` are a name, or a mapping with `name` and settings. On the command line the same keys are
-written with dots: `seed=2 inference.repulsion.metric=energy`.
+written with dots: `seed=2 inference.repulsion.distance=energy`. The `config.json` of a run is such a file, too: it
+names the same run.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ import yaml
 
 from rebapl.errors import UserError, unknown
 from rebapl.runs.config import RunConfig
-from rebapl.sampling.settings import check_kinds
+from rebapl.settings import nested, overlaid
 from rebapl.yaml_files import parse_yaml, read_yaml
 
 SECTIONS = ("method", "inference")
-KEYS = tuple(each.name for each in dataclasses.fields(RunConfig) if not each.name.endswith("_settings"))
+KEYS = tuple(name for name in RunConfig.model_fields if not name.endswith("_settings"))
 
 
 def read_config_file(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -37,6 +37,8 @@ def read_config_file(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]
     if path in below:
         raise UserError(f"{path} extends itself")
     content = read_yaml(path)
+    if "resolved" in content:
+        return _of_run(content, path)
     parent = content.pop("extends", None)
     _check_keys(content, f" in {path.name}", (*KEYS, "extends"))
     if parent is None:
@@ -44,18 +46,39 @@ def read_config_file(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]
     return merged(read_config_file(path.parent / str(parent), (*below, path)), content)
 
 
+def _of_run(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The settings in a run's `config.json`: as they were asked for if they still come down to the same, else all."""
+    asked = {key: value for key, value in content.items() if key not in ("hash", "resolved") and value is not None}
+    settings = {key: value for key, value in asked.items() if key in KEYS}
+    for key in SECTIONS:
+        settings[key] = {"name": asked.get(key), **(asked.get(f"{key}_settings") or {})}
+    resolved = content["resolved"]
+    try:
+        if build_config(settings).resolved().plain() == resolved:
+            return settings
+        whole = {key: dict(resolved[key]) for key in SECTIONS}
+        if build_config(settings | whole).resolved().plain() == resolved:
+            return settings | whole
+    except (UserError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is of a run that this version cannot make again ({error})") from error
+    raise UserError(
+        f"{path} is of a run that this version or these files would not make again: its data, its backbone or what was "
+        "published for its method have changed"
+    )
+
+
 def read_words(words: Sequence[str]) -> dict[str, Any]:
     """`key=value` words as nested settings; values are read as YAML.
 
-    >>> read_words(["seed=2", "method.tokens=16", "inference.repulsion.metric=energy", "inference.lr=1e-3"])
-    {'seed': 2, 'method': {'tokens': 16}, 'inference': {'repulsion': {'metric': 'energy'}, 'lr': 0.001}}
+    >>> read_words(["seed=2", "method.tokens=16", "inference.repulsion.distance=energy", "inference.batch=8"])
+    {'seed': 2, 'method': {'tokens': 16}, 'inference': {'repulsion': {'distance': 'energy'}, 'batch': 8}}
     """
     settings: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
         path = key.strip().split(".")
         if not equals or not all(path):
-            raise UserError(f"'{word}': write key=value, such as seed=2 or inference.temperature=0.1")
+            raise UserError(f"'{word}': write key=value, such as seed=2 or inference.cycles=5")
         try:
             value: Any = parse_yaml(text)
         except yaml.YAMLError as error:
@@ -84,7 +107,7 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
             before, after = _section(result.get(key), key), _section(value, key)
             if "name" in after and after["name"] != before.get("name", after["name"]):
                 before = {}
-            result[key] = _deep(before, after)
+            result[key] = overlaid(before, nested(after))
         else:
             result[key] = value
     return result
@@ -107,9 +130,7 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
         raise UserError("which data set? Give --data, or data=… (`rebapl data list` names those there are)")
     if isinstance(values.get("targets"), str):
         values["targets"] = [name.strip() for name in values["targets"].split(",")]
-    config = RunConfig(**values)
-    check_kinds(config)
-    return config
+    return RunConfig(**values)
 
 
 def _section(value: Any, key: str) -> dict[str, Any]:
@@ -121,12 +142,6 @@ def _section(value: Any, key: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise UserError(f"{key} is {value!r}: give its name, or a mapping with `name` and settings")
     return dict(value)
-
-
-def _deep(first: Any, second: Any) -> Any:
-    if not (isinstance(first, Mapping) and isinstance(second, Mapping)):
-        return second
-    return {**first, **{key: _deep(first.get(key), value) for key, value in second.items()}}
 
 
 def _check_keys(settings: Mapping[str, Any], where: str = "", accepted: Sequence[str] = KEYS) -> None:

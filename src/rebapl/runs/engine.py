@@ -1,23 +1,51 @@
-"""Many runs: one after the other, or in several processes side by side, on one device or several.
+"""The local engine: runs one after the other, or in several processes side by side, on one device or several.
 
 Runs are independent, so where they happen changes nothing but the time. On one GPU, small runs leave most of it idle,
-and a handful of processes share it well.
+and a handful of processes share it well. Each process does one job at a time and is watched: when it dies, only the
+job that it was doing is affected, and another process takes its turn.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rebapl.errors import UserError
-from rebapl.runs.folder import RunConfig, best_device, finish_run, is_finished, run_folder
+from rebapl.runs.backbone import KeptBackbone, best_device
+from rebapl.runs.config import RunConfig
+from rebapl.runs.jobs import (
+    ATTEMPTS,
+    Ended,
+    Failure,
+    Job,
+    OnEvent,
+    Outcome,
+    Retried,
+    Started,
+    Stepped,
+    check_outcomes,
+    is_done_already,
+    perform,
+    record_failure,
+)
+
+STEP_SECONDS = 0.2
+"""How often a worker says at most how far its training is."""
+
+GRACE_SECONDS = 5.0
+"""How long a worker that is told to end may take."""
 
 Finished = Callable[[int, int, str], None]
 """Called as runs end with how many have, how many there are, and the folder's name of the last."""
@@ -34,80 +62,255 @@ def run_all(
 ) -> list[Path]:
     """The folders of all these runs, each trained and scored unless it was; `jobs` at a time on each device.
 
-    `devices` None is the GPU if there is one. A run that fails does not stop the others: what failed is said at the
-    end, and calling this again does only what is missing.
+    `devices` None is the GPU if there is one. A run that fails does not stop the others: a `UserError` at the end names
+    every failure, and calling this again does only what is missing.
     """
-    if jobs < 1:
-        raise UserError(f"jobs = {jobs}: at least one run at a time is needed")
-    places = [best_device(device) for device in devices] if devices else [best_device()]
-    folders = [run_folder(config, runs) for config in configs]
-    pairs = zip(folders, configs, strict=True)
-    missing = [(folder, config) for folder, config in pairs if not is_finished(config, folder)]
-    done = len(folders) - len(missing)
-    failures: list[tuple[Path, str]] = []
-
-    def ended(folder: Path, failure: BaseException | None) -> None:
-        nonlocal done
-        done += 1
-        if failure is not None:
-            failures.append((folder, str(failure).splitlines()[0] if str(failure) else repr(failure)))
-        if progress is not None:
-            progress(done, len(folders), folder.name)
-
-    workers = min(jobs * len(places), len(missing))
-    if workers <= 1:
-        for folder, config in missing:
-            ended(folder, _attempt(config, runs, root, places[0]))
-    else:
-        _spread(missing, runs, root, places, workers, ended)
-    if failures:
-        lines = "\n".join(f"  {folder.name}: {why}" for folder, why in failures)
-        raise UserError(f"{len(failures)} of {len(folders)} runs failed; the others are kept in {runs}:\n{lines}")
-    return folders
+    engine = LocalEngine(devices, jobs)
+    wanted = [Job.of(config, runs, root=root) for config in configs]
+    outcomes = []
+    for outcome in engine.run(wanted):
+        outcomes.append(outcome)
+        if progress is not None and outcome.attempts:
+            progress(len(outcomes), len(wanted), outcome.folder.name)
+    check_outcomes(outcomes)
+    return [job.folder for job in wanted]
 
 
-def _attempt(config: RunConfig, runs: Path, root: Path | None, device: str) -> Exception | None:
-    try:
-        finish_run(config, runs, root=root, device=device)
-    except Exception as error:
-        return error
-    return None
+class LocalEngine:
+    """The engine of one machine: `jobs_per_device` runs at a time on each device.
+
+    `devices` None is the GPU if there is one. A single run at a time is done in this process, several in processes of
+    their own. A job whose process dies or has too little memory is tried once more, after the jobs that wait.
+    """
+
+    def __init__(self, devices: Sequence[str] | None = None, jobs_per_device: int = 1) -> None:
+        if jobs_per_device < 1:
+            raise UserError(f"jobs = {jobs_per_device}: at least one run at a time is needed")
+        self.devices = [best_device(device) for device in devices] if devices else [best_device()]
+        self.jobs_per_device = jobs_per_device
+
+    def run(self, jobs: Sequence[Job], on_event: OnEvent | None = None) -> Iterator[Outcome]:
+        """Do the jobs and give the outcome of each as it ends, see `Engine`."""
+        emit = on_event or _ignore
+        missing = []
+        for job in jobs:
+            if is_done_already(job):
+                yield _ended(Outcome(job, "done"), emit)
+            else:
+                missing.append(job)
+        workers = min(self.jobs_per_device * len(self.devices), len(missing))
+        if workers > 1:
+            yield from _Pool(self.devices, workers, emit).run(missing)
+        else:
+            yield from self._one_by_one(missing, emit)
+
+    def _one_by_one(self, jobs: Sequence[Job], emit: OnEvent) -> Iterator[Outcome]:
+        load = KeptBackbone()
+        for job in jobs:
+            for attempt in range(1, ATTEMPTS + 1):
+                start = time.monotonic()
+                emit(Started(job, attempt, self.devices[0], os.getpid()))
+                try:
+                    failure = perform(job, self.devices[0], load, _steps_of(job, emit))
+                except BaseException:
+                    emit(Ended(Outcome(job, "interrupted", None, attempt, time.monotonic() - start)))
+                    raise
+                if failure is None or not failure.may_pass or attempt == ATTEMPTS:
+                    break
+                emit(Retried(job, failure))
+                _free_memory(load)
+            yield _ended(_outcome(job, failure, attempt, start), emit)
 
 
-def _spread(
-    missing: Sequence[tuple[Path, RunConfig]],
-    runs: Path,
-    root: Path | None,
-    places: Sequence[str],
-    workers: int,
-    ended: Callable[[Path, BaseException | None], None],
-) -> None:
-    context = multiprocessing.get_context("spawn")  # a forked process cannot use the GPU of its parent
-    turns = context.Queue()
-    for place in range(workers):
-        turns.put(places[place % len(places)])
-    threads = max(1, (os.cpu_count() or 1) // workers)
-    with ProcessPoolExecutor(workers, context, _settle, (turns, threads)) as pool:
-        waiting = {pool.submit(_run_here, config, runs, root): folder for folder, config in missing}
+class _Worker:
+    """A process that does one job at a time, and what it is doing."""
+
+    def __init__(self, device: str, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")  # a forked process cannot use the GPU of its parent
+        self.device, self.threads = device, threads
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(theirs, device, threads), daemon=True)
+        self.process.start()
+        theirs.close()  # so that the pipe ends with the process
+        self.job: Job | None = None
+        self.attempt = 0
+        self.start = 0.0
+
+    def give(self, job: Job, attempt: int) -> None:
+        self.job, self.attempt, self.start = job, attempt, time.monotonic()
+        with contextlib.suppress(OSError):  # one that has died is noticed when its answer is waited for
+            _send(self.pipe, job.as_json())
+
+    def answer(self) -> dict[str, Any] | None:
+        """What it has to say; None when it has died."""
         try:
-            for future in as_completed(waiting):
-                ended(waiting[future], future.exception())
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for worker in multiprocessing.active_children():
-                worker.terminate()  # what it was at goes on from its checkpoint the next time
-            raise
+            return _receive(self.pipe) if self.pipe.poll() else None
+        except (EOFError, OSError):
+            return None
+
+    def how_it_died(self) -> str:
+        """The end of the process in words."""
+        self.process.join(GRACE_SECONDS)
+        code = self.process.exitcode
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+            hint = ", as happens when the machine runs out of memory" if name == "SIGKILL" else ""
+            return f"the process of the run was ended by {name}{hint}"
+        return f"the process of the run ended unexpectedly with exit code {code}"
 
 
-_here: dict[str, str] = {}
+class _Pool:
+    """Workers, the jobs that wait for one, and what to do when a worker answers or dies."""
+
+    def __init__(self, devices: Sequence[str], workers: int, emit: OnEvent) -> None:
+        threads = max(1, (os.cpu_count() or 1) // workers)
+        self.emit = emit
+        self.unused = [(devices[index % len(devices)], threads) for index in range(workers)]
+        self.workers: list[_Worker] = []
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+        waiting = deque((job, 1) for job in jobs)
+        interrupted = True
+        try:
+            while waiting or self._busy():
+                self._give_out(waiting)
+                for worker in self._wait():
+                    ended = self._listen(worker)
+                    if ended is None:
+                        continue
+                    job, attempt, failure = ended
+                    if failure is not None and failure.may_pass and attempt < ATTEMPTS:
+                        self.emit(Retried(job, failure))
+                        waiting.append((job, attempt + 1))
+                    else:
+                        yield _ended(_outcome(job, failure, attempt, worker.start), self.emit)
+            interrupted = False
+        finally:
+            if interrupted:  # what they were at goes on from its checkpoint the next time
+                for worker in self.workers:
+                    worker.process.terminate()
+            for worker in list(self.workers):
+                self._end(worker)
+                if interrupted and worker.job is not None:
+                    spent = time.monotonic() - worker.start
+                    self.emit(Ended(Outcome(worker.job, "interrupted", None, worker.attempt, spent)))
+
+    def _busy(self) -> list[_Worker]:
+        return [worker for worker in self.workers if worker.job is not None]
+
+    def _give_out(self, waiting: deque[tuple[Job, int]]) -> None:
+        """Give every idle worker a job. Jobs that share a folder are done one after the other."""
+        taken = {worker.job.folder for worker in self.workers if worker.job is not None}
+        for job, attempt in list(waiting):
+            if job.folder in taken:
+                continue
+            worker = next((each for each in self.workers if each.job is None), None)
+            if worker is None:
+                if not self.unused:
+                    return
+                worker = _Worker(*self.unused.pop(0))
+                self.workers.append(worker)
+            waiting.remove((job, attempt))
+            taken.add(job.folder)
+            worker.give(job, attempt)
+            assert worker.process.pid is not None
+            self.emit(Started(job, attempt, worker.device, worker.process.pid))
+
+    def _wait(self) -> list[_Worker]:
+        """The workers that have something to say, or have died."""
+        busy = self._busy()
+        ready = set(wait([each for worker in busy for each in (worker.pipe, worker.process.sentinel)]))
+        return [worker for worker in busy if worker.pipe in ready or worker.process.sentinel in ready]
+
+    def _listen(self, worker: _Worker) -> tuple[Job, int, Failure | None] | None:
+        """Take one answer of a worker: a job that it has ended with, or None for news in between."""
+        job = worker.job
+        assert job is not None
+        answer = worker.answer()
+        if answer is not None and "steps" in answer:
+            self.emit(Stepped(job, *answer["steps"]))
+            return None
+        if answer is None:
+            message = worker.how_it_died()
+            failure: Failure | None = record_failure(job, "worker died", message, message)
+        else:
+            failure = None if answer["failure"] is None else Failure.from_json(answer["failure"])
+        worker.job = None
+        if failure is not None and failure.may_pass:  # a new process begins with all of its memory free
+            self._end(worker)
+            self.unused.append((worker.device, worker.threads))
+        return job, worker.attempt, failure
+
+    def _end(self, worker: _Worker) -> None:
+        self.workers.remove(worker)
+        worker.pipe.close()  # an idle worker ends with its pipe
+        worker.process.join(GRACE_SECONDS)
+        if worker.process.is_alive():
+            worker.process.kill()
+            worker.process.join()
+        worker.process.close()
 
 
-def _settle(turns: Any, threads: int) -> None:
-    """In a new process: take a device, and leave it to the parent to be interrupted."""
+def work(pipe: Connection, device: str, threads: int) -> None:
+    """Do the jobs that come through a pipe, until it ends. Interruptions are left to the parent process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _here["device"] = turns.get()
     torch.set_num_threads(threads)
+    load = KeptBackbone()
+    while True:
+        try:
+            content = _receive(pipe)
+        except (EOFError, OSError):
+            return
+        failure = perform(Job.from_json(content), device, load, _steps_through(pipe))
+        try:
+            _send(pipe, {"failure": None if failure is None else failure.as_json()})
+        except OSError:
+            return  # nobody is there to be told; the files of the run are kept
 
 
-def _run_here(config: RunConfig, runs: Path, root: Path | None) -> None:
-    finish_run(config, runs, root=root, device=_here["device"])
+def _steps_through(pipe: Connection) -> Callable[[int, int, float], None]:
+    last = float("-inf")
+
+    def moved(done: int, total: int, loss: float) -> None:
+        nonlocal last
+        if done < total and time.monotonic() - last < STEP_SECONDS:
+            return
+        last = time.monotonic()
+        try:
+            _send(pipe, {"steps": [done, total, loss]})
+        except OSError as error:
+            raise SystemExit("the process that gave the job is gone") from error
+
+    return moved
+
+
+def _steps_of(job: Job, emit: OnEvent) -> Callable[[int, int, float], None]:
+    return lambda done, total, loss: emit(Stepped(job, done, total, loss))
+
+
+def _outcome(job: Job, failure: Failure | None, attempts: int, start: float) -> Outcome:
+    return Outcome(job, "done" if failure is None else "failed", failure, attempts, time.monotonic() - start)
+
+
+def _ended(outcome: Outcome, emit: OnEvent) -> Outcome:
+    emit(Ended(outcome))
+    return outcome
+
+
+def _ignore(_event: object) -> None:
+    pass
+
+
+def _free_memory(load: KeptBackbone) -> None:
+    load.forget()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _send(pipe: Connection, content: dict[str, Any]) -> None:
+    pipe.send_bytes(json.dumps(content).encode())
+
+
+def _receive(pipe: Connection) -> dict[str, Any]:
+    return json.loads(pipe.recv_bytes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
@@ -37,6 +38,7 @@ def device_name(device: str) -> str:
     return f"{device} ({platform.machine()})" if device == "cpu" else device
 
 
+@functools.cache
 def code_version() -> dict[str, Any] | None:
     """The git commit that this package's files are of, and whether they were changed since; None elsewhere."""
     folder = Path(__file__).parents[1]

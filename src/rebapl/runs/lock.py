@@ -2,51 +2,36 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from rebapl.errors import UserError
 
-try:
-    import fcntl
-except ImportError:  # Windows: nobody is kept out
-    fcntl = None  # type: ignore[assignment]
 
-
-@contextmanager
+@contextlib.contextmanager
 def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of a folder, a hidden file beside it; another holder is waited for, or refused.
+    """Hold the lock of a folder, which is a hidden file beside it. Another holder is waited for, or refused.
 
-    The operating system gives the lock back when a process ends, however it ends.
+    The operating system releases the lock when a process ends, however it ends.
     """
     folder = folder.absolute()
     path = folder.parent / f".{folder.name}.lock"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    handle = _acquire(path, folder, wait)
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=wait)
+    except Timeout as error:
+        raise UserError(
+            f"another process is at work on {folder}: wait until it is done, or choose another folder"
+        ) from error
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
-        os.close(handle)
-
-
-def _acquire(path: Path, folder: Path, wait: bool) -> int:
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        if fcntl is None:
-            return handle
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(handle)
-            raise UserError(
-                f"another process is at work on {folder}: wait until it is done, or choose another folder"
-            ) from error
-        try:
-            if path.stat().st_ino == os.fstat(handle).st_ino:
-                return handle
-        except FileNotFoundError:
-            pass
-        os.close(handle)  # the last holder took the file away with it: try again
+        # Removed while it is still held: whoever waits for the removed file notices that and takes a new one. Windows
+        # does not remove a file that is open; there, `filelock` removes it after the release.
+        with contextlib.suppress(OSError):
+            path.unlink()
+        lock.release()

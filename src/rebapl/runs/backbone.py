@@ -1,0 +1,70 @@
+"""The device of a run, and its frozen backbone there: loaded and hashed once for all runs of a process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.errors import UserError
+
+LoadBackbone = Callable[[str, str], DualEncoder]
+"""Gives the backbone of a name on a device."""
+
+
+def best_device(wanted: str | None = None) -> str:
+    """The device asked for, or the GPU if there is one."""
+    if wanted is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=wanted)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device '{wanted}' is not available here ({str(error).splitlines()[0]})") from error
+    return wanted
+
+
+def run_dtype(device: str) -> torch.dtype:
+    """What the frozen towers of a run compute in: bfloat16 on a GPU, float32 elsewhere."""
+    return torch.bfloat16 if device.startswith("cuda") else torch.float32
+
+
+def load_run_backbone(name: str, device: str) -> DualEncoder:
+    """The backbone as runs use it, see `run_dtype`."""
+    return load_backbone(name, device, run_dtype(device))
+
+
+class KeptBackbone:
+    """Loads backbones and keeps the last one, so that runs which share it load and hash it once.
+
+    A local folder whose files have changed is loaded again.
+
+    >>> load = KeptBackbone()
+    >>> load("mini", "cpu") is load("mini", "cpu")
+    True
+    """
+
+    def __init__(self) -> None:
+        self._identity: tuple[object, ...] | None = None
+        self._encoder: DualEncoder | None = None
+
+    def __call__(self, name: str, device: str) -> DualEncoder:
+        identity = (_files(name), device)
+        if self._encoder is None or identity != self._identity:
+            self.forget()  # before the next one is loaded: two need not fit into memory
+            self._encoder, self._identity = load_run_backbone(name, device), identity
+        return self._encoder
+
+    def forget(self) -> None:
+        """Let the backbone's memory go."""
+        self._encoder = self._identity = None
+
+
+def _files(name: str) -> tuple[object, ...]:
+    """What tells one backbone from another without reading it: its path, and the sizes and times of its files."""
+    folder = Path(name).expanduser()
+    if name == "mini" or not folder.is_dir():
+        return (name,)
+    stats = sorted((path.name, path.stat()) for path in folder.iterdir())
+    return str(folder.resolve()), *((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats)

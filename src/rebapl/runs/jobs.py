@@ -1,0 +1,247 @@
+"""The seam between runs and the engines that decide where runs happen: jobs in, events and outcomes out.
+
+A job is plain data that travels to any process or machine as JSON. Its results are files in the folder of its run, so
+an outcome says only how the job ended. `perform` does one job in the process that calls it; every engine ends there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+
+from rebapl.errors import UserError
+from rebapl.files import write_atomically
+from rebapl.runs.backbone import LoadBackbone
+from rebapl.runs.config import RunConfig
+from rebapl.runs.folder import (
+    CONFIG,
+    ERROR,
+    complete_run,
+    config_as_json,
+    config_from_json,
+    is_finished,
+    is_trained,
+    run_folder,
+)
+from rebapl.training.fit import Progress
+
+ATTEMPTS = 2
+"""How often a job is tried where trying again can help."""
+
+Kind = Literal["bad input", "error", "out of memory", "worker died"]
+WORTH_RETRYING: tuple[Kind, ...] = ("out of memory", "worker died")
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One run to be done: its configuration as plain data, its folder, and the folder of data sets.
+
+    `score` false trains only. `wait` says whether another process at work in the folder is waited for or refused.
+
+    >>> job = Job.of(RunConfig("digits", "coop", backbone="mini"), Path("runs"))
+    >>> Job.from_json(job.as_json()) == job
+    True
+    """
+
+    config: Mapping[str, Any]
+    folder: Path
+    root: Path | None = None
+    score: bool = True
+    wait: bool = True
+
+    @classmethod
+    def of(cls, config: RunConfig, runs: Path, *, out: Path | None = None, **more: Any) -> Job:
+        """The job of a configuration, in the folder below `runs` that is named after its settings, or in `out`."""
+        return cls(config_as_json(config), out or run_folder(config, runs), **more)
+
+    def run_config(self) -> RunConfig:
+        """The configuration as an object."""
+        return config_from_json(self.config, f"the job of {self.folder}")
+
+    def is_done(self) -> bool:
+        """Whether the folder has everything that the job asks for."""
+        config = self.run_config()
+        return is_finished(config, self.folder) if self.score else is_trained(config, self.folder)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, for the way to another process."""
+        paths = {"folder": str(self.folder), "root": None if self.root is None else str(self.root)}
+        return {**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)}, **paths}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Job:
+        """The job that `as_json` gave."""
+        root = content["root"]
+        return cls(**{**content, "folder": Path(content["folder"]), "root": None if root is None else Path(root)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Why a job failed: the kind, the message of the error, and the file that holds its traceback, if there is one."""
+
+    kind: Kind
+    message: str
+    traceback: Path | None = None
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether trying again can help."""
+        return self.kind in WORTH_RETRYING
+
+    def __str__(self) -> str:
+        first = self.message.splitlines()[0] if self.message else self.kind
+        return f"{first} (the traceback is in {self.traceback})" if self.traceback else first
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, for the way to another process."""
+        return {**vars(self), "traceback": None if self.traceback is None else str(self.traceback)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Failure:
+        """The failure that `as_json` gave."""
+        path = content["traceback"]
+        return cls(content["kind"], content["message"], None if path is None else Path(path))
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a job ended. `attempts` is 0 where nothing was to be done; `seconds` are those of the last attempt."""
+
+    job: Job
+    state: Literal["done", "failed", "interrupted"]
+    failure: Failure | None = None
+    attempts: int = 0
+    seconds: float = 0.0
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return self.job.folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """An attempt at a job has begun, in the process of this number."""
+
+    job: Job
+    attempt: int
+    device: str
+    process: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Stepped:
+    """The training of a job has come so far; `loss` is the latest that is known, and NaN before the first."""
+
+    job: Job
+    done: int
+    total: int
+    loss: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Retried:
+    """An attempt at a job has failed, and the job will be tried again."""
+
+    job: Job
+    failure: Failure
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """Nothing more will happen to a job."""
+
+    outcome: Outcome
+
+
+Event = Started | Stepped | Retried | Ended
+OnEvent = Callable[[Event], None]
+
+
+class Engine(Protocol):
+    """Decides where jobs are done."""
+
+    def run(self, jobs: Sequence[Job], on_event: OnEvent | None = None) -> Iterator[Outcome]:
+        """Do the jobs and give the outcome of each as it ends. The failure of one does not stop the others.
+
+        Work goes on while the caller asks for the next outcome. An interruption ends what is being done, is reported
+        as an event for each of these jobs, and is then raised.
+        """
+        ...
+
+
+def perform(
+    job: Job, device: str, load: LoadBackbone | None = None, progress: Progress | None = None
+) -> Failure | None:
+    """Do a job in this process. An error is kept in the folder of the run and returned, not raised."""
+    try:
+        complete_run(
+            job.run_config(),
+            job.folder,
+            score=job.score,
+            root=job.root,
+            device=device,
+            progress=progress,
+            load=load,
+            wait=job.wait,
+        )
+    except UserError as error:
+        return record_failure(job, "bad input", str(error), traceback.format_exc())
+    except Exception as error:
+        kind: Kind = "out of memory" if _is_out_of_memory(error) else "error"
+        return record_failure(job, kind, f"{type(error).__name__}: {error}", traceback.format_exc())
+    return None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    signs = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
+    return isinstance(error, RuntimeError | OSError) and any(sign in str(error).lower() for sign in signs)
+
+
+def record_failure(job: Job, kind: Kind, message: str, details: str) -> Failure:
+    """The failure of a job, with its details in the folder of the run.
+
+    Bad input leaves no folder behind where there was none, and the folder of something else is never written into.
+    """
+    path = job.folder / ERROR
+    if kind == "bad input" and not (job.folder / CONFIG).exists():
+        return Failure(kind, message)
+    try:
+        is_trained(job.run_config(), job.folder)
+        write_atomically(path, f"{time.strftime('%Y-%m-%d %H:%M:%S')}, process {os.getpid()}: {kind}\n\n{details}\n")
+    except (UserError, OSError):
+        return Failure(kind, message)
+    return Failure(kind, message, path)
+
+
+def check_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Raise a `UserError` that names every failed run, what went wrong and where its traceback is, if any failed."""
+    failed = [(each.folder, each.failure) for each in outcomes if each.failure is not None]
+    if not failed:
+        return
+    if len(outcomes) == 1:
+        folder, failure = failed[0]
+        raise UserError(failure.message if failure.kind == "bad input" else f"the run {folder} failed: {failure}")
+    lines = "\n".join(f"  {folder.name}: {failure}" for folder, failure in failed)
+    kept = ", ".join(sorted({str(each.folder.parent) for each in outcomes}))
+    raise UserError(
+        f"{len(failed)} of {len(outcomes)} runs failed; the others are kept in {kept}, and the same command again does "
+        f"only what is missing:\n{lines}"
+    )
+
+
+def is_done_already(job: Job) -> bool:
+    """`job.is_done()`, and false where that cannot be told: the attempt at the job will say why."""
+    with contextlib.suppress(UserError):
+        return job.is_done()
+    return False

@@ -1,0 +1,138 @@
+"""What a run has scored, as `results.json` in its folder holds it.
+
+Reading checks every value that this version knows, and a damaged file is refused with its path and the field. Values
+that a newer version has added are kept and written again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict
+
+from rebapl.errors import UserError
+from rebapl.evaluation import base_novel_scores
+from rebapl.files import read_json, write_json
+from rebapl.settings import Model, SettingError, Settings
+
+RESULTS = "results.json"
+
+
+class Record(Settings):
+    """A part of the file: known values are checked, and others are kept as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    def changed(self: Model, **changes: Any) -> Model:
+        """The same record with some values changed; those of a newer version stay."""
+        return super().changed(**{**(self.model_extra or {}), **changes})
+
+    def as_json(self) -> dict[str, Any]:
+        """The values as JSON has them; those that are not known are left out."""
+        return self.model_dump(exclude_none=True, exclude_defaults=True)
+
+
+class Scores(Record):
+    """Scores of predictions, see `rebapl.evaluation.scores`."""
+
+    accuracy: float
+    nll: float
+    ece: float
+    adaptive_ece: float | None = None
+    brier: float | None = None
+    aurc: float | None = None
+
+
+class PartScores(Scores):
+    """Scores of all samples together on one test part, and of each sample alone in `per_sample`.
+
+    `target_settings` is what the method's authors change for a target, and `split` the target's own split file.
+    """
+
+    entropy: float | None = None
+    expected_entropy: float | None = None
+    mutual_information: float | None = None
+    disagreement: float | None = None
+    images: int
+    per_sample: list[Scores] = []
+    target_settings: dict[str, Any] = {}
+    split: str | None = None
+
+
+class DiversityRecord(Record):
+    """How far apart the samples are on test images, see `rebapl.evaluation.uncertainty.diversity_record`."""
+
+    space: str
+    images: int
+    mean_distance: float
+    mean_disagreement: float
+    effective_by_weights: float
+    effective_by_answers: float
+    distance: list[list[float]]
+    disagreement: list[list[float]]
+
+
+class Seconds(Record):
+    """How long a run took."""
+
+    training: float | None = None
+    evaluation: float | None = None
+
+
+class RunResult(Record):
+    """Everything that was scored of one run.
+
+    `protocols` names the parts that each protocol scored; `outside` has, per outside data, AUROC and FPR95 by kind of
+    uncertainty.
+
+    >>> scores = {"accuracy": 60.0, "nll": 0.5, "ece": 2.0, "images": 9}
+    >>> result = RunResult(parts={"base": scores, "novel": {**scores, "accuracy": 30.0}})
+    >>> result.parts["base"].accuracy, result.base_novel["hm"]
+    (60.0, 40.0)
+    """
+
+    parts: dict[str, PartScores]
+    protocols: dict[str, list[str]] = {}
+    diversity: DiversityRecord | None = None
+    outside: dict[str, dict[str, dict[str, Any]]] = {}
+    samples: int | None = None
+    seconds: Seconds = Seconds()
+    device: str | None = None
+
+    @property
+    def has_base_novel(self) -> bool:
+        """Whether both base and novel classes were scored."""
+        return {"base", "novel"} <= self.parts.keys()
+
+    @property
+    def base_novel(self) -> dict[str, float]:
+        """The row of the base-to-novel table, see `base_novel_scores`."""
+        if not self.has_base_novel:
+            raise UserError(f"there are no scores on base and novel classes, only on {', '.join(self.parts)}")
+        base, novel = (self.parts[name] for name in ("base", "novel"))
+        return base_novel_scores(base.as_json(), novel.as_json())
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of the file, with the row of the base-to-novel table for those who read it."""
+        content = super().as_json()
+        if not self.has_base_novel:
+            return content
+        first: dict[str, Any] = {key: content.pop(key) for key in ("parts", "protocols") if key in content}
+        return {**first, "base_to_novel": self.base_novel, **content}
+
+
+def read_result(folder: Path) -> RunResult:
+    """The stored result of a run's folder."""
+    path = folder / RESULTS
+    content = read_json(path, "a finished run")
+    content.pop("base_to_novel", None)  # follows from the parts
+    try:
+        return RunResult(**content)
+    except SettingError as error:
+        raise UserError(f"{path} is damaged ({error}): delete it and score the run again") from error
+
+
+def write_result(folder: Path, result: RunResult) -> None:
+    """Store the result in the folder of its run."""
+    write_json(folder / RESULTS, result.as_json())
