@@ -185,10 +185,10 @@ def test_near_one_of_many_remembered_samples_the_force_is_whole(others: int) -> 
     assert force.norm().item() == pytest.approx(0.4 * 5, rel=0.01)
 
 
-@pytest.mark.parametrize("measure_every", [1, 10])
-def test_of_many_remembered_samples_all_slopes_are_measured_in_the_first_steps(measure_every: int) -> None:
-    """Four at a time, in turn: with ten samples the third measurement has them all, by the cycle's third step."""
-    count = 10
+@pytest.mark.parametrize("measure_every", [1, 10, 1000])
+@pytest.mark.parametrize("count", [10, 30])
+def test_of_many_remembered_samples_all_slopes_are_measured_in_the_first_steps(count: int, measure_every: int) -> None:
+    """Four at a time, in turn, at each of the first steps of a cycle until all are: none of them is left out."""
     problem = Problem()
     repulsion = problem.repulsion("energy", force=Fading(measure_every=measure_every))
     for seed in range(count):
@@ -197,13 +197,13 @@ def test_of_many_remembered_samples_all_slopes_are_measured_in_the_first_steps(m
     repulsion.begin_cycle()
     problem.move(0.3, 99)
     measured, used = [], []
-    for _ in range(5):
+    for _ in range(9):
         term = repulsion(problem.model(problem.pool), loss=problem.loss(), parameters=problem.parameters)
         assert term.isfinite()
         assert repulsion.last is not None
         measured.append(int((repulsion.last.slope > 0).sum()))
         used.append(int((repulsion.last.held > 0).sum()))
-    assert measured == used == [AT_ONCE, 2 * AT_ONCE, count, count, count]
+    assert measured == used == [min(AT_ONCE * step, count) for step in range(1, 10)]
     repulsion.begin_cycle()  # and the next cycle measures all of them anew
     repulsion(problem.model(problem.pool), loss=problem.loss(), parameters=problem.parameters)
     assert repulsion.last is not None
