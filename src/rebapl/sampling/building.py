@@ -42,6 +42,17 @@ class CenteredAdamW(torch.optim.AdamW):
                 p.add_(center, alpha=float(group["lr"]) * group["weight_decay"])
         return loss
 
+    def state_dict(self) -> dict[str, Any]:
+        """AdamW's, and the centres: a run that is resumed elsewhere is pulled to where the first one began."""
+        return {**super().state_dict(), "centers": list(self._centers)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        super().load_state_dict(state_dict)
+        self._centers = [
+            center.to(p) for center, p in zip(state_dict["centers"], self.param_groups[0]["params"], strict=True)
+        ]
+
 
 def build_optimizer(
     inference: Inference, parameters: list[Any], num_data: int, generator: torch.Generator
