@@ -115,7 +115,7 @@ def build_learner(
 def published(method: str, protocol: str, dataset: str, shots: int | None = None) -> tuple[dict[str, Any], Recipe]:
     """The settings and the recipe with which the authors report this method there.
 
-    >>> [published("coop", "few-shot", "dtd", shots)[1].epochs for shots in (1, 4, 16, None)]
+    >>> [published("coop", "few-shot", "digits", shots)[1].epochs for shots in (1, 4, 16, None)]
     [50, 100, 200, 200]
     """
     return METHODS.find(method).recipes.published(protocol, dataset, shots)
