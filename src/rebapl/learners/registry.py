@@ -32,7 +32,7 @@ class Method:
     recipes: Recipes
 
     def settings(self, given: Mapping[str, Any]) -> Settings:
-        """All of its settings, some of them given; what is wrong with them is said of `method.NAME`."""
+        """All of its settings, some of them given. An error names the setting as `method.NAME`."""
         try:
             return self.config(**given)
         except SettingError as error:
@@ -51,7 +51,7 @@ def register(
     """Class decorator: makes a learner known as `name`, with the class of its settings.
 
     How the method is trained stands in the file `recipes` (see `rebapl.learners.recipes`), or in the class attribute
-    `recipe`. A class that is defined again, by a notebook cell that is run twice, takes its own place.
+    `recipe`. A class that is defined again, by a notebook cell that is run twice, replaces its earlier self.
     """
 
     def add(learner: LearnerClass) -> LearnerClass:
