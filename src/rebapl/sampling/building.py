@@ -116,6 +116,8 @@ def build_schedule(
         cycles=rounds,
         exploration=1.0 if langevin is None else langevin.exploration,
         samples_per_cycle=inference.samples_per_cycle,
+        first_steps=None if inference.first_epochs is None else inference.first_epochs * steps_per_epoch,
+        first_cycles=inference.chains,
         floor=curve.floor if isinstance(curve, Cosine) else 1.0,
         granularity=curve.every if isinstance(curve, Cosine) else "step",
         steps_per_epoch=steps_per_epoch,
