@@ -192,5 +192,7 @@ def test_changes_go_on_top_and_unknown_ones_are_named():
 
 
 def test_a_temperature_that_would_never_act_is_refused():
-    with pytest.raises(UserError, match=r"sampler\.temperature: there is no such setting here\. Accepted: lr, momentum"):
+    with pytest.raises(
+        UserError, match=r"sampler\.temperature: there is no such setting here\. Accepted: lr, momentum"
+    ):
         preset("mle", MAPLE, **{"sampler.temperature": 0.1})
