@@ -60,7 +60,7 @@ def test_a_preset_from_outside_extends_one_of_the_package(tmp_path: Path, monkey
     write(tmp_path, misspelt="extends: rebapl\nours: {repulsion.imags: 4}")
     with pytest.raises(UserError, match=r"repulsion\.imags: there is no such setting, did you mean 'images'\?"):
         preset(register_preset(tmp_path / "misspelt.yaml"), ToyRecipe(lr=0.1, epochs=3, batch=4))
-    with pytest.raises(UserError, match="the preset 'mle' of .* is taken: name the file otherwise"):
+    with pytest.raises(UserError, match=r"the preset 'mle' of .* is taken: name the file otherwise"):
         register_preset(tmp_path / "mle.yaml")
 
 

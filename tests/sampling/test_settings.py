@@ -35,7 +35,7 @@ def sampler(**changes) -> dict:
         ),
         (sampler(lr=float("nan")), r"sampler\.lr is nan: it must be a finite number"),
         (sampler(exploration=1.0), r"sampler\.exploration is 1\.0: it must be below 1"),
-        (sampler(weight_decay=0.1, prior_std=1.0), "weight_decay and prior_std both state the prior"),
+        (sampler(weight_decay=0.1, prior_std=1.0), r"sampler\.prior_std and weight_decay both state the prior"),
         (sampler(center="init"), r"sampler\.center does nothing without a prior"),
         (sampler(center="zero", prior_std=1.0), r"sampler\.center is 'zero': .*init.* or null"),
         (
@@ -47,6 +47,19 @@ def sampler(**changes) -> dict:
         ({"averaging": {"mean": 3.0, "std": 1.0}}, "averaging is for optimisers"),
         ({"sampler": {"kind": "sgd", "lr": 0.1}, "averaging": {"mean": 3.0, "std": 0.0}}, r"averaging\.std is 0\.0"),
         ({"cycles": 2, "chains": 2, "restart": {"kind": "warm", "keep_momentum": True}}, "needs one chain"),
+        (
+            {**CYCLES, "sampler": {"kind": "sgld", "lr": 0.1}, "restart": {"kind": "warm", "keep_momentum": True}},
+            r"restart\.keep_momentum does nothing: there is no momentum in this sampler \(sgld\)",
+        ),
+        (
+            {**CYCLES, **sampler(momentum=0.0), "restart": {"kind": "warm", "keep_momentum": True}},
+            r"restart\.keep_momentum does nothing",
+        ),
+        ({**CYCLES, **sampler(exploration=0.0), "repulsion": {}}, "repulsion does nothing without exploration"),
+        (
+            {**CYCLES, **sampler(exploration=0.0), "repulsion": {"stage": "both"}},
+            "repulsion does nothing without exploration",
+        ),
         ({"restart": "warm"}, "restart does nothing in one cycle"),
         ({"repulsion": {}}, "repulsion does nothing in one cycle"),
         ({"adaptive": {}}, "adaptive does nothing in one cycle"),
@@ -74,6 +87,13 @@ def test_bad_settings_say_what_is_accepted(changes, says):
         (Repelling, {"space": "weights"}, "images does nothing in the space 'weights'"),
         (Repelling, {"space": "weights", "images": None, "rows": 3}, "rows does nothing in the space 'weights'"),
         (Repelling, {"images": None, "pool": 4}, "pool does nothing without `images`"),
+        (Repelling, {"images": 6, "pool": 5}, "pool is 5: each step compares 6 of its images"),
+        (Repelling, {"force": "normalised", "potential": "log"}, "potential does nothing with a normalised force"),
+        (
+            Repelling,
+            {"force": "normalised", "potential": {"kind": "inverse", "epsilon": 0.1}},
+            "potential does nothing with a normalised force",
+        ),
         (Adaptive, {"patience": None}, "patience is None: it must be a whole number$"),
         (Adaptive, {"patience": 0}, "patience is 0: it must be at least 1"),
         (Adaptive, {"min_diversity_gain": -1.0}, r"min_diversity_gain is -1\.0: it must be at least 0"),
@@ -82,3 +102,9 @@ def test_bad_settings_say_what_is_accepted(changes, says):
 def test_bad_settings_of_its_parts_too(kind, values, says):
     with pytest.raises(UserError, match=says):
         kind(**values)
+
+
+def test_what_acts_without_exploration_is_accepted():
+    force = {"kind": "absolute", "strength": 0.1}
+    repulsion = {"stage": "both", "force": force}
+    assert Inference(**sampler(exploration=0.0), epochs=2, batch=8, **CYCLES, repulsion=repulsion).repulsion is not None
