@@ -73,8 +73,7 @@ def overfitting(context: Context) -> Product:
     compared = suite.compared and data == "oxford_flowers"
     columns, groups = score_columns(compared, compared)
     text = from_text("overfitting")
-    epochs = [suite.config(data, choice, suite.seeds[0]).resolved()["inference"] for choice in choices]
-    shown = [str(e["epochs"]) if e["cycles"] == 1 else f"{e['cycles']} × {e['epochs']}" for e in epochs]
+    shown = [epochs_shown(suite.config(data, choice, suite.seeds[0])) for choice in choices]
     theirs = [
         *({part: Cell(value) for part, value in zip(PARTS, text["rows"][key], strict=True)} for key in ("5", "15")),
         quoted("table1", "maple + rebapl", "oxford_flowers"),
@@ -93,6 +92,12 @@ def overfitting(context: Context) -> Product:
     names = [f"{label}\n{count} epochs" for label, count in zip(labels, shown, strict=True)]
     figure = study_figures.overfitting(names, scores, printed(data))
     return Product({"overfitting": table}, {"overfitting": figure}, {"scores": found})
+
+
+def epochs_shown(config: RunConfig) -> str:
+    """The epochs of a run, such as `3 × 5` for three cycles of five epochs each."""
+    settings = config.resolved()["inference"]
+    return f"{settings['cycles']} × {settings['epochs']}" if settings["cycles"] > 1 else str(settings["epochs"])
 
 
 def xi_choices(suite: Suite) -> dict[tuple[str, int, float], Choice]:

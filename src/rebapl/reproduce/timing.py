@@ -21,7 +21,7 @@ from rebapl.posterior import Posterior
 from rebapl.randomness import generator
 from rebapl.reports.tables import Cell, Row, Table
 from rebapl.reproduce import study_figures
-from rebapl.reproduce.ablations import MLE
+from rebapl.reproduce.ablations import MLE, epochs_shown
 from rebapl.reproduce.comparison import seeds_note
 from rebapl.reproduce.estimate import steps
 from rebapl.reproduce.paper import from_text, paper, printed, quote
@@ -222,10 +222,9 @@ def efficiency(context: Context) -> Product:
         spent = [result["seconds"]["training"] for result in results]
         devices |= {result["device"] for result in results}
         settings, count = configs[0].resolved()["inference"], steps(configs[0])
-        epochs = settings["epochs"] if settings["cycles"] == 1 else f"{settings['cycles']} × {settings['epochs']}"
         stored[choice.label] = spent
         total, each = Cell.over(spent, 1), Cell.over([1000 * one / count for one in spent], 1)
-        row: list[Cell | str] = [label, str(epochs), str(settings["batch"]), str(count), total, each]
+        row: list[Cell | str] = [label, epochs_shown(configs[0]), str(settings["batch"]), str(count), total, each]
         if compared:
             whose = {choices[-1][1].label: "maple + rebapl", choices[-3][1].label: "maple"}.get(choice.label)
             theirs = Cell(text["seconds"].get(whose), digits=1, notes=(text["note"],) if whose else ())
