@@ -103,9 +103,7 @@ class OneOf:
         if isinstance(given, str):
             given = {"kind": given}
         if not isinstance(given, Mapping):
-            raise SettingError(
-                (), f"is {given!r}: give a kind of {self.what} or a mapping with `kind` and its settings"
-            )
+            raise SettingError((), f"is {given!r}: give a kind of {self.what} or a mapping with `kind` and its settings")
         values = dict(given)
         name = values.pop("kind", None)
         if name is None:

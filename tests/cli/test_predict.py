@@ -71,10 +71,10 @@ def test_csv_holds_the_same_as_json(run: Path, images: Path) -> None:
         assert row["answer"] == record["answer"]
         for key in ("entropy", "expected_entropy", "mutual_information", "disagreement"):
             assert float(row[key]) == record[key]
-        for place, best in enumerate(record["top"], start=1):
-            assert row[f"class_{place}"] == best["class"]
+        for rank, best in enumerate(record["top"], start=1):
+            assert row[f"class_{rank}"] == best["class"]
             for key in ("probability", "low", "high"):
-                assert float(row[f"{key}_{place}"]) == best[key]
+                assert float(row[f"{key}_{rank}"]) == best[key]
 
 
 def test_the_table_shows_every_image_and_its_answer(run: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,10 +116,10 @@ def test_a_name_that_is_no_text_is_shown(run: Path, images: Path, tmp_path: Path
     assert "udce9.png" in "".join(shown.split()).replace("│", "")
 
 
-@pytest.mark.parametrize("place", [".", "a.png/x.csv"])
-def test_a_place_that_cannot_be_written_is_refused_before_any_work(images: Path, place: str) -> None:
+@pytest.mark.parametrize("path", [".", "a.png/x.csv"])
+def test_a_path_that_cannot_be_written_is_refused_before_any_work(images: Path, path: str) -> None:
     with pytest.raises(UserError, match="cannot be written: name a file"):
-        rebapl("predict", "nowhere", images, "--out", images / place)
+        rebapl("predict", "nowhere", images, "--out", images / path)
 
 
 def test_it_says_that_it_does_not_know_above_the_threshold(

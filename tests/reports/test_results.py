@@ -85,8 +85,8 @@ def test_the_best_of_a_data_set_is_marked(tmp_path: Path) -> None:
     store(tmp_path, dataclasses.replace(CONFIG, data="shapes"), base=99.0, novel=99.0)
     (table,) = tables(tmp_path)
     base, novel, nll = (
-        {row[0] + row[2]: cell.best for row in table.rows[:3] if isinstance(cell := row[place], Cell)}
-        for place in (3, 4, 6)
+        {row[0] + row[2]: cell.best for row in table.rows[:3] if isinstance(cell := row[column], Cell)}
+        for column in (3, 4, 6)
     )
     assert base == {"digitsrebapl": True, "digitsmle": False, "shapesrebapl": False}
     assert novel == {"digitsrebapl": False, "digitsmle": True, "shapesrebapl": False}

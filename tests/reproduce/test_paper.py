@@ -90,9 +90,9 @@ def test_every_figure_that_does_not_add_up_is_marked() -> None:
         for data, (base, novel, hm) in per_data.items():
             if abs(2 * base * novel / (base + novel) - hm) > allowed:
                 assert quote("table1", method, "hm", data).notes, (method, data)
-        for place, part in enumerate(("base", "novel")):
-            own = [figures[place] for data, figures in per_data.items() if data != "average"]
-            if abs(sum(own) / len(own) - per_data["average"][place]) > allowed:
+        for index, part in enumerate(("base", "novel")):
+            own = [figures[index] for data, figures in per_data.items() if data != "average"]
+            if abs(sum(own) / len(own) - per_data["average"][index]) > allowed:
                 assert quote("table1", method, part, "average").notes, (method, part)
     for name in ("table4", "samples"):
         for row, (base, novel, hm) in paper()["tables"][name]["rows"].items():
@@ -114,8 +114,8 @@ def test_names_are_those_of_the_package() -> None:
 
 @pytest.mark.parametrize("method", ["maple", "mmrl"])
 def test_the_preset_has_the_paper_s_settings(method: str) -> None:
-    rows, place = paper()["tables"]["settings"]["rows"], paper()["tables"]["settings"]["columns"].index(method)
-    theirs = {name: row[place] for name, row in rows.items()}
+    rows, column = paper()["tables"]["settings"]["rows"], paper()["tables"]["settings"]["columns"].index(method)
+    theirs = {name: row[column] for name, row in rows.items()}
     ours = preset("rebapl-paper", published(method, "base-to-novel", "dtd")[1], method)
     for name in ("lr", "batch", "epochs", "cycles", "samples_per_cycle", "weight_decay"):
         assert getattr(ours, name) == theirs[name], name

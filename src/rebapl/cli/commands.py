@@ -39,19 +39,14 @@ def main() -> None:
         app()
     except UserError as error:
         from rich.console import Console
+        from rich.markup import escape
 
-        Console(stderr=True, highlight=False).print(f"[bold red]error:[/bold red] {_escaped(str(error))}")
+        Console(stderr=True, highlight=False).print(f"[bold red]error:[/bold red] {escape(str(error))}")
         sys.exit(2)
     except SystemExit as ending:
         if ending.code == INTERRUPTED:
             print("stopped; what was finished is kept", file=sys.stderr)
         raise
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
 
 
 def _print_version(wanted: bool) -> None:

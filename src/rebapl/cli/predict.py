@@ -73,15 +73,11 @@ def _check_writable(out: Path) -> None:
 
 
 def _class_names(classes: str | None, file: Path | None) -> list[str] | None:
-    """The class names given, if any."""
+    """The class names that the user gave, if any."""
+    from rebapl.files import read_lines
+
     if classes is not None and file is not None:
         raise UserError("give the class names with --classes or with --classes-file, not both")
     if classes is not None:
         return [name.strip() for name in classes.split(",")]
-    if file is None:
-        return None
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--classes-file {file} cannot be read ({error})") from error
-    return [line.strip() for line in lines if line.strip()]
+    return None if file is None else read_lines(file)

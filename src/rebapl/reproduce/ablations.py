@@ -73,8 +73,7 @@ def overfitting(context: Context) -> Product:
     compared = suite.compared and data == "oxford_flowers"
     columns, groups = score_columns(compared, compared)
     text = from_text("overfitting")
-    inferences = [suite.inference_of(data, choice) for choice in choices]
-    shown = [str(each.epochs) if each.cycles == 1 else f"{each.cycles} × {each.epochs}" for each in inferences]
+    shown = [suite.inference_of(data, choice).epochs_in_words for choice in choices]
     theirs = [
         *({part: Cell(value) for part, value in zip(PARTS, text["rows"][key], strict=True)} for key in ("5", "15")),
         quoted("table1", "maple + rebapl", "oxford_flowers"),

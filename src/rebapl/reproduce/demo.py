@@ -39,11 +39,9 @@ def run_demo(
         task = load_task(name, SHOTS, SEED, test_images=TEST_IMAGES)
         for choice in selection:
             start = time.perf_counter()
-            progress = bar(f"{name}: {choice.label}")
-            settings = choice.settings
-            posterior = fit(
-                task, encoder, choice.method, choice.inference, inference_settings=settings, progress=progress
-            )
+            progress, settings = bar(f"{name}: {choice.label}"), choice.settings
+            how = (choice.method, choice.inference)
+            posterior = fit(task, encoder, *how, inference_settings=settings, progress=progress)
             seconds = time.perf_counter() - start
             parts = evaluate(posterior, task)
             rows.append(MethodScores(name, choice.label, base_novel_scores(parts["base"], parts["novel"]), seconds))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from rebapl.data.task import SOURCE
 from rebapl.errors import UserError
@@ -62,13 +63,8 @@ def table1(context: Context) -> Product:
     return Product({"table1": table}, data={"scores": found, "hm": context.hm})
 
 
-def transfer_runs(protocol: str) -> Callable[[Suite], list[RunConfig]]:
-    """The function that lists the runs of a transfer by this protocol."""
-
-    def runs(suite: Suite) -> list[RunConfig]:
-        return over_seeds(suite, [_source(suite, protocol)], suite.choices(_transferred(suite)), protocol)
-
-    return runs
+def transfer_runs(protocol: str, suite: Suite) -> list[RunConfig]:
+    return over_seeds(suite, [_source(suite, protocol)], suite.choices(_transferred(suite)), protocol)
 
 
 def _transferred(suite: Suite) -> list[str]:
@@ -88,7 +84,7 @@ def _source(suite: Suite, protocol: str) -> str:
     return suite.source
 
 
-def transfer(context: Context, number: int, protocol: str, title: str) -> Product:
+def transfer(number: int, protocol: str, title: str, context: Context) -> Product:
     """Table 2 or 3: a section for the source, for each target, and for the average over the targets."""
     suite, name = context.suite, f"table{number}"
     source = _source(suite, protocol)
@@ -135,6 +131,11 @@ def _paper_transfer(table: str, label: str, data: str, targets: Sequence[str]) -
     if not values or len(values) < len(known):
         return Cell(None)
     return Cell(statistics.fmean(values), notes=("the average of the paper's figures of these targets",))
+
+
+table2_runs, table3_runs = (partial(transfer_runs, protocol) for protocol in ("cross-dataset", "domain-generalization"))
+table2 = partial(transfer, 2, "cross-dataset", "cross-data-set transfer")
+table3 = partial(transfer, 3, "domain-generalization", "domain generalisation")
 
 
 def table4_choices(suite: Suite) -> list[Choice]:

@@ -52,9 +52,8 @@ def strengths(scores: Mapping[tuple[str, int, float], Mapping[str, Cell]], basel
             axes.set_xscale("log")
             axes.xaxis.set_major_locator(FixedLocator(values))
             axes.xaxis.set_minor_locator(NullLocator())
-            axes.set_xlabel(r"repulsion strength $\xi$")
             axes.set_title(f"{distance_name(metric)}, {data}", loc="left")
-            _plain(axes)
+            _plain(axes, r"repulsion strength $\xi$")
         panels[0].set_ylabel("harmonic mean (%)")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
@@ -71,11 +70,9 @@ def cycles(ours: Mapping[int, Cell], baseline: Cell, data: str, paper: Mapping[s
         if paper is not None:
             points = {int(count): value for count, value in paper["hm"].items()}
             axes.plot(list(points), list(points.values()), "D", color="white", mec=VERMILION, ms=5, label="paper, ≈")
-        axes.set_xlabel("number of cycles $C$")
-        axes.set_ylabel("harmonic mean (%)")
         axes.set_title(data, loc="left")
         axes.xaxis.set_major_locator(FixedLocator(list(ours)))
-        _plain(axes)
+        _plain(axes, "number of cycles $C$", "harmonic mean (%)")
         axes.legend(frameon=False, loc="best")
     return figure
 
@@ -102,9 +99,8 @@ def overfitting(names: Sequence[str], scores: Sequence[Mapping[str, Cell]], data
         axes.set_xticks(middles, names)
         axes.set_xlim(-0.5, len(names) - 0.4)
         axes.margins(y=0.12)
-        axes.set_ylabel("accuracy (%)")
         axes.set_title(data, loc="left")
-        _plain(axes)
+        _plain(axes, y="accuracy (%)")
         figure.legend(loc="outside lower center", ncols=3, frameon=False)
     return figure
 
@@ -143,9 +139,7 @@ def overhead(milliseconds: Mapping[str, Mapping[int, float]], paper: Mapping[str
         axes.xaxis.set_major_locator(FixedLocator(counts))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        axes.set_xlabel("points $n$ in each cloud")
-        axes.set_ylabel("milliseconds")
-        _plain(axes)
+        _plain(axes, "points $n$ in each cloud", "milliseconds")
         figure.legend(loc="outside right center", frameon=False)
     return figure
 
@@ -163,9 +157,7 @@ def latency(milliseconds: Mapping[str, Mapping[int, float]], paper: Mapping[int,
             axes.plot(list(paper), list(paper.values()), ":", color=BLACK, lw=1.2, label="paper, 4 × L4")
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(FixedLocator(counts))
-        axes.set_xlabel("number of cycles $C$")
-        axes.set_ylabel("milliseconds")
-        _plain(axes)
+        _plain(axes, "number of cycles $C$", "milliseconds")
         axes.legend(frameon=False)
     return figure
 
@@ -191,7 +183,10 @@ def _dashed(axes: Axes, cell: Cell, label: str) -> None:
         axes.axhline(cell.value, color=BLACK, ls="--", lw=1, label=label)
 
 
-def _plain(axes: Axes) -> None:
+def _plain(axes: Axes, x: str = "", y: str = "") -> None:
+    """Axes with these labels, a light grid, and no frame above or to the right."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
     axes.grid(axis="y", alpha=0.3, lw=0.5)
     axes.set_axisbelow(True)
     bare_axes(axes)

@@ -251,13 +251,11 @@ def photo_suite(
         raise UserError(f"none of the data sets lies below {below} (looked for {looked}): see `rebapl data list`")
     source = SOURCE if SOURCE in found else max(found, key=lambda name: PUBLISHED[name].classes)
     return replace(
-        PAPER,
+        PAPER.changed(data=found),
         name="photo",
         note=PHOTO_NOTE,
         backbone=backbone,
         inference="rebapl",
-        data=found,
-        data_by_target={target: name if name in found else found[0] for target, name in PAPER.data_by_target.items()},
         source=source,
         cross=tuple(name for name in found if name != source),
         shifted=there(TARGETS["domain-generalization"]) if source == SOURCE else (),

@@ -222,10 +222,9 @@ def efficiency(context: Context) -> Product:
         spent = [result.seconds.training for result in results if result.seconds.training is not None]
         devices |= {result.device or "an unknown device" for result in results}
         inference, count = suite.inference_of(data, choice), steps(configs[0])
-        epochs = inference.epochs if inference.cycles == 1 else f"{inference.cycles} × {inference.epochs}"
         stored[choice.label] = spent
         total, each = Cell.over(spent, 1), Cell.over([1000 * one / count for one in spent], 1)
-        row: list[Cell | str] = [label, str(epochs), str(inference.batch), str(count), total, each]
+        row: list[Cell | str] = [label, inference.epochs_in_words, str(inference.batch), str(count), total, each]
         if compared:
             whose = {choices[-1][1].label: "maple + rebapl", choices[-3][1].label: "maple"}.get(choice.label)
             theirs = Cell(text["seconds"].get(whose), digits=1, notes=(text["note"],) if whose else ())

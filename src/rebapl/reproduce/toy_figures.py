@@ -15,16 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from rebapl.reports.style import (
-    BLACK,
-    BLUE,
-    BOTH_COLUMNS,
-    LIGHT_GREY,
-    ORANGE,
-    PAPER_FONTS,
-    VERMILION,
-    bare_axes,
-)
+from rebapl.reports.style import BLACK, BLUE, BOTH_COLUMNS, LIGHT_GREY, ORANGE, PAPER_FONTS, VERMILION, bare_axes
 
 STYLES = ((BLACK, "-"), (BLUE, "-"), (VERMILION, "--"))  # one per setting, in order
 Window = tuple[float, float, float, float]

@@ -296,6 +296,16 @@ class Inference(Settings):
         return self.chains * ((self.first_epochs or self.epochs) + (self.cycles - 1) * self.epochs)
 
     @property
+    def epochs_in_words(self) -> str:
+        """The epochs of the cycles, such as `3 × 5` for three cycles of five, or `5 × (2 + 1)` for five chains."""
+        first = self.epochs if self.first_epochs is None else self.first_epochs
+        if first == self.epochs:
+            rounds = self.cycles * self.chains
+            return str(self.epochs) if rounds == 1 else f"{rounds} × {self.epochs}"
+        others = f"{self.cycles - 1} × {self.epochs}" if self.cycles > 2 else str(self.epochs)
+        return f"{first} + {others}" if self.chains == 1 else f"{self.chains} × ({first} + {others})"
+
+    @property
     def samples(self) -> int:
         """How many samples the posterior has, if no adaptive rule ends it sooner."""
         if isinstance(self.sampler, SVGDSettings):
