@@ -190,6 +190,7 @@ def _build_loop(
 ) -> Loop:
     data = LabelledImages(task.dataset, task.train.items)
     batches = TrainBatches(data, encoder.preprocessing, inference.batch, resolved.crop_scale, seed, encoder.device)
+    inference = inference.changed(batch=batches.batch)  # fewer where there are fewer images in all
     pool = _pool(data, batches, encoder, inference, seed)
     given: dict[str, Any] = {
         "num_data": len(data),
