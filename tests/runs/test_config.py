@@ -158,7 +158,10 @@ def test_ones_own_data_are_known_by_path_and_a_list_by_its_content(
             "inference.repulsion.force.strength: there is no such setting",
         ),
         ({"inference_settings": {"repulsion": "energy"}}, "inference.repulsion is 'energy': it must be a mapping"),
-        ({"inference": "mle", "inference_settings": {"repulsion": {}}}, "inference.repulsion does nothing in one cycle"),
+        (
+            {"inference": "mle", "inference_settings": {"repulsion": {}}},
+            "inference.repulsion does nothing in one cycle",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_have_no_name(wrong: dict, message: str) -> None:
