@@ -209,9 +209,10 @@ _MUST = {
 
 
 def _in_words(error: ValidationError, model: type[Settings]) -> SettingError:
-    """The first thing that is wrong, in one line."""
+    """The first thing that is wrong, in one line; a name that does not exist before one that is missing, as the one is
+    often the other misspelt."""
     errors = error.errors()
-    first = errors[0]
+    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     path, kind, context = tuple(map(str, first["loc"])), first["type"], first.get("ctx", {})
     cause = context.get("error")
     if isinstance(cause, SettingError):

@@ -48,6 +48,26 @@ def test_a_data_sets_own_names_may_repeat(encoder: DualEncoder, views: torch.Ten
     torch.testing.assert_close(probabilities[:, 0], probabilities[:, 2])
 
 
+@pytest.mark.parametrize(
+    ("method", "today", "before"),
+    [
+        ("maple", {"depth": "3/12"}, {"depth_of_12": 3}),
+        ("promptsrc", {"depth": 2}, {"depth_of_12": 3, "depth": 2}),
+        ("zero-shot", {}, {"with_own": False}),
+    ],
+)
+def test_posteriors_with_settings_of_earlier_versions_load(
+    encoder: DualEncoder, views: torch.Tensor, tmp_path: Path, method: str, today: dict, before: dict
+) -> None:
+    learner = build_learner(method, encoder, ["cat", "dog"], "a {}.", torch.Generator().manual_seed(0), today).eval()
+    sample = {name: x.detach() for name, x in learner.named_parameters()}
+    about = {"method": method, "method_settings": before, "inference": {"name": "hand"}, "seed": 1, "data": "none"}
+    posterior = Posterior.of(learner, [sample], about)
+    loaded = load_posterior(save_posterior(posterior, tmp_path / "posterior"), encoder)
+    assert loaded.about["method_settings"] == today
+    assert torch.equal(loaded.probabilities(views), posterior.probabilities(views))
+
+
 def test_the_backbone_is_found_by_its_name(make: Any, mini: DualEncoder, tmp_path: Path) -> None:
     posterior = make("maple", 2, mini)
     views = torch.randint(256, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -75,6 +75,7 @@ def load_posterior(
             f"({encoder.fingerprint[:12]}…): give the backbone it was trained on"
         )
     about = {key: manifest[key] for key in ABOUT}
+    about["method_settings"] = earlier_settings(about["method"], about["method_settings"])
     try:
         learner = build_learner(
             about["method"],
@@ -82,7 +83,7 @@ def load_posterior(
             about["class_names"],
             about["template"],
             torch.Generator(),
-            earlier_settings(about["method"], about["method_settings"]),
+            about["method_settings"],
         )
     except (UserError, TypeError) as error:  # settings that this version does not know, or of another type
         raise UserError(

@@ -23,7 +23,7 @@ from rebapl.sampling import SVGD, Chain, Inference, Loop, preset
 from rebapl.sampling.settings import SVGDSettings, pool_size
 from rebapl.training.checkpoint import load_checkpoint, save_checkpoint
 from rebapl.training.log import EVERY, read_log, write_log
-from rebapl.training.resolution import CUSTOM, NOTHING, ResolvedTraining, resolve_training
+from rebapl.training.resolution import CUSTOM, NOTHING, ResolvedTraining, resolve_training, with_epochs
 
 Progress = Callable[[int, int, float], None]
 """Called now and then with the steps done, the steps in all, and the latest loss."""
@@ -180,8 +180,9 @@ def _of_learner(
         return ResolvedTraining(method, learner.config, CUSTOM, inference, recipe.crop_scale)
     if recipe.epochs == 0:
         return ResolvedTraining(method, learner.config, NOTHING, None, recipe.crop_scale)
-    changes = {**({} if epochs is None else {"epochs": epochs}), **(inference_settings or {})}
-    chosen = preset(inference, recipe, method, per_image=learner.repels_per_image, **changes)
+    if epochs is not None:
+        recipe = with_epochs(recipe, epochs)
+    chosen = preset(inference, recipe, method, per_image=learner.repels_per_image, **(inference_settings or {}))
     return ResolvedTraining(method, learner.config, inference, chosen, recipe.crop_scale)
 
 
