@@ -81,6 +81,8 @@ def resolve_training(
 
 def with_epochs(recipe: Recipe, epochs: int) -> Recipe:
     """The recipe with another number of epochs, at least one of which is no warm-up."""
+    if epochs < 1:
+        raise SettingError(("epochs",), f"is {epochs}: it must be at least 1")
     return recipe.changed(epochs=epochs, warmup_epochs=min(recipe.warmup_epochs, epochs - 1))
 
 
