@@ -40,7 +40,9 @@ def test_the_paper_suite_has_the_paper_s_runs() -> None:
     assert {config.shots for config in runs_of("table1")} == {16}
     longest = [config.resolved().plain()["inference"]["cycles"] for config in runs_of("cycles")]
     assert max(longest) == 20
-    assert sorted({config.resolved().plain()["inference"]["sampler"]["samples_per_cycle"] for config in runs_of("samples")}) == [
+    assert sorted(
+        {config.resolved().plain()["inference"]["sampler"]["samples_per_cycle"] for config in runs_of("samples")}
+    ) == [
         1,
         2,
         3,
