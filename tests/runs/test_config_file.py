@@ -173,7 +173,7 @@ def test_the_file_of_a_run_names_the_same_run(run: Path, monkeypatch: pytest.Mon
     assert changed.resolved().training.inference == config.resolved().training.inference.changed(cycles=3)
     monkeypatch.chdir(run.parent.parent)
     shown = CliRunner().invoke(app, ["train", "--config", str(run / "config.json"), "--runs", str(run.parent)])
-    assert shown.output.split(";")[0].split() == ["already", "trained:", str(run)]
+    assert shown.stdout.split(";")[0].split() == ["already", "trained:", str(run)]
 
 
 def test_the_file_of_a_run_names_the_same_run_when_a_preset_has_changed(
