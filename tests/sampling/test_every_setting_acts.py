@@ -45,6 +45,7 @@ OUTSIDE = {
 """The only settings that do not act in the loop."""
 
 OTHERS: dict[str, list[Any]] = {
+    "first_epochs": [4],
     "gradient_noise": ["estimate", 0.01],
     "center": ["init"],
     "space": ["image", "text", "both", "logits", "weights"],
