@@ -11,7 +11,7 @@ from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.task import Task, load_task
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import evaluate
-from rebapl.learners import METHODS, published
+from rebapl.learners import METHODS, Learner, build_learner, published
 from rebapl.posterior import load_posterior, save_posterior
 from rebapl.sampling import PRESETS, Chain
 from rebapl.sampling.presets import preset_values
@@ -158,8 +158,30 @@ def test_bad_settings_are_refused_before_any_work(
     assert not trained
 
 
+def test_what_a_setting_makes_of_a_method_decides_whether_images_are_compared(encoder: DualEncoder, task: Task) -> None:
+    """BPL has a text per image only where its distribution is conditional on the image."""
+    for conditional, images in ((False, None), (True, 32)):
+        chosen = resolve("bpl", "rebapl", task, epochs=1, method_settings={"conditional": conditional})
+        assert chosen.inference is not None
+        assert chosen.inference.repulsion is not None
+        assert chosen.inference.repulsion.images == images
+        training = Training(task, encoder, chosen, task.seed)
+        assert training.learner.repels_per_image == conditional
+
+
+def test_a_learner_as_an_object_is_resolved_as_by_name(encoder: DualEncoder, task: Task) -> None:
+    def learner(method: str) -> Learner[Any]:
+        generator = torch.Generator().manual_seed(0)
+        return build_learner(method, encoder, task.train.class_names, task.dataset.template, generator)
+
+    with pytest.raises(UserError, match=r"^inference\.sampler\.lrr: "):
+        fit(task, encoder, learner("coop"), inference_settings={"sampler.lrr": 1})
+    with pytest.raises(UserError, match="learns nothing"):
+        fit(task, encoder, learner("zero-shot"), epochs=1)
+
+
 def test_the_released_code_compares_augmented_views_and_averages_logits(encoder: DualEncoder, task: Task) -> None:
-    settings = {"epochs": 1, "inference_settings": {"cycles": 2, "repulsion.pool": 6, "batch": 5}}
+    settings = {"epochs": 1, "inference_settings": {"cycles": 2, "repulsion": {"images": 6, "pool": 6}, "batch": 5}}
     run = Training(task, encoder, resolve("maple", "rebapl-authors", task, **settings), task.seed)
     chain = run.loop
     assert isinstance(chain, Chain)
