@@ -196,6 +196,8 @@ _MUST = {
     "bool_type": "true or false",
     "tuple_type": "a list",
     "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping of settings",
     "none_required": "null",
     "greater_than": "above {gt}",
     "greater_than_equal": "at least {ge}",

@@ -44,8 +44,8 @@ _Loader.add_implicit_resolver(
 def parse_yaml(text: str) -> Any:
     """The value that a text stands for; `yaml.YAMLError` where it is none.
 
-    >>> parse_yaml("1e-3"), parse_yaml("null"), parse_yaml("warm"), parse_yaml("{metric: energy}")
-    (0.001, None, 'warm', {'metric': 'energy'})
+    >>> parse_yaml("1e-3"), parse_yaml("null"), parse_yaml("warm"), parse_yaml("{distance: energy}")
+    (0.001, None, 'warm', {'distance': 'energy'})
     """
     return yaml.load(text, _Loader)
 

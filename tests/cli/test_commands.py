@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -59,10 +60,11 @@ def test_version() -> None:
 
 
 def test_train_then_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("train --data digits --method coop --inference mle --shots 2 --seed 1 --backbone mini --epochs 1").split()
+    words = ("train --data digits --method coop --inference mle --shots 2 --seed 1 --epochs 1").split()
     trained = rebapl(*words, "--out", "runs/x", cwd=tmp_path)  # a process of its own, as for a person
     assert trained.returncode == 0, trained.stderr
     assert "trained: runs/x" in trained.stdout
+    assert "backbone: mini, since none is given" in trained.stderr
     monkeypatch.chdir(tmp_path)
     scored = inside("evaluate", "runs/x")
     assert scored.exit_code == 0, scored.stderr

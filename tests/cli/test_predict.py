@@ -5,7 +5,6 @@ import io
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ from rebapl.runs.folder import load_trained, train_run
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
-    train_run(replace(small_run.CONFIG, test_images=10), out, device="cpu")
+    train_run(small_run.CONFIG.changed(test_images=10), out, device="cpu")
     return out
 
 

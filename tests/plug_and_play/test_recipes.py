@@ -74,7 +74,7 @@ class TestALearnerOfYourOwn:
 
         learner = self.fresh(Penalised, learner_recipe)
         learner.reset(torch.Generator().manual_seed(0))
-        chain = self.chain(learner, learner_recipe, cycles=1)
+        chain = self.chain(learner, learner_recipe, cycles=1, repulsion=None)
         sizes = [sample.parameters["shift"].norm() for sample in chain.run()]
         assert max(sizes) < 0.5 * learner_recipe["posterior"].samples["shift"].norm(dim=1).min()
 
@@ -85,7 +85,7 @@ class TestALearnerOfYourOwn:
             chain = self.chain(learner, learner_recipe, cycles=2, epochs=1, **changes)
             return [sample.parameters["shift"] for sample in chain.run()]
 
-        repelled, free = samples(), samples(repulsion={"fraction": 0.0})
+        repelled, free = samples(), samples(repulsion={"force": {"fraction": 0.0}})
         assert torch.equal(repelled[0], free[0])
         assert not torch.allclose(repelled[1], free[1], atol=1e-5)
 
@@ -120,7 +120,7 @@ class TestALearnerOfYourOwn:
     def chain(learner: Any, recipe: dict[str, Any], **changes: Any) -> Chain:
         return Chain(
             learner,
-            preset("rebapl", learner.recipe, warmup_epochs=0, **changes),
+            preset("rebapl", learner.recipe, **changes),
             recipe["batches"],
             num_data=len(recipe["labels"]),
             steps_per_epoch=len(recipe["labels"]) // 8,
@@ -156,8 +156,8 @@ class TestAModelOutsideThisPackage:
 
     def test_repulsion_remembered_the_cycles_before(self, prompt_recipe: dict[str, Any]) -> None:
         assert len(prompt_recipe["repulsion"]) == 2
-        loss, force = prompt_recipe["repulsion"].norms
-        assert 0 < force.item() <= loss.item()
+        last = prompt_recipe["repulsion"].last
+        assert 0 < last.norm.item() <= 2 * last.usual.item(), "of each at most the usual norm of the loss gradient"
 
     def test_samples_fit_the_data_better_than_the_start(self, prompt_recipe: dict[str, Any]) -> None:
         start = run_prompt_recipe(1)

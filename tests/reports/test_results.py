@@ -1,7 +1,6 @@
 """Tables of what is in a folder of runs, from results written by hand."""
 
 import csv
-import dataclasses
 import io
 import json
 import statistics
@@ -22,7 +21,7 @@ def store(runs: Path, config: RunConfig, seconds: float = 3.0, **accuracy: float
     """A finished run whose parts have these accuracies."""
     out = run_folder(config, runs)
     (out / "posterior").mkdir(parents=True, exist_ok=True)
-    asked = {**dataclasses.asdict(config), "resolved": config.resolved()}
+    asked = {**config.plain(), "resolved": config.resolved().plain()}
     (out / "config.json").write_text(json.dumps(asked))
     scores = {
         name: {
@@ -50,8 +49,8 @@ def numbers(row) -> list[float | None]:
 
 def test_seeds_are_averaged_and_data_sets_too(tmp_path: Path) -> None:
     for seed, base, novel in ((1, 80.0, 60.0), (2, 82.0, 64.0)):
-        store(tmp_path, dataclasses.replace(CONFIG, seed=seed), base=base, novel=novel)
-        store(tmp_path, dataclasses.replace(CONFIG, seed=seed, data="shapes"), base=base - 10, novel=novel)
+        store(tmp_path, CONFIG.changed(seed=seed), base=base, novel=novel)
+        store(tmp_path, CONFIG.changed(seed=seed, data="shapes"), base=base - 10, novel=novel)
     (table,) = tables(tmp_path)
     digits, shapes, average = table.rows
     assert [row[0] for row in table.rows] == ["digits", "shapes", "average"]
@@ -73,7 +72,7 @@ def test_seeds_are_averaged_and_data_sets_too(tmp_path: Path) -> None:
 
 def test_an_average_is_over_the_seeds_that_all_data_sets_have(tmp_path: Path) -> None:
     for data, seed in (("digits", 1), ("digits", 2), ("shapes", 2), ("shapes", 3)):
-        store(tmp_path, dataclasses.replace(CONFIG, seed=seed, data=data), base=60.0 + seed, novel=60.0)
+        store(tmp_path, CONFIG.changed(seed=seed, data=data), base=60.0 + seed, novel=60.0)
     (table,) = tables(tmp_path)
     assert (table.rows[-1][0], table.rows[-1][-1]) == ("average", "2")
     assert numbers(table.rows[-1])[0] == 62.0
@@ -81,8 +80,8 @@ def test_an_average_is_over_the_seeds_that_all_data_sets_have(tmp_path: Path) ->
 
 def test_the_best_of_a_data_set_is_marked(tmp_path: Path) -> None:
     store(tmp_path, CONFIG, base=80.0, novel=60.0)
-    store(tmp_path, dataclasses.replace(CONFIG, inference="mle"), base=70.0, novel=65.0)
-    store(tmp_path, dataclasses.replace(CONFIG, data="shapes"), base=99.0, novel=99.0)
+    store(tmp_path, CONFIG.changed(inference="mle"), base=70.0, novel=65.0)
+    store(tmp_path, CONFIG.changed(data="shapes"), base=99.0, novel=99.0)
     (table,) = tables(tmp_path)
     base, novel, nll = (
         {row[0] + row[2]: cell.best for row in table.rows[:3] if isinstance(cell := row[column], Cell)}
@@ -95,31 +94,31 @@ def test_the_best_of_a_data_set_is_marked(tmp_path: Path) -> None:
 
 def test_runs_that_differ_in_a_setting_are_not_averaged_and_say_so(tmp_path: Path) -> None:
     store(tmp_path, CONFIG, base=80.0, novel=60.0)
-    other = dataclasses.replace(CONFIG, inference_settings={"repulsion": {"metric": "energy"}}, shots=4)
+    other = CONFIG.changed(inference_settings={"repulsion": {"distance": "energy"}}, shots=4)
     store(tmp_path, other, base=70.0, novel=60.0)
     (table,) = tables(tmp_path)
     assert len(table.rows) == 2
-    assert sorted(str(row[3]) for row in table.rows) == ["16 shots", "4 shots, repulsion.metric=energy"]
+    assert sorted(str(row[3]) for row in table.rows) == ["16 shots", "4 shots, repulsion.distance=energy"]
     assert "mini" in table.notes[0]
 
 
 def test_runs_that_read_alike_are_told_apart(tmp_path: Path) -> None:
     """As when a preset's value changes between two versions."""
     store(tmp_path, CONFIG, base=80.0, novel=60.0)
-    out = store(tmp_path, dataclasses.replace(CONFIG, inference_settings={"temperature": 0.5}), base=70.0, novel=60.0)
+    out = store(tmp_path, CONFIG.changed(inference_settings={"sampler.temperature": 0.5}), base=70.0, novel=60.0)
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps({**config, "inference_settings": {}}))
     (table,) = tables(tmp_path)
     assert {str(row[3]) for row in table.rows} in (
-        {"", "inference.temperature=0.5"},
-        {"", "inference.temperature=0.01"},
+        {"", "inference.sampler.temperature=0.5"},
+        {"", "inference.sampler.temperature=0.01"},
     )
 
 
 def test_transfers_have_a_column_per_target_and_their_average(tmp_path: Path) -> None:
-    cross = dataclasses.replace(CONFIG, protocol="cross-dataset", targets=("shapes", "letters"))
+    cross = CONFIG.changed(protocol="cross-dataset", targets=("shapes", "letters"))
     store(tmp_path, cross, test=90.0, shapes=50.0, letters=40.0)
-    few = dataclasses.replace(CONFIG, protocol="few-shot", method="coop")
+    few = CONFIG.changed(protocol="few-shot", method="coop")
     store(tmp_path, few, test=88.0)
     first, second = tables(tmp_path)
     assert first.title == "few-shot, all classes, accuracy and ECE in %"
@@ -130,7 +129,7 @@ def test_transfers_have_a_column_per_target_and_their_average(tmp_path: Path) ->
 
 def test_targets_of_other_split_files_are_not_averaged(tmp_path: Path) -> None:
     for seed, split in ((1, None), (2, "few.json")):
-        cross = dataclasses.replace(CONFIG, seed=seed, protocol="cross-dataset", targets=("eurosat",))
+        cross = CONFIG.changed(seed=seed, protocol="cross-dataset", targets=("eurosat",))
         path = store(tmp_path, cross, test=90.0, eurosat=50.0) / "results.json"
         results = json.loads(path.read_text())
         results["parts"]["eurosat"]["split"] = split
@@ -140,7 +139,7 @@ def test_targets_of_other_split_files_are_not_averaged(tmp_path: Path) -> None:
 
 
 def test_unfinished_runs_are_named(tmp_path: Path) -> None:
-    scored, unscored, untrained = (store(tmp_path, dataclasses.replace(CONFIG, seed=n), test=1.0) for n in (1, 2, 3))
+    scored, unscored, untrained = (store(tmp_path, CONFIG.changed(seed=n), test=1.0) for n in (1, 2, 3))
     (unscored / "results.json").unlink()
     (untrained / "results.json").unlink()
     (untrained / "posterior").rmdir()

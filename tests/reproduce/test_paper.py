@@ -7,7 +7,9 @@ import pytest
 
 from rebapl.learners import METHODS, published
 from rebapl.reproduce.paper import from_text, paper, printed, quote
+from rebapl.repulsion import Printed
 from rebapl.sampling import preset
+from rebapl.sampling.settings import SGHMCSettings
 
 TABULAR = re.compile(r"\\begin\{tabular\}(.*?)\\end\{tabular\}", re.S)
 
@@ -117,8 +119,13 @@ def test_the_preset_has_the_paper_s_settings(method: str) -> None:
     rows, column = paper()["tables"]["settings"]["rows"], paper()["tables"]["settings"]["columns"].index(method)
     theirs = {name: row[column] for name, row in rows.items()}
     ours = preset("rebapl-paper", published(method, "base-to-novel", "dtd")[1], method)
-    for name in ("lr", "batch", "epochs", "cycles", "samples_per_cycle", "weight_decay"):
+    sampler = ours.sampler
+    assert isinstance(sampler, SGHMCSettings)
+    for name in ("batch", "epochs", "cycles"):
         assert getattr(ours, name) == theirs[name], name
+    for name in ("lr", "samples_per_cycle", "weight_decay"):
+        assert getattr(sampler, name) == theirs[name], name
     assert ours.repulsion is not None
-    assert (ours.repulsion.metric, ours.repulsion.reference) == (theirs["metric"], theirs["reference"])
-    assert ours.repulsion.strength * ours.lr == pytest.approx(theirs["strength"])
+    assert (ours.repulsion.distance.kind, ours.repulsion.images) == (theirs["metric"], theirs["reference"])
+    assert isinstance(ours.repulsion.force, Printed)
+    assert ours.repulsion.force.strength == theirs["strength"]

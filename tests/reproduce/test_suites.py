@@ -38,9 +38,11 @@ def test_the_paper_suite_has_the_paper_s_runs() -> None:
     assert {config.data for config in runs_of("table2")} == {"imagenet"}
     assert {len(config.targets or ()) for config in runs_of("table2")} == {10}
     assert {config.shots for config in runs_of("table1")} == {16}
-    longest = [config.resolved()["inference"]["cycles"] for config in runs_of("cycles")]
+    longest = [config.resolved().plain()["inference"]["cycles"] for config in runs_of("cycles")]
     assert max(longest) == 20
-    assert sorted({config.resolved()["inference"]["samples_per_cycle"] for config in runs_of("samples")}) == [
+    assert sorted(
+        {config.resolved().plain()["inference"]["sampler"]["samples_per_cycle"] for config in runs_of("samples")}
+    ) == [
         1,
         2,
         3,
@@ -49,21 +51,23 @@ def test_the_paper_suite_has_the_paper_s_runs() -> None:
     ]
 
 
-def test_the_strengths_are_the_paper_s_xi_over_its_learning_rate() -> None:
-    """The paper: n of 16, 32, 64, ξ of 10⁻³, 10⁻², 10⁻¹, both distances; MaPLe's learning rate is 0.002."""
+def test_the_strengths_are_the_paper_s_xi() -> None:
+    """The paper: n of 16, 32, 64, ξ of 10⁻³, 10⁻², 10⁻¹, both distances; ξ·F is added beside the step."""
     found = Counter()
     for config in runs_of("xi"):
-        repulsion = config.resolved()["inference"].get("repulsion")
+        repulsion = config.resolved().plain()["inference"].get("repulsion")
         if repulsion:
-            assert repulsion["size"] == "absolute"
-            found[repulsion["metric"], repulsion["reference"], round(repulsion["strength"], 9)] += 1
-    by_hand = itertools.product(("mmd", "wasserstein"), (16, 32, 64), (0.5, 5.0, 50.0))
+            distance, force = repulsion["distance"]["kind"], repulsion["force"]
+            assert force.keys() == {"kind", "strength"}
+            assert force["kind"] == "printed"
+            found[distance, repulsion["images"], round(force["strength"], 9)] += 1
+    by_hand = itertools.product(("mmd", "wasserstein"), (16, 32, 64), (0.001, 0.01, 0.1))
     assert found == dict.fromkeys(by_hand, 3), "each with three seeds"
 
 
 def test_shared_runs_are_the_same_runs() -> None:
     first = {config.hash() for config in runs_of("table1")}
-    repelled = [config for config in runs_of("table4") if config.inference_settings.get("repulsion.metric") == "mmd"]
+    repelled = [config for config in runs_of("table4") if config.inference_settings.get("repulsion.distance") == "mmd"]
     assert len(repelled) == 33
     assert {config.hash() for config in repelled} <= first, "the paper's MaPLe + ReBaPL uses MMD"
     assert {config.hash() for config in runs_of("table2")} == {config.hash() for config in runs_of("table3")}
@@ -80,9 +84,9 @@ def test_the_miniature_is_an_hour_s_work_on_two_cores(tmp_path: Path) -> None:
 )
 def test_steps_are_those_of_the_training(method: str, inference: str) -> None:
     config = TINY.config("digits", Choice("x", method, inference), 1)
-    training = Training(config.task(), load_backbone("mini"), method, inference, epochs=config.epochs)
-    assert training.chain is not None
-    assert steps(config) == training.chain.steps_in_all
+    training = Training(config.task(), load_backbone("mini"), config.resolved().training, config.seed)
+    assert training.loop is not None
+    assert steps(config) == training.loop.steps_in_all
 
 
 def test_finished_runs_take_no_more_time(tmp_path: Path) -> None:
@@ -97,10 +101,10 @@ def test_finished_runs_take_no_more_time(tmp_path: Path) -> None:
 
 def test_epochs_are_at_most_so_many() -> None:
     capped = MINI.changed(epochs=3)
-    assert capped.config("digits", Choice("maple", "maple"), 1).resolved()["inference"]["epochs"] == 3
-    assert capped.config("digits", capped.longer("digits"), 1).resolved()["inference"]["epochs"] == 9
+    assert capped.config("digits", Choice("maple", "maple"), 1).resolved().plain()["inference"]["epochs"] == 3
+    assert capped.config("digits", capped.longer("digits"), 1).resolved().plain()["inference"]["epochs"] == 9
     more = PAPER.changed(epochs=1000)
-    assert more.config("dtd", Choice("maple", "maple"), 1).resolved()["inference"]["epochs"] == 5
+    assert more.config("dtd", Choice("maple", "maple"), 1).resolved().plain()["inference"]["epochs"] == 5
 
 
 def test_a_local_suite_takes_what_is_there(tmp_path: Path) -> None:
@@ -125,7 +129,7 @@ def test_a_transfer_takes_the_named_split_files_of_source_and_targets(tmp_path: 
     for config in PAPER_TARGETS["table2"].runs(suite):
         assert (config.data, config.split, config.targets) == ("caltech101", "c.json", ("eurosat=e.json",))
         assert config.parts() == ["test", "eurosat"]
-        assert seconds(config) == seconds(replace(config, targets=("eurosat",)))
+        assert seconds(config) == seconds(config.changed(targets=("eurosat",)))
 
 
 def test_a_local_suite_says_what_is_missing(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_chains_side_by_side_equal_the_package_s_repulsion(setting: toy.Setting)
     for memory in (toy._Package(setting), toy._Neighbours(setting)):
         for stored in cycles:
             memory.remember(stored)
-            memory.new_cycle()
+            memory.begin_cycle()
         schedule = CyclicalSchedule(torch.optim.SGD([theta], lr=1.0), 10, exploration=1.0)
         terms.append(memory.term(theta, schedule))
     torch.testing.assert_close(*terms)

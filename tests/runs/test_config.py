@@ -1,7 +1,7 @@
 """What a run depends on, and its name: equal for runs that are alike, different for those that are not."""
 
-import dataclasses
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,23 +10,25 @@ import pytest
 import rebapl.backbones.loading
 from rebapl.errors import UserError
 from rebapl.learners import METHODS
-from rebapl.runs.config import RunConfig, first_difference, with_full_paths
-from rebapl.runs.folder import run_folder
+from rebapl.runs.config import RunConfig, first_difference, hash_of, with_full_paths
+from rebapl.runs.folder import run_folder, train_run
+from rebapl.sampling import Inference
 
 CONFIG = RunConfig("digits", "maple", "rebapl", backbone="mini")
 
 
 def changed(**values) -> RunConfig:
-    return dataclasses.replace(CONFIG, **values)
+    return CONFIG.changed(**values)
 
 
 @pytest.mark.parametrize(
     "same",
     [
         changed(epochs=5),  # what MaPLe was published with
-        changed(inference_settings={"cycles": 3, "temperature": 0.01}),
-        changed(inference_settings={"repulsion.metric": "mmd"}),
-        changed(inference_settings={"repulsion": {"fraction": 1}}),  # 1.0 written otherwise
+        changed(inference_settings={"cycles": 3, "sampler": {"temperature": 0.01}}),
+        changed(inference_settings={"repulsion.distance": "mmd"}),
+        changed(inference_settings={"repulsion.distance": {"kind": "mmd"}}),
+        changed(inference_settings={"repulsion": {"force": {"fraction": 1}}}),  # 1.0 written otherwise
         changed(method_settings={"tokens": 2}),
     ],
 )
@@ -51,7 +53,7 @@ def test_saying_what_holds_anyway_changes_nothing(same: RunConfig) -> None:
         changed(cache=256),
         changed(test_images=10),
         changed(backbone="openai/clip-vit-base-patch32"),
-        changed(inference_settings={"repulsion.fraction": 0.31}),
+        changed(inference_settings={"repulsion.force.fraction": 0.31}),
         changed(method_settings={"tokens": 3}),
     ],
 )
@@ -62,15 +64,15 @@ def test_what_changes_the_numbers_changes_the_name(other: RunConfig) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_both_transfers_of_imagenet_are_one_training(method: str) -> None:
     cross = RunConfig("imagenet", method, protocol="cross-dataset", backbone="mini")
-    domain = dataclasses.replace(cross, protocol="domain-generalization")
-    assert cross.hash() == domain.hash() == dataclasses.replace(cross, targets=["eurosat"]).hash()
+    domain = cross.changed(protocol="domain-generalization")
+    assert cross.hash() == domain.hash() == cross.changed(targets=["eurosat"]).hash()
     if method in ("maple", "mmrl", "mmrl++", "promptsrc"):  # published to train otherwise for few shots
-        assert dataclasses.replace(cross, protocol="few-shot").hash() != cross.hash()
+        assert cross.changed(protocol="few-shot").hash() != cross.hash()
 
 
 def test_selection_takes_the_settings_published_for_base_to_novel() -> None:
     first, second = (
-        RunConfig("eurosat", "mmrl++", protocol=protocol, backbone="mini").resolved()["method"]
+        RunConfig("eurosat", "mmrl++", protocol=protocol, backbone="mini").resolved().plain()["method"]
         for protocol in ("base-to-novel", "selection")
     )
     assert first == second
@@ -112,25 +114,93 @@ def test_ones_own_data_are_known_by_path_and_a_list_by_its_content(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"method": "mapl"}, "did you mean 'maple'"),
-        ({"inference": "rebap"}, "did you mean 'rebapl'"),
-        ({"protocol": "few-shots"}, "did you mean 'few-shot'"),
-        ({"method_settings": {"tokns": 4}}, "did you mean 'tokens'"),
-        ({"method": "zero-shot", "method_settings": {"tokns": 4}}, r"method\.tokns: there is no such setting"),
-        ({"inference_settings": {"repulsion.metrik": 4}}, "did you mean 'metric'"),
-        ({"targets": ["shapes"]}, "has no targets"),
+        ({"method": "mapl"}, "unknown method 'mapl': did you mean 'maple'?"),
+        ({"inference": "rebap"}, "unknown inference 'rebap': did you mean 'rebapl'?"),
+        ({"protocol": "few-shots"}, "protocol is 'few-shots': did you mean 'few-shot'?"),
+        ({"shots": "sixteen"}, "shots is 'sixteen': it must be a whole number"),
+        ({"shots": 0}, "shots is 0: it must be at least 1"),
+        ({"epochs": 2.5}, "epochs is 2.5: it must be a whole number or null"),
+        ({"targets": ["shapes"]}, "protocol 'base-to-novel' has no targets"),
+        ({"method_settings": {"tokens": "abc"}}, "method.tokens is 'abc': it must be a whole number"),
+        ({"method_settings": {"tokens": 2.5}}, "method.tokens is 2.5: it must be a whole number"),
+        ({"method_settings": {"tokns": 4}}, "method.tokns: there is no such setting, did you mean 'tokens'?"),
+        ({"method": "zero-shot", "method_settings": {"tokens": 4}}, "method.tokens: there is no such setting"),
+        ({"method": "zero-shot", "inference_settings": {"cycles": 4}}, "method 'zero-shot' learns nothing"),
+        (
+            {"inference_settings": {"sampler.integrator": "foo"}},
+            "inference.sampler.integrator is 'foo': Accepted: kdod, symplectic, printed, authors",
+        ),
+        (
+            {"inference": "svgd", "inference_settings": {"sampler": {"integrator": "kdod"}}},
+            "inference.sampler.integrator: there is no such setting",
+        ),
+        (
+            {"inference_settings": {"sampler.temprature": 0.1}},
+            "inference.sampler.temprature: there is no such setting, did you mean 'temperature'?",
+        ),
+        ({"inference_settings": {"sampler.temperature": -1}}, "inference.sampler.temperature is -1: it must be above"),
+        ({"inference_settings": {"cycle": 4}}, "inference.cycle: there is no such setting, did you mean 'cycles'?"),
+        (
+            {"inference_settings": {"repulsion.distance": "nonsense"}},
+            "inference.repulsion.distance: unknown kind of distance 'nonsense': Accepted: energy, mmd",
+        ),
+        (
+            {"inference_settings": {"repulsion.distance": "enrgy"}},
+            "inference.repulsion.distance: unknown kind of distance 'enrgy': did you mean 'energy'?",
+        ),
+        (
+            {"inference_settings": {"repulsion": {"distnce": "mmd"}}},
+            "inference.repulsion.distnce: there is no such setting, did you mean 'distance'?",
+        ),
+        ({"inference_settings": {"repulsion.strength": 50}}, "inference.repulsion.strength: there is no such setting"),
+        (
+            {"inference_settings": {"repulsion.force.strength": 50}},
+            "inference.repulsion.force.strength: there is no such setting",
+        ),
+        ({"inference_settings": {"repulsion": "energy"}}, "inference.repulsion is 'energy': it must be a mapping"),
+        (
+            {"inference": "mle", "inference_settings": {"repulsion": {}}},
+            "inference.repulsion does nothing in one cycle",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_have_no_name(wrong: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        changed(**wrong).hash()
+    with pytest.raises(UserError, match=re.escape(message)) as refused:
+        changed(**wrong).resolved()
+    assert str(refused.value).startswith(message)
+    assert "\n" not in str(refused.value)
 
 
 def test_resolved_settings_are_plain() -> None:
-    resolved = CONFIG.resolved()
+    resolved = CONFIG.resolved().plain()
     assert json.loads(json.dumps(resolved)) == resolved
-    assert resolved["inference"]["lr"] == 0.0035
-    assert resolved["inference"]["repulsion"]["metric"] == "mmd"
+    assert resolved["inference"]["sampler"]["lr"] == 0.0035
+    assert resolved["inference"]["repulsion"]["distance"] == {"kind": "mmd", "bandwidth": None}
+
+
+@pytest.mark.parametrize("method", ["coop", "mmrl"])
+def test_what_is_hashed_is_what_is_run_and_saved(tmp_path: Path, method: str) -> None:
+    config = RunConfig(
+        "digits",
+        method,
+        "rebapl",
+        shots=1,
+        epochs=1,
+        inference_settings={"cycles": 2, "sampler.temperature": 0.5, "repulsion": {"distance": "energy"}},
+    )
+    out = run_folder(config, tmp_path)
+    train_run(config, out, device="cpu")
+    asked = json.loads((out / "config.json").read_text())
+    resolved = asked["resolved"]
+    assert out.name.endswith(f"-{asked['hash']}")
+    assert asked["hash"] == hash_of(resolved) == config.hash()
+    saved = json.loads((out / "posterior/posterior.json").read_text())
+    assert resolved["method"] == {"name": saved["method"], **saved["method_settings"]}
+    assert resolved["inference"] == saved["inference"]
+    assert resolved["inference"]["sampler"]["temperature"] == 0.5
+    assert Inference(**{key: value for key, value in saved["inference"].items() if key != "name"}) == (
+        config.resolved().training.inference
+    )
 
 
 def test_the_first_difference_is_named_with_dots() -> None:

@@ -1,13 +1,19 @@
 """Configurations as people write them: files, inheritance, words with dots, and mistakes."""
 
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from rebapl.cli.commands import app
 from rebapl.errors import UserError
 from rebapl.runs.config import RunConfig
 from rebapl.runs.config_file import KEYS, build_config, merged, read_config_file, read_words
+from rebapl.runs.folder import config_from_json, run_folder, train_run
+from rebapl.sampling.presets import PRESETS, Value
 from rebapl.yaml_files import parse_yaml
 
 PAGE = (Path(__file__).parents[2] / "docs/runs.md").read_text(encoding="utf-8")
@@ -17,8 +23,8 @@ data: digits
 method: {name: maple, tokens: 3}
 inference:
   name: rebapl
-  lr: 1e-3
-  repulsion: {metric: energy}
+  sampler: {lr: 1e-3}
+  repulsion: {distance: energy}
 shots: 4
 targets: null
 """
@@ -37,7 +43,7 @@ def test_a_file_becomes_a_configuration(tmp_path: Path) -> None:
         "rebapl",
         shots=4,
         method_settings={"tokens": 3},
-        inference_settings={"lr": 0.001, "repulsion": {"metric": "energy"}},
+        inference_settings={"sampler": {"lr": 0.001}, "repulsion": {"distance": "energy"}},
     )
 
 
@@ -47,21 +53,24 @@ def test_a_file_goes_on_top_of_the_one_it_extends(tmp_path: Path) -> None:
     path = write(
         tmp_path / "deep",
         "run.yaml",
-        "extends: ../common.yaml\nseed: 3\ninference: {repulsion: {fraction: 0.1}}\nmethod: coop\n",
+        "extends: ../common.yaml\nseed: 3\ninference: {repulsion.force: {fraction: 0.1}}\nmethod: coop\n",
     )
     config = build_config(read_config_file(path))
     assert (config.data, config.seed, config.shots) == ("digits", 3, 4)
-    assert config.inference_settings == {"lr": 0.001, "repulsion": {"metric": "energy", "fraction": 0.1}}
+    assert config.inference_settings == {
+        "sampler": {"lr": 0.001},
+        "repulsion": {"distance": "energy", "force": {"fraction": 0.1}},
+    }
     assert (config.method, config.method_settings) == ("coop", {})  # the tokens were MaPLe's
 
 
 def test_words_go_on_top_of_a_file(tmp_path: Path) -> None:
     chosen = read_config_file(write(tmp_path, "run.yaml", FILE))
-    words = read_words(["seed=2", "method.tokens=5", "inference.repulsion.reference=8", "targets=[a, b]"])
+    words = read_words(["seed=2", "method.tokens=5", "inference.repulsion.images=8", "targets=[a, b]"])
     config = build_config(merged(chosen, words))
     assert config.seed == 2
     assert config.method_settings == {"tokens": 5}
-    assert config.inference_settings["repulsion"] == {"metric": "energy", "reference": 8}
+    assert config.inference_settings["repulsion"] == {"distance": "energy", "images": 8}
     assert config.targets == ("a", "b")
     assert build_config(merged(chosen, {"targets": "a, b"})).targets == ("a", "b")
     without = build_config(merged(chosen, read_words(["inference.repulsion=null"])))
@@ -70,10 +79,10 @@ def test_words_go_on_top_of_a_file(tmp_path: Path) -> None:
 
 def test_another_inference_leaves_the_settings_of_the_first_behind(tmp_path: Path) -> None:
     chosen = read_config_file(write(tmp_path, "run.yaml", FILE))
-    config = build_config(merged(chosen, read_words(["inference=mle", "inference.lr=0.1"])))
-    assert (config.inference, config.inference_settings) == ("mle", {"lr": 0.1})
+    config = build_config(merged(chosen, read_words(["inference=mle", "inference.sampler.lr=0.1"])))
+    assert (config.inference, config.inference_settings) == ("mle", {"sampler": {"lr": 0.1}})
     same = build_config(merged(chosen, {"inference": "rebapl"}))
-    assert same.inference_settings["lr"] == 0.001
+    assert same.inference_settings["sampler"] == {"lr": 0.001}
 
 
 @pytest.mark.parametrize(
@@ -85,8 +94,8 @@ def test_another_inference_leaves_the_settings_of_the_first_behind(tmp_path: Pat
         ("- 1", "must hold settings"),
         ("data: digits\nmethod: 3", "method is 3"),
         ("data: digits\nshots: {a: 1}", "'shots' has no settings of its own"),
-        ("data: digits\nshots: four", "shots is 'four'; it must be a whole number"),
-        ("data: digits\nseed: true", "seed is True; it must be a whole number"),
+        ("data: digits\nshots: four", "shots is 'four': it must be a whole number"),
+        ("data: digits\nseed: true", "seed is True: it must be a whole number"),
         ("shots: 4", "which data set"),
         ("extends: run.yaml", "extends itself"),
         ("extends: nowhere.yaml", "nowhere.yaml cannot be read"),
@@ -113,6 +122,82 @@ def test_mistakes_in_a_file_are_named(tmp_path: Path, text: str, message: str) -
 def test_mistakes_in_words_are_named(word: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         read_words([word])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["method.tokens=abc"], "method.tokens is 'abc': it must be a whole number"),
+        (["method.tokens=2.5"], "method.tokens is 2.5: it must be a whole number"),
+        (["shots=sixteen"], "shots is 'sixteen': it must be a whole number"),
+        (["inference.sampler.integrator=foo"], "inference.sampler.integrator is 'foo'"),
+        (["inference.repulsion.distance=nonsense"], "inference.repulsion.distance: unknown kind of distance"),
+        (["inference.repulsion.strength=50"], "inference.repulsion.strength: there is no such setting"),
+        (["inference.sampler.mometum=0.5"], "inference.sampler.mometum: there is no such setting, did you mean"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ["train", "--data", "digits", "--method", "maple", "--inference", "rebapl", "--out", "x", *words]
+    shown = CliRunner().invoke(app, given)
+    assert shown.exit_code != 0
+    assert isinstance(shown.exception, UserError)
+    assert str(shown.exception).startswith(message)
+    assert "\n" not in str(shown.exception)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = RunConfig(
+        "digits",
+        "coop",
+        "csghmc",
+        shots=1,
+        epochs=1,
+        test_images=10,
+        method_settings={"tokens": 2, "init": None},
+        inference_settings={"cycles": 2, "batch": 5, "sampler.temperature": 0.5},
+    )
+    folder = run_folder(config, tmp_path_factory.mktemp("runs"))
+    assert train_run(config, folder, device="cpu")
+    return folder
+
+
+def test_the_file_of_a_run_names_the_same_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = build_config(read_config_file(run / "config.json"))
+    assert run_folder(config, run.parent) == run
+    changed = build_config(merged(read_config_file(run / "config.json"), read_words(["inference.cycles=3"])))
+    assert changed.resolved().training.inference == config.resolved().training.inference.changed(cycles=3)
+    monkeypatch.chdir(run.parent.parent)
+    shown = CliRunner().invoke(app, ["train", "--config", str(run / "config.json"), "--runs", str(run.parent)])
+    assert shown.stdout.split(";")[0].split() == ["already", "trained:", str(run)]
+
+
+def test_the_file_of_a_run_names_the_same_run_when_a_preset_has_changed(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    was = PRESETS.find("csghmc")
+    values = {**was.values, "sampler.exploration": Value(0.7, "ours"), "chains": Value(2, "ours")}
+    monkeypatch.setitem(PRESETS.known, "csghmc", replace(was, values=values))
+    resolved = json.loads((run / "config.json").read_text())["resolved"]
+    assert config_from_json(json.loads((run / "config.json").read_text()), run).resolved().plain() != resolved
+    config = build_config(read_config_file(run / "config.json"))
+    assert config.resolved().plain() == resolved
+    assert run_folder(config, run.parent) == run
+
+
+def test_the_file_of_a_run_that_cannot_be_made_again_is_refused(run: Path, tmp_path: Path) -> None:
+    content = json.loads((run / "config.json").read_text())
+    for changed, message in (
+        ({**content["resolved"], "crop_scale": [0.5, 1.0]}, "would not make again"),
+        ({**content["resolved"], "inference": {**content["resolved"]["inference"], "lr": 3}}, "cannot make again.*lr"),
+    ):
+        path = write(tmp_path, "config.json", json.dumps({**content, "resolved": changed}))
+        with pytest.raises(UserError, match=message):
+            read_config_file(path)
 
 
 def test_the_page_shows_a_configuration_that_holds_and_names_every_key() -> None:

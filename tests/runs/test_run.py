@@ -1,6 +1,6 @@
 """A run in its folder: finished work is kept, broken work goes on, another configuration is refused."""
 
-import dataclasses
+import importlib
 import json
 import multiprocessing
 import threading
@@ -27,7 +27,6 @@ from rebapl.runs.folder import (
 from rebapl.runs.lock import alone_in
 from rebapl.runs.results import read_result
 from rebapl.sampling import Chain
-from rebapl.training import fit as training
 from rebapl.training.log import COLUMNS, read_log
 
 CONFIG = RunConfig(data="digits", backbone="mini", shots=2, epochs=1, test_images=20)
@@ -47,7 +46,7 @@ def test_a_trained_run_holds_its_config_and_posterior_and_no_checkpoint(trained:
     config = json.loads((trained / "config.json").read_text())
     assert config["shots"] == 2
     assert config["resolved"]["inference"]["epochs"] == 1
-    assert config["resolved"] == CONFIG.resolved()
+    assert config["resolved"] == CONFIG.resolved().plain()
     assert config["hash"] == CONFIG.hash()
 
 
@@ -127,8 +126,8 @@ def test_a_finished_run_is_neither_trained_nor_scored_again(tmp_path: Path, monk
 
 
 def test_transfers_that_train_alike_share_one_posterior(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cross = dataclasses.replace(CONFIG, protocol="cross-dataset", targets=["shapes"])
-    domain = dataclasses.replace(cross, protocol="domain-generalization", targets=["letters"])
+    cross = CONFIG.changed(protocol="cross-dataset", targets=["shapes"])
+    domain = cross.changed(protocol="domain-generalization", targets=["letters"])
     out = finish_run(cross, tmp_path, device="cpu")
     first = json.loads((out / "results.json").read_text())
     assert list(first["parts"]) == ["test", "shapes"]
@@ -149,7 +148,7 @@ def test_a_target_is_scored_again_when_its_split_file_is_another(tmp_path: Path)
     split = json.loads((tmp_path / "dtd" / "split_zhou_DescribableTextures.json").read_text())
     few = {part: [each for each in items if each[1] < 10] for part, items in split.items()}
     (tmp_path / "dtd" / "few.json").write_text(json.dumps(few))
-    whole = dataclasses.replace(CONFIG, method="zero-shot", protocol="cross-dataset", targets=["dtd"])
+    whole = CONFIG.changed(method="zero-shot", epochs=None, protocol="cross-dataset", targets=["dtd"])
     images = []
     for config in (whole, scored_as(whole, targets=["dtd=few.json"])):
         out = finish_run(config, tmp_path / "runs", root=tmp_path, device="cpu")
@@ -167,10 +166,10 @@ def test_a_run_is_not_scored_as_what_it_was_not_trained_for(trained: Path) -> No
 def test_a_resumed_run_equals_an_uninterrupted_one_and_its_log_has_no_gap(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = dataclasses.replace(CONFIG, method="vpt", inference="csghmc", epochs=8, inference_settings={"batch": 5})
+    config = CONFIG.changed(method="vpt", inference="csghmc", epochs=8, inference_settings={"batch": 5})
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train_run(config, whole, device="cpu")
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(importlib.import_module("rebapl.training.fit"), "CHECKPOINT_SECONDS", 0)
     step = Chain.step
 
     def interrupted(chain: Chain) -> object:
@@ -221,8 +220,8 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_run_of_other_settings_of_a_preset_is_refused(trained: Path) -> None:
-    other = dataclasses.replace(CONFIG, inference_settings={"momentum": 0.8})
-    with pytest.raises(UserError, match=r"inference.momentum = 0.9, not 0.8"):
+    other = CONFIG.changed(inference_settings={"sampler.momentum": 0.8})
+    with pytest.raises(UserError, match=r"inference\.sampler\.momentum = 0.9, not 0.8"):
         train_run(other, trained)
 
 

@@ -1,5 +1,7 @@
 """Training and prediction on a GPU agree with the CPU, in float32 and with the towers in bfloat16."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -31,9 +33,11 @@ def test_predictions_after_training_agree_with_the_cpu(task: Task, dtype: torch.
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_and_predicts_in_bfloat16(task: Task, method: str, inference: str) -> None:
     encoder = load_backbone("mini", "cuda", torch.bfloat16)
-    settings = {"batch": 5, "averaging": None}
-    if inference == "rebapl":
-        settings["repulsion"] = {"reference": 4, "pool": 8}
+    settings: dict[str, Any] = {"batch": 5}
+    if inference == "mle":
+        settings["averaging"] = None
+    if inference == "rebapl" and METHODS.find(method).learner.repels_per_image:
+        settings["repulsion"] = {"images": 4, "pool": 8}
     posterior = fit(task, encoder, method, inference, epochs=2, inference_settings=settings)
     assert all(p.dtype == torch.float32 for p in posterior.learner.parameters())
     for part in evaluate(posterior, task).values():

@@ -1,6 +1,8 @@
 """From a task to a posterior and its scores, on the embedded backbone."""
 
+import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,11 +11,11 @@ from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.task import Task, load_task
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import evaluate
-from rebapl.learners import METHODS
+from rebapl.learners import METHODS, Learner, build_learner, published
 from rebapl.posterior import load_posterior, save_posterior
 from rebapl.sampling import PRESETS, Chain
-from rebapl.training import fit as training
-from rebapl.training.fit import Training, fit
+from rebapl.sampling.presets import preset_values
+from rebapl.training import ResolvedTraining, Training, fit, resolve_training
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +28,31 @@ def task() -> Task:
     return load_task("digits", shots=2, seed=1, test_images=20)
 
 
+def resolve(method: str, inference: str, task: Task, **settings: Any) -> ResolvedTraining:
+    return resolve_training(
+        method, inference, protocol=task.protocol, data=task.dataset.name, shots=task.shots, **settings
+    )
+
+
 def repels_in_both(method: str) -> bool:
     """The released code compares image and text features together, which a method without common text has not."""
     return method != "cocoop"
+
+
+def quick(method: str, inference: str) -> dict[str, Any]:
+    """Settings with which an inference of this kind takes little time."""
+    per_image = METHODS.find(method).learner.repels_per_image
+    values = preset_values(inference, published(method, "base-to-novel", "digits")[1], method, per_image)
+    settings: dict[str, Any] = {"batch": 5}
+    if "cycles" in values and values["cycles"].value > 1:
+        settings["cycles"] = 2
+    if "averaging.mean" in values:
+        settings["averaging"] = None
+    if "sampler.samples_per_cycle" in values:
+        settings["sampler.samples_per_cycle"] = 1
+    if any(name.startswith("repulsion.") for name in values) and values["repulsion.images"].value is not None:
+        settings["repulsion"] = {"images": 4, "pool": 6}
+    return settings
 
 
 @pytest.mark.parametrize("inference", PRESETS)
@@ -36,15 +60,17 @@ def repels_in_both(method: str) -> bool:
 def test_every_method_under_every_inference_saves_loads_and_predicts_the_same(
     encoder: DualEncoder, task: Task, tmp_path: Path, method: str, inference: str
 ) -> None:
-    cycles = {} if inference in ("mle", "sgld", "sghmc", "svgd") else {"cycles": 2}
-    settings = {"batch": 5, "averaging": None, "samples_per_cycle": 1, **cycles}
-    if PRESETS[inference].keys() & {"repulsion.metric", "repulsion.reference"}:
-        settings["repulsion"] = {"reference": 4, "pool": 6}
-    if inference == "rebapl-authors" and not repels_in_both(method):
-        with pytest.raises(UserError, match="both"):
-            fit(task, encoder, method, inference, epochs=1, inference_settings=settings)
-        return
-    posterior = fit(task, encoder, method, inference, epochs=1, inference_settings=settings)
+    if method == "zero-shot":  # which learns nothing, and says so of settings that would do nothing
+        with pytest.raises(UserError, match="learns nothing"):
+            fit(task, encoder, method, inference, epochs=1)
+        posterior = fit(task, encoder, method, inference)
+    else:
+        settings = quick(method, inference)
+        if inference == "rebapl-authors" and not repels_in_both(method):
+            with pytest.raises(UserError, match="both"):
+                fit(task, encoder, method, inference, epochs=1, inference_settings=settings)
+            return
+        posterior = fit(task, encoder, method, inference, epochs=1, inference_settings=settings)
     views = torch.randint(256, (3, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     expected = posterior.probabilities(views)
     save_posterior(posterior, tmp_path / "posterior")
@@ -56,9 +82,9 @@ def test_every_method_under_every_inference_saves_loads_and_predicts_the_same(
 def test_a_resumed_training_equals_an_uninterrupted_one(
     encoder: DualEncoder, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"inference_settings": {"cycles": 2, "repulsion": {"reference": 4, "pool": 6}}, "epochs": 3}
+    settings = {"inference_settings": {"cycles": 2, "repulsion": {"images": 4, "pool": 6}}, "epochs": 3}
     whole = fit(task, encoder, "maple", "rebapl", **settings)
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(importlib.import_module("rebapl.training.fit"), "CHECKPOINT_SECONDS", 0)
     step, stops = Chain.step, 7
 
     def interrupted(chain: Chain) -> object:
@@ -70,7 +96,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
     with pytest.raises(KeyboardInterrupt):
         fit(task, encoder, "maple", "rebapl", checkpoint=tmp_path / "c", **settings)
     monkeypatch.setattr(Chain, "step", step)
-    resumed = Training(task, encoder, "maple", "rebapl", **settings)
+    resumed = Training(task, encoder, resolve("maple", "rebapl", task, **settings), task.seed)
     seen: list[int] = []
     posterior = resumed.run(tmp_path / "c", lambda done, *_: seen.append(done))
     assert seen[0] == stops + 1
@@ -118,21 +144,46 @@ def test_zero_shot_leaves_room_on_drawn_tasks(encoder: DualEncoder, data: str) -
         ({"inference": "mel"}, "did you mean 'mle'"),
         ({"method": "coop", "method_settings": {"token": 4}}, "did you mean 'tokens'"),
         ({"method": "maple", "method_settings": {"depth": 9}}, "5 layers"),
-        ({"inference_settings": {"lrr": 1}}, "did you mean 'lr'"),
+        ({"inference_settings": {"sampler.lrr": 1}}, r"inference\.sampler\.lrr: .* did you mean 'lr'"),
         ({"epochs": 0}, "epochs is 0"),
     ],
 )
 def test_bad_settings_are_refused_before_any_work(
-    encoder: DualEncoder, task: Task, arguments: dict, message: str
+    encoder: DualEncoder, task: Task, arguments: dict, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    trained: list[Training] = []
+    monkeypatch.setattr(Training, "run", lambda self, *_: trained.append(self))
     with pytest.raises(UserError, match=message):
-        Training(task, encoder, **arguments)
+        fit(task, encoder, **arguments)
+    assert not trained
+
+
+def test_what_a_setting_makes_of_a_method_decides_whether_images_are_compared(encoder: DualEncoder, task: Task) -> None:
+    """BPL has a text per image only where its distribution is conditional on the image."""
+    for conditional, images in ((False, None), (True, 32)):
+        chosen = resolve("bpl", "rebapl", task, epochs=1, method_settings={"conditional": conditional})
+        assert chosen.inference is not None
+        assert chosen.inference.repulsion is not None
+        assert chosen.inference.repulsion.images == images
+        training = Training(task, encoder, chosen, task.seed)
+        assert training.learner.repels_per_image == conditional
+
+
+def test_a_learner_as_an_object_is_resolved_as_by_name(encoder: DualEncoder, task: Task) -> None:
+    def learner(method: str) -> Learner[Any]:
+        generator = torch.Generator().manual_seed(0)
+        return build_learner(method, encoder, task.train.class_names, task.dataset.template, generator)
+
+    with pytest.raises(UserError, match=r"^inference\.sampler\.lrr: "):
+        fit(task, encoder, learner("coop"), inference_settings={"sampler.lrr": 1})
+    with pytest.raises(UserError, match="learns nothing"):
+        fit(task, encoder, learner("zero-shot"), epochs=1)
 
 
 def test_the_released_code_compares_augmented_views_and_averages_logits(encoder: DualEncoder, task: Task) -> None:
-    settings = {"epochs": 1, "inference_settings": {"cycles": 2, "repulsion.pool": 6, "batch": 5}}
-    run = Training(task, encoder, "maple", "rebapl-authors", **settings)
-    chain = run.chain
+    settings = {"epochs": 1, "inference_settings": {"cycles": 2, "repulsion": {"images": 6, "pool": 6}, "batch": 5}}
+    run = Training(task, encoder, resolve("maple", "rebapl-authors", task, **settings), task.seed)
+    chain = run.loop
     assert isinstance(chain, Chain)
     pool = chain.reference.pool
     assert pool is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ def train(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="Any setting, such as seed=2, method.tokens=16 or inference.repulsion.metric=energy.",
+            help="Any setting, such as seed=2, method.tokens=16 or inference.repulsion.distance=energy.",
         ),
     ] = None,
     config: Annotated[
@@ -53,7 +54,8 @@ def train(
     backbone: Annotated[
         str | None,
         typer.Option(
-            help="'mini' (embedded), a local Hugging Face folder, or a hub id (openai/clip-vit-base-patch16)."
+            help="'mini' (embedded), a local Hugging Face folder, or a hub id. If not given: mini for embedded tasks, "
+            "openai/clip-vit-base-patch16 for other data."
         ),
     ] = None,
     epochs: Annotated[int | None, typer.Option(help="Epochs per cycle instead of the published number.")] = None,
@@ -113,6 +115,8 @@ def train(
     configs = [build_config(each) for each in wanted]
     engine = LocalEngine(parse_names(device), jobs)
     todo = [Job.of(each, runs, out=out, root=root, score=evaluate, wait=False) for each in configs]
+    if configs[0].backbone is None:
+        print(f"backbone: {configs[0].backbone_name}, since none is given", file=sys.stderr)
     trained_before = {job.folder for each, job in zip(configs, todo, strict=True) if is_trained(each, job.folder)}
     with RunProgress() as progress:
         outcomes = list(engine.run(todo, progress.show))

@@ -89,7 +89,7 @@ class Learner(nn.Module, Generic[Frozen]):
     """The feature space in which its posterior repels by default; None where nothing is learned."""
 
     repels_per_image: bool = True
-    """Whether that space has a row per image; otherwise it has one per class."""
+    """Whether that space has a row per image; otherwise it has one per class. A setting may decide it: `per_image`."""
 
     template: str = DEFAULT_TEMPLATE
 
@@ -98,6 +98,11 @@ class Learner(nn.Module, Generic[Frozen]):
 
     noise: torch.Generator | None = None
     """The stream that `use_noise` gave."""
+
+    @classmethod
+    def per_image(cls, config: Settings) -> bool:  # noqa: ARG003
+        """The `repels_per_image` of a learner with these settings, before there is one."""
+        return cls.repels_per_image
 
     def __init__(self, encoder: DualEncoder, config: Settings) -> None:
         super().__init__()

@@ -26,6 +26,7 @@ from rebapl.learners.base import Output
 from rebapl.learners.coop import CoOp, CoOpConfig
 from rebapl.learners.initial import draw_linear, undrawn_linear
 from rebapl.learners.registry import register
+from rebapl.settings import Settings
 
 
 class BayesianConfig(CoOpConfig):
@@ -51,9 +52,13 @@ def _network(encoder: DualEncoder) -> nn.Sequential:
 class BayesianPrompts(CoOp):
     config: BayesianConfig
 
+    @classmethod
+    def per_image(cls, config: Settings) -> bool:
+        return isinstance(config, BayesianConfig) and config.conditional
+
     def __init__(self, encoder: DualEncoder, config: BayesianConfig) -> None:
         super().__init__(encoder, config)
-        self.repels_per_image = config.conditional
+        self.repels_per_image = self.per_image(config)
         if config.conditional:
             self.mean_network = _network(encoder)
             self.log_variance_network = _network(encoder)

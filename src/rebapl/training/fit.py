@@ -19,11 +19,11 @@ from rebapl.errors import UserError
 from rebapl.learners import Learner, build_learner
 from rebapl.posterior import Posterior
 from rebapl.randomness import generator
-from rebapl.sampling import SVGD, Chain, Inference, Loop, preset
+from rebapl.sampling import SVGD, Chain, Inference, Loop
 from rebapl.sampling.settings import SVGDSettings, pool_size
 from rebapl.training.checkpoint import load_checkpoint, save_checkpoint
 from rebapl.training.log import EVERY, read_log, write_log
-from rebapl.training.resolution import CUSTOM, NOTHING, ResolvedTraining, resolve_training, with_epochs
+from rebapl.training.resolution import ResolvedTraining, resolve_training, with_inference
 
 Progress = Callable[[int, int, float], None]
 """Called now and then with the steps done, the steps in all, and the latest loss."""
@@ -173,17 +173,10 @@ def _of_learner(
             f"the learner is bound to {len(learner.class_names)} class names, and the task trains on "
             f"{len(task.train.class_names)} others: give learner.bind(task.train.class_names, task.dataset.template)"
         )
-    recipe, method = learner.recipe, learner.method or type(learner).__name__
-    if isinstance(inference, Inference):
-        if epochs is not None or inference_settings:
-            raise UserError("an inference given as an object has all its settings: change them there")
-        return ResolvedTraining(method, learner.config, CUSTOM, inference, recipe.crop_scale)
-    if recipe.epochs == 0:
-        return ResolvedTraining(method, learner.config, NOTHING, None, recipe.crop_scale)
-    if epochs is not None:
-        recipe = with_epochs(recipe, epochs)
-    chosen = preset(inference, recipe, method, per_image=learner.repels_per_image, **(inference_settings or {}))
-    return ResolvedTraining(method, learner.config, inference, chosen, recipe.crop_scale)
+    method = learner.method or type(learner).__name__
+    return with_inference(
+        method, learner.config, learner.recipe, learner.repels_per_image, inference, epochs, inference_settings
+    )
 
 
 def _build_loop(
@@ -191,6 +184,7 @@ def _build_loop(
 ) -> Loop:
     data = LabelledImages(task.dataset, task.train.items)
     batches = TrainBatches(data, encoder.preprocessing, inference.batch, resolved.crop_scale, seed, encoder.device)
+    inference = inference.changed(batch=batches.batch)  # fewer where there are fewer images in all
     pool = _pool(data, batches, encoder, inference, seed)
     given: dict[str, Any] = {
         "num_data": len(data),

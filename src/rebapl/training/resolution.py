@@ -64,28 +64,44 @@ def resolve_training(
     (0.0035, (0.08, 1.0))
     """
     settings, recipe = published(method, published_protocol(protocol), data, shots)
-    if epochs is not None and recipe.epochs > 0:
-        recipe = with_epochs(recipe, epochs)
     chosen = resolve_method(method, {**settings, **(method_settings or {})})
-    changes = dict(inference_settings or {})
+    per_image = METHODS.find(method).learner.per_image(chosen)
+    return with_inference(method, chosen, recipe, per_image, inference, epochs, inference_settings)
+
+
+def with_inference(
+    method: str,
+    method_settings: Settings,
+    recipe: Recipe,
+    per_image: bool,
+    inference: str | Inference,
+    epochs: int | None = None,
+    inference_settings: Mapping[str, Any] | None = None,
+) -> ResolvedTraining:
+    """The training of a method by its recipe: with a preset and changes to it, or with an inference as it is given.
+
+    `per_image` as in `preset_values`.
+    """
+    changed = bool(inference_settings) or epochs is not None
     if recipe.epochs == 0:
-        if changes or epochs is not None or isinstance(inference, Inference):
+        if changed or isinstance(inference, Inference):
             raise UserError(f"method '{method}' learns nothing: leave the settings of the inference out")
-        return ResolvedTraining(method, chosen, NOTHING, None, recipe.crop_scale)
+        return ResolvedTraining(method, method_settings, NOTHING, None, recipe.crop_scale)
     if isinstance(inference, Inference):
-        if changes or epochs is not None:
+        if changed:
             raise UserError("an inference given as an object has all its settings: change them there")
-        return ResolvedTraining(method, chosen, CUSTOM, inference, recipe.crop_scale)
-    return ResolvedTraining(method, chosen, inference, _preset(inference, recipe, method, changes), recipe.crop_scale)
+        return ResolvedTraining(method, method_settings, CUSTOM, inference, recipe.crop_scale)
+    if epochs is not None:
+        recipe = with_epochs(recipe, epochs)
+    try:
+        chosen = preset(inference, recipe, method, per_image=per_image, **(inference_settings or {}))
+    except SettingError as error:
+        raise error.below("inference") from None
+    return ResolvedTraining(method, method_settings, inference, chosen, recipe.crop_scale)
 
 
 def with_epochs(recipe: Recipe, epochs: int) -> Recipe:
     """The recipe with another number of epochs, at least one of which is no warm-up."""
+    if epochs < 1:
+        raise SettingError(("epochs",), f"is {epochs}: it must be at least 1")
     return recipe.changed(epochs=epochs, warmup_epochs=min(recipe.warmup_epochs, epochs - 1))
-
-
-def _preset(name: str, recipe: Recipe, method: str, changes: Mapping[str, Any]) -> Inference:
-    try:
-        return preset(name, recipe, method, per_image=METHODS.find(method).learner.repels_per_image, **changes)
-    except SettingError as error:
-        raise error.below("inference") from None

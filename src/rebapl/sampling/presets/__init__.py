@@ -43,7 +43,8 @@ def preset_values(name: str, recipe: Recipe, method: str = "", per_image: bool =
     """Every value that a preset gives for a learner, by dotted name, with its origin.
 
     `method` is the learner's name: `rebapl-paper` takes the values of the paper's table for those it names. `per_image`
-    says whether the space in which the learner repels has a point per image; where it has not, no images are compared.
+    says whether the space in which the learner repels has a point per image; where it has not, no images are compared,
+    unless the preset names another space.
     """
     chosen = PRESETS.find(name)
     values = on_top(chosen.values, chosen.methods.get(method, {}))
@@ -52,7 +53,7 @@ def preset_values(name: str, recipe: Recipe, method: str = "", per_image: bool =
         name: Value(each, entry.origin) for key, entry in read.items() for name, each in leaves({key: entry.value})
     }
     values |= _for_optimizer(values, recipe)
-    if not per_image and "repulsion.images" in values:
+    if not per_image and "repulsion.images" in values and "repulsion.space" not in values:
         values = {key: entry for key, entry in values.items() if key != "repulsion.pool"}
         values["repulsion.images"] = Value(None, "definition")
     return values
