@@ -124,11 +124,16 @@ class OneOf:
 
 
 def _tagged(name: str, kind: type[Settings]) -> dict[str, Any]:
-    schema = kind.model_json_schema()
-    schema = _inlined(schema, schema.pop("$defs", {}))
+    schema = inlined_schema(kind)
     schema["properties"] = {"kind": {"const": name}, **schema.get("properties", {})}
     schema["required"] = ["kind", *schema.get("required", [])]
     return schema
+
+
+def inlined_schema(kind: type[Settings]) -> dict[str, Any]:
+    """The JSON schema of a class of settings, without references."""
+    schema = kind.model_json_schema()
+    return _inlined(schema, schema.pop("$defs", {}))
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
@@ -207,9 +212,10 @@ _MUST = {
 
 
 def _in_words(error: ValidationError, model: type[Settings]) -> SettingError:
-    """The first thing that is wrong, in one line."""
+    """The first thing that is wrong, in one line; a name that does not exist before one that is missing, as the one is
+    often the other misspelt."""
     errors = error.errors()
-    first = errors[0]
+    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     path, kind, context = tuple(map(str, first["loc"])), first["type"], first.get("ctx", {})
     cause = context.get("error")
     if isinstance(cause, SettingError):

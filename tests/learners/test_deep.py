@@ -45,7 +45,7 @@ def test_words_that_are_too_few_are_refused(build: Any, method: str) -> None:
 
 @pytest.mark.parametrize("method", DEEP)
 def test_no_tokens_are_refused(build: Any, method: str) -> None:
-    with pytest.raises(UserError, match="method.tokens is 0: it must be at least 1"):
+    with pytest.raises(UserError, match=r"method\.tokens is 0: it must be at least 1"):
         build(method, {"tokens": 0})
 
 

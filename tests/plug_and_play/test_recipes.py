@@ -1,12 +1,16 @@
 """The recipes of docs/plug-and-play.md, run as they stand there."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from rebapl.errors import UserError
+from rebapl.learners import METHODS, published, resolve_method
+from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.sampling import Chain, preset
 
 PAGE = Path(__file__).parents[2] / "docs" / "plug-and-play.md"
@@ -28,8 +32,11 @@ def run(program: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def learner_recipe() -> dict[str, Any]:
-    return run("\n".join(blocks("A learner of your own")))
+def learner_recipe() -> Iterator[dict[str, Any]]:
+    before = dict(METHODS.known)
+    yield run("\n".join(blocks("A learner of your own")))
+    METHODS.known.clear()
+    METHODS.known.update(before)
 
 
 class TestALearnerOfYourOwn:
@@ -65,7 +72,7 @@ class TestALearnerOfYourOwn:
             def loss(self, output: Any, labels: torch.Tensor) -> torch.Tensor:
                 return super().loss(output, labels) + 20 * self.shift.square().sum()
 
-        learner = Penalised(learner_recipe["encoder"], learner_recipe["task"].train.class_names)
+        learner = self.fresh(Penalised, learner_recipe)
         learner.reset(torch.Generator().manual_seed(0))
         chain = self.chain(learner, learner_recipe, cycles=1)
         sizes = [sample.parameters["shift"].norm() for sample in chain.run()]
@@ -73,9 +80,7 @@ class TestALearnerOfYourOwn:
 
     def test_repulsion_acts_from_the_second_cycle_on(self, learner_recipe: dict[str, Any]) -> None:
         def samples(**changes: Any) -> list[torch.Tensor]:
-            learner = learner_recipe["FeatureShift"](
-                learner_recipe["encoder"], learner_recipe["task"].train.class_names
-            )
+            learner = self.fresh(learner_recipe["FeatureShift"], learner_recipe)
             learner.reset(torch.Generator().manual_seed(0))
             chain = self.chain(learner, learner_recipe, cycles=2, epochs=1, **changes)
             return [sample.parameters["shift"] for sample in chain.run()]
@@ -87,6 +92,29 @@ class TestALearnerOfYourOwn:
     def test_it_binds_to_other_classes(self, learner_recipe: dict[str, Any]) -> None:
         bound = learner_recipe["posterior"].bind(["cat", "old dog"])
         assert bound.probabilities(learner_recipe["views"][:5]).shape == (5, 2)
+
+    def test_it_is_known_by_name_with_its_settings_and_recipe(self, learner_recipe: dict[str, Any]) -> None:
+        assert learner_recipe["learner"].method == "feature-shift"
+        assert METHODS["feature-shift"].learner is learner_recipe["FeatureShift"]
+        settings, recipe = published("feature-shift", "few-shot", "digits")
+        assert (settings, recipe.lr, recipe.epochs) == ({}, 0.01, 4)
+        with pytest.raises(UserError, match=r"method\.smoothing is 2: it must be below 1"):
+            resolve_method("feature-shift", {"smoothing": 2})
+
+    def test_a_posterior_of_it_is_saved_and_loaded(self, learner_recipe: dict[str, Any], tmp_path: Path) -> None:
+        learner, views = learner_recipe["learner"], learner_recipe["views"][:4]
+        about = {"method": learner.method, "method_settings": learner.config.plain(), "seed": 1, "data": "digits"}
+        samples = [{"shift": shift} for shift in learner_recipe["posterior"].samples["shift"]]
+        posterior = Posterior.of(learner, samples, {**about, "inference": {"name": "rebapl"}})
+        loaded = load_posterior(save_posterior(posterior, tmp_path / "own"), learner_recipe["encoder"])
+        assert type(loaded.learner) is learner_recipe["FeatureShift"]
+        assert torch.equal(loaded.probabilities(views), posterior.probabilities(views))
+
+    @staticmethod
+    def fresh(kind: Any, recipe: dict[str, Any]) -> Any:
+        task = recipe["task"]
+        config = recipe["FeatureShiftConfig"]()
+        return kind(recipe["encoder"], config).bind(task.train.class_names, task.dataset.template)
 
     @staticmethod
     def chain(learner: Any, recipe: dict[str, Any], **changes: Any) -> Chain:

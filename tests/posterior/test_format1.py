@@ -42,15 +42,24 @@ def test_what_it_left_out_is_what_the_defaults_were(method: str) -> None:
     assert then == METHODS[method].config()
 
 
-@pytest.mark.parametrize("method", ["mmrl", "maple"])
-def test_a_large_one_laid_out_by_hand(
-    make: Any, encoder: DualEncoder, views: torch.Tensor, tmp_path: Path, method: str
+@pytest.mark.parametrize(
+    ("method", "today", "before"),
+    [
+        ("mmrl", {}, {}),
+        ("maple", {"depth": "3/12"}, {"depth_of_12": 3}),
+        ("promptsrc", {"depth": 2}, {"depth_of_12": 3, "depth": 2}),
+    ],
+)
+def test_larger_ones_laid_out_by_hand(
+    make: Any, encoder: DualEncoder, views: torch.Tensor, tmp_path: Path, method: str, today: dict, before: dict
 ) -> None:
-    posterior = make(method, 2, settings={})
+    posterior = make(method, 2, settings=today)
     folder = save_posterior(posterior, tmp_path / "p")
     manifest = json.loads((folder / "posterior.json").read_text())
-    manifest |= {"format": 1, "method_settings": {}}
+    manifest |= {"format": 1, "method_settings": before}
     del manifest["crop_scale"]
     manifest["sha256"] = content_sha256(manifest)
     (folder / "posterior.json").write_text(json.dumps(manifest))
-    assert torch.equal(load_posterior(folder, encoder).probabilities(views), posterior.probabilities(views))
+    loaded = load_posterior(folder, encoder)
+    assert loaded.about["method_settings"] == resolve_method(method, today).plain()
+    assert torch.equal(loaded.probabilities(views), posterior.probabilities(views))

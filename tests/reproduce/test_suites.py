@@ -90,7 +90,8 @@ def test_finished_runs_take_no_more_time(tmp_path: Path) -> None:
     (config,) = target.runs(suite)
     assert planned([target], suite, tmp_path)[1][0].seconds > 0
     assert seconds(config) > seconds(config, trained=True) > 0
-    write_json(run_folder(config, tmp_path) / RESULTS, {"parts": {"base": {}, "novel": {}}})
+    scores = {"accuracy": 50.0, "nll": 1.0, "ece": 5.0, "images": 9}
+    write_json(run_folder(config, tmp_path) / RESULTS, {"parts": {"base": scores, "novel": scores}})
     assert planned([target], suite, tmp_path)[1] == [Planned(config, True, 0.0)]
 
 

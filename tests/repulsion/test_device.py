@@ -1,5 +1,7 @@
 """On a GPU: a step waits for nothing, and gives what the CPU gives."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,21 +10,29 @@ from rebapl.repulsion import DISTANCES, Repulsion
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("size", ["normalised", "fading", "capped", "absolute"])
-@pytest.mark.parametrize("metric", list(DISTANCES))
-def test_a_step_does_not_wait_for_the_device(metric: str, size: str) -> None:
+FORCES = [
+    {"kind": "fading", "measure_every": 2},
+    {"kind": "normalised", "measure_every": 2},
+    {"kind": "capped", "strength": 1.0, "measure_every": 2},
+    {"kind": "absolute", "strength": 1.0},
+]
+
+
+@pytest.mark.parametrize("force", FORCES, ids=lambda force: force["kind"])
+@pytest.mark.parametrize("distance", list(DISTANCES))
+def test_a_step_does_not_wait_for_the_device(distance: str, force: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(0)
     pool, start = torch.randn(64, 16, generator=generator), torch.randn(16, 16, generator=generator)
     terms = {}
     for device in ("cpu", "cuda"):
-        repulsion = Repulsion(metric, size=size, measure_every=2)
         theta, images = start.clone().to(device).requires_grad_(), pool.to(device)
+        repulsion = Repulsion(distance, force=force, anchor=torch.zeros_like(images @ theta))
         repulsion.remember(images @ theta)
-        repulsion.new_cycle()
+        repulsion.begin_cycle()
         rows = repulsion.choose(64, 24, torch.Generator().manual_seed(1)).to(device)
         with torch.no_grad():
             theta += 0.1
-        if device == "cuda" and metric != "wasserstein":  # which goes to the host by its nature
+        if device == "cuda" and distance != "wasserstein":  # which goes to the host by its nature
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error")
         try:

@@ -1,6 +1,7 @@
 """Every distance, value and gradient, against other libraries, brute force and finite differences."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import ot
@@ -11,10 +12,17 @@ from scipy.stats import energy_distance, wasserstein_distance
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.repulsion import DISTANCES, Distance, Stored, sinkhorn, sliced, squared_distance
+from rebapl.repulsion import DISTANCES, Distance, Stored, get_distance, register_distance, sinkhorn, squared_distance
 from rebapl.repulsion.clouds import median_squared_distance, squared_distances
+from rebapl.repulsion.sliced import Sliced, with_directions
 
 ALL = list(DISTANCES)
+
+
+def stream() -> torch.Generator:
+    """What a distance draws from when it prepares a stored cloud."""
+    return torch.Generator().manual_seed(0)
+
 BETWEEN_DISTRIBUTIONS = [name for name in ALL if name != "paired"]
 
 
@@ -61,8 +69,8 @@ def test_rounding_never_makes_a_squared_distance_negative() -> None:
     for seed in range(20):
         x = two_clouds(30, d=8, seed=seed)[0].float()
         assert squared_distances(x, x).min() >= 0
-        for metric in ALL:
-            assert squared_distance(x.flip(0), x, metric) >= 0, metric
+        for distance in ALL:
+            assert squared_distance(x.flip(0), x, distance) >= 0, distance
 
 
 @pytest.mark.parametrize("m", [9, 6])
@@ -108,15 +116,14 @@ def test_sliced_matches_pot_on_the_same_directions(m: int) -> None:
     x, y = two_clouds(9, m)
     directions = ot.sliced.get_random_projections(4, 50, seed=1)
     expected = ot.sliced_wasserstein_distance(x.numpy(), y.numpy(), projections=directions, p=2) ** 2
-    ours = sliced.between(x, sliced.with_directions(y, torch.from_numpy(directions)))
+    ours = Sliced().between(x, with_directions(y, torch.from_numpy(directions)))
     assert ours.item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_sliced_draws_from_the_generator_it_is_given() -> None:
     x, y = two_clouds()
-    one, same, other = (
-        squared_distance(x, y, "sliced", projections=3, generator=torch.Generator().manual_seed(s)) for s in (5, 5, 6)
-    )
+    sliced = Sliced(projections=3)
+    one, same, other = (sliced.between(x, sliced.prepare(y, torch.Generator().manual_seed(s))) for s in (5, 5, 6))
     assert one == same
     assert one != other
 
@@ -133,8 +140,8 @@ def test_energy_matches_brute_force_and_scipy(m: int) -> None:
 def test_on_a_line_transport_is_sorting() -> None:
     x, y = two_clouds(8, 8, 1)
     expected = np.mean((np.sort(x[:, 0]) - np.sort(y[:, 0])) ** 2)
-    for metric in ("wasserstein", "sliced"):
-        assert squared_distance(x, y, metric).item() == pytest.approx(expected, rel=1e-9)
+    for distance in ("wasserstein", "sliced"):
+        assert squared_distance(x, y, distance).item() == pytest.approx(expected, rel=1e-9)
     # a shift moves every quantile, so that W1 (scipy's) is the root of W2²
     shifted = wasserstein_distance(x[:, 0].numpy(), x[:, 0].numpy() + 3)
     assert squared_distance(x + 3, x, "sliced").sqrt().item() == pytest.approx(shifted)
@@ -149,48 +156,48 @@ def test_paired_is_row_by_row() -> None:
 
 
 @pytest.mark.parametrize("unequal", [False, True])
-@pytest.mark.parametrize("metric", ALL)
-def test_gradient_matches_finite_differences(metric: str, unequal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("distance", ALL)
+def test_gradient_matches_finite_differences(distance: str, unequal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinkhorn, "ITERATIONS", 300)  # the envelope theorem is for converged potentials
-    if metric == "paired" and unequal:
+    if distance == "paired" and unequal:
         pytest.skip("paired needs equal sizes")
     x, y = two_clouds(6, 4 if unequal else 6, 3)
-    options = {"regularisation": 0.5} if metric == "sinkhorn" else {}
+    options = {"regularisation": 0.5} if distance == "sinkhorn" else {}
     variable = x.clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(squared_distance(variable, y, metric, **options), variable)
+    (gradient,) = torch.autograd.grad(squared_distance(variable, y, distance, **options), variable)
     step = 1e-5
     numeric = torch.zeros_like(x)
     for i in range(x.numel()):
         e = torch.zeros(x.numel(), dtype=x.dtype)
         e[i] = step
-        up, down = (squared_distance(x + s * e.view_as(x), y, metric, **options) for s in (1, -1))
+        up, down = (squared_distance(x + s * e.view_as(x), y, distance, **options) for s in (1, -1))
         numeric.view(-1)[i] = (up - down) / (2 * step)
     assert (gradient - numeric).norm() < 1e-7 * numeric.norm()
 
 
-@pytest.mark.parametrize("metric", BETWEEN_DISTRIBUTIONS)
-def test_order_of_points_does_not_matter(metric: str) -> None:
+@pytest.mark.parametrize("distance", BETWEEN_DISTRIBUTIONS)
+def test_order_of_points_does_not_matter(distance: str) -> None:
     x, y = two_clouds()
     order = torch.randperm(9, generator=torch.Generator().manual_seed(2))
-    expected = squared_distance(x, y, metric).item()
-    assert squared_distance(x[order], y, metric).item() == pytest.approx(expected, rel=1e-9)
-    assert squared_distance(x, y[order], metric).item() == pytest.approx(expected, rel=1e-9)
+    expected = squared_distance(x, y, distance).item()
+    assert squared_distance(x[order], y, distance).item() == pytest.approx(expected, rel=1e-9)
+    assert squared_distance(x, y[order], distance).item() == pytest.approx(expected, rel=1e-9)
     assert squared_distance(x[order], y, "paired") != squared_distance(x, y, "paired")
 
 
-@pytest.mark.parametrize("metric", ALL)
-def test_symmetric_for_equal_length_scales(metric: str) -> None:
+@pytest.mark.parametrize("distance", ALL)
+def test_symdistance_for_equal_length_scales(distance: str) -> None:
     x, y = two_clouds()
     y = x @ torch.linalg.qr(torch.randn(4, 4, dtype=x.dtype, generator=torch.Generator().manual_seed(1)))[0]
-    assert squared_distance(x, y, metric).item() == pytest.approx(squared_distance(y, x, metric).item(), rel=1e-9)
+    assert squared_distance(x, y, distance).item() == pytest.approx(squared_distance(y, x, distance).item(), rel=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("metric", ALL)
-def test_equal_clouds_give_zero_with_a_finite_gradient(metric: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("distance", ALL)
+def test_equal_clouds_give_zero_with_a_finite_gradient(distance: str, dtype: torch.dtype) -> None:
     x = two_clouds(12)[0].to(dtype)
     variable = x.clone().requires_grad_()
-    value = squared_distance(variable, x, metric)
+    value = squared_distance(variable, x, distance)
     value.backward()
     assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert 0 <= value.item() < 1e-6
@@ -200,54 +207,52 @@ def test_equal_clouds_give_zero_with_a_finite_gradient(metric: str, dtype: torch
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("metric", ALL)
-def test_half_precision_inputs_are_computed_in_single(metric: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("distance", ALL)
+def test_half_precision_inputs_are_computed_in_single(distance: str, dtype: torch.dtype) -> None:
     x, y = (cloud.to(dtype) for cloud in two_clouds())
     variable = x.clone().requires_grad_()
-    value = squared_distance(variable, y, metric)
+    value = squared_distance(variable, y, distance)
     value.backward()
-    assert value.item() == pytest.approx(squared_distance(x.double(), y.double(), metric).item(), rel=1e-4)
+    assert value.item() == pytest.approx(squared_distance(x.double(), y.double(), distance).item(), rel=1e-4)
     assert variable.grad is not None
     assert variable.grad.isfinite().all()
 
 
-@pytest.mark.parametrize("metric", ALL)
-def test_repeated_points_give_finite_gradients(metric: str) -> None:
+@pytest.mark.parametrize("distance", ALL)
+def test_repeated_points_give_finite_gradients(distance: str) -> None:
     x, y = two_clouds(8, 8)
     x[1], x[2], y[1] = x[0], y[0], y[0]
     variable = x.float().requires_grad_()
-    squared_distance(variable, y.float(), metric).backward()
+    squared_distance(variable, y.float(), distance).backward()
     assert variable.grad is not None
     assert variable.grad.isfinite().all()
     assert variable.grad.norm() > 0.01
 
 
-@pytest.mark.parametrize("metric", ALL)
-def test_cached_statistics_of_a_subset_equal_a_fresh_computation(metric: str) -> None:
+@pytest.mark.parametrize("distance", ALL)
+def test_cached_statistics_of_a_subset_equal_a_fresh_computation(distance: str) -> None:
     """The step looks statistics up by rows; only the length scale stays that of the whole pool."""
     x, pool = two_clouds(6, 20)
     rows = torch.tensor([17, 3, 4, 0, 11, 8])
-    distance = DISTANCES[metric]
-    kept = distance.prepare(pool).rows(rows)
-    fixed: dict[str, object] = {
-        "sinkhorn": {
-            "regularisation": 0.1 * float(median_squared_distance(pool) / median_squared_distance(pool[rows]))
-        },
-    }.get(metric, {})
-    if metric == "mmd":
+    kept = get_distance(distance).prepare(pool, stream()).rows(rows)
+    longer = float(median_squared_distance(pool) / median_squared_distance(pool[rows]))
+    fixed = {"regularisation": 0.1 * longer} if distance == "sinkhorn" else {}
+    if distance == "mmd":
         widths = kept.shared["bandwidths"][0].tolist()
         fresh = mmd_by_hand(x.numpy(), pool[rows].numpy(), widths)
     else:
-        fresh = distance.between(x, distance.prepare(pool[rows], **fixed)).item()
-    assert distance.between(x, kept).item() == pytest.approx(fresh, rel=1e-9)
+        same = get_distance(distance, **fixed)
+        fresh = same.between(x, same.prepare(pool[rows], stream())).item()
+    assert get_distance(distance).between(x, kept).item() == pytest.approx(fresh, rel=1e-9)
 
 
-@pytest.mark.parametrize("metric", ALL)
-def test_several_stored_samples_at_once_equal_one_by_one(metric: str) -> None:
+@pytest.mark.parametrize("distance", ALL)
+def test_several_stored_samples_at_once_equal_one_by_one(distance: str) -> None:
     x, pool = two_clouds(9, 9)
-    stored = [DISTANCES[metric].prepare(c * pool) for c in (1.0, 1.5, -0.4)]
-    joined = DISTANCES[metric].between(x, Stored.join(stored))
-    single = [DISTANCES[metric].between(x, s).item() for s in stored]
+    one = get_distance(distance)
+    stored = [one.prepare(c * pool, stream()) for c in (1.0, 1.5, -0.4)]
+    joined = one.between(x, Stored.join(stored))
+    single = [one.between(x, s).item() for s in stored]
     assert joined.tolist() == pytest.approx(single, rel=1e-12)
 
 
@@ -255,34 +260,66 @@ def test_non_finite_features_reach_the_caller() -> None:
     """The chain reports them; the exact solver must not fail first."""
     x, y = two_clouds()
     x[0, 0] = math.nan
-    for metric in ALL:
-        assert not squared_distance(x, y, metric).isfinite(), metric
+    for distance in ALL:
+        assert not squared_distance(x, y, distance).isfinite(), distance
 
 
-def test_a_new_distance_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _registry() -> Iterator[None]:
+    """What a test registers is forgotten after it."""
+    before = dict(DISTANCES)
+    yield
+    DISTANCES.clear()
+    DISTANCES.update(before)
+
+
+@pytest.mark.usefixtures("_registry")
+def test_a_new_distance_is_one_function() -> None:
+    @register_distance("mean-shift")
     def mean_shift(x: Tensor, stored: Stored) -> Tensor:
         return (x.mean(0) - stored.cloud.mean(1)).square().sum(-1)
 
-    monkeypatch.setitem(DISTANCES, "mean-shift", Distance(mean_shift))
     x, _ = two_clouds()
     assert squared_distance(x, x + 1, "mean-shift").item() == pytest.approx(4)
+    assert get_distance("mean-shift").plain() == {"kind": "mean-shift"}
+    with pytest.raises(UserError, match="'mean-shift' is taken by mean_shift: choose another name"):
+        register_distance("mean-shift")(DISTANCES["mmd"])
+
+
+@pytest.mark.usefixtures("_registry")
+def test_a_new_distance_with_settings_is_one_class() -> None:
+    @register_distance("shrunk")
+    class Shrunk(Distance):
+        by: float = 0.5
+
+        def prepare(self, cloud: Tensor, generator: torch.Generator) -> Stored:  # noqa: ARG002
+            return Stored(self.by * cloud[None])
+
+        def between(self, x: Tensor, stored: Stored) -> Tensor:
+            return (x - stored.cloud).square().sum(-1).mean(-1)
+
+    x, _ = two_clouds()
+    assert squared_distance(x, 2 * x, "shrunk").item() == 0
+    assert squared_distance(2 * x, x, Shrunk(by=2.0)).item() == 0
+    with pytest.raises(UserError, match="by is 'x': it must be a number"):
+        get_distance("shrunk", by="x")
 
 
 def test_bad_input_is_refused_with_what_is_accepted() -> None:
     x, y = two_clouds()
-    with pytest.raises(UserError, match=r"did you mean 'sinkhorn'\? Accepted: mmd, wasserstein"):
+    with pytest.raises(UserError, match=r"did you mean 'sinkhorn'\? Accepted: .*mmd, .*wasserstein"):
         squared_distance(x, y, "sinkhron")
-    with pytest.raises(UserError, match="metric 'energy' has no option 'bandwidth'; it takes none"):
+    with pytest.raises(UserError, match=r"bandwidth: there is no such setting here\. Accepted: none"):
         squared_distance(x, y, "energy", bandwidth=1.0)
-    with pytest.raises(UserError, match=r"bandwidth must be positive .* got -1"):
+    with pytest.raises(UserError, match=r"bandwidth is -1\.0: it must be above 0"):
         squared_distance(x, y, "mmd", bandwidth=-1.0)
-    with pytest.raises(UserError, match="regularisation must be positive; got 0"):
+    with pytest.raises(UserError, match="regularisation is 0: it must be above 0"):
         squared_distance(x, y, "sinkhorn", regularisation=0)
-    with pytest.raises(UserError, match="projections must be at least 1; got 0"):
+    with pytest.raises(UserError, match="projections is 0: it must be at least 1"):
         squared_distance(x, y, "sliced", projections=0)
     with pytest.raises(UserError, match="4 and 3 dimensions"):
         squared_distance(x, y[:, :3])
     with pytest.raises(UserError, match=r"shape \(9, 4, 1\)"):
         squared_distance(x[..., None], y)
-    with pytest.raises(UserError, match=r"bandwidth=.*metric='paired'"):
+    with pytest.raises(UserError, match=r"bandwidth=.*take the distance 'paired'"):
         squared_distance(x[:1], y[:1], "mmd")

@@ -1,4 +1,4 @@
-"""How strong the force is: absolute, capped, normalised, fading; measured, in between, and on the saddle."""
+"""How strong the force is, by kind: measured, in between, on the saddle, and between several remembered samples."""
 
 from typing import Any
 
@@ -6,41 +6,54 @@ import pytest
 import torch
 from small_problem import Problem
 
-from rebapl.repulsion import DISTANCES, POTENTIALS, Repulsion, squared_distance
+from rebapl.repulsion import (
+    DISTANCES,
+    POTENTIALS,
+    Absolute,
+    Capped,
+    Fading,
+    Force,
+    Inverse,
+    Normalised,
+    Repulsion,
+    squared_distance,
+)
+from rebapl.repulsion.repulsion import AT_ONCE
 
 ALL = list(DISTANCES)
 
 
 @pytest.mark.parametrize("potential", list(POTENTIALS))
-@pytest.mark.parametrize("metric", ALL)
-def test_absolute_size_is_strength_times_the_sum(metric: str, potential: str) -> None:
+@pytest.mark.parametrize("distance", ALL)
+def test_absolute_size_is_strength_times_the_sum(distance: str, potential: str) -> None:
     problem = Problem()
     first = problem.model(problem.pool).detach()
-    repulsion = Repulsion(metric, potential=potential, size="absolute", strength=0.7, epsilon=0.5, scale=0.2)
+    chosen = POTENTIALS[potential](epsilon=0.5, scale=0.2)
+    repulsion = Repulsion(distance, potential=chosen, force=Absolute(strength=0.7))
     repulsion.remember(first)
     repulsion.remember(2 * first)
-    repulsion.new_cycle()
+    repulsion.begin_cycle()
     problem.move(0.5)
     cloud = problem.model(problem.pool)
-    squared = torch.stack([squared_distance(cloud, first, metric), squared_distance(cloud, 2 * first, metric)])
-    if metric != "sliced":  # which draws other directions for each
-        expected = 0.7 * POTENTIALS[potential].value(squared, torch.tensor(0.1)).sum()
+    squared = torch.stack([squared_distance(cloud, first, distance), squared_distance(cloud, 2 * first, distance)])
+    if distance != "sliced":  # which draws other directions for each
+        expected = 0.7 * chosen.value(squared, torch.tensor(0.1)).sum()
         torch.testing.assert_close(repulsion(cloud), expected, rtol=1e-4, atol=1e-6)
-        assert repulsion.distance is not None
-        torch.testing.assert_close(repulsion.distance, squared.detach().min())
-        assert not repulsion.distance.requires_grad
+        assert repulsion.last is not None
+        torch.testing.assert_close(repulsion.last.distance, squared.detach().min())
+        assert not repulsion.last.distance.requires_grad
     before = squared.detach().sum()
     for p, g in zip(problem.parameters, torch.autograd.grad(repulsion(cloud), problem.parameters), strict=True):
         p.data -= 1e-3 * g / g.norm()
     cloud = problem.model(problem.pool)
-    after = squared_distance(cloud, first, metric) + squared_distance(cloud, 2 * first, metric)
+    after = squared_distance(cloud, first, distance) + squared_distance(cloud, 2 * first, distance)
     assert after > before  # descent on the term moves away
 
 
-@pytest.mark.parametrize("metric", ALL)
-def test_normalised_is_exact_at_a_measured_step_and_close_between(metric: str) -> None:
+@pytest.mark.parametrize("distance", ALL)
+def test_normalised_is_exact_at_a_measured_step_and_close_between(distance: str) -> None:
     problem = Problem()
-    repulsion = problem.repelled(metric=metric, size="normalised", fraction=0.3, measure_every=5)
+    repulsion = problem.repelled(distance, force=Normalised(fraction=0.3, measure_every=5))
     problem.move(0.05)
     measured: list[float] = []
     for step in range(10):
@@ -52,8 +65,9 @@ def test_normalised_is_exact_at_a_measured_step_and_close_between(metric: str) -
             measured.append(problem.gradient_norm(loss))
             usual = sum(measured) / len(measured)
             assert force == pytest.approx(0.3 * usual, rel=1e-4)
-            assert repulsion.norms is not None
-            assert [n.item() for n in repulsion.norms] == pytest.approx([usual, force], rel=1e-4)
+            assert repulsion.last is not None
+            assert repulsion.last.usual.item() == pytest.approx(usual, rel=1e-4)
+            assert repulsion.last.norm.item() == pytest.approx(force, rel=1e-4)
         assert 0.05 < force / problem.gradient_norm(loss) < 1.5
         problem.move(0.02, seed=step)
 
@@ -61,7 +75,7 @@ def test_normalised_is_exact_at_a_measured_step_and_close_between(metric: str) -
 def test_one_mini_batch_does_not_set_the_size_of_the_force() -> None:
     """Batches of a fitted model: most have no gradient, a few a large one; one even overflows."""
     problem = Problem()
-    repulsion = problem.repelled(size="normalised", fraction=0.3, measure_every=1)
+    repulsion = problem.repelled(force=Normalised(fraction=0.3, measure_every=1))
     problem.move(0.1)
     unit = problem.gradient_norm(problem.loss())
     forces = []
@@ -76,7 +90,7 @@ def test_one_mini_batch_does_not_set_the_size_of_the_force() -> None:
 def test_the_force_begins_right_after_a_start_on_the_saddle() -> None:
     """A step that begins exactly at a stored sample has no direction; the next ones must not wait for it."""
     problem = Problem()
-    repulsion = problem.repelled(size="normalised", fraction=0.3, measure_every=10)
+    repulsion = problem.repelled(force=Normalised(fraction=0.3, measure_every=10))
     forces = []
     for step in range(4):
         loss = problem.loss()
@@ -92,24 +106,23 @@ def test_samples_a_little_apart_repel_and_those_apart_by_rounding_do_not(points:
     """Text features of ten classes after a short cycle: d² is 1e-6, some units of rounding; at 1e-7 it is nothing."""
     generator = torch.Generator().manual_seed(0)
     stored = torch.nn.functional.normalize(torch.randn(points, 64, generator=generator), dim=1)
-    repulsion = Repulsion("mmd", size="normalised", fraction=0.3)
+    repulsion = Repulsion("mmd", force=Normalised(fraction=0.3), anchor=torch.randn(stored.shape, generator=generator))
     repulsion.remember(stored)
-    repulsion.new_cycle()
+    repulsion.begin_cycle()
     theta = (stored + moved * torch.randn(stored.shape, generator=generator)).requires_grad_()
     repulsion(theta, loss=theta.sum(), parameters=[theta])
-    assert repulsion.norms is not None
-    assert repulsion.distance is not None
-    assert (repulsion.norms[1] > 0) == acts
-    assert repulsion.distance < 2e-6
-    torch.testing.assert_close(repulsion.norms[1], (0.3 * acts) * repulsion.norms[0])
+    assert repulsion.last is not None
+    assert (repulsion.last.norm > 0) == acts
+    assert repulsion.last.distance < 2e-6
+    torch.testing.assert_close(repulsion.last.norm, (0.3 * acts) * repulsion.last.usual)
 
 
 def test_between_measurements_the_force_follows_the_distance() -> None:
     """Measured just off the saddle, where ∇V is tiny: a fixed ratio would be 30 times too large a little later."""
     problem = Problem()
-    repulsion = problem.repelled(metric="wasserstein", size="normalised", fraction=0.3, measure_every=100)
+    repulsion = problem.repelled("wasserstein", force=Normalised(fraction=0.3, measure_every=100))
     problem.move(0.01)
-    assert repulsion.norms is None
+    assert repulsion.last is None
     repulsion(problem.model(problem.pool), loss=problem.loss(), parameters=problem.parameters)
     with torch.no_grad():
         for p in problem.parameters:
@@ -119,26 +132,89 @@ def test_between_measurements_the_force_follows_the_distance() -> None:
     assert 0.05 < problem.gradient_norm(term) / problem.gradient_norm(loss) < 1.0
 
 
-def test_forces_that_cancel_when_measured_are_not_magnified_afterwards() -> None:
-    """Between two stored samples the forces cancel; the next step is no longer between them."""
-    repulsion = Repulsion("paired", size="normalised", fraction=0.3, scale=1.0, measure_every=2)
+def between_two(force: Force, places: tuple[float, ...]) -> list[float]:
+    """The force (towards greater values) at some places on a line, with samples remembered at −1 and 1, ∇loss = 1."""
+    repulsion = Repulsion("paired", force=force, potential=Inverse(epsilon=0.3, scale=1.0))
     for place in (-1.0, 1.0):
         repulsion.remember(torch.tensor([[place]]))
-    repulsion.new_cycle()
-    forces = []
-    for place in (0.5, 0.5, 1e-4, 0.5):
+    repulsion.begin_cycle()
+    found = []
+    for place in places:
         theta = torch.tensor([[place]], requires_grad=True)
         term = repulsion(theta, loss=theta.sum(), parameters=[theta])
-        forces.append(torch.autograd.grad(term, theta)[0].abs().item())
-    assert forces[:3] == pytest.approx([0.3, 0.3, 0.3], rel=1e-3)
-    assert forces[3] <= 0.61
+        found.append(-torch.autograd.grad(term, theta)[0].item())
+    return found
+
+
+@pytest.mark.parametrize("force", [Fading(measure_every=2), Normalised(measure_every=2)], ids=lambda force: force.kind)
+def test_forces_that_cancel_are_not_magnified(force: Force) -> None:
+    """Between two remembered samples the net force is nearly 0, when it is measured there and after that.
+
+    It used to be sized as a whole: nearly 0 became the full size of the force.
+    """
+    found = between_two(force, (0.0, 1e-3, 1e-3, 0.0, -1e-3))
+    assert max(map(abs, found)) < 0.01
+
+
+def test_where_cancelling_forces_were_measured_the_next_ones_are_right() -> None:
+    """With d = |θ − θ_s| every slope is 1: a fading force is Σ_s ±u_s, u = |dV/dd|/B, wherever it was measured."""
+
+    def share(d: float) -> float:
+        return 2 * d / (d * d + 0.3) ** 2 / (9 / (8 * 3**0.5) * 0.3**-1.5)
+
+    places = (1e-4, 0.5, 0.9, -0.9, 1.3)
+    wanted = [share(abs(x + 1)) * (1 if x > -1 else -1) + share(abs(x - 1)) * (1 if x > 1 else -1) for x in places]
+    assert between_two(Fading(measure_every=3), places) == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("others", [0, 1, 3, 9])
+def test_near_one_of_many_remembered_samples_the_force_is_whole(others: int) -> None:
+    """Where |dV/dd| of one sample is greatest, and all others are far away, the force is the fraction of ∇loss.
+
+    Sized as a whole it was 1/S of that. The others' own share at ten times the distance is below .002 each.
+    """
+    repulsion = Repulsion("paired", force=Fading(fraction=0.4, measure_every=1), potential=Inverse(scale=1.0))
+    near = (0.3 / 3) ** 0.5  # the place of the greatest slope for ε = .3
+    for place in [0.0] + [20.0 * (1 + i) for i in range(others)]:
+        repulsion.remember(torch.tensor([[place, 0.0]]))
+    repulsion.begin_cycle()
+    for _ in range(4):  # measured in turn
+        theta = torch.tensor([[near, 0.0]], requires_grad=True)
+        loss = 5 * theta[0, 1]
+        (force,) = torch.autograd.grad(repulsion(theta, loss=loss, parameters=[theta]), theta)
+    assert force.norm().item() == pytest.approx(0.4 * 5, rel=0.01)
+
+
+@pytest.mark.parametrize("measure_every", [1, 10, 1000])
+@pytest.mark.parametrize("count", [10, 30])
+def test_of_many_remembered_samples_all_slopes_are_measured_in_the_first_steps(count: int, measure_every: int) -> None:
+    """Four at a time, in turn, at each of the first steps of a cycle until all are: none of them is left out."""
+    problem = Problem()
+    repulsion = problem.repulsion("energy", force=Fading(measure_every=measure_every))
+    for seed in range(count):
+        problem.move(0.3, seed)
+        repulsion.remember(problem.model(problem.pool))
+    repulsion.begin_cycle()
+    problem.move(0.3, 99)
+    measured, used = [], []
+    for _ in range(9):
+        term = repulsion(problem.model(problem.pool), loss=problem.loss(), parameters=problem.parameters)
+        assert term.isfinite()
+        assert repulsion.last is not None
+        measured.append(int((repulsion.last.slope > 0).sum()))
+        used.append(int((repulsion.last.held > 0).sum()))
+    assert measured == used == [min(AT_ONCE * step, count) for step in range(1, 10)]
+    repulsion.begin_cycle()  # and the next cycle measures all of them anew
+    repulsion(problem.model(problem.pool), loss=problem.loss(), parameters=problem.parameters)
+    assert repulsion.last is not None
+    assert int((repulsion.last.slope > 0).sum()) == AT_ONCE
 
 
 @pytest.mark.parametrize(("strength", "limited"), [(1e-3, False), (1e6, True)])
 def test_capped_limits_only_what_is_too_large(strength: float, limited: bool) -> None:
     problem = Problem()
-    repulsion = problem.repelled(metric="mmd", size="capped", cap=0.5, strength=strength)
-    absolute = problem.repelled(metric="mmd", size="absolute", strength=strength)
+    repulsion = problem.repelled(force=Capped(cap=0.5, strength=strength))
+    absolute = problem.repelled(force=Absolute(strength=strength))
     problem.move(0.1)
     loss, cloud = problem.loss(), problem.model(problem.pool)
     term = repulsion(cloud, loss=loss, parameters=problem.parameters)
@@ -148,27 +224,30 @@ def test_capped_limits_only_what_is_too_large(strength: float, limited: bool) ->
         torch.testing.assert_close(term, absolute(cloud))
 
 
-@pytest.mark.parametrize("size", ["normalised", "fading", "capped", "absolute"])
-@pytest.mark.parametrize("metric", ALL)
-def test_on_the_saddle_of_a_warm_restart_nothing_blows_up(metric: str, size: str) -> None:
+EACH = [Normalised(measure_every=3), Fading(measure_every=3), Capped(strength=1e3, measure_every=3)]
+
+
+@pytest.mark.parametrize("force", [*EACH, Absolute(strength=1e3)], ids=lambda force: force.kind)
+@pytest.mark.parametrize("distance", ALL)
+def test_on_the_saddle_of_a_warm_restart_nothing_blows_up(distance: str, force: Force) -> None:
     problem = Problem()
-    repulsion = problem.repelled(metric=metric, size=size, strength=1e3, epsilon=1.0, measure_every=3)
+    repulsion = problem.repelled(distance, force=force, potential=Inverse(epsilon=1.0))
     for step in range(7):
         loss = problem.loss()
         term = repulsion(problem.model(problem.pool), loss=loss, parameters=problem.parameters)
-        force = problem.gradient_norm(term)
+        found = problem.gradient_norm(term)
         assert term.isfinite()
-        if size != "absolute":
-            assert force <= 1.5 * problem.gradient_norm(loss)
+        if force.relative:
+            assert found <= 1.5 * problem.gradient_norm(loss)
         if step == 0:
-            assert force <= 0.01 * problem.gradient_norm(loss)
+            assert found <= 0.01 * problem.gradient_norm(loss)
             problem.move(0.01)
-    assert force > 0
+    assert found > 0
 
 
 def test_an_ordinary_step_has_no_backward_pass_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = Problem()
-    repulsion = problem.repelled(measure_every=4)
+    repulsion = problem.repelled(force=Fading(measure_every=4))
     problem.move(0.1)
     real, calls = torch.autograd.grad, 0
 
@@ -185,7 +264,7 @@ def test_an_ordinary_step_has_no_backward_pass_of_its_own(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.autograd, "grad", counting)
     assert [passes() for _ in range(13)] == [2, 2, 2, 0, 2, 0, 0, 0, 2, 0, 0, 0, 2]
     assert passes() == 0
-    repulsion.new_cycle()
+    repulsion.begin_cycle()
     assert passes() == 2
 
 
@@ -193,9 +272,9 @@ def test_an_ordinary_step_has_no_backward_pass_of_its_own(monkeypatch: pytest.Mo
 def test_fading_is_the_fraction_where_the_force_is_greatest_and_less_elsewhere(squared: float, share: float) -> None:
     """With the inverse potential the force is √u/(1+u)² of u = d²/ε, up to a factor; its greatest value is at u = ⅓."""
     theta = torch.zeros(1, 2, requires_grad=True)
-    repulsion = Repulsion("paired", size="fading", fraction=0.4, epsilon=2.0, scale=1.0)
+    repulsion = Repulsion("paired", force=Fading(fraction=0.4), potential=Inverse(epsilon=2.0, scale=1.0))
     repulsion.remember(torch.tensor([[(2.0 * squared) ** 0.5, 0.0]]))
-    repulsion.new_cycle()
+    repulsion.begin_cycle()
     loss = (theta * torch.tensor([3.0, 4.0])).sum()
     (force,) = torch.autograd.grad(repulsion(theta, loss=loss, parameters=[theta]), theta)
     assert force.norm().item() == pytest.approx(0.4 * 5 * share, rel=0.01)

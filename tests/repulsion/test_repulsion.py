@@ -1,6 +1,5 @@
 """The term that a training loop adds: its memory, its state, its spaces, and what it refuses."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,69 +8,107 @@ from small_problem import Problem
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.repulsion import DISTANCES, Repulsion, kick, requires_dependence, weights
+from rebapl.repulsion import (
+    DISTANCES,
+    MMD,
+    Absolute,
+    Fading,
+    Inverse,
+    Log,
+    Repulsion,
+    kick,
+    requires_dependence,
+    weights,
+)
 
 ALL = list(DISTANCES)
-EXPLORING, SAMPLING = SimpleNamespace(exploring=True), SimpleNamespace(exploring=False)
 
 
 def test_memory_previous_and_all() -> None:
     clouds = [torch.randn(6, 2, generator=torch.Generator().manual_seed(i)) for i in range(5)]
-    previous, every = Repulsion("energy", memory="previous"), Repulsion("energy")
+    given = {"anchor": clouds[4] + 1}
+    previous, every = Repulsion("energy", memory="previous", **given), Repulsion("energy", **given)
     for repulsion in (previous, every):
+        repulsion.begin_cycle()
+        assert not repulsion.acts(exploring=True)  # nothing is remembered
         repulsion.remember(clouds[0])
-        assert not repulsion.active(EXPLORING)  # a sample does not repel its own cycle
-        repulsion.new_cycle()
-        assert repulsion.active(EXPLORING)
-        assert not repulsion.active(SAMPLING)
+        assert not repulsion.acts(exploring=True)  # a sample does not repel its own cycle
+        repulsion.begin_cycle()
+        assert repulsion.acts(exploring=True)
+        assert not repulsion.acts(exploring=False)
         for cloud in clouds[1:4]:
             repulsion.remember(cloud)
         assert len(repulsion) == 1
-        repulsion.new_cycle()
+        repulsion.begin_cycle()
     assert (len(previous), len(every)) == (3, 4)
-    previous.new_cycle()
+    previous.begin_cycle()
     assert len(previous) == 3  # nothing new: the memory stays
-    assert Repulsion(stage="both").active(SAMPLING) is False
-    both = Repulsion(stage="both", metric="energy")
+    assert Repulsion(stage="both").acts(exploring=False) is False
+    both = Repulsion("energy", stage="both", **given)
     both.remember(clouds[0])
-    both.new_cycle()
-    assert both.active(SAMPLING)
+    both.begin_cycle()
+    assert both.acts(exploring=False)
 
 
-def test_a_schedule_that_counts_cycles_begins_them() -> None:
-    repulsion = Repulsion("paired")
-    schedule = SimpleNamespace(exploring=True, cycle=0)
-    assert not repulsion.active(schedule)
+def test_asking_whether_it_acts_begins_nothing() -> None:
+    """`acts` is a pure query: cycles begin where `begin_cycle` says so, and nowhere else."""
+    repulsion = Repulsion("paired", anchor=torch.zeros(3, 3))
     repulsion.remember(torch.eye(3))
-    assert not repulsion.active(schedule)
-    schedule.cycle = 1
-    assert repulsion.active(schedule)
-    repulsion.new_cycle()  # called by hand as well: no harm
-    assert repulsion.active(schedule)
+    before = copied(repulsion.state_dict())
+    for exploring in (True, False, True):
+        assert not repulsion.acts(exploring)
+    assert same(repulsion.state_dict(), before)
+    repulsion.begin_cycle()
+    assert [repulsion.acts(True), repulsion.acts(False)] == [True, False]
+    assert len(repulsion) == 1
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether nested dicts of tensors and plain values are equal."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return torch.equal(a, b) if isinstance(a, Tensor) else a == b
+
+
+def copied(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: copied(value) for key, value in tree.items()}
+    return tree.clone() if isinstance(tree, Tensor) else tree
+
+
+def distance_of(repulsion: Repulsion) -> float:
+    """d² to the nearest remembered sample, as of the last step."""
+    assert repulsion.last is not None
+    assert not repulsion.last.distance.requires_grad
+    return repulsion.last.distance.item()
 
 
 def test_what_is_remembered_is_a_detached_copy() -> None:
     theta = torch.eye(3, requires_grad=True)
-    repulsion = Repulsion("paired", size="absolute")
+    repulsion = Repulsion("paired", force=Absolute(strength=1.0), anchor=torch.zeros(3, 3))
     repulsion.remember(theta)
     with torch.no_grad():
         theta.add_(1)
-    repulsion.new_cycle()
+    repulsion.begin_cycle()
     repulsion(theta)
-    assert repulsion.distance is not None
-    assert repulsion.distance.item() == pytest.approx(3)
+    assert distance_of(repulsion) == pytest.approx(3)
 
 
-@pytest.mark.parametrize("metric", ALL)
-def test_state_goes_round_bit_for_bit(metric: str) -> None:
+def plain_values(tree: Any) -> list[Any]:
+    return [leaf for value in tree.values() for leaf in (plain_values(value) if isinstance(value, dict) else [value])]
+
+
+@pytest.mark.parametrize("distance", ALL)
+def test_state_goes_round_bit_for_bit(distance: str) -> None:
     problem = Problem()
-    repulsion = problem.repelled(metric=metric, memory="all", measure_every=4)
+    settings = {"memory": "all", "force": Fading(measure_every=4)}
+    repulsion = problem.repelled(distance, **settings)
     problem.move(0.1)
     repulsion(problem.model(problem.pool), loss=problem.loss(), parameters=problem.parameters)
     repulsion.remember(problem.model(problem.pool))
     state = repulsion.state_dict()
-    assert all(isinstance(v, (Tensor, int, str)) for v in state.values())
-    other = Repulsion(metric, memory="all", measure_every=4)
+    assert all(isinstance(v, Tensor | int | str) for v in plain_values(state))
+    other = problem.repulsion(distance, **settings)
     other.load_state_dict(state)
     problem.move(0.1)
     for _ in range(2):
@@ -79,32 +116,31 @@ def test_state_goes_round_bit_for_bit(metric: str) -> None:
         for r in (repulsion, other):
             terms.append(r(problem.model(problem.pool), loss=problem.loss(), parameters=problem.parameters))
             r.remember(problem.model(problem.pool))
-            r.new_cycle()
+            r.begin_cycle()
         assert torch.equal(*terms)
     assert len(other) == 4
-    with pytest.raises(UserError, match=f"saved memory is for metric '{metric}', not"):
-        Repulsion("paired" if metric != "paired" else "mmd").load_state_dict(state)
+    with pytest.raises(UserError, match=f"saved memory is for the distance '{distance}', not"):
+        Repulsion("paired" if distance != "paired" else "mmd").load_state_dict(state)
 
 
 def test_weight_space_is_paired_on_one_row() -> None:
     problem = Problem()
-    repulsion = Repulsion("paired", size="absolute")
     start = weights(problem.parameters)
+    repulsion = Repulsion("paired", force=Absolute(strength=1.0), anchor=start + 1)
     repulsion.remember(start)
-    repulsion.new_cycle()
+    repulsion.begin_cycle()
     problem.move(0.1)
     moved = weights(problem.parameters)
     repulsion(moved).backward()
-    assert repulsion.distance is not None
-    assert repulsion.distance.item() == pytest.approx((moved - start).square().sum().item(), rel=1e-5)
+    assert distance_of(repulsion) == pytest.approx((moved - start).square().sum().item(), rel=1e-5)
     assert all(p.grad is not None and p.grad.norm() > 0 for p in problem.parameters)
 
 
 def test_half_precision_features_keep_their_gradient() -> None:
     cloud = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)).half().requires_grad_()
-    repulsion = Repulsion("mmd", size="absolute")
+    repulsion = Repulsion("mmd", force=Absolute(strength=1.0), anchor=cloud.detach() + 1)
     repulsion.remember(cloud)
-    repulsion.new_cycle()
+    repulsion.begin_cycle()
     repulsion(cloud + 0.1).backward()
     assert cloud.grad is not None
     assert cloud.grad.dtype == torch.float16
@@ -121,7 +157,7 @@ def test_choose_is_random_without_repetition() -> None:
 
 def test_features_that_do_not_depend_on_theta_are_refused() -> None:
     problem = Problem()
-    repulsion = problem.repelled(size="absolute")
+    repulsion = problem.repelled(force=Absolute(strength=1.0))
     with pytest.raises(UserError, match="do not depend on the learned parameters"):
         repulsion(problem.pool.new_ones(16, 5))
     stranger = torch.ones(3, requires_grad=True)
@@ -141,20 +177,37 @@ def test_kick_is_relative_and_reproducible() -> None:
     assert torch.equal(again, large)
 
 
+def test_pieces_are_objects_kinds_by_name_or_mappings() -> None:
+    one = Repulsion(MMD(bandwidth=2.0), potential=Log(epsilon=0.1), force=Fading(fraction=0.5))
+    other = Repulsion(
+        {"kind": "mmd", "bandwidth": 2.0},
+        potential={"kind": "log", "epsilon": 0.1},
+        force={"kind": "fading", "fraction": 0.5},
+    )
+    assert (one.distance, one.potential, one.force) == (other.distance, other.potential, other.force)
+    plain = Repulsion()
+    assert (plain.distance, plain.potential, plain.force) == (MMD(), Inverse(), Fading())
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"metric": "mdm"}, r"unknown metric 'mdm': did you mean 'mmd'\?"),
+        ({"distance": "mdm"}, r"unknown kind of distance 'mdm': did you mean 'mmd'\?"),
         ({"potential": "inv"}, "Accepted: inverse, log"),
-        ({"size": "cap"}, "Accepted: normalised, fading, capped, absolute"),
-        ({"memory": "last"}, "Accepted: previous, all"),
+        ({"force": "cap"}, "Accepted: fading, absolute, capped, normalised, printed"),
+        ({"memory": "last"}, "Accepted: all, previous"),
         ({"stage": "sampling"}, "Accepted: exploration, both"),
-        ({"fraction": -0.1}, "fraction must be a number of at least 0; got -0.1"),
-        ({"strength": float("nan")}, "strength must be a number of at least 0; got nan"),
-        ({"epsilon": 0}, "epsilon must be a positive number; got 0"),
-        ({"scale": -1.0}, "scale must be a positive number; got -1"),
-        ({"measure_every": 0}, "measure_every must be at least 1 step; got 0"),
-        ({"metric": "mmd", "projections": 5}, "metric 'mmd' has no option 'projections'; it takes bandwidth"),
+        ({"force": {"kind": "fading", "fraction": -0.1}}, r"fraction is -0\.1: it must be at least 0"),
+        ({"force": {"kind": "absolute", "strength": float("nan")}}, "strength is nan: it must be a finite number"),
+        ({"force": "absolute"}, "strength is missing: it has no default"),
+        ({"force": {"kind": "absolute", "fraction": 1.0}}, r"fraction: there is no such setting here\. Accepted: stren"),
+        ({"force": {"fraction": 1.0}}, "has no `kind`: name one of fading"),
+        ({"force": Inverse()}, "is Inverse: it must be one of the kinds of force"),
+        ({"force": 3}, "is 3: give a kind of force or a mapping"),
+        ({"potential": {"kind": "inverse", "epsilon": 0}}, "epsilon is 0: it must be above 0"),
+        ({"potential": {"kind": "log", "scale": -1.0}}, r"scale is -1\.0: it must be above 0"),
+        ({"force": {"kind": "fading", "measure_every": 0}}, "measure_every is 0: it must be at least 1"),
+        ({"distance": {"kind": "mmd", "projections": 5}}, r"projections: there is no such setting here\."),
     ],
 )
 def test_bad_settings_are_refused_at_once(settings: dict[str, Any], message: str) -> None:
@@ -164,14 +217,16 @@ def test_bad_settings_are_refused_at_once(settings: dict[str, Any], message: str
 
 def test_bad_calls_say_what_to_do() -> None:
     problem = Problem()
-    with pytest.raises(UserError, match=r"nothing is remembered yet; .*new_cycle"):
+    with pytest.raises(UserError, match=r"nothing is remembered yet; .*begin_cycle"):
         Repulsion()(problem.model(problem.pool))
-    with pytest.raises(UserError, match=r"loss=loss, parameters=.* or use size='absolute'"):
-        problem.repelled(size="capped")(problem.model(problem.pool))
+    with pytest.raises(UserError, match=r"a force that is 'capped' .*loss=loss, parameters=.* or take an absolute force"):
+        problem.repelled(force={"kind": "capped", "strength": 1.0})(problem.model(problem.pool))
+    with pytest.raises(UserError, match="a printed force moves θ beside the step"):
+        problem.repelled(force={"kind": "printed", "strength": 1.0})(problem.model(problem.pool))
     with pytest.raises(UserError, match="cannot choose 0 of 5"):
         Repulsion.choose(5, 0, torch.Generator())
-    repulsion = Repulsion("paired")
+    repulsion = Repulsion("paired", potential={"kind": "inverse", "scale": 1.0})
     repulsion.remember(torch.eye(3))
     repulsion.remember(torch.eye(4))
     with pytest.raises(UserError, match=r"same reference points; got shapes \[\(3, 3\), \(4, 4\)\]"):
-        repulsion.new_cycle()
+        repulsion.begin_cycle()

@@ -116,7 +116,7 @@ def test_ones_own_data_are_known_by_path_and_a_list_by_its_content(
         ({"inference": "rebap"}, "did you mean 'rebapl'"),
         ({"protocol": "few-shots"}, "did you mean 'few-shot'"),
         ({"method_settings": {"tokns": 4}}, "did you mean 'tokens'"),
-        ({"method": "zero-shot", "method_settings": {"tokns": 4}}, "setting of method 'zero-shot'"),
+        ({"method": "zero-shot", "method_settings": {"tokns": 4}}, r"method\.tokns: there is no such setting"),
         ({"inference_settings": {"repulsion.metrik": 4}}, "did you mean 'metric'"),
         ({"targets": ["shapes"]}, "has no targets"),
     ],

@@ -128,7 +128,9 @@ def test_the_page_shows_a_configuration_that_holds_and_names_every_key() -> None
 def test_the_python_of_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "docs/runs.md", "exec"), {})
-    assert '"parts"' in capsys.readouterr().out
+    for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(compile(code, "docs/runs.md", "exec"), {})
+    outcome, scores = capsys.readouterr().out.splitlines()
+    assert outcome.endswith("done None")
+    assert all(0 <= float(score) <= 100 for score in scores.split())

@@ -12,7 +12,7 @@ from rebapl.sampling import SGHMC, CyclicalSchedule
 from .conftest import Z
 
 
-def test_the_standalone_loop_of_the_documentation():
+def test_a_loop_of_ones_own():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
     x, y = torch.randn(90, 6), torch.randint(3, (90,))
@@ -25,16 +25,18 @@ def test_the_standalone_loop_of_the_documentation():
 
     sampler = SGHMC(model.parameters(), lr=2e-3, momentum=0.9, num_data=len(data), temperature=0.1, weight_decay=5e-4)
     schedule = CyclicalSchedule(sampler, steps_per_cycle=3 * len(loader), exploration=0.4)
-    repulsion = Repulsion(metric="mmd")
+    repulsion = Repulsion("mmd", anchor=features(pool))
     generator = torch.Generator().manual_seed(0)
     samples, forces = [], []
     for _ in range(6):
         for images, labels in loader:
+            if schedule.at_cycle_start:
+                repulsion.begin_cycle()
             loss = F.cross_entropy(model(images), labels)
-            if repulsion.active(schedule):
+            if repulsion.acts(schedule.exploring):
                 rows = repulsion.choose(len(pool), 16, generator)
                 loss = loss + repulsion(features(pool[rows]), rows, loss=loss, parameters=list(model.parameters()))
-                forces.append(repulsion.norms[1].item())
+                forces.append(repulsion.last.norm.item())
             sampler.zero_grad()
             loss.backward()
             sampler.step()
@@ -43,7 +45,7 @@ def test_the_standalone_loop_of_the_documentation():
                 samples.append({name: p.detach().clone() for name, p in model.named_parameters()})
                 repulsion.remember(features(pool))
             if schedule.at_cycle_end:
-                kick(model.parameters(), repulsion.kick, generator)
+                kick(model.parameters(), 0.01, generator)
     assert len(samples) == 2
     assert len(forces) == 11  # the exploring 40 % of the second cycle's 27 steps
     assert min(forces) > 0

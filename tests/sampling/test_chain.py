@@ -6,16 +6,24 @@ import pytest
 import torch
 
 from rebapl.errors import UserError
+from rebapl.repulsion import Absolute, Fading, Normalised
 from rebapl.sampling import Adaptive, Chain, Inference, NonFiniteError, Repelling
 
 from .toy import ToyLearner, batches, data
 
-BASE = Inference(lr=0.05, epochs=2, batch=8, temperature=0.01, cycles=3)
-REPEL = Repelling(reference=6, pool=16, measure_every=3)
+SAMPLER = {"kind": "sghmc", "lr": 0.05, "temperature": 0.01}
+SGD = {"kind": "sgd", "lr": 0.05}
+BASE = Inference(sampler=SAMPLER, epochs=2, batch=8, cycles=3, restart="warm")
+REPEL = Repelling(images=6, pool=16, force=Fading(measure_every=3))
 
 
-def settings(**changes) -> Inference:
-    return Inference(**{**vars(BASE), **changes})
+def settings(sampler=None, **changes) -> Inference:
+    """The base with changes; those of the sampler on top of its own."""
+    if isinstance(sampler, dict) and "kind" not in sampler:
+        sampler = {**SAMPLER, **sampler}
+    if changes.get("cycles") == 1:
+        changes = {"restart": None, **changes}
+    return BASE.changed(**({} if sampler is None else {"sampler": sampler}), **changes)
 
 
 def chain(inference=BASE, learner=None, **more) -> Chain:
@@ -28,16 +36,16 @@ def values(samples):
 
 
 def test_samples_come_from_each_cycle_and_hold_only_what_is_learned():
-    samples = list(chain(settings(samples_per_cycle=2)).run())
+    samples = list(chain(settings({"samples_per_cycle": 2})).run())
     assert [(s.cycle, s.step) for s in samples] == [(0, 7), (0, 10), (1, 17), (1, 20), (2, 27), (2, 30)]
     assert set(samples[0].parameters) == {"image", "text"}
     assert all(x.dtype == torch.float32 and not x.requires_grad for x in samples[0].parameters.values())
     assert len(values(samples).unique(dim=0)) == 6
 
 
-def test_at_temperature_zero_one_cycle_is_training_with_torch():
+def test_without_noise_one_cycle_is_training_with_torch():
     learner, other = ToyLearner(), ToyLearner()
-    inference = settings(temperature=0.0, cycles=1, exploration=1.0, floor=1.0, weight_decay=1e-3)
+    inference = settings({**SGD, "weight_decay": 1e-3}, cycles=1, curve="constant")
     (sample,) = chain(inference, learner).run()
     sgd = torch.optim.SGD([other.image, other.text], lr=0.05, momentum=0.9, weight_decay=1e-3)
     for step in range(10):
@@ -53,8 +61,8 @@ def test_warm_cycles_go_on_and_cold_ones_start_afresh():
     for restart in ("warm", "cold"):
         run = chain(settings(restart=restart, cycles=2))
         for _ in range(10):
-            sample = run.step() or None
-        end = sample.parameters["image"]
+            run.step()
+        end = run.samples[-1].parameters["image"]
         before = run.learner.image.detach().clone()
         run.schedule.optimizer.param_groups[0]["lr"] = 0.0
         run.step()
@@ -75,10 +83,10 @@ def test_chains_side_by_side_each_go_on_from_their_own_end():
 def test_reference_images_ride_in_the_same_pass_only_while_the_repulsion_acts():
     learner = ToyLearner()
     run = chain(settings(repulsion=REPEL, cycles=2), learner)
-    assert learner.seen == [1]  # one look at the feature space
+    assert learner.seen == [1, 16]  # one look at the feature space, and the pool before anything is learned
     for _ in run.run():
         pass
-    first, pool, rest = learner.seen[1:11], learner.seen[11], learner.seen[12:]
+    first, pool, rest = learner.seen[2:12], learner.seen[12], learner.seen[13:]
     assert first == [8] * 10
     assert pool == 16
     assert rest == [8 + 6] * 4 + [8] * 6 + [16]
@@ -91,9 +99,9 @@ def test_repulsion_moves_the_next_cycle_further_from_the_last():
         distance = []
         for repulsion in (
             None,
-            Repelling(reference=16, pool=40, size="normalised", fraction=3.0, metric="paired", measure_every=1),
+            Repelling(images=16, pool=40, force=Normalised(fraction=3.0, measure_every=1), distance="paired"),
         ):
-            run = chain(settings(repulsion=repulsion, cycles=2, temperature=0.0, exploration=1.0), ToyLearner(seed))
+            run = chain(settings(SGD, repulsion=repulsion, cycles=2), ToyLearner(seed))
             features = []
             for _ in run.run():
                 with torch.no_grad():
@@ -104,10 +112,10 @@ def test_repulsion_moves_the_next_cycle_further_from_the_last():
     assert gains.mean() > 3 * gains.std() / 10**0.5
 
 
-@pytest.mark.parametrize("restart", ["warm", "cold"])
+@pytest.mark.parametrize("restart", [{"kind": "warm", "kick": 0.01}, "cold"], ids=["warm", "cold"])
 @pytest.mark.parametrize("chains", [1, 2])
 def test_the_force_acts_in_every_exploring_step_from_the_second_cycle_on(restart, chains):
-    run = chain(settings(repulsion=Repelling(reference=6, pool=16), restart=restart, chains=chains), record_every=1)
+    run = chain(settings(repulsion=Repelling(images=6, pool=16), restart=restart, chains=chains), record_every=1)
     list(run.run())
     forces = [row["force_norm"] for row in run.diagnostics.rows() if "force_norm" in row]
     assert len(forces) == 2 * chains * 4
@@ -116,13 +124,14 @@ def test_the_force_acts_in_every_exploring_step_from_the_second_cycle_on(restart
 
 @pytest.mark.parametrize("space", ["image", "text", "both", "logits", "weights"])
 def test_every_space_repels(space):
-    metric = "paired" if space == "weights" else "mmd"
-    learner = ToyLearner()
-    run = chain(settings(repulsion=Repelling(space=space, reference=6, pool=16, metric=metric), cycles=2), learner)
-    assert len(list(run.run())) == 2
-    assert run.repulsion.norms[1] > 0
     riding = space not in ("text", "weights")
-    assert (max(learner.seen[:-1]) > 8) is riding
+    images = {"images": 6, "pool": 16} if riding else {"images": None}
+    learner = ToyLearner()
+    repelling = Repelling(space=space, distance="paired" if space == "weights" else "mmd", **images)
+    run = chain(settings(repulsion=repelling, cycles=2), learner)
+    assert len(list(run.run())) == 2
+    assert run.repulsion.last.norm > 0
+    assert any(8 < seen < 16 for seen in learner.seen) is riding
 
 
 def test_a_space_that_cannot_move_and_a_missing_pool_are_refused_at_once():
@@ -130,11 +139,40 @@ def test_a_space_that_cannot_move_and_a_missing_pool_are_refused_at_once():
         chain(settings(repulsion=Repelling(space="raw")))
     with pytest.raises(UserError, match="needs reference images"):
         chain(settings(repulsion=REPEL), reference=None)
-    assert chain(settings(repulsion=Repelling(space="text")), reference=None).repulsion is not None
-    with pytest.raises(UserError, match=r"the 1 stored points .* use metric='paired'"):
-        chain(settings(repulsion=Repelling(space="weights", metric="mmd")))
+    assert chain(settings(repulsion=Repelling(space="text", images=None)), reference=None).repulsion is not None
+    with pytest.raises(UserError, match="a point per class and compares no images: set `images` to null"):
+        chain(settings(repulsion=Repelling(space="text", images=6)))
+    with pytest.raises(UserError, match=r"the 1 stored points .* take the distance 'paired'"):
+        chain(settings(repulsion=Repelling(space="weights", images=None, distance="mmd")))
     with pytest.raises(UserError, match="no images"):
         chain(settings(adaptive=Adaptive()), held_out=(torch.empty(0, 5), None))
+
+
+def test_a_batch_of_another_size_and_the_wrong_loop_are_refused():
+    with pytest.raises(UserError, match="batches of 9 images, and step 0 was given 8: .* or change `batch`"):
+        chain(settings(batch=9)).step()
+    stein = Inference(sampler={"kind": "svgd", "lr": 0.05}, epochs=2, batch=8)
+    with pytest.raises(UserError, match="run it with SVGD, not with Chain"):
+        chain(stein)
+
+
+def test_the_learners_own_space_is_the_default_and_one_must_be_named():
+    assert chain(settings(repulsion=REPEL)).reference.space == "image"
+    learner = ToyLearner()
+    learner.repels_in = None
+    with pytest.raises(UserError, match="names no feature space to repel in: set the repulsion's `space`"):
+        chain(settings(repulsion=REPEL), learner)
+    assert chain(settings(repulsion=REPEL.changed(space="logits")), learner).reference.space == "logits"
+
+
+def test_the_anchor_of_epsilon_is_what_is_given_or_the_model_as_it_is():
+    pool = data()[0][:16]
+    own = chain(settings(repulsion=REPEL))
+    torch.testing.assert_close(own.repulsion.memory.anchor, ToyLearner()(pool).cloud("image").detach())
+    given = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    other = chain(settings(repulsion=REPEL), anchor=given)
+    assert torch.equal(other.repulsion.memory.anchor, given[:16])
+    assert not torch.equal(values(list(own.run())), values(list(other.run())))
 
 
 def test_samples_are_looked_at_in_evaluation_mode_and_each_part_keeps_its_own():
@@ -149,20 +187,20 @@ def test_samples_are_looked_at_in_evaluation_mode_and_each_part_keeps_its_own():
             return super().forward(images)
 
     learner = Modes()
-    list(chain(settings(repulsion=REPEL, cycles=1), learner).run())
-    assert learner.modes == [True] * 11 + [False]
+    list(chain(settings(repulsion=REPEL, cycles=2), learner).run())
+    assert learner.modes == [True, False] + [True] * 10 + [False] + [True] * 10 + [False]  # the anchor, two samples
     assert learner.training
     assert not learner.part.training
 
 
 def test_averaging_weighs_the_epochs_of_the_cycle():
     ends = []
-    plain = chain(settings(temperature=0.0, cycles=1, epochs=4))
+    plain = chain(settings(SGD, cycles=1, epochs=4))
     for step in range(20):
         plain.step()
         if step % 5 == 4:
             ends.append(plain.learner.image.detach().clone())
-    (sample,) = chain(settings(temperature=0.0, cycles=1, epochs=4, averaging=(3.0, 1.0))).run()
+    (sample,) = chain(settings(SGD, cycles=1, epochs=4, averaging={"mean": 3.0, "std": 1.0})).run()
     weights = torch.exp(-0.5 * (torch.arange(1.0, 5.0) - 3) ** 2)
     wanted = sum(w * end for w, end in zip(weights / weights.sum(), ends, strict=True))
     torch.testing.assert_close(sample.parameters["image"], wanted)
@@ -170,14 +208,24 @@ def test_averaging_weighs_the_epochs_of_the_cycle():
 
 RESUMABLE = {
     "sghmc": {},
-    "sgld": {"sampler": "sgld"},
+    "sgld": {"sampler": {**SAMPLER, "kind": "sgld"}},
     "repulsion": {"repulsion": REPEL},
-    "sliced, all": {"repulsion": Repelling(reference=6, pool=16, metric="sliced", memory="all", stage="both")},
+    "sliced, both stages": {"repulsion": Repelling(images=6, pool=16, distance="sliced", stage="both")},
+    "printed": {"repulsion": REPEL.changed(force={"kind": "printed", "strength": 1e-4}, stage="both")},
     "chains, cold": {"chains": 2, "cycles": 2, "restart": "cold", "repulsion": REPEL},
-    "chains, warm": {"chains": 2, "cycles": 2, "repulsion": REPEL, "samples_per_cycle": 2},
-    "burn-in": {"burn_in": 0.3, "gradient_noise": "estimate", "center": "init", "weight_decay": 0.1},
-    "averaging": {"averaging": (1.0, 1.0), "temperature": 0.0},
-    "adamw": {"sampler": "adamw", "temperature": 0.0, "warmup_epochs": 1, "granularity": "epoch"},
+    "chains, warm": {"chains": 2, "cycles": 2, "repulsion": REPEL, "sampler": {"samples_per_cycle": 2}},
+    "kicked": {"restart": {"kind": "warm", "kick": 0.1, "keep_momentum": True}},
+    "burn-in": {
+        "sampler": {"burn_in": {"share": 0.3}, "gradient_noise": "estimate", "center": "init", "weight_decay": 0.1},
+        "repulsion": REPEL,
+    },
+    "averaging": {"averaging": {"mean": 1.0, "std": 1.0}, "sampler": SGD},
+    "adamw": {
+        "sampler": {"kind": "adamw", "lr": 0.05},
+        "warmup": {"epochs": 1},
+        "curve": {"kind": "cosine", "every": "epoch"},
+        "repulsion": REPEL,
+    },
     "adaptive": {"adaptive": Adaptive(), "cycles": 4},
 }
 
@@ -202,13 +250,14 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name, tmp_path):
 
 def test_adaptive_cycles_stop_when_nothing_is_gained():
     """At a vanishing step size every cycle gives the same sample: two cycles show it, the rest is not run."""
-    idle = settings(lr=1e-9, temperature=0.0, cycles=10, adaptive=Adaptive())
+    idle = settings({**SGD, "lr": 1e-9}, cycles=10, adaptive=Adaptive())
     run = chain(idle, held_out=data(20, seed=5))
     assert len(list(run.run())) == 2
     assert run.done
-    patient = chain(settings(**{**vars(idle), "adaptive": Adaptive(patience=3)}), held_out=data(20, seed=5))
+    patient = chain(idle.changed(adaptive=Adaptive(patience=3)), held_out=data(20, seed=5))
     assert len(list(patient.run())) == 4
-    different = settings(temperature=0.0, restart="cold", cycles=4, adaptive=Adaptive(min_diversity_gain=-1.0))
+    eager = Adaptive(min_diversity_gain=0.0, min_likelihood_gain=0.0)
+    different = settings(SGD, restart="cold", cycles=4, adaptive=eager)
     assert len(list(chain(different, held_out=data(20, seed=5)).run())) == 4
     with pytest.raises(UserError, match="held_out"):
         chain(idle)
@@ -243,13 +292,13 @@ class Breaks(ToyLearner):
 @pytest.mark.parametrize("term", ["loss", "gradient"])
 def test_a_non_finite_term_stops_the_run_and_leaves_the_last_good_state(term):
     learner = Breaks(term)
-    run = chain(settings(samples_per_cycle=1), learner, check_every=4)
+    run = chain(settings(), learner, check_every=4)
     with pytest.raises(NonFiniteError, match=f"the {term} is not finite at step 12") as error:
         list(run.run())
     assert error.value.step == 12
     assert error.value.good_step == 12
     assert "lower" in str(error.value)
-    good = chain(settings(samples_per_cycle=1), ToyLearner(), check_every=4)
+    good = chain(settings(), ToyLearner(), check_every=4)
     for _ in range(12):
         good.step()
     assert torch.equal(learner.image, good.learner.image)
@@ -274,13 +323,13 @@ def test_the_last_good_state_is_never_older_than_a_loaded_one():
 
 
 def test_a_non_finite_repulsion_is_named():
-    run = chain(settings(repulsion=Repelling(reference=6, pool=16, size="absolute", strength=1e38)), check_every=1)
+    run = chain(settings(repulsion=REPEL.changed(force=Absolute(strength=1e38))), check_every=1)
     with pytest.raises(NonFiniteError, match=r"not finite at step \d+: the repulsion is the likely cause"):
         list(run.run())
 
 
 def test_diagnostics_read_the_temperature_and_the_norms():
-    run = chain(settings(repulsion=REPEL, gradient_noise="estimate", temperature=1.0), record_every=1)
+    run = chain(settings({"gradient_noise": "estimate", "temperature": 1.0}, repulsion=REPEL), record_every=1)
     list(run.run())
     rows = run.diagnostics.rows()
     assert [row["step"] for row in rows] == list(range(30))

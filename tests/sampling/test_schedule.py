@@ -115,12 +115,12 @@ def test_burn_in_hands_the_first_part_of_each_cycle_to_the_other_optimizer():
     schedule = CyclicalSchedule(main, 10, burn_in=0.2, burn_in_optimizer=other)
     turns = []
     for _ in range(20):
-        turns.append(schedule.optimizer is other)
+        turns.append(schedule.current is other)
         assert other.param_groups[0]["lr"] == pytest.approx(0.1 * main.param_groups[0]["lr"])
         if schedule.at_cycle_start:
             assert not other.state
         theta.grad = torch.ones(3)
-        schedule.optimizer.step()
+        schedule.current.step()
         schedule.step()
     assert turns == ([True] * 2 + [False] * 8) * 2
     with pytest.raises(UserError, match="go together"):
@@ -135,6 +135,23 @@ def test_a_restored_schedule_goes_on_as_the_first():
     second = CyclicalSchedule(sampler(lr=77.0, temperature=9.0), 10, samples_per_cycle=2)
     second.load_state_dict(first.state_dict())
     assert trace(first, 12) == trace(second, 12)
+
+
+def test_it_is_a_scheduler_of_torch():
+    optimizer = torch.optim.SGD(
+        [{"params": [torch.nn.Parameter(torch.ones(3))], "lr": lr} for lr in (1.0, 0.1)], lr=1.0, momentum=0.9
+    )
+    schedule = CyclicalSchedule(optimizer, 4, floor=0.0)
+    assert isinstance(schedule, torch.optim.lr_scheduler.LRScheduler)
+    assert schedule.optimizer is schedule.current is optimizer
+    for t in range(6):
+        wanted = 0.5 * (1 + math.cos(math.pi * (t % 4) / 4))
+        assert schedule.get_last_lr() == pytest.approx([wanted, 0.1 * wanted])
+        assert schedule.get_lr() == schedule.get_last_lr()
+        assert [group["lr"] for group in optimizer.param_groups] == schedule.get_last_lr()
+        assert schedule.last_epoch == schedule.steps == t
+        optimizer.step()
+        schedule.step()
 
 
 def test_tensor_learning_rates_are_written_in_place():

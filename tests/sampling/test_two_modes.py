@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from scipy.stats import beta
 
-from rebapl.repulsion import Repulsion, kick, weights
+from rebapl.repulsion import Absolute, Inverse, Repulsion, kick, weights
 from rebapl.sampling import SGHMC, CyclicalSchedule
 
 MODES, STD, RUNS = torch.tensor([[-1.5, 0.0], [1.5, 0.0]]), 0.5, 40
@@ -25,14 +25,16 @@ def visited(strength, seed, cycles=3, steps=60):
     theta = torch.nn.Parameter(MODES[0] + 0.5 * STD * torch.randn(2, generator=generator))
     sampler = SGHMC([theta], lr=0.04, num_data=1, momentum=0.8, generator=generator)
     schedule = CyclicalSchedule(sampler, steps, exploration=0.5)
-    repulsion = Repulsion("paired", size="absolute", strength=strength, scale=1.0, stage="both", memory="previous")
+    force, inverse = Absolute(strength=strength), Inverse(epsilon=1.0, scale=1.0)
+    repulsion = Repulsion("paired", force=force, potential=inverse, stage="both", memory="previous")
     samples = []
     for _ in range(cycles * steps):
+        if schedule.at_cycle_start:
+            repulsion.begin_cycle()
+            if strength and repulsion.acts(schedule.exploring):
+                kick([theta], 0.01, generator)
         loss = potential(theta)
-        if strength and repulsion.active(schedule):
-            if schedule.at_cycle_start:
-                kick([theta], repulsion.kick, generator)
-                loss = potential(theta)
+        if strength and repulsion.acts(schedule.exploring):
             loss = loss + repulsion(weights([theta]))
         sampler.zero_grad()
         loss.backward()

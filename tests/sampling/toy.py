@@ -41,6 +41,9 @@ class ToyLearner(torch.nn.Module):
         for p in (self.image, self.text):
             p.copy_(torch.randn(p.shape, generator=generator) * 0.5)
 
+    def use_noise(self, generator):
+        """It draws nothing while training."""
+
     def forward(self, images):
         self.seen.append(len(images))
         features = torch.tanh(images @ self.image) * self.frozen
@@ -61,3 +64,18 @@ def batches(step, size=8):
     x, y = data()
     rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(step))[:size]
     return x[rows], y[rows]
+
+
+@dataclass(frozen=True)
+class ToyRecipe:
+    """What presets read of a method's published recipe."""
+
+    lr: float
+    epochs: int
+    batch: int
+    optimizer: str = "sgd"
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    warmup_epochs: int = 1
+    warmup_lr: float = 1e-5
+    averaging: tuple[float, float] | None = None

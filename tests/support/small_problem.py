@@ -31,9 +31,18 @@ class Problem:
     def move(self, scale: float, seed: int = 1) -> None:
         kick(self.parameters, scale, torch.Generator().manual_seed(seed))
 
-    def repelled(self, **settings: Any) -> Repulsion:
-        """A repulsion that remembers where the model is now."""
-        repulsion = Repulsion(**settings)
+    @property
+    def anchor(self) -> Tensor:
+        """Stands for the features on the pool before anything was learned: another draw of the parameters."""
+        return Problem(seed=100).model(self.pool).detach()
+
+    def repulsion(self, distance: Any = "mmd", **settings: Any) -> Repulsion:
+        """One that measures ε against the anchor and remembers nothing yet."""
+        return Repulsion(distance, **{"anchor": self.anchor, **settings})
+
+    def repelled(self, distance: Any = "mmd", **settings: Any) -> Repulsion:
+        """One that remembers where the model is now."""
+        repulsion = self.repulsion(distance, **settings)
         repulsion.remember(self.model(self.pool))
-        repulsion.new_cycle()
+        repulsion.begin_cycle()
         return repulsion

@@ -16,7 +16,7 @@ def train(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="Any setting, such as seed=2, method.tokens=16 or inference.repulsion.metric=energy.",
+            help="Any setting, such as seed=2, method.tokens=16 or inference.repulsion.distance=energy.",
         ),
     ] = None,
     config: Annotated[

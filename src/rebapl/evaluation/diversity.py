@@ -99,6 +99,16 @@ def disagreement_matrix(answers: Tensor) -> Tensor:
     return (answers[:, None] != answers[None]).double().mean(-1).float()
 
 
+def total_variation_matrix(probabilities: Tensor) -> Tensor:
+    """½ Σ_c |p_s − p_t|, averaged over images, between samples' probabilities (S, N, C); (S, S)."""
+    count = len(probabilities)
+    matrix = torch.zeros(count, count)
+    for first in range(count):
+        distances = (probabilities[first] - probabilities[:first]).abs().sum(-1).mean(-1) / 2
+        matrix[first, :first] = matrix[:first, first] = distances
+    return matrix
+
+
 def effective_samples(weights: Tensor, similarity: Tensor | None = None) -> float:
     """1 / Σ_st ω_s ω_t Z_st (Leinster & Cobbold, 2012, order 2): from 1, all alike, to S.
 

@@ -15,9 +15,17 @@ from rebapl.data.fewshot import spread
 from rebapl.data.task import TARGETS, Part, Task, split_of
 from rebapl.data.workers import portions
 from rebapl.errors import UserError
-from rebapl.evaluation.diversity import IMAGES, Diversity, disagreement_matrix, mean_of_pairs, measure_diversity
+from rebapl.evaluation.diversity import (
+    IMAGES,
+    Diversity,
+    disagreement_matrix,
+    mean_of_pairs,
+    measure_diversity,
+    total_variation_matrix,
+)
 from rebapl.evaluation.outside import all_outside_scores
 from rebapl.evaluation.scores import scores
+from rebapl.evaluation.temperature import fit_temperature, tempered
 from rebapl.learners import build_learner, published, resolve_method
 from rebapl.posterior import Posterior, Prediction
 
@@ -30,23 +38,37 @@ def evaluate(posterior: Posterior, task: Task, parts: Iterable[str] | None = Non
 
     The scores are those of `prediction_scores`. A part of another data set is predicted as a transfer, with the
     settings that the method's authors change for that data set. These (`target_settings`) and the name of the part's
-    own `split` file are kept with its scores.
+    own `split` file are kept with its scores. Where the task has validation images that are not tested on, a
+    `temperature` is fitted on them, and `tempered_nll` and `tempered_ece` are the scores with it.
     """
     scored = {}
+    temperature = _temperature(posterior, task)
     for name in task.tests if parts is None else parts:
         part = task.tests[name]
-        found = prediction_scores(predict_part(bound_to(posterior, task, part), part), part_labels(part))
+        prediction, labels = predict_part(bound_to(posterior, task, part), part), part_labels(part)
+        found = prediction_scores(prediction, labels)
+        if temperature is not None:
+            softer = scores(tempered(prediction.probabilities, temperature), labels)
+            found |= {"temperature": temperature, "tempered_nll": softer["nll"], "tempered_ece": softer["ece"]}
         about = {"target_settings": _changed_for(posterior, task, part), "split": part.split}
         scored[name] = {**found, **{key: value for key, value in about.items() if value}}
     return scored
+
+
+def _temperature(posterior: Posterior, task: Task) -> float | None:
+    """The temperature that suits the validation images of the trained classes; None where there are none to spare."""
+    if task.protocol == "selection" or not task.val.items:
+        return None
+    prediction = predict_part(bound_to(posterior, task, task.val), task.val)
+    return fit_temperature(prediction.probabilities, part_labels(task.val))
 
 
 def prediction_scores(prediction: Prediction, labels: torch.Tensor) -> dict[str, Any]:
     """All scores of a prediction against labels (N,).
 
     They are the `scores` of the averaged probabilities, the mean entropies and mutual information in nats, the share of
-    images (in percent) that two different samples answer differently, averaged over pairs, and in `per_sample` the
-    `scores` of each sample alone.
+    images (in percent) that two different samples answer differently and the total variation between their
+    probabilities, both averaged over pairs, and in `per_sample` the `scores` of each sample alone.
     """
     answers = prediction.per_sample.argmax(-1)
     return {
@@ -55,6 +77,7 @@ def prediction_scores(prediction: Prediction, labels: torch.Tensor) -> dict[str,
         "expected_entropy": prediction.expected_entropy.mean().item(),
         "mutual_information": prediction.mutual_information.mean().item(),
         "disagreement": 100 * mean_of_pairs(disagreement_matrix(answers)),
+        "total_variation": mean_of_pairs(total_variation_matrix(prediction.per_sample)),
         "images": len(prediction),
         "per_sample": [scores(alone, labels) for alone in prediction.per_sample],
     }

@@ -37,7 +37,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Output:
-    """What a learner says about a batch of B images among C classes.
+    """What a learner gives for a batch of B images among C classes.
 
     `per_image` holds clouds with a row per image, `per_class` clouds with a row per class; among them `image`
     and `text`, the normalised features (B, e) and (C, e) behind the logits.

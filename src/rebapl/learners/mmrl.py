@@ -98,7 +98,7 @@ class RepresentationLearner(Learner[States]):
 
     @torch.no_grad()
     def frozen(self, images: Tensor) -> States:
-        """The layers below the first with tokens; in training mode also what the frozen model says of the images."""
+        """The layers below the first with tokens; in training mode also the frozen model's features."""
         lower = self.encoder.vision.run(self.encoder.embed_images(images), stop=self.vision_layers.start)
         return with_features(self.encoder, lower) if self.training else lower
 

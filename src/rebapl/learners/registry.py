@@ -32,7 +32,7 @@ class Method:
     recipes: Recipes
 
     def settings(self, given: Mapping[str, Any]) -> Settings:
-        """All of its settings, some of them given; what is wrong with them is said of `method.NAME`."""
+        """All of its settings, some of them given. An error names the setting as `method.NAME`."""
         try:
             return self.config(**given)
         except SettingError as error:
@@ -51,7 +51,7 @@ def register(
     """Class decorator: makes a learner known as `name`, with the class of its settings.
 
     How the method is trained stands in the file `recipes` (see `rebapl.learners.recipes`), or in the class attribute
-    `recipe`. A class that is defined again, by a notebook cell that is run twice, takes its own place.
+    `recipe`. A class that is defined again, by a notebook cell that is run twice, replaces its earlier self.
     """
 
     def add(learner: LearnerClass) -> LearnerClass:
@@ -118,7 +118,7 @@ def build_learner(
 def published(method: str, protocol: str, dataset: str, shots: int | None = None) -> tuple[dict[str, Any], Recipe]:
     """The settings and the recipe with which the authors report this method there.
 
-    >>> [published("coop", "few-shot", "dtd", shots)[1].epochs for shots in (1, 4, 16, None)]
+    >>> [published("coop", "few-shot", "digits", shots)[1].epochs for shots in (1, 4, 16, None)]
     [50, 100, 200, 200]
     """
     return METHODS.find(method).recipes.published(protocol, dataset, shots)

@@ -73,7 +73,7 @@ def mean_features(
 ) -> Tensor:
     """The normalised mean (C, e) over templates of the frozen text features, themselves `normalised` first or not.
 
-    Templates as in `read_templates`, and `own` beside them. Those of a named set in which the backbone cannot read
+    Templates as in `read_templates`, and `own` in addition. Those of a named set in which the backbone cannot read
     every name (its vocabulary or its room is too small) are left out.
     """
     templates = read_templates(given)

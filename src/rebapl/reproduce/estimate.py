@@ -58,7 +58,7 @@ def steps(config: RunConfig) -> int:
     if settings is None:
         return 0
     per_epoch = max(1, _trained_classes(config) * config.shots // settings.batch)
-    return per_epoch * settings.epochs * settings.cycles * settings.chains
+    return per_epoch * settings.all_epochs
 
 
 def pace(backbone: str) -> Pace:

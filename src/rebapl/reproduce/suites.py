@@ -118,8 +118,7 @@ class Suite:
 
     def longer(self, data: str, **settings: Any) -> Choice:
         """Maximum likelihood on MaPLe for as many epochs as ReBaPL has in all its cycles."""
-        inference = self.inference_of(data, self.rebapl("maple"))
-        epochs = inference.epochs * inference.cycles * inference.chains
+        epochs = self.inference_of(data, self.rebapl("maple")).all_epochs
         return Choice("maple, as many epochs", "maple", settings={"epochs": epochs, **settings})
 
     def choices(self, methods: Sequence[str] | None = None) -> list[Choice]:

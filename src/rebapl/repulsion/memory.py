@@ -33,7 +33,7 @@ class Memory:
         anchor: Tensor | None = None,
     ) -> None:
         self.distance, self.keep, self.generator = distance, keep, generator
-        self.scale, self.anchor = scale, None if anchor is None else as_points(anchor.detach())
+        self.scale, self.anchor = scale, None if anchor is None else as_points(anchor.detach()).clone()
         self.stored: Stored | None = None
         self._pending: list[Stored] = []
 
@@ -81,14 +81,15 @@ class Memory:
             self.stored = self.stored.map(lambda tensor: tensor.to(device))
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors under flat names: `stored.…` for those that repel, `pending.…` for those that will."""
+        """Tensors under flat names: `stored.…` for those that repel, `pending.…` for those that will, and `anchor`."""
         parts = {"stored": [] if self.stored is None else [self.stored], "pending": self._pending}
-        return {
+        state = {
             f"{name}.{tensor}": value
             for name, clouds in parts.items()
             if clouds
             for tensor, value in Stored.join(clouds).tensors().items()
         }
+        return state if self.anchor is None else {**state, "anchor": self.anchor}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`."""
@@ -99,3 +100,4 @@ class Memory:
 
         self.stored = next(iter(read("stored")), None)
         self._pending = read("pending")
+        self.anchor = state.get("anchor")

@@ -174,7 +174,8 @@ class Repulsion:
         if not exploring:
             return Plan("hold", carried)
         every: int = self.force.measure_every  # type: ignore[attr-defined]
-        beginning = self._steps < every and self._steps.bit_count() == 1
+        unmeasured = self._steps * AT_ONCE < len(self)
+        beginning = unmeasured or (self._steps < every and self._steps.bit_count() == 1)
         measuring = beginning or self._steps % every == 0
         self._steps += 1
         if not measuring:

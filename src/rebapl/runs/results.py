@@ -47,13 +47,18 @@ class Scores(Record):
 class PartScores(Scores):
     """Scores of all samples together on one test part, and of each sample alone in `per_sample`.
 
-    `target_settings` is what the method's authors change for a target, and `split` the target's own split file.
+    `temperature` was fitted on validation images, see `rebapl.evaluation.temperature`. `target_settings` is what the
+    method's authors change for a target, and `split` the target's own split file.
     """
 
     entropy: float | None = None
     expected_entropy: float | None = None
     mutual_information: float | None = None
     disagreement: float | None = None
+    total_variation: float | None = None
+    temperature: float | None = None
+    tempered_nll: float | None = None
+    tempered_ece: float | None = None
     images: int
     per_sample: list[Scores] = []
     target_settings: dict[str, Any] = {}
@@ -61,7 +66,7 @@ class PartScores(Scores):
 
 
 class DiversityRecord(Record):
-    """How far apart the samples are on test images, see `rebapl.evaluation.uncertainty.diversity_record`."""
+    """How far apart the samples are on test images, see `rebapl.evaluation.diversity.diversity_record`."""
 
     space: str
     images: int

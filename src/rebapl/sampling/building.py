@@ -42,6 +42,17 @@ class CenteredAdamW(torch.optim.AdamW):
                 p.add_(center, alpha=float(group["lr"]) * group["weight_decay"])
         return loss
 
+    def state_dict(self) -> dict[str, Any]:
+        """AdamW's, and the centres: a run that is resumed elsewhere is pulled to where the first one began."""
+        return {**super().state_dict(), "centers": list(self._centers)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        super().load_state_dict(state_dict)
+        self._centers = [
+            center.to(p) for center, p in zip(state_dict["centers"], self.param_groups[0]["params"], strict=True)
+        ]
+
 
 def build_optimizer(
     inference: Inference, parameters: list[Any], num_data: int, generator: torch.Generator
@@ -105,6 +116,8 @@ def build_schedule(
         cycles=rounds,
         exploration=1.0 if langevin is None else langevin.exploration,
         samples_per_cycle=inference.samples_per_cycle,
+        first_steps=None if inference.first_epochs is None else inference.first_epochs * steps_per_epoch,
+        first_cycles=inference.chains,
         floor=curve.floor if isinstance(curve, Cosine) else 1.0,
         granularity=curve.every if isinstance(curve, Cosine) else "step",
         steps_per_epoch=steps_per_epoch,

@@ -280,7 +280,7 @@ class Chain(Loop):
         """The records since the last call, with the cycle and the chain of each."""
         rows = []
         for row in self.diagnostics.rows():
-            cycle, chain = divmod(int(row["step"]) // self.schedule.steps_per_cycle, self.inference.chains)
+            cycle, chain = divmod(self.schedule.locate(int(row["step"]))[0], self.inference.chains)
             rows.append({**row, "cycle": cycle, "chain": chain})
         self.diagnostics.clear()
         return rows

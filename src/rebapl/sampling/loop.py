@@ -82,7 +82,7 @@ class Loop(ABC):
     @property
     def steps_in_all(self) -> int:
         """How many steps the whole run has; adaptive cycles may end it sooner."""
-        return self.schedule.steps_per_cycle * self.inference.cycles * self.inference.chains
+        return self.inference.all_epochs * self.steps_per_epoch
 
     @property
     def done(self) -> bool:

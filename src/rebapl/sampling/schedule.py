@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ class CyclicalSchedule(LRScheduler):
     done; `exploring`, `burning_in`, `cycle`, `at_cycle_start`, `done` and the optimizer's lr and temperature
     of the one to come.
 
+    * `first_steps`: the first `first_cycles` cycles have so many iterations instead (None: as many as the others).
     * `floor`: share of lr below which the cosine does not go; 1 is a constant lr, 0 the plain cosine.
     * `granularity="epoch"` with `steps_per_epoch`: ρ moves once per epoch, as published baselines do.
     * `warmup_steps`: so many first iterations run at `warmup_lr`, in the first `warmup_cycles` cycles. Meanwhile
@@ -57,6 +59,8 @@ class CyclicalSchedule(LRScheduler):
         exploration: float = 0.4,
         cycles: int | None = None,
         samples_per_cycle: int = 1,
+        first_steps: int | None = None,
+        first_cycles: int = 1,
         floor: float = 0.05,
         granularity: str = "step",
         steps_per_epoch: int | None = None,
@@ -67,24 +71,28 @@ class CyclicalSchedule(LRScheduler):
         burn_in: float = 0.0,
         burn_in_optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        if steps_per_cycle < 1:
-            raise UserError(f"steps_per_cycle is {steps_per_cycle}; it must be at least 1")
+        first = steps_per_cycle if first_steps is None else first_steps
+        for name, count in (("steps_per_cycle", steps_per_cycle), ("first_steps", first)):
+            if count < 1:
+                raise UserError(f"{name} is {count}; it must be at least 1")
         if cycles is not None and cycles < 1:
             raise UserError(f"cycles is {cycles}; it must be at least 1, or None for no end")
-        if not 0 <= warmup_steps < steps_per_cycle:
+        if not 0 <= warmup_steps < first:
             raise UserError(
-                f"the warm-up has {warmup_steps} iterations; accepted: from 0 to {steps_per_cycle - 1}, fewer than a "
-                f"cycle's {steps_per_cycle}"
+                f"the warm-up has {warmup_steps} iterations; accepted: from 0 to {first - 1}, fewer than a "
+                f"cycle's {first}"
             )
         for name, share in (("exploration", exploration), ("floor", floor), ("burn_in", burn_in)):
             if not 0 <= share <= 1:
                 raise UserError(f"{name} is {share}; it is a share, from 0 to 1")
         if granularity not in ("step", "epoch"):
             raise UserError(f"granularity is '{granularity}'; accepted: step, epoch")
-        if granularity == "epoch" and (not steps_per_epoch or steps_per_cycle % steps_per_epoch):
+        if granularity == "epoch" and (
+            not steps_per_epoch or steps_per_cycle % steps_per_epoch or first % steps_per_epoch
+        ):
             raise UserError(
-                f"granularity 'epoch' needs steps_per_epoch dividing steps_per_cycle ({steps_per_cycle}); "
-                f"given: {steps_per_epoch}"
+                f"granularity 'epoch' needs steps_per_epoch dividing the cycles' steps ({steps_per_cycle}"
+                f"{'' if first_steps is None else f' and {first}'}); given: {steps_per_epoch}"
             )
         if (burn_in > 0) != (burn_in_optimizer is not None):
             raise UserError("burn_in (a share above 0) and burn_in_optimizer go together: give both or none")
@@ -98,9 +106,10 @@ class CyclicalSchedule(LRScheduler):
         self._epoch = steps_per_epoch if self._per_epoch and steps_per_epoch else 1
         self._warmup = (warmup_steps, warmup_lr, warmup_cycles)
         self._keep_momentum = keep_momentum
-        self._explore = _steps(exploration, steps_per_cycle)
-        self._burn = _steps(burn_in, steps_per_cycle)
-        self._marks = _sample_marks(self._explore, steps_per_cycle, samples_per_cycle)
+        self.first_cycles = first_cycles
+        self._first, self._others = (
+            _Cycle.of(steps, exploration, burn_in, samples_per_cycle) for steps in (first, steps_per_cycle)
+        )
         self._burner = burn_in_optimizer
         self.optimizer = optimizer
         groups = [group for each in self.optimizers for group in each.param_groups]
@@ -119,15 +128,31 @@ class CyclicalSchedule(LRScheduler):
         """The main optimizer, and that of the burn-in if there is one."""
         return [self.optimizer] if self._burner is None else [self.optimizer, self._burner]
 
+    def locate(self, step: int) -> tuple[int, int]:
+        """The cycle that iteration `step` belongs to, and how many iterations of that cycle come before it."""
+        long = self._first.steps * self.first_cycles
+        if step < long:
+            return divmod(step, self._first.steps)
+        cycle, within = divmod(step - long, self._others.steps)
+        return cycle + self.first_cycles, within
+
+    def _of_cycle(self, cycle: int) -> _Cycle:
+        return self._first if cycle < self.first_cycles else self._others
+
+    @property
+    def total_steps(self) -> int | None:
+        """The iterations of all cycles; None where there is no end."""
+        return None if self.cycles is None else sum(self._of_cycle(cycle).steps for cycle in range(self.cycles))
+
     @property
     def cycle(self) -> int:
         """The cycle that the next iteration belongs to, from 0."""
-        return self.steps // self.steps_per_cycle
+        return self.locate(self.steps)[0]
 
     @property
     def within(self) -> int:
         """How many iterations of this cycle are done: t−1."""
-        return self.steps % self.steps_per_cycle
+        return self.locate(self.steps)[1]
 
     @property
     def done(self) -> bool:
@@ -135,11 +160,11 @@ class CyclicalSchedule(LRScheduler):
 
     @property
     def exploring(self) -> bool:
-        return self.within < self._explore
+        return self.within < self._of_cycle(self.cycle).explore
 
     @property
     def burning_in(self) -> bool:
-        return self.within < self._burn
+        return self.within < self._of_cycle(self.cycle).burn
 
     @property
     def at_cycle_start(self) -> bool:
@@ -151,7 +176,10 @@ class CyclicalSchedule(LRScheduler):
 
     @property
     def at_sample(self) -> bool:
-        return self.steps > 0 and (self.within or self.steps_per_cycle) in self._marks
+        if self.steps == 0:
+            return False
+        cycle, before = self.locate(self.steps - 1)
+        return before + 1 in self._of_cycle(cycle).marks
 
     @property
     def current(self) -> torch.optim.Optimizer:
@@ -191,7 +219,7 @@ class CyclicalSchedule(LRScheduler):
         warmup_steps, _, warmup_cycles = self._warmup
         waited = warmup_steps if self._per_epoch and self.cycle < warmup_cycles else 0
         epochs = max(self.within - waited, 0) // self._epoch
-        return max(self.floor, 0.5 * (1 + math.cos(math.pi * epochs * self._epoch / self.steps_per_cycle)))
+        return max(self.floor, 0.5 * (1 + math.cos(math.pi * epochs * self._epoch / self._of_cycle(self.cycle).steps)))
 
     def _lr(self, base: float) -> float:
         warmup_steps, warmup_lr, warmup_cycles = self._warmup
@@ -217,6 +245,21 @@ class CyclicalSchedule(LRScheduler):
         self.last_epoch = state["steps"]
         self._base, self._temperatures = list(state["lrs"]), list(state["temperatures"])
         self._apply()
+
+
+@dataclass(frozen=True)
+class _Cycle:
+    """The iterations of a cycle: all, those that explore, those that burn in, and after which a sample is kept."""
+
+    steps: int
+    explore: int
+    burn: int
+    marks: frozenset[int]
+
+    @classmethod
+    def of(cls, steps: int, exploration: float, burn_in: float, samples: int) -> _Cycle:
+        explore = _steps(exploration, steps)
+        return cls(steps, explore, _steps(burn_in, steps), frozenset(_sample_marks(explore, steps, samples)))
 
 
 def _steps(share: float, total: int) -> int:

@@ -230,6 +230,8 @@ class Adaptive(Settings):
 class Inference(Settings):
     """How a posterior is sampled from batches of `batch` images: `cycles` of `epochs` each, in `chains` side by side.
 
+    The first cycle of each chain has `first_epochs` instead, where they are given: a long way to a mode, then short
+    ones around and away from it.
     `restart` says how each cycle after the first begins. `averaging` is for optimisers. `pool_view`: whether the
     repulsion compares features on the training images as they are, or on one fixed augmented view of each. `average`
     is what a prediction averages over samples unless it is told otherwise.
@@ -240,6 +242,7 @@ class Inference(Settings):
     batch: int = Field(ge=1)
     cycles: int = Field(default=1, ge=1)
     chains: int = Field(default=1, ge=1)
+    first_epochs: int | None = Field(default=None, ge=1)
     restart: Annotated[Warm | Cold | None, OneOf("restart", RESTARTS, optional=True)] = None
     curve: Annotated[Cosine | Constant, OneOf("curve", CURVES)] = Cosine()
     warmup: Warmup | None = None
@@ -258,6 +261,11 @@ class Inference(Settings):
     def samples_per_cycle(self) -> int:
         """How many samples each chain keeps per cycle."""
         return self.sampler.samples_per_cycle if isinstance(self.sampler, LangevinSettings) else 1
+
+    @property
+    def all_epochs(self) -> int:
+        """The epochs of all cycles and chains together."""
+        return self.chains * ((self.first_epochs or self.epochs) + (self.cycles - 1) * self.epochs)
 
     @property
     def samples(self) -> int:
@@ -282,7 +290,7 @@ class Inference(Settings):
                         (name,), f"does not go with svgd, whose particles move together once: leave it {alone}"
                     )
         if self.cycles == 1:
-            for name in ("restart", "repulsion", "adaptive"):
+            for name in ("first_epochs", "restart", "repulsion", "adaptive"):
                 if getattr(self, name) is not None:
                     raise SettingError(
                         (name,), f"does nothing in one cycle: ask for more `cycles`, or set {name} to null"
@@ -299,10 +307,17 @@ class Inference(Settings):
             raise SettingError(
                 ("averaging",), f"is for optimisers (sgd, adamw), and the sampler is {kind}: set it to null"
             )
-        if self.warmup is not None and self.warmup.epochs >= self.epochs:
+        if self.first_epochs is not None and isinstance(self.restart, Cold):
+            raise SettingError(("first_epochs",), "is for warm restarts: cold ones all begin alike, so set it to null")
+        if self.averaging is not None and self.first_epochs is not None:
+            raise SettingError(
+                ("first_epochs",), "does not go with averaging over the epochs of a cycle: set it to null"
+            )
+        longest = self.first_epochs or self.epochs
+        if self.warmup is not None and self.warmup.epochs >= longest:
             raise SettingError(
                 ("warmup", "epochs"),
-                f"is {self.warmup.epochs}: a cycle has {self.epochs} epochs, and at least one is no warm-up",
+                f"is {self.warmup.epochs}: the first cycle has {longest} epochs, and at least one is no warm-up",
             )
         if self.repulsion is not None and self.repulsion.stage == "both" and self.optimises:
             raise SettingError(

@@ -25,7 +25,7 @@ from rebapl.sampling import SVGD, Chain, Inference, Loop, preset
 from rebapl.sampling.settings import SVGDSettings, pool_size
 from rebapl.training.checkpoint import load_checkpoint, save_checkpoint
 from rebapl.training.log import EVERY, read_log, write_log
-from rebapl.training.resolution import CUSTOM, NOTHING, ResolvedTraining, resolve_training
+from rebapl.training.resolution import CUSTOM, NOTHING, ResolvedTraining, resolve_training, with_epochs
 
 Progress = Callable[[int, int, float], None]
 """Called now and then with the steps done, the steps in all, and the latest loss."""
@@ -215,8 +215,9 @@ def _of_learner(
         return ResolvedTraining(method, learner.config, CUSTOM, inference, recipe.crop_scale)
     if recipe.epochs == 0:
         return ResolvedTraining(method, learner.config, NOTHING, None, recipe.crop_scale)
-    changes = {**({} if epochs is None else {"epochs": epochs}), **(inference_settings or {})}
-    chosen = preset(inference, recipe, method, per_image=learner.repels_per_image, **changes)
+    if epochs is not None:
+        recipe = with_epochs(recipe, epochs)
+    chosen = preset(inference, recipe, method, per_image=learner.repels_per_image, **(inference_settings or {}))
     return ResolvedTraining(method, learner.config, inference, chosen, recipe.crop_scale)
 
 
@@ -225,6 +226,7 @@ def _build_loop(
 ) -> Loop:
     data = LabelledImages(task.dataset, task.train.items)
     batches = TrainBatches(data, encoder.preprocessing, inference.batch, resolved.crop_scale, seed, encoder.device)
+    inference = inference.changed(batch=batches.batch)  # fewer where there are fewer images in all
     pool = _pool(data, batches, encoder, inference, seed)
     given: dict[str, Any] = {
         "num_data": len(data),

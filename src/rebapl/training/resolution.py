@@ -56,24 +56,32 @@ def resolve_training(
 ) -> ResolvedTraining:
     """All settings: what was published for this method, protocol and data set, the preset, and what is given on top.
 
-    `epochs` are those of a cycle; mappings may be nested or have names with dots.
+    `epochs` take the place of the recipe's, so that everything that a preset derives from these follows; mappings may
+    be nested or have names with dots.
 
     >>> resolved = resolve_training("maple", "rebapl", protocol="base-to-novel", data="eurosat", epochs=2)
-    >>> resolved.inference.epochs, resolved.inference.sampler.lr, resolved.crop_scale
-    (2, 0.0035, (0.08, 1.0))
+    >>> resolved.inference.sampler.lr, resolved.crop_scale
+    (0.0035, (0.08, 1.0))
     """
     settings, recipe = published(method, published_protocol(protocol), data, shots)
+    if epochs is not None and recipe.epochs > 0:
+        recipe = with_epochs(recipe, epochs)
     chosen = resolve_method(method, {**settings, **(method_settings or {})})
-    changes = {**({} if epochs is None else {"epochs": epochs}), **(inference_settings or {})}
+    changes = dict(inference_settings or {})
     if recipe.epochs == 0:
-        if changes or isinstance(inference, Inference):
+        if changes or epochs is not None or isinstance(inference, Inference):
             raise UserError(f"method '{method}' learns nothing: leave the settings of the inference out")
         return ResolvedTraining(method, chosen, NOTHING, None, recipe.crop_scale)
     if isinstance(inference, Inference):
-        if changes:
+        if changes or epochs is not None:
             raise UserError("an inference given as an object has all its settings: change them there")
         return ResolvedTraining(method, chosen, CUSTOM, inference, recipe.crop_scale)
     return ResolvedTraining(method, chosen, inference, _preset(inference, recipe, method, changes), recipe.crop_scale)
+
+
+def with_epochs(recipe: Recipe, epochs: int) -> Recipe:
+    """The recipe with another number of epochs, at least one of which is no warm-up."""
+    return recipe.changed(epochs=epochs, warmup_epochs=min(recipe.warmup_epochs, epochs - 1))
 
 
 def _preset(name: str, recipe: Recipe, method: str, changes: Mapping[str, Any]) -> Inference:

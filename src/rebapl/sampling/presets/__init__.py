@@ -69,7 +69,13 @@ def _from_recipe(value: Any, recipe: Recipe) -> Any:
     if value.name == "averaging":
         return None if recipe.averaging is None else dict(zip(("mean", "std"), recipe.averaging, strict=True))
     found = getattr(recipe, value.name)
-    return found if value.times == 1 else found * value.times
+    return (
+        found
+        if value.times == 1
+        else max(1, round(found * value.times))
+        if isinstance(found, int)
+        else found * value.times
+    )
 
 
 def _for_optimizer(values: Mapping[str, Value], recipe: Recipe) -> dict[str, Value]:

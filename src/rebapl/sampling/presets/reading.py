@@ -43,10 +43,10 @@ class Value:
 
 @dataclass(frozen=True)
 class FromRecipe:
-    """A setting taken from the learner's recipe, perhaps so many times of it."""
+    """A setting taken from the learner's recipe, perhaps so many times of it; whole numbers stay whole, at least 1."""
 
     name: str
-    times: int = 1
+    times: float = 1
 
 
 @dataclass(frozen=True)

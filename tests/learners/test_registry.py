@@ -1,0 +1,187 @@
+"""Methods by name: what is refused, where recipes come from, and settings that earlier versions wrote."""
+
+from pathlib import Path
+
+import pytest
+
+from rebapl.errors import UserError
+from rebapl.learners import METHODS, Learner, Recipe, build_learner, published, register, resolve_method
+from rebapl.learners.recipes import ORIGINS, Recipes, read_recipes
+from rebapl.learners.registry import FOLDER, earlier_settings
+from rebapl.settings import Settings
+
+
+class OwnConfig(Settings):
+    tokens: int = 4
+
+
+@pytest.fixture
+def nothing_registered_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(METHODS, "known", dict(METHODS.known))
+
+
+pytestmark = pytest.mark.usefixtures("nothing_registered_stays")
+
+
+def own_class(**members: object) -> type[Learner]:
+    return type("Own", (Learner,), {"repels_in": None, **members})
+
+
+RECIPE = Recipe(lr=0.1, epochs=3, batch=2)
+
+
+def test_a_class_with_a_recipe_is_found_by_name() -> None:
+    learner = register("own", OwnConfig)(own_class(recipe=RECIPE))
+    assert METHODS["own"].learner is learner
+    assert METHODS["own"].config is OwnConfig
+    assert published("own", "few-shot", "dtd", 4) == ({}, RECIPE)
+    assert resolve_method("own", {"tokens": 2}) == OwnConfig(tokens=2)
+
+
+def test_a_class_without_a_recipe_is_refused() -> None:
+    with pytest.raises(UserError, match=r"method 'own' has no recipe: .*recipe = Recipe\(lr=.*recipes=path"):
+        register("own", OwnConfig)(own_class())
+    assert "own" not in METHODS
+
+
+def test_a_name_that_another_class_has_is_refused() -> None:
+    with pytest.raises(UserError, match=r"method 'coop' is rebapl\.learners\.coop\.CoOp already"):
+        register("coop", OwnConfig)(own_class(recipe=RECIPE))
+    assert METHODS["coop"].learner.__name__ == "CoOp"
+
+
+def test_the_same_class_may_be_registered_again_under_its_name_only() -> None:
+    learner = register("own", OwnConfig)(own_class(recipe=RECIPE))
+    assert register("own", OwnConfig)(learner) is learner
+    again = register("own", OwnConfig)(own_class(recipe=RECIPE))  # a notebook cell that is run twice
+    assert METHODS["own"].learner is again
+    with pytest.raises(UserError, match="registered as 'own' already"):
+        register("other", OwnConfig)(again)
+
+
+def test_a_recipe_file_beside_the_class(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("published: {lr: 0.1, epochs: 3, batch: 2}\nvariants:\n  dtd:\n    ours: {method.tokens: 7}\n")
+    learner = register("own", OwnConfig, recipes=path)(own_class())
+    assert learner.recipe == RECIPE
+    assert published("own", "few-shot", "dtd") == ({"tokens": 7}, RECIPE)
+
+
+def test_unknown_names_are_refused_with_the_nearest() -> None:
+    for look in (lambda: published("cop", "few-shot", "dtd"), lambda: resolve_method("cop")):
+        with pytest.raises(UserError, match="unknown method 'cop': did you mean 'coop'"):
+            look()
+    with pytest.raises(UserError, match="unknown method 'cop'"):
+        build_learner("cop", None, [], None, None)  # type: ignore[arg-type]
+
+
+# Recipe files
+
+
+def test_every_method_has_a_file_and_every_file_a_method() -> None:
+    assert sorted(path.stem for path in FOLDER.glob("*.yaml")) == sorted(METHODS)
+    for method in METHODS.values():
+        stated = [*method.recipes.values.values(), *(x for v in method.recipes.variants.values() for x in v.values())]
+        assert {each.origin for each in stated} <= set(ORIGINS)
+
+
+def test_no_learner_names_a_data_set() -> None:
+    from rebapl.data.published import PUBLISHED
+
+    names = [name for name in PUBLISHED if name != "imagenet"]  # which also names sets of templates
+    for path in FOLDER.parent.glob("*.py"):
+        assert not [name for name in names if f'"{name}"' in path.read_text(encoding="utf-8")], path
+
+
+def recipes(tmp_path: Path, text: str) -> Recipes:
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    return read_recipes(path, OwnConfig)
+
+
+GENERAL = "published: {lr: 0.1, epochs: 9, batch: 2}\n"
+
+
+def test_variants_lie_on_top_of_each_other_in_a_fixed_order(tmp_path: Path) -> None:
+    variants = {
+        "few-shot": 1,
+        "few-shot@2": 2,
+        "dtd": 3,
+        "few-shot/dtd": 4,
+        "few-shot/dtd@2": 5,
+    }
+    text = (
+        GENERAL
+        + "variants:\n"
+        + "".join(f"  {key}:\n    published: {{epochs: {epochs}}}\n" for key, epochs in reversed(variants.items()))
+    )
+    found = recipes(tmp_path, text)
+
+    def epochs(*arguments: object) -> int:
+        return found.published(*arguments)[1].epochs  # type: ignore[arg-type]
+
+    assert epochs("base-to-novel", "eurosat", 2) == 9
+    assert [epochs("few-shot", "eurosat", shots) for shots in (None, 2, 20)] == [1, 2, 1]
+    assert (epochs("base-to-novel", "dtd", 2), epochs("few-shot", "dtd"), epochs("few-shot", "dtd", 2)) == (3, 4, 5)
+
+
+def test_values_keep_their_origin(tmp_path: Path) -> None:
+    found = recipes(tmp_path, GENERAL + "ours: {method.tokens: 2}\nvariants:\n  dtd:\n    ours: {batch: 8}\n")
+    stated = found.stated("few-shot", "dtd")
+    assert {name: each.origin for name, each in stated.items()} == {
+        "lr": "published",
+        "epochs": "published",
+        "batch": "ours",
+        "method.tokens": "ours",
+    }
+    assert found.published("few-shot", "dtd") == ({"tokens": 2}, Recipe(lr=0.1, epochs=9, batch=8))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("publised: {lr: 1}", r"unknown origin in own\.yaml 'publised': did you mean 'published'"),
+        ("published: {lr: 0.1, epochs: 9}", "batch is missing"),
+        (GENERAL.replace("epochs: 9", "epochs: nine"), "epochs is 'nine': it must be a whole number"),
+        (GENERAL + "ours: {lr: 0.2}", "'lr' stands twice, as published and as ours"),
+        (GENERAL + "ours: {method.tokenz: 2}", "tokenz: there is no such setting, did you mean 'tokens'"),
+        (GENERAL + "variants: {dtd: {published: {lrr: 2}}}", "dtd: lrr: there is no such setting, did you mean 'lr'"),
+        (GENERAL + "variants: {dtd: {epochs: 2}}", "unknown origin in own.yaml 'epochs'"),
+        (GENERAL + "variants: {few-shot@few: {ours: {epochs: 2}}}", "'few-shot@few' does not end in a number of shots"),
+        (GENERAL + "variants: {dtd: 5}", "5 stands where an origin is expected"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        recipes(tmp_path, text)
+
+
+def test_coop_trains_longer_with_more_shots() -> None:
+    by_shots = {shots: published("coop", "few-shot", "dtd", shots)[1].epochs for shots in (1, 2, 4, 8, 16)}
+    assert by_shots == {1: 50, 2: 100, 4: 100, 8: 200, 16: 200}
+    assert {published("coop", "few-shot", "imagenet", shots)[1].epochs for shots in (1, 4, 16)} == {50}
+    assert published("coop", "base-to-novel", "dtd", 1)[1].epochs == 200
+
+
+def test_published_inference() -> None:
+    assert {name: published(name, "few-shot", "dtd")[1].inference for name in ("app", "coop", "mmrl")} == {
+        "app": "svgd",
+        "coop": "mle",
+        "mmrl": "mle",
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "before", "today"),
+    [
+        ("maple", {"depth_of_12": 3}, {"depth": "3/12"}),
+        ("maple", {"depth_of_12": 3, "depth": 2}, {"depth": 2}),
+        ("ivlp", {"depth": None, "tokens": 4}, {"tokens": 4}),
+        ("zero-shot", {"with_own": False}, {}),
+        ("zero-shot", {"with_own": False, "templates": "imagenet-7"}, {"with_own": False, "templates": "imagenet-7"}),
+        ("coop", {"init": None, "tokens": 16}, {"init": None, "tokens": 16}),
+    ],
+)
+def test_settings_of_earlier_versions(method: str, before: dict, today: dict) -> None:
+    assert earlier_settings(method, before) == today
+    resolve_method(method, today)

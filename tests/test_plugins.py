@@ -1,0 +1,87 @@
+"""Code from outside: a real little package with an entry point, one that is broken, and modules given by name."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from rebapl import plugins
+from rebapl.errors import UserError
+
+LEARNER = """
+from rebapl.learners import Learner, Recipe, register
+from rebapl.settings import Settings
+
+class Config(Settings):
+    strength: float = 1.0
+
+@register("from-outside", Config)
+class Outside(Learner):
+    recipe = Recipe(lr=0.1, epochs=1, batch=2)
+    repels_in = None
+"""
+
+
+def install(folder: Path, name: str, module: str, text: str) -> None:
+    """A package as pip leaves it: its module, and metadata with an entry point."""
+    (folder / f"{module}.py").write_text(text)
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[rebapl.learners]\n{name} = {module}\n")
+
+
+def run(folder: Path, program: str) -> str:
+    source = Path(plugins.__file__).parents[1]
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={"PYTHONPATH": f"{source}:{folder}", "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return found.stdout + found.stderr
+
+
+def test_installed_learners_are_found_and_broken_ones_named(tmp_path: Path) -> None:
+    install(tmp_path, "outside", "outside_learners", LEARNER)
+    install(tmp_path, "broken", "broken_learners", "import a_module_that_nobody_has\n")
+    said = run(
+        tmp_path,
+        """
+        import sys
+        from rebapl.learners import METHODS, resolve_method
+        METHODS["coop"]
+        print("imported early:", "outside_learners" in sys.modules)
+        print("settings:", resolve_method("from-outside", {"strength": 2}).plain())
+        print("listed:", "from-outside" in list(METHODS), "coop" in list(METHODS))
+        """,
+    )
+    assert "imported early: False" in said
+    assert "settings: {'strength': 2}" in said
+    assert "listed: True True" in said
+    assert said.count("plugin 'broken' (broken_learners, of broken) could not be loaded and is left out") == 1
+    assert "No module named 'a_module_that_nobody_has'" in said
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+def test_a_module_in_the_working_folder_is_imported(here: Path) -> None:
+    (here / "a_module_of_mine.py").write_text("value = 5\n")
+    assert plugins.load_module("a_module_of_mine").value == 5
+    del sys.modules["a_module_of_mine"]
+
+
+def test_a_module_that_cannot_be_imported_is_refused(here: Path) -> None:
+    (here / "a_broken_module.py").write_text("raise RuntimeError('not today')\n")
+    with pytest.raises(UserError, match=r"plugin 'a_broken_module' cannot be imported \(RuntimeError: not today\)"):
+        plugins.load_module("a_broken_module")
+    with pytest.raises(UserError, match=r"without '\.py'"):
+        plugins.load_module("missing")
