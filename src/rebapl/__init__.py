@@ -40,7 +40,7 @@ _WHERE = {
     "SGLD": "rebapl.sampling",
     "Settings": "rebapl.settings",
     "evaluate": "rebapl.evaluation",
-    "fit": "rebapl.training",
+    "fit": "rebapl.training.fit",
     "load_backbone": "rebapl.backbones",
     "load_posterior": "rebapl.posterior",
     "load_task": "rebapl.data.task",
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from rebapl.repulsion import Repulsion, register_distance
     from rebapl.sampling import SGHMC, SGLD, Chain, CyclicalSchedule, Inference, preset, register_preset
     from rebapl.settings import Settings
-    from rebapl.training import fit
+    from rebapl.training.fit import fit
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ import rebapl
 
 SOURCE = Path(rebapl.__file__).parents[1]
 
-LEARNER = '''
+LEARNER = """
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -55,44 +55,44 @@ class Shift(rebapl.Learner):
     def respond(self, frozen, classes):
         image = F.normalize(frozen + self.config.scale * self.shift, dim=-1)
         return Output(self.cosine_logits(image, classes["text"]), {"image": image}, classes)
-'''
+"""
 
-DISTANCE = '''
+DISTANCE = """
 import rebapl
 
 
 @rebapl.register_distance("their-mean-shift")
 def mean_shift(x, stored):
     return (x.mean(0) - stored.cloud.mean(1)).square().sum(-1)
-'''
+"""
 
-PRESET_MODULE = '''
+PRESET_MODULE = """
 from pathlib import Path
 
 import rebapl
 
 rebapl.register_preset(Path(__file__).parent / "their-preset.yaml")
-'''
+"""
 
-PRESET = '''
+PRESET = """
 about: two cycles with a distance from outside
 extends: rebapl
 ours:
   cycles: 2
   repulsion.distance.kind: their-mean-shift
   repulsion.images: 4
-'''
+"""
 
-DATASET = '''
+DATASET = """
 from dataclasses import replace
 
 import rebapl
 from rebapl.data.catalogue import load_dataset
 
 rebapl.register_dataset("their-digits", lambda: replace(load_dataset("digits"), name="their-digits"))
-'''
+"""
 
-ENTRY_POINTS = '''
+ENTRY_POINTS = """
 [rebapl.learners]
 shift = theirs.learner
 [rebapl.distances]
@@ -101,7 +101,7 @@ mean-shift = theirs.distance
 preset = theirs.preset
 [rebapl.datasets]
 digits = theirs.dataset
-'''
+"""
 
 FILES = {
     "theirs/__init__.py": "",

@@ -1,4 +1,4 @@
-"""Posteriors that version 0.1.0 wrote are read, and predict what they did."""
+"""Posteriors of format 1, which earlier versions wrote, are read, and predict what they did."""
 
 import json
 from pathlib import Path

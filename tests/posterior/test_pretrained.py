@@ -4,6 +4,7 @@ import shutil
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -79,9 +80,15 @@ def test_only_the_two_files_of_the_revision_are_fetched(
         asked.append((repository, options["revision"], options["allow_patterns"]))
         return str(folder)
 
+    def info(_: object, repository: str, *, revision: str, timeout: float) -> Any:
+        assert (repository, revision) == ("somebody/digits", "v2")
+        assert timeout <= 10
+        return SimpleNamespace(sha=COMMIT)
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", info)
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     assert len(Posterior.from_pretrained("somebody/digits", "v2", encoder=encoder)) == 3
-    assert asked == [("somebody/digits", "v2", ["posterior.json", "samples.safetensors"])]
+    assert asked == [("somebody/digits", COMMIT, ["posterior.json", "samples.safetensors"])]
 
 
 def test_the_same_device_is_the_same_posterior(make: Any) -> None:

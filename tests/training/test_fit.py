@@ -53,7 +53,13 @@ def test_images_in_any_form_are_all_learned_from(encoder: DualEncoder, pictures:
     given: dict[str, Any] = {"labels": LABELS, "class_names": NAMES, "epochs": 1}
     dataset = dataset_of(pictures, LABELS, NAMES)
     expected = fit(task_of(dataset), encoder, epochs=1)
-    for images in (pictures, list(pictures), [Image.fromarray(each) for each in pictures], paths, list(map(str, paths))):
+    for images in (
+        pictures,
+        list(pictures),
+        [Image.fromarray(each) for each in pictures],
+        paths,
+        list(map(str, paths)),
+    ):
         assert same(fit(images, encoder, **given), expected)
     assert same(fit(pictures, encoder, **{**given, "labels": np.array(LABELS)}), expected)
     assert not same(fit(pictures, encoder, **{**given, "labels": [1, 0, 1, 0]}), expected)

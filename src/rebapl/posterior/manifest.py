@@ -1,7 +1,7 @@
 """`posterior.json`: what it takes to use `samples.safetensors`, with checksums of that file and of itself.
 
 Format 2 holds every setting of the method and of the inference, so that a default that changes later changes nothing
-about a posterior. Format 1, of version 0.1.0, held only the method's settings that differed from its defaults.
+about a posterior. Format 1, of earlier versions, held only the method's settings that differed from its defaults.
 """
 
 from __future__ import annotations

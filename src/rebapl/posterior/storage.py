@@ -64,17 +64,29 @@ def find_folder(folder_or_hub_id: Path | str, revision: str | None = None) -> Pa
         if revision is not None:
             raise UserError(f"revision '{revision}' was given, and {folder} is no hub id such as 'somebody/digits'")
         return folder
-    from huggingface_hub import snapshot_download
-
     try:
-        files = [MANIFEST, SAMPLES]
-        found = snapshot_download(name, revision=revision, allow_patterns=files, etag_timeout=HUB_SECONDS)
+        return _from_hub(name, revision)
     except Exception as error:  # whatever the connection, the hub or the cache makes the library raise
         raise UserError(
             f"posterior '{name}' is neither a local folder, nor could {f'revision {revision!r} of ' if revision else ''}"
             f"it be fetched from the hub ({type(error).__name__}: {' '.join(str(error).split())})"
         ) from error
-    return Path(found)
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    """The folder with the two files of a repository, those fetched before where the hub does not answer."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    files = [MANIFEST, SAMPLES]
+    try:  # asked once: `snapshot_download` itself may ask for half a minute
+        commit = HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS).sha
+    except Exception:
+        try:
+            return Path(snapshot_download(name, revision=revision, allow_patterns=files, local_files_only=True))
+        except Exception:
+            pass
+        raise
+    return Path(snapshot_download(name, revision=commit, allow_patterns=files))
 
 
 class Parts(NamedTuple):
@@ -105,7 +117,7 @@ def read_folder(folder: Path, encoder: DualEncoder | None, device: str | torch.d
             f"{folder} was trained on backbone '{name}' ({expected[:12]}…), and '{encoder.name}' is another "
             f"({encoder.fingerprint[:12]}…): give the backbone it was trained on"
         )
-    about = {key: manifest.get(key) for key in ABOUT}
+    about: dict[str, Any] = {key: manifest.get(key) for key in ABOUT}
     method, settings = manifest["method"], manifest["method_settings"]
     if manifest["format"] == 1:
         settings = earlier_settings(method, settings)

@@ -80,4 +80,3 @@ def _partial(schema: Any) -> Any:
     if "oneOf" in loose:  # several kinds have settings of the same name, so more than one may match
         loose["anyOf"] = loose.pop("oneOf")
     return loose
-

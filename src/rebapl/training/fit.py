@@ -189,7 +189,9 @@ def _task(
         )
     if labels is None or class_names is None:
         raise UserError("images were given: give labels=[…], a number for each image, and class_names=[…] as well")
-    return task_of(dataset_of(given, labels, class_names, **({} if template is None else {"template": template})), first)
+    return task_of(
+        dataset_of(given, labels, class_names, **({} if template is None else {"template": template})), first
+    )
 
 
 def _of_learner(
