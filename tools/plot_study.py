@@ -11,21 +11,31 @@ from matplotlib.figure import Figure
 
 from rebapl.files import read_json
 from rebapl.reports.style import BLUE, DARK_GREY, GREY, VERMILION, bare_axes, save_figure
-from study import OURS, TASKS, difference
+from study import DRAWN, OURS, REAL, difference
 
 AGAINST = "mle, 3× epochs"
-SCORES = {"hm": "harmonic mean, points", "nll": "NLL, nats"}
-NAMES = {"eurosat": "EuroSAT", "caltech101": "Caltech101"}
+SCORES = {"hm": "harmonic mean, points", "nll": "NLL, nats", "ece": "ECE, points"}
+NAMES = {
+    "eurosat": "EuroSAT",
+    "caltech101": "Caltech101",
+    "oxford_pets": "OxfordPets",
+    "dtd": "DTD-10",
+    "scene15": "SCENE-15",
+}
 
 
 def plot(records: list[dict[str, Any]], out: Path) -> None:
     """A column for the average and for each task, a row for each score; bars are one standard error to each side."""
-    records = [each for each in records if each["method"] != "coop"]  # it has not every kind
-    kinds = [name for name in dict.fromkeys(each["setting"] for each in records) if name not in ("zero-shot", AGAINST)]
-    columns = {"all four": records} | {
-        NAMES.get(task, task): [each for each in records if each["task"] == task] for task in TASKS
+    records = [each for each in records if each["stage"] == "compare"]
+    seeds = {
+        name: {e["seed"] for e in records if e["row"] == name} for name in dict.fromkeys(e["row"] for e in records)
     }
-    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    kinds = [name for name, found in seeds.items() if name not in ("zero-shot", AGAINST) and len(found) > 2]
+    real = [each for each in records if each["task"] in REAL]
+    columns = {"the five real tasks": real} | {
+        NAMES.get(task, task): [each for each in records if each["task"] == task] for task in (*REAL, *DRAWN)
+    }
+    figure = Figure(figsize=(16, 8), layout="constrained")
     grid = figure.subplots(len(SCORES), len(columns), sharey=True)
     for row, (score, label) in zip(grid, SCORES.items(), strict=True):
         for axes, (title, own) in zip(row, columns.items(), strict=True):
@@ -43,14 +53,15 @@ def plot(records: list[dict[str, Any]], out: Path) -> None:
                 axes.set_title(title, fontsize=10)
         row[len(columns) // 2].set_xlabel(f"{label} ({'more' if score == 'hm' else 'less'} is better)")
     figure.suptitle(
-        "MaPLe and MMRL: difference to maximum likelihood with as many epochs, ± standard error", fontsize=11
+        "MaPLe and MMRL: difference to maximum likelihood with as many epochs; bars: standard error over three seeds",
+        fontsize=11,
     )
     save_figure(figure, out, dpi=130)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("records", type=Path, help="records.json of `study.py compare`")
+    parser.add_argument("records", type=Path, help="records.json of `study.py`")
     parser.add_argument("out", type=Path, help="picture to write")
     chosen = parser.parse_args()
     plot(read_json(chosen.records, "a study")["records"], chosen.out)

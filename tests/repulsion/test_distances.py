@@ -23,6 +23,7 @@ def stream() -> torch.Generator:
     """What a distance draws from when it prepares a stored cloud."""
     return torch.Generator().manual_seed(0)
 
+
 BETWEEN_DISTRIBUTIONS = [name for name in ALL if name != "paired"]
 
 

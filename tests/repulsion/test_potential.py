@@ -84,7 +84,9 @@ def test_scale_of_one_point_and_a_scale_that_is_given() -> None:
 def test_no_scale_and_unknown_names_are_refused() -> None:
     with pytest.raises(UserError, match=r"learned nothing in this space.*potential's `scale`"):
         scale("paired", torch.ones(6, 2), torch.ones(6, 2))
-    with pytest.raises(UserError, match=r"give its features on the pool as anchor=\.\.\., or set the potential's `scale`"):
+    with pytest.raises(
+        UserError, match=r"give its features on the pool as anchor=\.\.\., or set the potential's `scale`"
+    ):
         scale("paired", torch.ones(6, 2))
     with pytest.raises(UserError, match=r"anchor's cloud has shape \(5, 2\) and the sample's \(6, 2\)"):
         scale("paired", torch.ones(6, 2), torch.zeros(5, 2))

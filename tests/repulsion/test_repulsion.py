@@ -200,7 +200,10 @@ def test_pieces_are_objects_kinds_by_name_or_mappings() -> None:
         ({"force": {"kind": "fading", "fraction": -0.1}}, r"fraction is -0\.1: it must be at least 0"),
         ({"force": {"kind": "absolute", "strength": float("nan")}}, "strength is nan: it must be a finite number"),
         ({"force": "absolute"}, "strength is missing: it has no default"),
-        ({"force": {"kind": "absolute", "fraction": 1.0}}, r"fraction: there is no such setting here\. Accepted: stren"),
+        (
+            {"force": {"kind": "absolute", "fraction": 1.0}},
+            r"fraction: there is no such setting here\. Accepted: stren",
+        ),
         ({"force": {"fraction": 1.0}}, "has no `kind`: name one of fading"),
         ({"force": Inverse()}, "is Inverse: it must be one of the kinds of force"),
         ({"force": 3}, "is 3: give a kind of force or a mapping"),
@@ -219,7 +222,9 @@ def test_bad_calls_say_what_to_do() -> None:
     problem = Problem()
     with pytest.raises(UserError, match=r"nothing is remembered yet; .*begin_cycle"):
         Repulsion()(problem.model(problem.pool))
-    with pytest.raises(UserError, match=r"a force that is 'capped' .*loss=loss, parameters=.* or take an absolute force"):
+    with pytest.raises(
+        UserError, match=r"a force that is 'capped' .*loss=loss, parameters=.* or take an absolute force"
+    ):
         problem.repelled(force={"kind": "capped", "strength": 1.0})(problem.model(problem.pool))
     with pytest.raises(UserError, match="a printed force moves θ beside the step"):
         problem.repelled(force={"kind": "printed", "strength": 1.0})(problem.model(problem.pool))

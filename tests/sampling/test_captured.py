@@ -10,8 +10,8 @@ import torch
 from rebapl.backbones import load_backbone
 from rebapl.data.task import load_task
 from rebapl.learners import METHODS
+from rebapl.repulsion import Absolute, Capped, Fading, Normalised
 from rebapl.sampling import Chain, Inference, Repelling, captured
-from rebapl.training.fit import Training
 
 from .toy import ToyLearner, batches, data
 
@@ -55,9 +55,14 @@ def test_a_kind_of_step_is_recorded_after_two_runs_and_again_for_another_memory_
     assert Recorded.made == ["first", "second", "second", "first"]
 
 
-def toy_chain(capture, **repelling):
+def toy_chain(capture, sampler=None, **repelling):
     inference = Inference(
-        lr=0.05, epochs=5, batch=8, temperature=0.01, cycles=3, repulsion=Repelling(reference=6, **repelling)
+        sampler={"kind": "sghmc", "lr": 0.05, "temperature": 0.01, **(sampler or {})},
+        epochs=5,
+        batch=8,
+        cycles=3,
+        restart={"kind": "warm", "kick": 0.01},
+        repulsion=Repelling(images=6, **repelling),
     )
 
     def given(step):
@@ -69,27 +74,36 @@ def toy_chain(capture, **repelling):
     )
 
 
+RELATIVE = {"plain", "measure", "follow"}
+REPELLED = {
+    "fading": ({"force": Fading(measure_every=3)}, None, RELATIVE),
+    "normalised": ({"force": Normalised(measure_every=3)}, None, RELATIVE),
+    "capped": ({"force": Capped(strength=1.0, measure_every=3)}, None, RELATIVE),
+    "absolute": ({"force": Absolute(strength=0.1), "stage": "both"}, None, {"plain", "absolute"}),
+    "printed": ({"force": {"kind": "printed", "strength": 1e-4}, "stage": "both"}, None, {"plain", "absolute"}),
+    "held": ({"force": Fading(measure_every=3), "stage": "both"}, None, RELATIVE | {"hold"}),
+    "decoupled": (
+        {"force": Fading(measure_every=3)},
+        {"burn_in": {"share": 0.4}},
+        {"plain", "measure, decoupled", "follow, decoupled"},
+    ),
+}
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("metric", ["mmd", "energy", "sinkhorn", "sliced", "wasserstein"])
-@pytest.mark.parametrize(
-    "repelling", [{}, {"size": "fading"}, {"size": "capped"}, {"size": "absolute", "stage": "both", "memory": "all"}]
-)
-def test_a_captured_run_equals_the_usual_one(metric, repelling):
+@pytest.mark.parametrize("distance", ["mmd", "energy", "sinkhorn", "sliced", "wasserstein"])
+@pytest.mark.parametrize("name", REPELLED)
+def test_a_captured_run_equals_the_usual_one(distance, name):
     """Three cycles, so that every kind of step is captured, and again for another memory."""
-    usual, captured = (toy_chain(capture, metric=metric, measure_every=3, **repelling) for capture in (False, True))
+    repelling, sampler, kinds = REPELLED[name]
+    usual, captured = (toy_chain(capture, sampler, distance=distance, **repelling) for capture in (False, True))
     for a, b in zip(usual.run(), captured.run(), strict=True):
         torch.testing.assert_close(a.parameters, b.parameters, rtol=1e-4, atol=1e-5)
     rows = zip(usual.diagnostics.rows(), captured.diagnostics.rows(), strict=True)
     for row, other in rows:
         assert row == pytest.approx(other, rel=1e-3, abs=1e-4, nan_ok=True)
-    kinds = (
-        {"plain"}
-        if metric == "wasserstein"
-        else {"plain"} | ({"absolute"} if repelling.get("size") == "absolute" else {"measure", "follow"})
-    )
-    assert set(captured.passes.capturing._captured) == (
-        kinds if repelling.get("stage") != "both" else kinds | {"plain"}
-    )
+    on_host = distance == "wasserstein"
+    assert set(captured.passes.capturing._captured) == ({"plain"} if on_host else kinds)
 
 
 @pytest.mark.gpu
@@ -108,13 +122,10 @@ def test_an_interrupted_captured_run_goes_on_as_if_it_were_not():
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "zero-shot"])
 def test_every_method_is_captured_and_equals_itself_uncaptured(method):
     """Parameters after 12 steps in float32, with repulsion in the second cycle, relative to how far they moved."""
+    from rebapl.training.fit import Training
+
     task = load_task("digits", shots=4, seed=1, test_images=20)
-    settings = {
-        "batch": 5,
-        "cycles": 2,
-        "averaging": None,
-        "repulsion": {"reference": 4, "pool": 8, "measure_every": 2},
-    }
+    settings = {"batch": 5, "cycles": 2, "repulsion.force.measure_every": 2}
     found = []
     for capture in (True, False):
         encoder = load_backbone("mini", "cuda", torch.float32)
@@ -135,6 +146,8 @@ def test_every_method_is_captured_and_equals_itself_uncaptured(method):
 
 @pytest.mark.gpu
 def test_a_captured_step_is_faster():
+    from rebapl.training.fit import Training
+
     task = load_task("digits", shots=4, seed=1, test_images=20)
     seconds = {}
     for capture in (True, False):

@@ -149,7 +149,7 @@ def test_a_space_that_cannot_move_and_a_missing_pool_are_refused_at_once():
 
 
 def test_a_batch_of_another_size_and_the_wrong_loop_are_refused():
-    with pytest.raises(UserError, match="batches of 9 images, and step 0 was given 8: .* or change `batch`"):
+    with pytest.raises(UserError, match=r"batches of 9 images, and step 0 was given 8: .* or change `batch`"):
         chain(settings(batch=9)).step()
     stein = Inference(sampler={"kind": "svgd", "lr": 0.05}, epochs=2, batch=8)
     with pytest.raises(UserError, match="run it with SVGD, not with Chain"):

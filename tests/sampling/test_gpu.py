@@ -11,6 +11,13 @@ from .toy import ToyLearner, batches, data
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
+SETTINGS = {
+    "sampler": {"kind": "sghmc", "lr": 0.05, "temperature": 0.01, "burn_in": {"share": 0.2}},
+    "batch": 8,
+    "cycles": 2,
+    "restart": "warm",
+}
+
 
 def parameters():
     generator = torch.Generator("cuda").manual_seed(0)
@@ -78,9 +85,7 @@ def test_a_captured_step_follows_the_learning_rate_and_draws_fresh_noise():
 
 
 def test_a_run_goes_on_there_from_a_state_kept_on_the_cpu():
-    inference = Inference(
-        lr=0.05, epochs=3, batch=8, temperature=0.01, cycles=2, averaging=(2.0, 1.0), repulsion=Repelling(reference=6)
-    )
+    inference = Inference(**SETTINGS, epochs=3, repulsion=Repelling(images=6))
 
     def chain():
         return Chain(ToyLearner().cuda(), inference, given, num_data=40, steps_per_epoch=5, reference=data()[0])
@@ -108,9 +113,7 @@ def test_a_run_goes_on_there_from_a_state_kept_on_the_cpu():
 
 def test_the_loop_runs_there_without_waiting_between_checks():
     learner = ToyLearner().cuda()
-    inference = Inference(
-        lr=0.05, epochs=2, batch=8, temperature=0.01, cycles=2, repulsion=Repelling(reference=6, pool=16)
-    )
+    inference = Inference(**SETTINGS, epochs=2, repulsion=Repelling(images=6, pool=16))
 
     given = [tuple(x.cuda() for x in batches(step)) for step in range(20)]
     run = Chain(

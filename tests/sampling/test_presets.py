@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from rebapl.errors import UserError
-from rebapl.learners.base import Recipe
-from rebapl.sampling import PRESETS, Adaptive, Chain, Inference, Repelling, begin, preset, preset_values
+from rebapl.repulsion import Absolute, Energy, Fading, Inverse, Paired, Printed
+from rebapl.sampling import PRESETS, SVGD, Adaptive, Chain, Inference, Repelling, preset, preset_values
 from rebapl.sampling.presets import Value
+from rebapl.sampling.settings import AdamWSettings, Averaging, BurnIn, Cold, Constant, Cosine, SGDSettings, Warm, Warmup
 
 from .toy import ToyLearner, batches, data
+from .toy import ToyRecipe as Recipe
 
 MAPLE = Recipe(lr=0.0035, epochs=5, batch=4)
 MMRL = Recipe(lr=0.001, epochs=10, batch=4, optimizer="adamw")
@@ -20,32 +22,55 @@ PROMPTSRC = Recipe(lr=0.0025, epochs=20, batch=4, averaging=(15.0, 1.0))
 ORIGINS = {"recipe", "paper", "authors' code", "definition", "ours"}
 
 
+def batches_of(size):
+    return lambda step: batches(step, size)
+
+
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize(("method", "recipe"), [("maple", MAPLE), ("mmrl", MMRL), ("promptsrc", PROMPTSRC)])
 def test_every_preset_resolves_runs_and_says_where_its_values_come_from(name, method, recipe):
     assert {value.origin for value in preset_values(name, recipe, method).values()} <= ORIGINS
-    repulsion = None if preset(name, recipe, method).repulsion is None else {"reference": 6, "pool": 16}
-    inference = preset(name, recipe, method, epochs=2, averaging=None, lr=1e-4, repulsion=repulsion)
-    run = begin(ToyLearner(), inference, batches, num_data=40, steps_per_epoch=5, reference=data()[0])
+    changes = {"epochs": 2, "sampler.lr": 0.01}
+    if preset(name, recipe, method).repulsion is not None:
+        changes |= {"repulsion.images": 6, "repulsion.pool": 16}
+    inference = preset(name, recipe, method, **changes)
+    loop = SVGD if name == "svgd" else Chain
+    given = batches_of(inference.batch)
+    run = loop(ToyLearner(), inference, given, num_data=40, steps_per_epoch=5, reference=data()[0])
     samples = list(run.run())
     assert run.steps_done == run.steps_in_all
     assert math.isfinite(run.last_loss)
-    assert len(samples) == inference.cycles * inference.chains * inference.samples_per_cycle
+    assert len(samples) == inference.samples
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("recipe", [MAPLE, MMRL, PROMPTSRC])
+def test_what_is_resolved_is_what_is_saved(name, recipe):
+    """The plain form of a preset, as JSON has it, builds the same settings again."""
+    inference = preset(name, recipe)
+    assert Inference(**inference.plain()) == inference
+
+
+def test_a_method_without_points_per_image_compares_no_images():
+    assert preset("rebapl", MAPLE, per_image=False).repulsion.images is None
+    authors = preset("rebapl-authors", MAPLE, per_image=False, pool_view="plain").repulsion
+    assert (authors.images, authors.pool) == (None, None)
+    assert preset("mle", MAPLE, per_image=False) == preset("mle", MAPLE)
 
 
 def test_mle_is_the_published_recipe():
     inference = preset("mle", MAPLE, "maple")
-    assert (inference.lr, inference.epochs, inference.batch) == (0.0035, 5, 4)
-    assert (inference.temperature, inference.cycles, inference.sampler) == (0.0, 1, "sghmc")
+    assert inference.sampler == SGDSettings(lr=0.0035, momentum=0.9, weight_decay=5e-4)
+    assert (inference.epochs, inference.batch, inference.cycles) == (5, 4, 1)
     learner, other = ToyLearner(), ToyLearner()
-    (sample,) = Chain(learner, inference, batches, num_data=40, steps_per_epoch=10).run()
+    (sample,) = Chain(learner, inference, batches_of(4), num_data=40, steps_per_epoch=10).run()
     sgd = torch.optim.SGD([other.image, other.text], lr=1.0, momentum=0.9, weight_decay=5e-4)
     for step in range(50):
         epoch = step // 10
         # published training starts the cosine's clock after the warm-up, over as many epochs as the whole run has
         cosine = 0.0035 * 0.5 * (1 + math.cos(math.pi * (epoch - 1) / 5))
         sgd.param_groups[0]["lr"] = cosine if epoch else 1e-5
-        x, y = batches(step)
+        x, y = batches(step, 4)
         sgd.zero_grad()
         other.loss(other(x), y).backward()
         sgd.step()
@@ -53,99 +78,121 @@ def test_mle_is_the_published_recipe():
 
 
 def test_mle_of_an_adamw_recipe_is_adamw_and_of_an_averaging_one_averages():
-    assert preset("mle", MMRL).sampler == "adamw"
-    assert preset("mle", PROMPTSRC).averaging == (15.0, 1.0)
+    assert preset("mle", MMRL).sampler == AdamWSettings(lr=0.001, weight_decay=5e-4)
+    assert preset("mle", PROMPTSRC).averaging == Averaging(mean=15.0, std=1.0)
+    assert preset("snapshot", PROMPTSRC).averaging is None
     assert preset("rebapl", PROMPTSRC).averaging is None
 
 
 def test_what_the_literature_compares_with_is_the_same_loop():
     shape = {
-        name: (i.cycles, i.restart, i.temperature > 0, i.sampler, i.repulsion is not None)
+        name: (i.cycles, i.restart, i.sampler.kind, i.repulsion is not None)
         for name in PRESETS
         for i in [preset(name, MAPLE, "maple")]
     }
-    assert shape["ensemble"][:3] == (3, "cold", False)
-    assert shape["snapshot"][:3] == (3, "warm", False)
-    assert shape["sgld"] == (1, "warm", True, "sgld", False)
-    assert shape["csghmc"] == (3, "warm", True, "sghmc", False)
-    assert shape["rebapl"] == (3, "cold", True, "sghmc", True)
-    assert preset("sghmc", MAPLE).floor == 1.0  # a constant rate
+    assert shape["ensemble"] == (3, Cold(), "sgd", False)
+    assert shape["snapshot"] == (3, Warm(), "sgd", False)
+    assert shape["sgld"] == (1, None, "sgld", False)
+    assert shape["csghmc"] == (3, Warm(), "sghmc", False)
+    assert shape["rebapl"] == (3, Cold(), "sghmc", True)
+    assert preset("sghmc", MAPLE).curve == Constant()
+    assert preset("sgld", MAPLE).sampler.lr == pytest.approx(0.035)  # lr/(1 − momentum)
 
 
 def test_the_paper_preset_takes_the_papers_table_where_it_names_the_method():
     maple, mmrl = preset("rebapl-paper", MAPLE, "maple"), preset("rebapl-paper", MMRL, "mmrl")
-    assert (maple.lr, maple.batch, maple.epochs, maple.cycles) == (0.002, 1, 5, 3)
-    assert (maple.repulsion.metric, maple.repulsion.reference) == ("mmd", 32)
-    assert (mmrl.lr, mmrl.batch, mmrl.epochs) == (0.001, 4, 5)
-    assert (mmrl.repulsion.metric, mmrl.repulsion.reference) == ("wasserstein", 64)
-    assert mmrl.burn_in == 0.4
-    assert maple.burn_in == 0.0
-    assert maple.repulsion.strength == 0.5  # ξ/lr
-    assert (maple.temperature, maple.restart, maple.repulsion.stage) == (1.0, "warm", "both")
-    assert preset_values("rebapl-paper", MAPLE, "maple")["lr"].origin == "paper"
-    assert preset_values("rebapl-paper", PROMPTSRC, "promptsrc")["lr"].origin == "recipe"
-    assert preset_values("rebapl", MAPLE, "maple")["lr"] == preset_values("mle", MAPLE, "maple")["lr"]
+    assert (maple.sampler.lr, maple.batch, maple.epochs, maple.cycles) == (0.002, 1, 5, 3)
+    assert (maple.repulsion.distance.kind, maple.repulsion.images) == ("mmd", 32)
+    assert (mmrl.sampler.lr, mmrl.batch, mmrl.epochs) == (0.001, 4, 5)
+    assert (mmrl.repulsion.distance.kind, mmrl.repulsion.images) == ("wasserstein", 64)
+    assert mmrl.sampler.burn_in == BurnIn(share=0.4)
+    assert maple.sampler.burn_in is None
+    assert (maple.sampler.temperature, maple.restart, maple.repulsion.stage) == (1.0, Warm(kick=0.01), "both")
+    assert preset_values("rebapl-paper", MAPLE, "maple")["sampler.lr"].origin == "paper"
+    assert preset_values("rebapl-paper", PROMPTSRC, "promptsrc")["sampler.lr"].origin == "recipe"
+    assert preset_values("rebapl", MAPLE, "maple")["sampler.lr"] == Value(0.0035, "recipe")
+
+
+def test_the_papers_force_is_the_printed_one_and_its_size_is_the_papers_only_where_the_paper_has_it():
+    """ξ itself, outside the step: it was ξ/lr at MaPLe's lr inside the loss, tagged *paper* for every method."""
+    sizes = {"maple": (0.001, "paper"), "mmrl": (0.0001, "paper"), "promptsrc": (0.001, "ours")}
+    for method, (strength, origin) in sizes.items():
+        recipe = {"maple": MAPLE, "mmrl": MMRL, "promptsrc": PROMPTSRC}[method]
+        assert preset("rebapl-paper", recipe, method).repulsion.force == Printed(strength=strength)
+        found = preset_values("rebapl-paper", recipe, method)["repulsion.force.strength"]
+        assert found == Value(strength, origin)
 
 
 def test_the_authors_preset_has_every_departure_of_the_released_code():
     authors = preset("rebapl-authors", MAPLE, "maple")
-    assert (authors.lr, authors.batch, authors.epochs, authors.cycles, authors.exploration) == (0.002, 1, 5, 3, 0.4)
-    assert (authors.integrator, authors.temperature, authors.average) == ("authors", 100.0, "logits")
-    assert (authors.restart, authors.keep_momentum) == ("warm", True)
-    assert (authors.granularity, authors.floor, authors.warmup_epochs, authors.warmup_lr) == ("epoch", 0.0, 1, 1e-5)
+    sampler = authors.sampler
+    assert (sampler.lr, authors.batch, authors.epochs, authors.cycles, sampler.exploration) == (0.002, 1, 5, 3, 0.4)
+    assert (sampler.integrator, sampler.temperature, authors.average) == ("authors", 100.0, "logits")
+    assert authors.restart == Warm(keep_momentum=True)
+    assert authors.curve == Cosine(floor=0.0, every="epoch")
+    assert authors.warmup == Warmup(epochs=1, lr=1e-5)
+    assert authors.pool_view == "augmented"
     assert authors.repulsion == Repelling(
         space="both",
-        reference=128,
+        images=128,
         pool=128,
         rows=5,
-        augmented=True,
-        metric="paired",
-        potential="inverse",
-        size="absolute",
-        strength=0.75,
-        epsilon=1e-6,
-        scale=1.0,
+        distance=Paired(),
+        potential=Inverse(epsilon=1e-6, scale=1.0),
+        force=Absolute(strength=0.75),
         memory="previous",
         stage="both",
-        kick=0.0,
     )
-    side_by_side = preset("rebapl-authors", MAPLE, "maple", restart="cold", keep_momentum=False)
-    assert (side_by_side.restart, side_by_side.warmup_epochs) == ("cold", 1)  # a fresh warm-up each
-    assert preset_values("rebapl-authors", MAPLE, "maple")["warmup_epochs"] == Value(1, "authors' code")
+    side_by_side = preset("rebapl-authors", MAPLE, "maple", restart="cold")
+    assert (side_by_side.restart, side_by_side.warmup) == (Cold(), Warmup(epochs=1))  # a fresh warm-up each
+    assert preset_values("rebapl-authors", MAPLE, "maple")["warmup.epochs"] == Value(1, "authors' code")
 
 
 def test_what_follows_from_a_setting_follows_its_change():
-    assert preset("rebapl", MMRL).burn_in == 0.4
-    assert preset("rebapl", MMRL, exploration=0.25).burn_in == 0.25
-    assert preset("rebapl", MMRL, exploration=0.25, burn_in=0.1).burn_in == 0.1
-    assert preset("rebapl", MAPLE, exploration=0.25).burn_in == 0.0
-    assert preset("mle", MAPLE).warmup_epochs == 1
-    assert preset("mle", MAPLE, epochs=2).warmup_epochs == 1
-    assert preset("mle", MAPLE, epochs=1).warmup_epochs == 0  # or nothing would be learned
+    def burn_in(recipe, **changes):
+        return preset("rebapl", recipe, **changes).sampler.burn_in
+
+    assert burn_in(MMRL) == BurnIn(share=0.4)
+    assert burn_in(MMRL, sampler={"exploration": 0.25}) == BurnIn(share=0.25)
+    assert burn_in(MMRL, **{"sampler.exploration": 0.25}) == BurnIn(share=0.25)
+    assert burn_in(MMRL, **{"sampler.exploration": 0.0}) is None
+    assert burn_in(MMRL, sampler={"exploration": 0.25, "burn_in": {"share": 0.1}}) == BurnIn(share=0.1)
+    assert burn_in(MAPLE, sampler={"exploration": 0.25}) is None
+    assert preset("mle", MAPLE).warmup == Warmup(epochs=1)
+    assert preset("mle", MAPLE, epochs=2).warmup == Warmup(epochs=1)
+    assert preset("mle", MAPLE, epochs=1).warmup is None  # or nothing would be learned
+    assert preset("csghmc", MAPLE, cycles=1).restart is None
 
 
 def test_changes_go_on_top_and_unknown_ones_are_named():
-    changed = preset("rebapl", MAPLE, "maple", cycles=5, repulsion={"metric": "energy"})
+    changed = preset("rebapl", MAPLE, "maple", cycles=5, repulsion={"distance": "energy"})
     assert isinstance(changed, Inference)
     assert changed.cycles == 5
-    assert (changed.repulsion.metric, changed.repulsion.reference) == ("energy", 32)
+    assert (changed.repulsion.distance, changed.repulsion.images) == (Energy(), 32)
     assert preset("rebapl", MAPLE, repulsion=None).repulsion is None
-    dotted = preset("rebapl", MAPLE, **{"repulsion.metric": "energy", "repulsion.fraction": 0.1})
-    assert (dotted.repulsion.metric, dotted.repulsion.fraction, dotted.repulsion.reference) == ("energy", 0.1, 32)
+    dotted = preset("rebapl", MAPLE, **{"repulsion.distance": "energy", "repulsion.force.fraction": 0.1})
+    assert (dotted.repulsion.distance, dotted.repulsion.images) == (Energy(), 32)
+    assert dotted.repulsion.force == Fading(fraction=0.1)
     assert preset("rebapl", MAPLE, adaptive={"patience": 2}).adaptive == Adaptive(patience=2)
     assert preset("rebapl", MAPLE).adaptive is None
+    absolute = preset("rebapl", MAPLE, repulsion={"force": {"kind": "absolute", "strength": 0.5}})
+    assert absolute.repulsion.force == Absolute(strength=0.5)  # nothing of the fading one is left
     with pytest.raises(UserError, match="did you mean 'patience'"):
         preset("rebapl", MAPLE, adaptive={"patient": 2})
-    with pytest.raises(UserError, match="adaptive is True; give its settings"):
+    with pytest.raises(UserError, match="adaptive is True"):
         preset("rebapl", MAPLE, adaptive=True)
     with pytest.raises(UserError, match="did you mean 'cycles'"):
         preset("rebapl", MAPLE, cycels=5)
-    with pytest.raises(UserError, match="did you mean 'metric'"):
-        preset("rebapl", MAPLE, repulsion={"metrik": "mmd"})
+    with pytest.raises(UserError, match=r"repulsion\.distanec: .*did you mean 'distance'"):
+        preset("rebapl", MAPLE, repulsion={"distanec": "mmd"})
+    with pytest.raises(UserError, match=r"repulsion\.force\.strength: there is no such setting here"):
+        preset("rebapl", MAPLE, **{"repulsion.force.strength": 50.0})  # a fading force has a fraction
     with pytest.raises(UserError, match="did you mean 'csghmc'"):
         preset("csghcm", MAPLE)
 
 
 def test_a_temperature_that_would_never_act_is_refused():
-    with pytest.raises(UserError, match="exploration = 1 leaves no sampling stage"):
-        preset("mle", MAPLE, temperature=0.1)
+    with pytest.raises(
+        UserError, match=r"sampler\.temperature: there is no such setting here\. Accepted: lr, momentum"
+    ):
+        preset("mle", MAPLE, **{"sampler.temperature": 0.1})

@@ -207,6 +207,21 @@ def test_bad_values_say_which_are_accepted(settings, says):
         SGLD([torch.nn.Parameter(torch.ones(2))], **{"lr": 0.1, "num_data": 10, **settings})
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", RULES)
+def test_parameters_too_coarse_for_small_steps_are_refused(name, dtype):
+    """Far from 0, bfloat16 swallows small steps: it sampled .087 of the variance, in silence."""
+    fine, coarse = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3, 2, dtype=dtype))
+    with pytest.raises(
+        UserError, match=rf"shape \(3, 2\) is {dtype}, too coarse .* keep the learned parameters in float32"
+    ):
+        RULES[name]([coarse])
+    sampler = RULES[name]([fine])
+    with pytest.raises(UserError, match="too coarse"):
+        sampler.add_param_group({"params": [coarse]})
+    assert RULES[name]([torch.nn.Parameter(torch.ones(2, dtype=torch.float64))])
+
+
 # --- conjugate Bayesian linear regression with mini-batches ------------------------------------------------
 
 N, BATCH, DIM, CHAINS, DECAY = 200, 48, 3, 3000, 0.1

@@ -1,4 +1,4 @@
-"""Settings that cannot work are refused when they are made."""
+"""Settings of a run that cannot work, or would do nothing, are refused when they are made."""
 
 from __future__ import annotations
 
@@ -7,41 +7,104 @@ import pytest
 from rebapl.errors import UserError
 from rebapl.sampling import Adaptive, Inference, Repelling
 
+SGHMC = {"kind": "sghmc", "lr": 0.05}
+CYCLES = {"cycles": 2, "restart": "warm"}
+
+
+def sampler(**changes) -> dict:
+    return {"sampler": {**SGHMC, **changes}}
+
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"sampler": "sgmcmc"}, "Accepted: sghmc"),
-        ({"restart": "hot"}, "warm, cold"),
-        ({"cycles": 0}, "cycles is 0"),
-        ({"cycles": "3"}, "cycles is '3'; it must be a whole number"),
-        ({"epochs": 2.5}, r"epochs is 2\.5; it must be a whole number"),
-        ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
-        ({"burn_in_lr": "x"}, "burn_in_lr is 'x'; it must be a number or null"),
-        ({"gradient_noise": []}, "must be a number or a name or null"),
-        ({"lr": float("nan")}, "lr is nan"),
-        ({"burn_in_lr": -1.0}, r"burn_in_lr is -1\.0; .* not negative"),
-        ({"sampler": "adamw", "temperature": 0.01}, "temperature 0"),
-        ({"sampler": "adamw", "temperature": 0.0, "prior_std": 0.1}, "weight_decay"),
-        ({"sampler": "adamw", "temperature": 0.0, "center": "init"}, "weight_decay"),
-        ({"averaging": (3.0, 1.0), "samples_per_cycle": 2}, "one sample per cycle"),
-        ({"averaging": (3.0, 0.0)}, "positive std"),
-        ({"keep_momentum": True, "chains": 2}, "one chain"),
+        ({"sampler": "sgmcmc"}, "sampler: unknown kind of sampler 'sgmcmc': .*Accepted: sghmc"),
+        ({**CYCLES, "restart": "hot"}, "Accepted: warm, cold"),
+        ({"cycles": 0}, "cycles is 0: it must be at least 1"),
+        ({"cycles": "3"}, "cycles is '3': it must be a whole number"),
+        ({"epochs": 2.5}, r"epochs is 2\.5: it must be a whole number"),
+        (sampler(temperature="hot"), r"sampler\.temperature is 'hot': it must be a number"),
+        (sampler(temperature=0.0), r"sampler\.temperature is 0\.0: it must be above 0"),
+        (sampler(burn_in={"share": 0.1, "lr": "x"}), r"sampler\.burn_in\.lr is 'x': it must be a number or null"),
+        (sampler(burn_in={"share": 0.1, "lr": -1.0}), r"sampler\.burn_in\.lr is -1\.0: it must be at least 0"),
+        (sampler(burn_in={"share": 0.6}), r"burn_in\.share is 0\.6: it is part of the exploration, which is 0\.4"),
+        (sampler(gradient_noise=[]), r"gradient_noise is \[\]: it must be 'estimate' or a number or null"),
+        (
+            sampler(gradient_noise=0.1, integrator="authors"),
+            r"gradient_noise does not go with the integrator 'authors'",
+        ),
+        (sampler(lr=float("nan")), r"sampler\.lr is nan: it must be a finite number"),
+        (sampler(exploration=1.0), r"sampler\.exploration is 1\.0: it must be below 1"),
+        (sampler(weight_decay=0.1, prior_std=1.0), r"sampler\.prior_std and weight_decay both state the prior"),
+        (sampler(center="init"), r"sampler\.center does nothing without a prior"),
+        (sampler(center="zero", prior_std=1.0), r"sampler\.center is 'zero': .*init.* or null"),
+        (
+            {"sampler": {"kind": "adamw", "lr": 0.1, "temperature": 0.01}},
+            r"sampler\.temperature: there is no such setting",
+        ),
+        ({"sampler": {"kind": "adamw", "lr": 0.1, "prior_std": 0.1}}, r"sampler\.prior_std: there is no such setting"),
+        ({"sampler": {"kind": "adamw", "lr": 0.1, "center": "init"}}, r"sampler\.center: there is no such setting"),
+        ({"averaging": {"mean": 3.0, "std": 1.0}}, "averaging is for optimisers"),
+        ({"sampler": {"kind": "sgd", "lr": 0.1}, "averaging": {"mean": 3.0, "std": 0.0}}, r"averaging\.std is 0\.0"),
+        ({"cycles": 2, "chains": 2, "restart": {"kind": "warm", "keep_momentum": True}}, "needs one chain"),
+        (
+            {**CYCLES, "sampler": {"kind": "sgld", "lr": 0.1}, "restart": {"kind": "warm", "keep_momentum": True}},
+            r"restart\.keep_momentum does nothing: there is no momentum in this sampler \(sgld\)",
+        ),
+        (
+            {**CYCLES, **sampler(momentum=0.0), "restart": {"kind": "warm", "keep_momentum": True}},
+            r"restart\.keep_momentum does nothing",
+        ),
+        ({**CYCLES, **sampler(exploration=0.0), "repulsion": {}}, "repulsion does nothing without exploration"),
+        (
+            {**CYCLES, **sampler(exploration=0.0), "repulsion": {"stage": "both"}},
+            "repulsion does nothing without exploration",
+        ),
+        ({"restart": "warm"}, "restart does nothing in one cycle"),
+        ({"repulsion": {}}, "repulsion does nothing in one cycle"),
+        ({"adaptive": {}}, "adaptive does nothing in one cycle"),
+        ({"cycles": 2}, "restart is missing: say how each of the 2 cycles begins"),
+        ({"warmup": {"epochs": 2}}, r"warmup\.epochs is 2: a cycle has 2 epochs"),
+        (
+            {"sampler": {"kind": "sgd", "lr": 0.1}, **CYCLES, "repulsion": {"stage": "both"}},
+            "an optimiser has one stage",
+        ),
+        ({"pool_view": "augmented"}, "no repulsion compares images here"),
+        ({**CYCLES, "repulsion": {"distance": "mdm"}}, r"repulsion\.distance: unknown kind of distance 'mdm'"),
     ],
 )
 def test_bad_settings_say_what_is_accepted(changes, says):
     with pytest.raises(UserError, match=says):
-        Inference(**{"lr": 0.05, "epochs": 2, "batch": 8, **changes})
+        Inference(**{"sampler": SGHMC, "epochs": 2, "batch": 8, **changes})
 
 
-def test_bad_settings_of_its_parts_too():
-    with pytest.raises(UserError, match=r"reference is 0; .* at least 1"):
-        Repelling(reference=0)
-    with pytest.raises(UserError, match="fraction is 'x'; it must be a number"):
-        Repelling(fraction="x")
-    with pytest.raises(UserError, match="patience is None; it must be a whole number"):
-        Adaptive(patience=None)
-    with pytest.raises(UserError, match=r"pool is 0; .* at least 1"):
-        Repelling(pool=0)
-    with pytest.raises(UserError, match=r"patience is 0; .* at least 1"):
-        Adaptive(patience=0)
+@pytest.mark.parametrize(
+    ("kind", "values", "says"),
+    [
+        (Repelling, {"images": 0}, "images is 0: it must be at least 1 or null"),
+        (Repelling, {"force": {"kind": "fading", "fraction": "x"}}, r"force\.fraction is 'x': it must be a number"),
+        (Repelling, {"pool": 0}, "pool is 0: it must be at least 1"),
+        (Repelling, {"space": "weights"}, "images does nothing in the space 'weights'"),
+        (Repelling, {"space": "weights", "images": None, "rows": 3}, "rows does nothing in the space 'weights'"),
+        (Repelling, {"images": None, "pool": 4}, "pool does nothing without `images`"),
+        (Repelling, {"images": 6, "pool": 5}, "pool is 5: each step compares 6 of its images"),
+        (Repelling, {"force": "normalised", "potential": "log"}, "potential does nothing with a normalised force"),
+        (
+            Repelling,
+            {"force": "normalised", "potential": {"kind": "inverse", "epsilon": 0.1}},
+            "potential does nothing with a normalised force",
+        ),
+        (Adaptive, {"patience": None}, "patience is None: it must be a whole number$"),
+        (Adaptive, {"patience": 0}, "patience is 0: it must be at least 1"),
+        (Adaptive, {"min_diversity_gain": -1.0}, r"min_diversity_gain is -1\.0: it must be at least 0"),
+    ],
+)
+def test_bad_settings_of_its_parts_too(kind, values, says):
+    with pytest.raises(UserError, match=says):
+        kind(**values)
+
+
+def test_what_acts_without_exploration_is_accepted():
+    force = {"kind": "absolute", "strength": 0.1}
+    repulsion = {"stage": "both", "force": force}
+    assert Inference(**sampler(exploration=0.0), epochs=2, batch=8, **CYCLES, repulsion=repulsion).repulsion is not None

@@ -10,7 +10,7 @@ import torch
 from rebapl.errors import UserError
 from rebapl.sampling import SGHMC, CyclicalSchedule
 
-from .conftest import assert_variance
+from .conftest import Z, assert_variance
 
 CHAINS = 20_000
 N = 50
@@ -55,11 +55,13 @@ def test_stationary_variance_at_steps_near_the_stability_limit(integrator, frict
     assert_variance(theta, variance_of(integrator, friction, step, 2.0, 1.0))
 
 
-def test_the_printed_order_is_twice_too_wide_where_the_symplectic_one_is_right():
-    """Friction 0.1, αλ = 0.05 and T/λ = 1, worked out by hand: 2·0.1·1.95 / (0.05·3.85) and 1 / (1 − 0.05/3.8)."""
-    for integrator, variance in (("printed", 2.026), ("symplectic", 1.0133)):
-        theta, _ = stationary(1.0, lr=0.05 * N, momentum=0.9, integrator=integrator, steps=500)
-        assert_variance(theta, variance)
+@pytest.mark.parametrize(("integrator", "published"), [("printed", 2.03), ("symplectic", 1.013), ("kdod", 1.0)])
+def test_the_printed_order_is_twice_too_wide_where_the_others_are_right(integrator, published):
+    """Samples against the numbers that sampler.md states for friction .1 and αλ = .05, rounded as they are there."""
+    theta, _ = stationary(1.0, lr=0.05 * N, momentum=0.9, integrator=integrator, steps=500)
+    rounding = 0.005 if integrator == "printed" else 0.0005
+    found = theta.square().mean().item()
+    assert abs(found - published) < Z * published * (2 / CHAINS) ** 0.5 + rounding
 
 
 def test_the_printed_order_blows_up_where_the_step_reaches_the_friction():
@@ -257,6 +259,41 @@ def test_samples_stay_right_while_the_learning_rate_jumps(integrator):
     error = 5 * (2 / CHAINS) ** 0.5 + 0.08
     assert abs(theta.detach().square().mean().item() - 1) < error
     assert abs(sampler.kinetic_temperature().item() - 1) < error
+
+
+@pytest.mark.parametrize("integrator", ["kdod", "symplectic"])
+@pytest.mark.parametrize("tensor_lr", [False, True])
+def test_momentum_survives_steps_without_a_gradient_while_the_learning_rate_changes(integrator, tensor_lr):
+    """One of two parameters has no gradient in three steps of four, and lr falls tenfold meanwhile.
+
+    Each keeps the lr that its own momentum was noted at. With one lr for the group, the one that skipped reads a
+    kinetic temperature of .1 for 1. Checked at Z = 5 standard errors, twice in each of four runs: at a fresh seed,
+    fewer than 8 in 1.7 million false alarms. Bias allowed at steps of αλ ≤ .001: half a percent.
+    """
+    generator = torch.Generator().manual_seed(6)
+    steady, skipping = (torch.nn.Parameter(torch.randn(CHAINS, generator=generator)) for _ in range(2))
+    high, low = 0.001 * N, 0.0001 * N
+    lr = torch.tensor(high) if tensor_lr else high
+    sampler = SGHMC([steady, skipping], lr=lr, momentum=0.9, num_data=N, integrator=integrator, generator=generator)
+    for step in range(401):
+        now = high if step % 4 == 0 else low
+        if tensor_lr:
+            lr.fill_(now)
+        else:
+            sampler.param_groups[0]["lr"] = now
+        steady.grad = steady.detach() / N
+        skipping.grad = skipping.detach() / N if step % 4 == 0 and step < 400 else None
+        if step == 400:  # the skipping one wakes up at another lr than it fell asleep at
+            skipping.grad = skipping.detach() / N
+            sampler.param_groups[0]["lr"] = torch.tensor(low) if tensor_lr else low
+        sampler.step()
+    correction = 1.0 if integrator == "kdod" else 0.95
+    for p in (steady, skipping):
+        state = sampler.state[p]
+        assert float(state["momentum_lr"]) == pytest.approx(low)
+        temperature = state["momentum_buffer"].square().mean().item() * low * N * correction
+        assert abs(temperature - 1) < Z * (2 / CHAINS) ** 0.5 + 0.005
+    assert abs(sampler.kinetic_temperature().item() - 1) < Z * (1 / CHAINS) ** 0.5 + 0.005
 
 
 def test_unknown_integrator_and_bad_momentum_say_what_is_accepted():

@@ -25,7 +25,7 @@ def visited(strength, seed, cycles=3, steps=60):
     theta = torch.nn.Parameter(MODES[0] + 0.5 * STD * torch.randn(2, generator=generator))
     sampler = SGHMC([theta], lr=0.04, num_data=1, momentum=0.8, generator=generator)
     schedule = CyclicalSchedule(sampler, steps, exploration=0.5)
-    force, inverse = Absolute(strength=strength), Inverse(epsilon=1.0, scale=1.0)
+    force, inverse = Absolute(strength=strength), Inverse(scale=1.0)
     repulsion = Repulsion("paired", force=force, potential=inverse, stage="both", memory="previous")
     samples = []
     for _ in range(cycles * steps):

@@ -10,7 +10,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from rebapl.repulsion import DISTANCE, FORCE, MMD, POTENTIAL, Distance, Fading, Force, Inverse, Potential
+from rebapl.repulsion import (
+    DISTANCE,
+    FORCE,
+    MMD,
+    POTENTIAL,
+    Distance,
+    Fading,
+    Force,
+    Inverse,
+    Normalised,
+    Potential,
+)
 from rebapl.settings import OneOf, SettingError, Settings
 
 
@@ -52,7 +63,7 @@ class Prior(Settings):
     def _one_prior(self) -> Prior:
         if self.prior_std is not None and self.weight_decay > 0:
             raise SettingError(
-                (), "weight_decay and prior_std both state the prior: give one of them, and the other 0 or null"
+                ("prior_std",), "and weight_decay both state the prior: give one of them, and the other 0 or null"
             )
         if self.center is not None and self.prior_std is None and self.weight_decay == 0:
             raise SettingError(("center",), "does nothing without a prior: give prior_std or weight_decay as well")
@@ -128,7 +139,7 @@ class SVGDSettings(Settings):
     def _consistent(self) -> SVGDSettings:
         if self.prior_std is not None and self.weight_decay > 0:
             raise SettingError(
-                (), "weight_decay and prior_std both state the prior: give one of them, and the other 0 or null"
+                ("prior_std",), "and weight_decay both state the prior: give one of them, and the other 0 or null"
             )
         _check_images(self.space, self.images, self.pool)
         return self
@@ -208,14 +219,31 @@ class Repelling(Settings):
     memory: Literal["all", "previous"] = "all"
     stage: Literal["exploration", "both"] = "exploration"
 
+    @property
+    def acts_unmeasured(self) -> bool:
+        """Whether it acts in a run that only samples: in both stages, with a force that compares with nothing."""
+        return self.stage == "both" and not self.force.relative
+
     @model_validator(mode="after")
     def _consistent(self) -> Repelling:
         if self.space is not None:
             _check_images(self.space, self.images, self.pool)
         elif self.images is None and self.pool is not None:
             raise SettingError(("pool",), "does nothing without `images`: set it to null")
+        _check_pool(self.images, self.pool)
         if self.space == "weights" and self.rows is not None:
             raise SettingError(("rows",), "does nothing in the space 'weights', which is one point: set it to null")
+        shape = (self.potential.kind, self.potential.epsilon)
+        if (
+            isinstance(self.force, Normalised)
+            and self.stage == "exploration"
+            and shape != ("inverse", Inverse().epsilon)
+        ):
+            raise SettingError(
+                ("potential",),
+                "does nothing with a normalised force, which has one size at every distance: leave out its kind and "
+                "`epsilon`, or take a fading force",
+            )
         return self
 
 
@@ -287,7 +315,8 @@ class Inference(Settings):
             ):
                 if getattr(self, name) != alone:
                     raise SettingError(
-                        (name,), f"does not go with svgd, whose particles move together once: leave it {alone}"
+                        (name,),
+                        f"does not go with svgd, whose particles move together once: leave it {alone or 'null'}",
                     )
         if self.cycles == 1:
             for name in ("first_epochs", "restart", "repulsion", "adaptive"):
@@ -299,10 +328,8 @@ class Inference(Settings):
             raise SettingError(
                 ("restart",), f"is missing: say how each of the {self.cycles} cycles begins, warm or cold"
             )
-        if isinstance(self.restart, Warm) and self.restart.keep_momentum and self.chains > 1:
-            raise SettingError(
-                ("restart", "keep_momentum"), "needs one chain: momentum is not kept from one chain to another"
-            )
+        if isinstance(self.restart, Warm) and self.restart.keep_momentum:
+            self._check_kept_momentum()
         if self.averaging is not None and not self.optimises:
             raise SettingError(
                 ("averaging",), f"is for optimisers (sgd, adamw), and the sampler is {kind}: set it to null"
@@ -323,11 +350,25 @@ class Inference(Settings):
             raise SettingError(
                 ("repulsion", "stage"), "is 'both', and an optimiser has one stage: leave it 'exploration'"
             )
+        explores = not isinstance(self.sampler, LangevinSettings) or self.sampler.exploration > 0
+        if self.repulsion is not None and not explores and not self.repulsion.acts_unmeasured:
+            raise SettingError(
+                ("repulsion",),
+                "does nothing without exploration, in which it acts or is measured: raise the sampler's `exploration`, "
+                "or let an absolute or printed force act in the stage 'both'",
+            )
         if self.pool_view == "augmented" and (self.repulsion is None or self.repulsion.images is None):
             raise SettingError(
                 ("pool_view",), "is 'augmented', and no repulsion compares images here: leave it 'plain'"
             )
         return self
+
+    def _check_kept_momentum(self) -> None:
+        path = ("restart", "keep_momentum")
+        if self.chains > 1:
+            raise SettingError(path, "needs one chain: momentum is not kept from one chain to another")
+        if self.sampler.kind != "adamw" and not getattr(self.sampler, "momentum", 0.0):
+            raise SettingError(path, f"does nothing: there is no momentum in this sampler ({self.sampler.kind})")
 
 
 def _check_images(space: str, images: int | None, pool: int | None) -> None:
@@ -335,6 +376,12 @@ def _check_images(space: str, images: int | None, pool: int | None) -> None:
     for name, value in (("images", images), ("pool", pool)):
         if value is not None and (space == "weights" or images is None):
             raise SettingError((name,), f"does nothing in the space '{space}' without images: set it to null")
+    _check_pool(images, pool)
+
+
+def _check_pool(images: int | None, pool: int | None) -> None:
+    if images is not None and pool is not None and pool < images:
+        raise SettingError(("pool",), f"is {pool}: each step compares {images} of its images, so it has at least those")
 
 
 def pool_size(images: int | None, pool: int | None) -> int:

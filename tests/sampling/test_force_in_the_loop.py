@@ -1,0 +1,191 @@
+"""What the force does to θ in the loop: beside AdamW, as printed, and held while sampling.
+
+The learner's loss is linear in θ, so the mini-batches' gradients, and with them the optimiser's own steps, are the same
+with and without a force. The difference between two such runs is what the force did, and nothing else.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rebapl.repulsion import Absolute, Fading, Force, Inverse, Normalised, Printed
+from rebapl.sampling import Chain, Inference, Repelling
+
+from .toy import ToyOutput
+
+STEPS, EPSILON = 80, 2.0
+ADAMW = {"kind": "adamw", "lr": 0.05}
+SGD = {"kind": "sgd", "lr": 0.05}
+
+
+class Linear(torch.nn.Module):
+    """loss = mean of x·θ, features = θ's second coordinate."""
+
+    repels_in = "theta"
+
+    def __init__(self):
+        super().__init__()
+        self.theta = torch.nn.Parameter(torch.zeros(3))
+
+    def use_noise(self, generator):
+        """It draws nothing."""
+
+    def reset(self, generator):
+        """It starts where it is."""
+
+    def forward(self, images):
+        return ToyOutput(images @ self.theta, {}, {"theta": self.theta[1:2][None]})
+
+    def loss(self, output, labels):
+        return output.logits.mean() + 0 * labels.sum()
+
+
+def batches(step):
+    """Gradients of mean (0, −1, 0), so that θ's second coordinate goes up, and noise of size .7 in each."""
+    noise = torch.randn(2, 3, generator=torch.Generator().manual_seed(step))
+    return noise - torch.tensor([0.0, 1.0, 0.0]), torch.zeros(2, dtype=torch.long)
+
+
+def chain(sampler, force: Force | None, stage="exploration", **more) -> Chain:
+    """Two cycles of 80 steps; with a force in the second."""
+    repulsion = None
+    if force is not None:
+        potential = Inverse(epsilon=EPSILON, scale=1.0)
+        repulsion = Repelling(distance="paired", potential=potential, force=force, images=None, stage=stage)
+    inference = Inference(
+        sampler=sampler, epochs=1, batch=2, cycles=2, restart="warm", curve="constant", repulsion=repulsion, **more
+    )
+    return Chain(Linear(), inference, batches, num_data=50, steps_per_epoch=STEPS)
+
+
+def walked(run: Chain) -> torch.Tensor:
+    """θ at the beginning of the second cycle and after each of its steps (81, 3), in float64."""
+    seen = []
+    while not run.done:
+        if run.steps_done >= STEPS:
+            seen.append(run.learner.theta.detach().double().clone())
+        run.step()
+    return torch.stack([*seen, run.learner.theta.detach().double()])
+
+
+def start_beside_the_sample(run: Chain) -> None:
+    """Runs the first cycle and lets the second begin off the saddle, as a kick would."""
+    while run.steps_done < STEPS:
+        run.step()
+    with torch.no_grad():
+        run._ends[0]["theta"] += 0.5
+        run.learner.theta += 0.5
+
+
+def share(squared: torch.Tensor) -> torch.Tensor:
+    """|dV/dd| over its greatest value, for V = 1/(d²+ε): √u/(1+u)²·16/(3√3) with u = d²/ε, written without the
+    package."""
+    u = squared / EPSILON
+    return u.sqrt() / (1 + u) ** 2 * 16 / (3 * 3**0.5)
+
+
+def test_through_adamw_the_displacement_is_proportional_to_the_force():
+    """Over 80 steps, within 1 %: 1, .1 and .01 of the optimiser's own steps. Through AdamW's rescaling, as it was, the
+    same forces moved θ by 2.50, 1.69 and .76."""
+    plain = walked(chain(ADAMW, None))
+    by = {
+        fraction: (walked(chain(ADAMW, Normalised(fraction=fraction))) - plain)[-1, 1].item()
+        for fraction in (1.0, 0.1, 0.01)
+    }
+    path = (plain[1:-1] - plain[:-2]).norm(dim=1).sum().item()  # the first step begins on the saddle: no force
+    for fraction, displacement in by.items():
+        assert displacement == pytest.approx(fraction * path, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "sampler", [ADAMW, {"kind": "sghmc", "lr": 0.05, "burn_in": {"share": 0.4}}], ids=["adamw", "burn-in"]
+)
+@pytest.mark.parametrize("fraction", [1.0, 0.03])
+def test_beside_adamw_each_step_is_the_fraction_times_the_share_of_the_optimisers_own(sampler, fraction):
+    """‖Δθ_force‖ = fraction·share·‖step‖: the step is the last one, the share that of where θ is."""
+    plain, repelled = (walked(chain(sampler, force)) for force in (None, Fading(fraction=fraction)))
+    exploring = STEPS if sampler is ADAMW else int(0.4 * STEPS)
+    steps = (plain[1:] - plain[:-1])[:exploring]
+    force = (repelled[1:] - repelled[:-1])[:exploring] - steps
+    squared = (repelled[1:exploring, 1] - repelled[0, 1]).square()
+    wanted = fraction * share(squared) * steps[:-1].norm(dim=1)
+    torch.testing.assert_close(force[1:].norm(dim=1), wanted, rtol=1e-3, atol=1e-6)
+    assert (force[1:, 1] > 0).all()  # away from the sample, which is below
+    if fraction == 1.0:
+        assert share(squared)[-1] < 0.5 < share(squared).max()  # it did fade
+
+
+@pytest.mark.parametrize("lr", [0.05, 0.001])
+@pytest.mark.parametrize("kind", ["sgd", "adamw", "sghmc"])
+def test_the_printed_force_moves_theta_beside_the_step_whatever_the_step_size(kind, lr):
+    """θ ← θ + the sampler's step − strength·∇ΣV(θ), in both stages; the momentum is that of a run without a force."""
+    strength, sampler = 0.01, {"kind": kind, "lr": lr}
+    runs = [
+        chain(sampler, force, stage="both" if kind == "sghmc" else "exploration")
+        for force in (None, Printed(strength=strength))
+    ]
+    for run in runs:
+        start_beside_the_sample(run)
+    sample = runs[1].samples[0].parameters["theta"].double()
+    buffers, name = [], "exp_avg" if kind == "adamw" else "momentum_buffer"
+    walks = []
+    for run in runs:
+        start = run.learner.theta.detach().double().clone()
+        while run.steps_done < 2 * STEPS - 1:
+            run.step()
+            walks.append(run.learner.theta.detach().double().clone())
+        buffers.append(run.schedule.current.state[run.learner.theta][name].clone())
+        walks.insert(len(walks) - (STEPS - 1), start)
+    plain, printed = torch.stack(walks).chunk(2)
+    away = printed[:-1, 1] - sample[1]
+    wanted = strength * 2 * away / (away.square() + EPSILON) ** 2  # −∇V
+    moved = (printed[1:] - printed[:-1]) - (plain[1:] - plain[:-1])
+    torch.testing.assert_close(moved[:, 1], wanted, rtol=1e-3, atol=5e-6)
+    assert moved[:, [0, 2]].abs().max() < 5e-6
+    assert wanted[:10].min() > 1e-3
+    assert buffers[0].abs().max() > 0.1
+    torch.testing.assert_close(*buffers, rtol=1e-4, atol=1e-5)
+
+
+def test_an_absolute_force_inside_the_loss_is_carried_on_by_momentum():
+    """The other side of the printed one: inside L, momentum .9 makes it ten times its step in the end."""
+    strength, lr = 0.01, 1e-4
+    runs = [chain({"kind": "sgd", "lr": lr}, force) for force in (None, Absolute(strength=strength))]
+    for run in runs:
+        start_beside_the_sample(run)
+    sample = runs[1].samples[0].parameters["theta"].double()
+    plain, repelled = (walked(run) for run in runs)
+    away = (repelled[:-1, 1] - sample[1])[-1]
+    once = lr * strength * 2 * away / (away.square() + EPSILON) ** 2
+    assert ((repelled - plain)[-1, 1] - (repelled - plain)[-2, 1]).item() == pytest.approx(10 * once.item(), rel=0.05)
+
+
+def test_in_both_stages_the_coefficients_of_a_relative_force_are_held_while_sampling():
+    """From the last exploring step on they are constants, so the chain's drift is −∇(L + Σ c_s·V_s): the density that
+    it targets is the posterior tilted by exp(−N·Σ c_s·V_s/T), and nothing else."""
+    sampler = {"kind": "sghmc", "lr": 0.01, "temperature": 0.1, "exploration": 0.3, "samples_per_cycle": 3}
+    run = chain(sampler, Fading(measure_every=4), stage="both")
+    held, exploring, gradients = [], [], []
+    while not run.done:
+        inside = run.steps_done > STEPS
+        theta = run.learner.theta.detach().clone()
+        now = run.exploring
+        images, _ = batches(run.steps_done)
+        run.step()
+        if not inside:
+            continue
+        held.append(run.repulsion.last.held.clone())
+        exploring.append(now)
+        gradients.append((theta, run.learner.theta.grad.clone() - images.mean(0)))
+    held, exploring = torch.stack(held), torch.tensor(exploring)
+    first = int((~exploring).nonzero()[0])
+    assert held.shape == (STEPS - 1, 3)  # three samples repel
+    assert (held[first - 1] > 0).all()
+    assert torch.equal(held[first:], held[first - 1].expand(STEPS - 1 - first, 3))
+    assert not torch.equal(held[0], held[first - 1])  # and while exploring they do move
+    clouds = torch.stack([sample.parameters["theta"][1] for sample in run.samples[:3]])
+    for theta, gradient in gradients[first:]:
+        away = theta[1] - clouds
+        wanted = -(held[-1] * 2 * away / (away.square() + EPSILON) ** 2).sum()
+        torch.testing.assert_close(gradient, torch.tensor([0.0, wanted, 0.0]), rtol=1e-3, atol=1e-5)
