@@ -63,14 +63,14 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 (its callback acts)
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     plugin: Annotated[
         list[str] | None,
         typer.Option(
             metavar="MODULE",
-            help="Import this Python module first: it may register methods, distances, presets or data sets. Repeatable.",
+            help="Import this module first: it may register methods, distances, presets or data sets. Repeatable.",
         ),
     ] = None,
 ) -> None:

@@ -67,9 +67,10 @@ def find_folder(folder_or_hub_id: Path | str, revision: str | None = None) -> Pa
     try:
         return _from_hub(name, revision)
     except Exception as error:  # whatever the connection, the hub or the cache makes the library raise
+        part = "" if revision is None else f"revision '{revision}' of "
         raise UserError(
-            f"posterior '{name}' is neither a local folder, nor could {f'revision {revision!r} of ' if revision else ''}"
-            f"it be fetched from the hub ({type(error).__name__}: {' '.join(str(error).split())})"
+            f"posterior '{name}' is neither a local folder, nor could {part}it be fetched from the hub "
+            f"({type(error).__name__}: {' '.join(str(error).split())})"
         ) from error
 
 
