@@ -1,5 +1,6 @@
 """Code from outside: a real little package with an entry point, one that is broken, and modules given by name."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -85,3 +86,25 @@ def test_a_module_that_cannot_be_imported_is_refused(here: Path) -> None:
         plugins.load_module("a_broken_module")
     with pytest.raises(UserError, match=r"without '\.py'"):
         plugins.load_module("missing")
+
+
+def test_modules_in_the_environment_are_imported_when_a_name_is_looked_up(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "a_first_module.py").write_text("")
+    (here / "a_second_module.py").write_text("")
+    monkeypatch.setenv(plugins.VARIABLE, "a_first_module")
+    registry: plugins.Registry[int] = plugins.Registry("thing", "rebapl.nothing")
+    registry.known["one"] = 1
+    assert registry["one"] == 1
+    assert "a_first_module" not in sys.modules
+    assert "two" not in registry
+    assert "a_first_module" in sys.modules
+    plugins.use_modules(["a_second_module", "a_first_module"])
+    assert "a_second_module" in sys.modules
+    assert os.environ[plugins.VARIABLE] == "a_first_module,a_second_module"
+    monkeypatch.setenv(plugins.VARIABLE, "a_missing_module")
+    with pytest.raises(UserError, match="plugin 'a_missing_module' cannot be imported"):
+        list(registry)
+    for name in ("a_first_module", "a_second_module"):
+        del sys.modules[name]

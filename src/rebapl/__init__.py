@@ -1,6 +1,26 @@
 """rebapl: sample the posterior of a vision–language model's prompts instead of optimising them.
 
-The names below are imported when they are first used, so that `import rebapl` is quick.
+    posterior = rebapl.fit("digits", "mini", "maple", "rebapl")     names, or objects in their place
+    posterior.predict_proba(images)
+
+Train and use:
+
+* `fit` learns prompts and gives a `Posterior`; `evaluate` scores it on a task.
+* `load_task` and `load_backbone` give what `fit` takes, by name.
+* `Posterior` predicts; `save_posterior` and `load_posterior` keep it in a folder.
+
+Say how:
+
+* `preset` gives an `Inference`, all settings of how a posterior is sampled, for a method's `Recipe`.
+* `Chain` is the loop that runs it on any learner.
+* `SGHMC`, `SGLD`, `CyclicalSchedule` and `Repulsion` are its pieces, for a training loop of your own.
+
+Add something of your own; docs/plug-and-play.md shows each:
+
+* `Learner` is the base of all methods, `Settings` that of their settings; `register` names a method.
+* `register_distance`, `register_preset` and `register_dataset` name a distance, a preset and a data set.
+
+The names are imported when they are first used, so that `import rebapl` is quick.
 """
 
 from importlib import import_module
@@ -9,41 +29,64 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
-    "load_backbone": "rebapl.backbones",
-    "load_task": "rebapl.data.task",
-    "fit": "rebapl.training.fit",
-    "evaluate": "rebapl.evaluation.tasks",
+    "Chain": "rebapl.sampling",
+    "CyclicalSchedule": "rebapl.sampling",
+    "Inference": "rebapl.sampling",
+    "Learner": "rebapl.learners",
     "Posterior": "rebapl.posterior",
-    "load_posterior": "rebapl.posterior",
-    "save_posterior": "rebapl.posterior",
+    "Recipe": "rebapl.learners",
+    "Repulsion": "rebapl.repulsion",
     "SGHMC": "rebapl.sampling",
     "SGLD": "rebapl.sampling",
-    "CyclicalSchedule": "rebapl.sampling",
-    "Repulsion": "rebapl.repulsion",
+    "Settings": "rebapl.settings",
+    "evaluate": "rebapl.evaluation",
+    "fit": "rebapl.training.fit",
+    "load_backbone": "rebapl.backbones",
+    "load_posterior": "rebapl.posterior",
+    "load_task": "rebapl.data.task",
+    "preset": "rebapl.sampling",
+    "register": "rebapl.learners",
+    "register_dataset": "rebapl.data.catalogue",
+    "register_distance": "rebapl.repulsion",
+    "register_preset": "rebapl.sampling",
+    "save_posterior": "rebapl.posterior",
 }
 
 __all__ = [
     "SGHMC",
     "SGLD",
+    "Chain",
     "CyclicalSchedule",
+    "Inference",
+    "Learner",
     "Posterior",
+    "Recipe",
     "Repulsion",
+    "Settings",
     "__version__",
     "evaluate",
     "fit",
     "load_backbone",
     "load_posterior",
     "load_task",
+    "preset",
+    "register",
+    "register_dataset",
+    "register_distance",
+    "register_preset",
     "save_posterior",
 ]
 
 if TYPE_CHECKING:
     from rebapl.backbones import load_backbone
+    from rebapl.data.catalogue import register_dataset
     from rebapl.data.task import load_task
-    from rebapl.evaluation.tasks import evaluate
+    from rebapl.evaluation import evaluate
+    from rebapl.learners import Learner, Recipe, register
     from rebapl.posterior import Posterior, load_posterior, save_posterior
-    from rebapl.repulsion import Repulsion
-    from rebapl.sampling import SGHMC, SGLD, CyclicalSchedule
+    from rebapl.repulsion import Repulsion, register_distance
+    from rebapl.sampling import SGHMC, SGLD, Chain, CyclicalSchedule, Inference, preset, register_preset
+    from rebapl.settings import Settings
     from rebapl.training.fit import fit
 
 
@@ -51,3 +94,7 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'rebapl' has no attribute '{name}'")
     return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

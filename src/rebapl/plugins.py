@@ -5,16 +5,21 @@ A package that brings a learner, say, declares it in its `pyproject.toml`,
     [project.entry-points."rebapl.learners"]
     my-method = "my_package.my_method"
 
-and the module registers what it has when it is imported. Nothing is imported before a name is looked up that this
-package does not know, or all names are listed.
+and the module registers what it has when it is imported. The other groups are `rebapl.distances`, `rebapl.presets` and
+`rebapl.datasets`. Nothing is imported before a name is looked up that this package does not know, or all names are
+listed.
+
+A module that is not installed is named by `rebapl --plugin MODULE`, or in the environment variable `REBAPL_PLUGINS`
+(several with commas). Processes that are started inherit the variable, so that workers import the same modules.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -24,11 +29,18 @@ from rebapl.errors import UserError, unknown
 
 T = TypeVar("T")
 
+VARIABLE = "REBAPL_PLUGINS"
+"""The environment variable with the modules that are imported in addition to the entry points."""
+
 _loaded: set[str] = set()
 
 
 def load_plugins(group: str) -> None:
-    """Import every entry point of a group, once per process; one that fails gives a warning that names it."""
+    """Import the modules that were named, and every entry point of a group, once per process.
+
+    An entry point that fails gives a warning that names it; a module that was named and fails is an error.
+    """
+    load_named_modules()
     if group in _loaded:
         return
     _loaded.add(group)  # before the imports, which may look up names themselves
@@ -60,6 +72,25 @@ def load_module(name: str) -> ModuleType:
             f"plugin '{name}' cannot be imported ({type(error).__name__}: {error}): give the name of an installed "
             f"module, or of one in the working folder, without '.py'"
         ) from error
+
+
+def use_modules(names: Sequence[str]) -> None:
+    """Import modules here, and in every process that is started from here."""
+    for name in names:
+        load_module(name)
+    if names:
+        os.environ[VARIABLE] = ",".join(dict.fromkeys([*_named_modules(), *names]))
+
+
+def load_named_modules() -> None:
+    """Import the modules that the environment names."""
+    for name in _named_modules():
+        if name not in sys.modules:
+            load_module(name)
+
+
+def _named_modules() -> list[str]:
+    return [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
 
 
 class Registry(Mapping[str, T]):

@@ -103,7 +103,9 @@ class OneOf:
         if isinstance(given, str):
             given = {"kind": given}
         if not isinstance(given, Mapping):
-            raise SettingError((), f"is {given!r}: give a kind of {self.what} or a mapping with `kind` and its settings")
+            raise SettingError(
+                (), f"is {given!r}: give a kind of {self.what} or a mapping with `kind` and its settings"
+            )
         values = dict(given)
         name = values.pop("kind", None)
         if name is None:
@@ -122,11 +124,16 @@ class OneOf:
 
 
 def _tagged(name: str, kind: type[Settings]) -> dict[str, Any]:
-    schema = kind.model_json_schema()
-    schema = _inlined(schema, schema.pop("$defs", {}))
+    schema = inlined_schema(kind)
     schema["properties"] = {"kind": {"const": name}, **schema.get("properties", {})}
     schema["required"] = ["kind", *schema.get("required", [])]
     return schema
+
+
+def inlined_schema(kind: type[Settings]) -> dict[str, Any]:
+    """The JSON schema of a class of settings, without references."""
+    schema = kind.model_json_schema()
+    return _inlined(schema, schema.pop("$defs", {}))
 
 
 def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:

@@ -46,14 +46,7 @@ def make(encoder: DualEncoder) -> Make:
             }
             for _ in range(samples)
         ]
-        about = {
-            "method": method,
-            "method_settings": settings,
-            "inference": {"name": "hand"},
-            "seed": 1,
-            "data": "none",
-        }
-        return Posterior.of(learner.eval(), around, about)
+        return Posterior.of(learner.eval(), around, {"seed": 1, "data": "none"})
 
     return posterior
 

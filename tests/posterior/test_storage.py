@@ -1,5 +1,6 @@
 """A posterior on disk: the same after reading, and refused when anything about it is off."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
 from rebapl.files import sha256
 from rebapl.learners import METHODS, build_learner
+from rebapl.learners.coop import CoOp
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.manifest import content_sha256
 
@@ -41,31 +43,66 @@ def test_a_data_sets_own_names_may_repeat(encoder: DualEncoder, views: torch.Ten
     names = ["missile", "dog", "missile"]
     learner = build_learner("coop", encoder, names, "a {}.", torch.Generator().manual_seed(0)).eval()
     sample = {name: x.detach() for name, x in learner.named_parameters()}
-    about = {"method": "coop", "method_settings": {}, "inference": {"name": "hand"}, "seed": 1, "data": "none"}
-    folder = save_posterior(Posterior.of(learner, [sample], about), tmp_path / "posterior")
+    folder = save_posterior(Posterior.of(learner, [sample]), tmp_path / "posterior")
     probabilities = load_posterior(folder, encoder).predict(views).probabilities
     assert probabilities.shape == (7, 3)
     torch.testing.assert_close(probabilities[:, 0], probabilities[:, 2])
 
 
-@pytest.mark.parametrize(
-    ("method", "today", "before"),
-    [
-        ("maple", {"depth": "3/12"}, {"depth_of_12": 3}),
-        ("promptsrc", {"depth": 2}, {"depth_of_12": 3, "depth": 2}),
-        ("zero-shot", {}, {"with_own": False}),
-    ],
-)
-def test_posteriors_with_settings_of_earlier_versions_load(
-    encoder: DualEncoder, views: torch.Tensor, tmp_path: Path, method: str, today: dict, before: dict
+def test_every_setting_is_saved_whatever_the_defaults_become(
+    make: Any, encoder: DualEncoder, views: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = build_learner(method, encoder, ["cat", "dog"], "a {}.", torch.Generator().manual_seed(0), today).eval()
+    posterior = make("maple", 2, settings={"tokens": 3})
+    folder = save_posterior(posterior, tmp_path / "p")
+    manifest = json.loads((folder / "posterior.json").read_text())
+    assert manifest["format"] == 2
+    assert manifest["method_settings"] == {"tokens": 3, "depth": "9/12", "init": "a photo of a"}
+    config = METHODS["maple"].config
+
+    class Changed(config):  # type: ignore[misc, valid-type]
+        depth: Any = 1
+        init: str | None = "a drawing of"
+
+    monkeypatch.setitem(METHODS.known, "maple", dataclasses.replace(METHODS["maple"], config=Changed))
+    fresh = build_learner("maple", encoder, ["a", "b"], None, torch.Generator(), {})
+    assert fresh.config.depth == 1, "the default has changed"
+    assert torch.equal(load_posterior(folder, encoder).probabilities(views), posterior.probabilities(views))
+
+
+def test_a_posterior_made_by_hand_says_of_itself_what_its_learner_knows(
+    encoder: DualEncoder, views: torch.Tensor, tmp_path: Path
+) -> None:
+    learner = build_learner("coop", encoder, ["cat", "dog"], "a {}.", torch.Generator().manual_seed(0), {"init": None})
     sample = {name: x.detach() for name, x in learner.named_parameters()}
-    about = {"method": method, "method_settings": before, "inference": {"name": "hand"}, "seed": 1, "data": "none"}
-    posterior = Posterior.of(learner, [sample], about)
-    loaded = load_posterior(save_posterior(posterior, tmp_path / "posterior"), encoder)
-    assert loaded.about["method_settings"] == today
+    posterior = Posterior.of(learner, [sample, sample])
+    loaded = load_posterior(save_posterior(posterior, tmp_path / "p"), encoder)
+    assert loaded.about == {
+        "method": "coop",
+        "method_settings": learner.config.plain(),
+        "inference": {"name": "custom"},
+        "crop_scale": None,
+        "seed": None,
+        "data": None,
+        "class_names": ["cat", "dog"],
+        "template": "a {}.",
+    }
     assert torch.equal(loaded.probabilities(views), posterior.probabilities(views))
+
+
+def test_a_learner_that_is_not_registered_is_sampled_but_not_saved(
+    encoder: DualEncoder, views: torch.Tensor, tmp_path: Path
+) -> None:
+    class Mine(CoOp):
+        pass
+
+    learner = Mine(encoder, METHODS["coop"].config()).bind(["cat", "dog"])
+    learner.reset(torch.Generator().manual_seed(0))
+    posterior = Posterior.of(learner, [{name: x.detach() for name, x in learner.named_parameters()}])
+    assert posterior.predict_proba(views).shape == (7, 2)
+    assert repr(posterior).startswith("Posterior(Mine · custom, 1 sample, 2 classes")
+    with pytest.raises(UserError, match=r"Mine is not registered.*decorate the class with @rebapl.register"):
+        save_posterior(posterior, tmp_path / "p")
+    assert not (tmp_path / "p").exists()
 
 
 def test_the_backbone_is_found_by_its_name(make: Any, mini: DualEncoder, tmp_path: Path) -> None:
@@ -128,8 +165,8 @@ def test_an_edited_manifest_is_refused(saved: Path, encoder: DualEncoder, key: s
 
 @pytest.mark.parametrize(
     "key",
-    "backbone weights threshold method method_settings inference seed data class_names template samples_sha256 "
-    "versions".split(),
+    "backbone weights threshold method method_settings inference crop_scale seed data class_names template "
+    "samples_sha256 versions".split(),
 )
 def test_missing_and_mistyped_entries_are_named(saved: Path, encoder: DualEncoder, key: str) -> None:
     kept = (saved / "posterior.json").read_text()
@@ -145,7 +182,7 @@ def test_missing_and_mistyped_entries_are_named(saved: Path, encoder: DualEncode
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "has format 2, .* reads 1: it was written by a newer one"),
+        ({"format": 3}, "has format 3, .* reads 2: it was written by a newer one"),
         ({"format": 0}, "has format 0.*train the posterior again"),
         ({"format": True}, "has format True"),
         ({"format": None}, "has format None"),
@@ -159,14 +196,14 @@ def test_missing_and_mistyped_entries_are_named(saved: Path, encoder: DualEncode
         ({"class_names": [1, 2]}, "'class_names' is"),
         ({"backbone": {"name": "small"}}, "'backbone' has no sha256"),
         ({"backbone": {"name": "small", "sha256": "0" * 64}}, "trained on backbone 'small' .000000000000"),
-        ({"method": "cop"}, "unknown method 'cop'"),
+        ({"method": "cop"}, "unknown method 'cop'.*install the package or import the module that registers"),
         ({"method_settings": {"tokenz": 1}}, "tokenz"),
         ({"method_settings": {"tokens": "four"}}, "cannot be used by this version"),
         ({"template": "no place"}, "template"),
         ({"inference": {"average": "median"}}, "unknown average 'median'.*train the posterior again"),
         ({"inference": {"average": 3}}, "unknown average '3'"),
         ({"class_names": ["\ud800"]}, "class name 0 .* is not valid Unicode"),
-        ({"method": "cocoop"}, "'expand.bias' has shape none"),
+        ({"method": "cocoop", "method_settings": {}}, "'expand.bias' has shape none"),
         ({"threshold": {"by": "entropy"}}, "'threshold' cannot be used"),
         ({"samples_sha256": "0" * 64}, "truncated or edited"),
     ],
@@ -303,6 +340,4 @@ def test_what_should_not_be_saved_is_refused(make: Any, tmp_path: Path) -> None:
     broken = {name: stack / 0 for name, stack in posterior.samples.items()}
     with pytest.raises(UserError, match="'context' hold numbers that are not finite"):
         save_posterior(Posterior(posterior.learner, broken, posterior.weights, posterior.about), tmp_path / "p")
-    with pytest.raises(UserError, match="`about` lacks method"):
-        save_posterior(Posterior(posterior.learner, posterior.samples, posterior.weights), tmp_path / "p")
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

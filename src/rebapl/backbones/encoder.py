@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,15 @@ class DualEncoder:
     def dtype(self) -> torch.dtype:
         """The type the frozen towers compute in; features leave them as float32."""
         return self.model.logit_scale.dtype
+
+    def to(self, device: str | torch.device) -> DualEncoder:
+        """A copy on another device, computing in the same type; itself if it is there already."""
+        moved = torch.empty(0, device=device).device  # with its number, as the model has it
+        if moved == self.device:
+            return self
+        other = DualEncoder(self.name, copy.deepcopy(self.model).to(moved), self.tokenizer, self.preprocessing)
+        other.__dict__["fingerprint"] = self.fingerprint
+        return other
 
     def tokenize(self, sequences: Sequence[Sequence[Piece]]) -> Text:
         """Token sequences on this encoder's device; see `TextTokenizer.assemble`."""

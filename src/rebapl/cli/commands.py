@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from rebapl import __version__
+from rebapl.cli.config import config as config_commands
 from rebapl.cli.data import data as data_commands
 from rebapl.cli.evaluate import evaluate
 from rebapl.cli.predict import predict
@@ -57,11 +58,21 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 (its callback acts)
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODULE",
+            help="Import this module first: it may register methods, distances, presets or data sets. Repeatable.",
+        ),
+    ] = None,
 ) -> None:
     """Sample the posterior of CLIP's prompts instead of optimising them, and know when you do not know."""
+    from rebapl.plugins import use_modules
+
+    use_modules(plugin or [])
 
 
 @app.command()
@@ -89,6 +100,7 @@ app.command()(results)
 app.command()(predict)
 app.command()(reproduce)
 app.add_typer(data_commands, name="data")
+app.add_typer(config_commands, name="config")
 
 
 @app.command()
@@ -105,11 +117,18 @@ def toy(
 
 @app.command("list")
 def list_() -> None:
-    """Name the data sets, methods and kinds of inference there are."""
+    """Name the data sets, methods, kinds of inference and distances there are."""
+    from rebapl.data.catalogue import registered_datasets
     from rebapl.data.embedded import EMBEDDED
     from rebapl.data.published import PUBLISHED
     from rebapl.learners import METHODS
+    from rebapl.repulsion import DISTANCES
     from rebapl.sampling import PRESETS
 
-    for title, names in (("data sets", [*EMBEDDED, *PUBLISHED]), ("methods", METHODS), ("inference", PRESETS)):
+    for title, names in (
+        ("data sets", [*EMBEDDED, *PUBLISHED, *registered_datasets()]),
+        ("methods", METHODS),
+        ("inference", PRESETS),
+        ("distances", DISTANCES),
+    ):
         print(f"{title + ':':<11} {', '.join(names)}")

@@ -26,7 +26,7 @@ from rebapl.evaluation.diversity import (
 from rebapl.evaluation.outside import all_outside_scores
 from rebapl.evaluation.scores import scores
 from rebapl.evaluation.temperature import fit_temperature, tempered
-from rebapl.learners import build_learner, published, resolve_method
+from rebapl.learners import METHODS, build_learner, published, resolve_method
 from rebapl.posterior import Posterior, Prediction
 
 IMAGES_AT_ONCE = 4096
@@ -144,9 +144,9 @@ def target_settings(
 
 
 def _changed_for(posterior: Posterior, task: Task, part: Part) -> dict[str, Any]:
-    if part.dataset is task.dataset:
-        return {}
     about = posterior.about
+    if part.dataset is task.dataset or about.get("method") not in METHODS:  # a learner that nobody registered
+        return {}
     return target_settings(
         about["method"], about["method_settings"], task.protocol, task.dataset.name, part.dataset.name
     )

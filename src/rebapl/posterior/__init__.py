@@ -1,10 +1,9 @@
 """Samples in memory and on disk; prediction by all of them together, with its uncertainty."""
 
 from rebapl.posterior.abstention import choose_threshold
-from rebapl.posterior.posterior import Posterior
+from rebapl.posterior.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.prediction import UNCERTAINTIES, Prediction, Threshold, Top
 from rebapl.posterior.stacking import stacking_weights
-from rebapl.posterior.storage import load_posterior, save_posterior
 
 __all__ = [
     "UNCERTAINTIES",

@@ -15,8 +15,8 @@ from rebapl.data.transforms import Preprocessing
 from rebapl.data.workers import in_threads, portions
 from rebapl.errors import UserError
 
-Source = str | Path | Image.Image
-Images = Source | np.ndarray | Tensor | Sequence[Source]
+Source = str | Path | Image.Image | np.ndarray
+Images = Source | Tensor | Sequence[Source]
 Picture = Path | Image.Image | np.ndarray
 
 
@@ -61,13 +61,16 @@ def _named(images: Images) -> tuple[list[str], Sequence[Picture]]:
         if isinstance(source, Image.Image):
             names.append(str(getattr(source, "filename", "")) or f"image {index}")
             pictures.append(source)
+        elif isinstance(source, np.ndarray):
+            pictures += list(_channels_last(source))
+            names += [f"image {index}"] * (len(pictures) - len(names))
         elif isinstance(source, str | Path):
             files = image_files(Path(source))
             names += map(str, files)
             pictures += files
         else:
             raise UserError(
-                f"image {index} is a {type(source).__name__}: give files, folders, images of Pillow, or one array"
+                f"image {index} is a {type(source).__name__}: give files, folders, images of Pillow, or arrays"
             )
     return names, pictures
 

@@ -1,4 +1,8 @@
-"""`posterior.json`: what it takes to use `samples.safetensors`, with checksums of that file and of itself."""
+"""`posterior.json`: what it takes to use `samples.safetensors`, with checksums of that file and of itself.
+
+Format 2 holds every setting of the method and of the inference, so that a default that changes later changes nothing
+about a posterior. Format 1, of earlier versions, held only the method's settings that differed from its defaults.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors
 import torch
@@ -16,11 +20,15 @@ import transformers
 
 from rebapl import __version__
 from rebapl.errors import UserError
-from rebapl.posterior.posterior import Posterior, check_weights
-from rebapl.posterior.prediction import UNCERTAINTIES, Threshold, check_average
+from rebapl.learners import Learner, resolve_method
+from rebapl.posterior.prediction import UNCERTAINTIES, Threshold, check_average, check_weights
 
-FORMAT = 1
-ABOUT = ("method", "method_settings", "inference", "seed", "data", "class_names", "template")
+if TYPE_CHECKING:
+    from rebapl.posterior.posterior import Posterior
+
+FORMAT = 2
+EARLIER_FORMATS = (1,)
+ABOUT = ("method", "method_settings", "inference", "crop_scale", "seed", "data", "class_names", "template")
 MANIFEST = "posterior.json"
 SAMPLES = "samples.safetensors"
 
@@ -31,8 +39,9 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "method": (str,),
     "method_settings": (dict,),
     "inference": (dict,),
-    "seed": (int,),
-    "data": (str,),
+    "crop_scale": (list, type(None)),
+    "seed": (int, type(None)),
+    "data": (str, type(None)),
     "class_names": (list,),
     "template": (str,),
     "samples_sha256": (str,),
@@ -41,20 +50,38 @@ _TYPES: dict[str, tuple[type, ...]] = {
 _NAMES = {dict: "an object", list: "a list", str: "text", int: "a whole number", type(None): "null"}
 
 
+def about_learner(learner: Learner) -> dict[str, Any]:
+    """What a learner says of itself, for a posterior whose samples were made by hand."""
+    return {
+        "method": learner.method,
+        "method_settings": learner.config.plain(),
+        "inference": {"name": "custom"},
+        "crop_scale": None,
+        "seed": None,
+        "data": None,
+        "class_names": learner.class_names,
+        "template": learner.template,
+    }
+
+
 def build_manifest(posterior: Posterior, samples_sha256: str) -> dict[str, Any]:
     """The content of `posterior.json`."""
     learner, threshold = posterior.learner, posterior.threshold
-    missing = [key for key in ABOUT if key not in posterior.about]
-    if missing:
-        raise UserError(f"a posterior is saved with what is known of its making: `about` lacks {', '.join(missing)}")
-    if learner.transfer or learner.template != posterior.about["template"]:
+    if learner.method is None:
+        raise UserError(
+            f"{type(learner).__name__} is not registered, so nobody could find it when the posterior is read: decorate "
+            'the class with @rebapl.register("NAME", SettingsClass) and make the posterior again'
+        )
+    about = {**about_learner(learner), **posterior.about, "method": learner.method}
+    about["method_settings"] = resolve_method(learner.method, about["method_settings"]).plain()
+    if learner.transfer or learner.template != about["template"]:
         threshold = None  # chosen for texts that are not those it would be read back with
     manifest = {
         "format": FORMAT,
         "backbone": {"name": learner.encoder.name, "sha256": learner.encoder.fingerprint},
         "weights": posterior.weights.tolist(),
         "threshold": None if threshold is None else asdict(threshold),
-        **{key: posterior.about[key] for key in ABOUT},
+        **{key: about[key] for key in ABOUT},
         "samples_sha256": samples_sha256,
         "versions": {
             "rebapl": __version__,
@@ -83,6 +110,8 @@ def check_manifest(manifest: Mapping[str, Any], path: Path) -> None:
             "train the posterior again"
         )
     for key, types in _TYPES.items():
+        if key == "crop_scale" and manifest["format"] == 1:
+            continue
         if key not in manifest:
             raise _broken(path, f"it has no '{key}'")
         if not isinstance(manifest[key], types) or isinstance(manifest[key], bool):
@@ -116,7 +145,7 @@ def read_threshold(given: Mapping[str, Any] | None, path: Path) -> Threshold | N
 
 def _check_format(manifest: Mapping[str, Any], path: Path) -> None:
     given = manifest.get("format")
-    if given == FORMAT and not isinstance(given, bool):
+    if given in (FORMAT, *EARLIER_FORMATS) and not isinstance(given, bool):
         return
     versions = manifest.get("versions")
     writer = versions.get("rebapl", "unknown") if isinstance(versions, dict) else "unknown"

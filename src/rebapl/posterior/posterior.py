@@ -7,28 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from rebapl.backbones import DualEncoder
 from rebapl.data.splits import refuse_repeats
 from rebapl.errors import UserError
 from rebapl.learners import Learner
 from rebapl.posterior import per_sample
 from rebapl.posterior.abstention import choose_threshold
 from rebapl.posterior.images import Images, read_images
-from rebapl.posterior.prediction import Average, Prediction, Threshold, check_average, predicted
+from rebapl.posterior.manifest import about_learner
+from rebapl.posterior.prediction import Average, Prediction, Threshold, check_average, check_weights, predicted
 from rebapl.posterior.stacking import stacking_weights
+from rebapl.posterior.storage import find_folder, read_folder, write_folder
 
-WEIGHT_TOLERANCE = 1e-4
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Posterior:
     """Stacked samples of the parameters of `learner`: name → (S, …), with weights (S,) that sum to one.
 
-    `about` is what is known of its making: the class names and the template learned with, method, settings, seed.
+    `about` is what is known of its making: the class names and the template learned with, the method and the inference
+    with all their settings, the seed and the data set.
     `threshold` says when to answer "I don't know"; see `fit_threshold`.
     """
 
@@ -47,16 +51,50 @@ class Posterior:
                 raise UserError(f"{len(self.weights)} weights for {len(stack)} samples of '{name}': one each is needed")
 
     @classmethod
-    def of(cls, learner: Learner, samples: Sequence[Mapping[str, Tensor]], about: Mapping[str, Any]) -> Posterior:
-        """The uniformly weighted posterior of samples given one by one."""
+    def of(
+        cls, learner: Learner, samples: Sequence[Mapping[str, Tensor]], about: Mapping[str, Any] | None = None
+    ) -> Posterior:
+        """The uniformly weighted posterior of samples given one by one: values of the learner's parameters by name.
+
+        What `about` does not say is taken from the learner: its method and settings, its class names and template.
+        """
         if not samples:
             raise UserError("a posterior needs at least one sample")
         stacked = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
-        learned = {"class_names": learner.class_names, "template": learner.template, **about}
-        return cls(learner, stacked, torch.full((len(samples),), 1 / len(samples)), learned)
+        uniform = torch.full((len(samples),), 1 / len(samples))
+        return cls(learner, stacked, uniform, {**about_learner(learner), **(about or {})})
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder_or_hub_id: Path | str,
+        revision: str | None = None,
+        device: str | torch.device = "cpu",
+        encoder: DualEncoder | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> Posterior:
+        """Read a local folder that `save_pretrained` wrote, or a repository of the Hugging Face hub that holds one.
+
+        `revision` is a branch, a tag or a commit of such a repository. The backbone is loaded by the name that is
+        stored, on `device` and computing in `dtype`, unless `encoder` is given.
+        """
+        return cls(*read_folder(find_folder(folder_or_hub_id, revision), encoder, device, dtype))
+
+    def save_pretrained(self, folder: Path | str) -> Path:
+        """Write the folder that `from_pretrained` reads: see `save_posterior`."""
+        return write_folder(self, folder)
 
     def __len__(self) -> int:
         return len(self.weights)
+
+    def __repr__(self) -> str:
+        def counted(number: int, thing: str) -> str:
+            return f"{number} {thing}{'' if number == 1 else 's' if not thing.endswith('s') else 'es'}"
+
+        inference = self.about.get("inference", {}).get("name", "unknown inference")
+        parts = (counted(len(self), "sample"), counted(len(self.class_names), "class"))
+        method = self.about.get("method") or type(self.learner).__name__
+        return f"Posterior({method} · {inference}, {', '.join(parts)}, backbone {self.learner.encoder.name})"
 
     @property
     def average(self) -> Average:
@@ -75,6 +113,20 @@ class Posterior:
         alike = template in (None, self.learner.template) and transfer == self.learner.transfer
         bound = self.learner.bind(class_names, template, transfer)
         return replace(self, learner=bound, threshold=self.threshold if alike else None)
+
+    def to(self, device: str | torch.device) -> Posterior:
+        """The same posterior on another device, with a copy of the backbone there; itself if it is there already."""
+        encoder = self.learner.encoder.to(device)
+        return self if encoder is self.learner.encoder else self._with_encoder(encoder)
+
+    def _with_encoder(self, encoder: DualEncoder) -> Posterior:
+        """The same samples on another copy of their backbone: a new learner, bound as this one is."""
+        old = self.learner
+        learned = type(old)(encoder, old.config).bind(self.about["class_names"], self.about["template"])
+        learned.load_state_dict(old.state_dict())
+        learner = learned.bind(old.class_names, old.template, old.transfer).train(old.training)
+        samples = {name: stack.to(encoder.device) for name, stack in self.samples.items()}
+        return replace(self, learner=learner, samples=samples)
 
     def sample(self, index: int) -> Posterior:
         """One of the samples as a posterior of its own."""
@@ -124,6 +176,10 @@ class Posterior:
                 refuse_repeats(bound.class_names, "class_names")
         return bound.predict_views(views, average=average, names=names)
 
+    def predict_proba(self, images: Images) -> np.ndarray:
+        """The probabilities (N, C), float32, of the classes bound for images in any form that `predict` takes."""
+        return self.predict(images).probabilities.numpy()
+
     def predict_views(
         self,
         views: Tensor | Iterable[Tensor],
@@ -159,10 +215,22 @@ class Posterior:
         return replace(self, threshold=choose_threshold(prediction, labels, risk=risk, coverage=coverage, by=by))
 
 
-def check_weights(weights: Tensor) -> None:
-    """Refuse weights (S,) that are not finite, are negative somewhere, or do not sum to one."""
-    if weights.ndim != 1 or len(weights) == 0:
-        raise UserError(f"weights are one number per sample; got shape {tuple(weights.shape)}")
-    total = float(weights.double().sum())
-    if not bool(weights.isfinite().all()) or bool((weights < 0).any()) or abs(total - 1) > WEIGHT_TOLERANCE:
-        raise UserError(f"weights must be finite, not negative, and sum to one; got {weights.tolist()}, sum {total:g}")
+def save_posterior(posterior: Posterior, folder: Path | str) -> Path:
+    """Write a folder, whole or not at all; an older posterior in its place is replaced.
+
+    Where it holds the same samples already (new weights, a new threshold), only `posterior.json` is written.
+    """
+    return write_folder(posterior, folder)
+
+
+def load_posterior(
+    folder: Path | str,
+    encoder: DualEncoder | None = None,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Posterior:
+    """Read a folder that `save_posterior` wrote, after checking that it is whole and fits the backbone.
+
+    The backbone is loaded by the name in the manifest, on `device` and computing in `dtype`, unless `encoder` is given.
+    """
+    return Posterior(*read_folder(Path(folder), encoder, device, dtype))

@@ -28,6 +28,7 @@ from rebapl.numbers import entropy
 
 Average = Literal["probabilities", "logits"]
 LEVEL = 0.9
+WEIGHT_TOLERANCE = 1e-4
 NO_THRESHOLD = (
     "no threshold was chosen for these class names, this template and this averaging: choose one on validation images "
     "(`choose_threshold`, or `rebapl evaluate RUN --fit-threshold coverage=0.9`)"
@@ -170,6 +171,15 @@ def check_average(average: str) -> None:
     """Refuse what is no way of averaging."""
     if average not in get_args(Average):
         raise unknown("average", str(average), get_args(Average))
+
+
+def check_weights(weights: Tensor) -> None:
+    """Refuse weights (S,) that are not finite, are negative somewhere, or do not sum to one."""
+    if weights.ndim != 1 or len(weights) == 0:
+        raise UserError(f"weights are one number per sample; got shape {tuple(weights.shape)}")
+    total = float(weights.double().sum())
+    if not bool(weights.isfinite().all()) or bool((weights < 0).any()) or abs(total - 1) > WEIGHT_TOLERANCE:
+        raise UserError(f"weights must be finite, not negative, and sum to one; got {weights.tolist()}, sum {total:g}")
 
 
 def _tail(values: Tensor, weights: Tensor, tail: float) -> Tensor:

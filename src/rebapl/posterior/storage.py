@@ -7,7 +7,9 @@ learnable parameters are stored, never the backbone, never a pickle.
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -17,17 +19,22 @@ from torch import Tensor
 from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.errors import UserError
 from rebapl.files import folder_written_whole, read_json, sha256, write_json
-from rebapl.learners import Learner, build_learner
+from rebapl.learners import METHODS, Learner, build_learner
 from rebapl.learners.registry import earlier_settings
 from rebapl.posterior.manifest import ABOUT, MANIFEST, SAMPLES, build_manifest, check_manifest, read_threshold
-from rebapl.posterior.posterior import Posterior
+from rebapl.posterior.prediction import Threshold
+
+if TYPE_CHECKING:
+    from rebapl.posterior.posterior import Posterior
+
+HUB_SECONDS = 5
+"""How long the hub may take to answer."""
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
-def save_posterior(posterior: Posterior, folder: Path | str) -> Path:
-    """Write the folder, whole or not at all; an older one in its place is replaced.
-
-    Where it holds the same samples already (new weights, a new threshold), only `posterior.json` is.
-    """
+def write_folder(posterior: Posterior, folder: Path | str) -> Path:
+    """Write a posterior, see `save_posterior`."""
     folder = Path(folder)
     if folder.exists() and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not a posterior: choose another folder")
@@ -47,17 +54,54 @@ def save_posterior(posterior: Posterior, folder: Path | str) -> Path:
     return folder
 
 
-def load_posterior(
-    folder: Path | str,
-    encoder: DualEncoder | None = None,
-    device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> Posterior:
-    """Read a folder that `save_posterior` wrote, after checking that it is whole and fits the backbone.
+def find_folder(folder_or_hub_id: Path | str, revision: str | None = None) -> Path:
+    """The local folder of that path, or the files of that repository of the hub, fetched unless they are here already.
 
-    The backbone is loaded by the name in the manifest, on `device` and computing in `dtype`, unless `encoder` is given.
+    Without a connection, the files that were fetched before are used.
     """
-    folder = Path(folder)
+    folder, name = Path(folder_or_hub_id).expanduser(), str(folder_or_hub_id)
+    if folder.exists() or not _HUB_ID.fullmatch(name):
+        if revision is not None:
+            raise UserError(f"revision '{revision}' was given, and {folder} is no hub id such as 'somebody/digits'")
+        return folder
+    try:
+        return _from_hub(name, revision)
+    except Exception as error:  # whatever the connection, the hub or the cache makes the library raise
+        part = "" if revision is None else f"revision '{revision}' of "
+        raise UserError(
+            f"posterior '{name}' is neither a local folder, nor could {part}it be fetched from the hub "
+            f"({type(error).__name__}: {' '.join(str(error).split())})"
+        ) from error
+
+
+def _from_hub(name: str, revision: str | None) -> Path:
+    """The folder with the two files of a repository, those fetched before where the hub does not answer."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    files = [MANIFEST, SAMPLES]
+    try:  # asked once: `snapshot_download` itself may ask for half a minute
+        commit = HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS).sha
+    except Exception:
+        try:
+            return Path(snapshot_download(name, revision=revision, allow_patterns=files, local_files_only=True))
+        except Exception:
+            pass
+        raise
+    return Path(snapshot_download(name, revision=commit, allow_patterns=files))
+
+
+class Parts(NamedTuple):
+    """What is read from a folder, as `Posterior` takes it."""
+
+    learner: Learner
+    samples: dict[str, Tensor]
+    weights: Tensor
+    about: dict[str, Any]
+    threshold: Threshold | None
+
+
+def read_folder(folder: Path, encoder: DualEncoder | None, device: str | torch.device, dtype: torch.dtype) -> Parts:
+    """Read what `write_folder` wrote, see `load_posterior`."""
     path, samples = folder / MANIFEST, folder / SAMPLES
     if folder.is_file():
         raise UserError(f"{folder} is a file: give the folder of a posterior, which holds {MANIFEST} and {SAMPLES}")
@@ -74,25 +118,25 @@ def load_posterior(
             f"{folder} was trained on backbone '{name}' ({expected[:12]}…), and '{encoder.name}' is another "
             f"({encoder.fingerprint[:12]}…): give the backbone it was trained on"
         )
-    about = {key: manifest[key] for key in ABOUT}
-    about["method_settings"] = earlier_settings(about["method"], about["method_settings"])
+    about: dict[str, Any] = {key: manifest.get(key) for key in ABOUT}
+    method, settings = manifest["method"], manifest["method_settings"]
+    if manifest["format"] == 1:
+        settings = earlier_settings(method, settings)
     try:
         learner = build_learner(
-            about["method"],
-            encoder,
-            about["class_names"],
-            about["template"],
-            torch.Generator(),
-            about["method_settings"],
-        )
+            method, encoder, about["class_names"], about["template"], torch.Generator(), settings
+        ).eval()
     except (UserError, TypeError) as error:  # settings that this version does not know, or of another type
+        wrote = f"install the one that wrote it ({manifest['versions'].get('rebapl')})"
+        if method not in METHODS:
+            wrote = "install the package or import the module that registers this method"
         raise UserError(
-            f"{path} cannot be used by this version of rebapl ({error}): install the one that wrote it "
-            f"({manifest['versions'].get('rebapl')}), or train the posterior again"
+            f"{path} cannot be used by this version of rebapl ({error}): {wrote}, or train the posterior again"
         ) from error
+    about["method_settings"] = learner.config.plain()
     weights = torch.tensor(manifest["weights"])
-    stacked = _read_samples(samples, learner, len(weights), about["method"])
-    return Posterior(learner.eval(), stacked, weights, about, read_threshold(manifest["threshold"], path))
+    stacked = _read_samples(samples, learner, len(weights), method)
+    return Parts(learner, stacked, weights, about, read_threshold(manifest["threshold"], path))
 
 
 def _read_samples(path: Path, learner: Learner, count: int, method: str) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ import torch
 
 from rebapl.errors import UserError
 from rebapl.files import write_atomically
+from rebapl.plugins import load_named_modules
 from rebapl.runs.backbone import LoadBackbone
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import (
@@ -183,6 +184,7 @@ def perform(
 ) -> Failure | None:
     """Do a job in this process. An error is kept in the folder of the run and returned, not raised."""
     try:
+        load_named_modules()
         complete_run(
             job.run_config(),
             job.folder,

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.batches import LabelledImages, TrainBatches
 from rebapl.data.dataset import Dataset
-from rebapl.data.task import Task, load_task
+from rebapl.data.own import Picture, dataset_of
+from rebapl.data.task import Task, load_task, task_of
 from rebapl.errors import UserError
 from rebapl.learners import Learner, build_learner
 from rebapl.posterior import Posterior
@@ -116,11 +118,14 @@ class Training:
 
 
 def fit(
-    task: Task | Dataset | str,
+    task_or_images: Task | Dataset | str | Sequence[Picture] | np.ndarray,
     encoder: DualEncoder | str,
     method: str | Learner[Any] = "coop",
     inference: str | Inference = "mle",
     *,
+    labels: Sequence[int] | np.ndarray | None = None,
+    class_names: Sequence[str] | None = None,
+    template: str | None = None,
     seed: int | None = None,
     epochs: int | None = None,
     method_settings: Mapping[str, Any] | None = None,
@@ -128,16 +133,24 @@ def fit(
     checkpoint: Path | None = None,
     progress: Progress | None = None,
 ) -> Posterior:
-    """Learn the prompts of `method` from the task's training images, by `inference`.
+    """Learn the prompts of `method` from labelled images, by `inference`.
 
-    Each of these is a name or an object: a task, a `Dataset` or the name of one (then all its classes are learned,
-    from 16 images each), a backbone, a learner that is bound to the task's class names, an `Inference`. Settings
-    default to those the method was published with, for this protocol and data set; `epochs` (per cycle) and the two
-    mappings override them. With a `checkpoint` path, interrupted work goes on where it was. `seed` defaults to the
-    task's.
+    What is learned from is a task; or the name of a data set or a `Dataset` (then all its classes are learned, from 16
+    images each); or images, with `labels` and `class_names` (then from all of these images). Images are arrays,
+    pictures of Pillow or paths, and label 2 stands for `class_names[2]`; `template` has `{}` where the class name
+    goes. Task and data set have all of these themselves.
+
+    The others are names or objects, too: a backbone, a learner that is bound to the task's class names, an `Inference`.
+    Settings default to those the method was published with, for this protocol and data set; `epochs` (per cycle) and
+    the two mappings override them. With a `checkpoint` path, interrupted work goes on where it was. `seed` defaults to
+    the task's.
+
+    >>> import numpy as np
+    >>> pictures = np.random.default_rng(0).integers(256, size=(4, 64, 64, 3), dtype=np.uint8)
+    >>> fit(pictures, "mini", "coop", epochs=1, labels=[0, 1, 0, 1], class_names=["cat", "dog"])
+    Posterior(coop · mle, 1 sample, 2 classes, backbone mini)
     """
-    if not isinstance(task, Task):
-        task = load_task(task, seed=1 if seed is None else seed, protocol="few-shot")
+    task = _task(task_or_images, labels, class_names, template, seed)
     if isinstance(encoder, str):
         encoder = load_backbone(encoder)
     seed = task.seed if seed is None else seed
@@ -155,6 +168,30 @@ def fit(
         inference_settings=inference_settings,
     )
     return Training(task, encoder, resolved, seed).run(checkpoint, progress)
+
+
+def _task(
+    given: Task | Dataset | str | Sequence[Picture] | np.ndarray,
+    labels: Sequence[int] | np.ndarray | None,
+    class_names: Sequence[str] | None,
+    template: str | None,
+    seed: int | None,
+) -> Task:
+    """The task that was given, or that of a data set or of images."""
+    first = 1 if seed is None else seed
+    if isinstance(given, Task | Dataset | str):
+        if labels is not None or class_names is not None or template is not None:
+            raise UserError("labels, class_names and template are for images: a task or a data set has its own")
+        return given if isinstance(given, Task) else load_task(given, seed=first, protocol="few-shot")
+    if not isinstance(given, np.ndarray | Sequence):
+        raise UserError(
+            f"fit learns from a task, a data set, the name of one, or images; a {type(given).__name__} was given"
+        )
+    if labels is None or class_names is None:
+        raise UserError("images were given: give labels=[…], a number for each image, and class_names=[…] as well")
+    return task_of(
+        dataset_of(given, labels, class_names, **({} if template is None else {"template": template})), first
+    )
 
 
 def _of_learner(

@@ -1,0 +1,82 @@
+"""The JSON schema of run configuration files, with which editors complete and check YAML.
+
+It says of each method and each kind of sampler, force or distance which settings it has, those of plugins included.
+What the values must be together (a repulsion needs several cycles, say) is checked when a configuration is resolved.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rebapl.learners import METHODS
+from rebapl.runs.config import RunConfig
+from rebapl.sampling import PRESETS, Inference
+from rebapl.settings import inlined_schema
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def run_schema() -> dict[str, Any]:
+    """The schema, as JSON has it.
+
+    >>> schema = run_schema()
+    >>> schema["properties"]["protocol"]["enum"][:2], "maple" in schema["properties"]["method"]["anyOf"][0]["enum"]
+    (['base-to-novel', 'few-shot'], True)
+    """
+    own = inlined_schema(RunConfig)["properties"]
+    keys = {key: value for key, value in own.items() if not key.endswith("_settings")}
+    keys["method"] = _method(own["method"]["default"])
+    keys["inference"] = _inference(own["inference"]["default"])
+    keys["targets"]["anyOf"].append({"type": "string"})  # names with commas
+    extends = {"type": "string", "description": "Another configuration file, whose settings come first."}
+    return {
+        "$schema": DIALECT,
+        "title": "rebapl run",
+        "description": "A run of rebapl: data, what is learned and how.",
+        "type": "object",
+        "properties": {"extends": extends, **keys},
+        "additionalProperties": False,
+    }
+
+
+def _method(default: str) -> dict[str, Any]:
+    """A method's name, or a mapping with that method's settings; the name may come from elsewhere, as by `extends`."""
+    mappings = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, **inlined_schema(method.config).get("properties", {})},
+            "additionalProperties": False,
+        }
+        for name, method in METHODS.items()
+    ]
+    return {"description": "What is learned.", "anyOf": [{"enum": list(METHODS)}, *mappings], "default": default}
+
+
+def _inference(default: str) -> dict[str, Any]:
+    """A preset's name, or a mapping with it and settings of `Inference` on top: each may be left out, nested or not."""
+    settings = _partial(inlined_schema(Inference))
+    names = list(PRESETS)
+    mapping = {
+        "type": "object",
+        "properties": {"name": {"enum": names, "default": default}, **settings["properties"]},
+        "patternProperties": {rf"^({'|'.join(settings['properties'])})\.[a-z_.]+$": {}},
+        "additionalProperties": False,
+    }
+    return {"description": "How it is learned.", "anyOf": [{"enum": names}, mapping], "default": default}
+
+
+def _partial(schema: Any) -> Any:
+    """A schema of settings that go on top of others: nothing is required.
+
+    A mapping without `kind` keeps the kind that the preset has, so that settings of any kind may stand in it.
+    """
+    if isinstance(schema, list):
+        return [_partial(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    loose = {key: _partial(part) for key, part in schema.items() if key not in ("required", "default", "properties")}
+    if "properties" in schema:  # whatever their names are
+        loose["properties"] = {name: _partial(part) for name, part in schema["properties"].items()}
+    if "oneOf" in loose:  # several kinds have settings of the same name, so more than one may match
+        loose["anyOf"] = loose.pop("oneOf")
+    return loose

@@ -1,0 +1,132 @@
+"""A posterior as people of other libraries expect one: pretrained folders and hub ids, devices, arrays in and out."""
+
+import shutil
+import socket
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import small_clip
+import torch
+from methods import CASES
+from PIL import Image
+from torch import Tensor
+
+from rebapl.backbones import DualEncoder
+from rebapl.errors import UserError
+from rebapl.posterior import Posterior
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def test_a_local_folder(make: Any, encoder: DualEncoder, views: Tensor, tmp_path: Path) -> None:
+    posterior = make("coop")
+    folder = posterior.save_pretrained(tmp_path / "p")
+    for given in (folder, str(folder)):
+        loaded = Posterior.from_pretrained(given, encoder=encoder)
+        assert np.array_equal(loaded.predict_proba(views), posterior.predict_proba(views))
+    with pytest.raises(UserError, match="revision 'main' was given"):
+        Posterior.from_pretrained(folder, "main", encoder=encoder)
+    with pytest.raises(UserError, match=r"is not a posterior: it has no posterior.json"):
+        Posterior.from_pretrained(tmp_path / "no" / "such" / "folder")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub, and nobody to connect to."""
+    from huggingface_hub import constants
+
+    def nobody(*_: object, **__: object) -> None:
+        raise OSError("the network is unreachable")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def test_a_hub_id_that_was_fetched_before_needs_no_connection(
+    make: Any, encoder: DualEncoder, views: Tensor, tmp_path: Path, hub: Path
+) -> None:
+    posterior = make("coop")
+    repository = hub / "models--somebody--digits"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs/main").write_text(COMMIT)
+    shutil.copytree(posterior.save_pretrained(tmp_path / "p"), repository / "snapshots" / COMMIT)
+    for revision in (None, "main", COMMIT):
+        loaded = Posterior.from_pretrained("somebody/digits", revision, encoder=encoder)
+        assert np.array_equal(loaded.predict_proba(views), posterior.predict_proba(views))
+    with pytest.raises(UserError, match="nor could revision 'v2' of it be fetched"):
+        Posterior.from_pretrained("somebody/digits", "v2", encoder=encoder)
+
+
+@pytest.mark.usefixtures("hub")
+def test_without_a_connection_one_line_says_so_within_seconds() -> None:
+    start = time.monotonic()
+    with pytest.raises(UserError, match="'somebody/else' is neither a local folder, nor could it be fetched") as raised:
+        Posterior.from_pretrained("somebody/else")
+    assert len(str(raised.value).splitlines()) == 1
+    assert time.monotonic() - start < 10
+
+
+def test_only_the_two_files_of_the_revision_are_fetched(
+    make: Any, encoder: DualEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, asked = make("coop").save_pretrained(tmp_path / "p"), []
+
+    def fetch(repository: str, **options: Any) -> str:
+        asked.append((repository, options["revision"], options["allow_patterns"]))
+        return str(folder)
+
+    def info(_: object, repository: str, *, revision: str, timeout: float) -> Any:
+        assert (repository, revision) == ("somebody/digits", "v2")
+        assert timeout <= 10
+        return SimpleNamespace(sha=COMMIT)
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", info)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    assert len(Posterior.from_pretrained("somebody/digits", "v2", encoder=encoder)) == 3
+    assert asked == [("somebody/digits", COMMIT, ["posterior.json", "samples.safetensors"])]
+
+
+def test_the_same_device_is_the_same_posterior(make: Any) -> None:
+    posterior = make("coop")
+    assert posterior.to("cpu") is posterior
+    assert posterior.to(torch.device("cpu")) is posterior
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_on_another_copy_of_the_backbone_it_predicts_the_same(make: Any, views: Tensor, method: str) -> None:
+    """What `to` does on the way to a GPU; `test_gpu` goes there."""
+    posterior = make(method, 1 if method == "zero-shot" else 2)
+    other = small_clip.small_encoder()
+    for bound in (posterior, posterior.bind(["green fish", "car"], "a photo of a {}.", transfer=True)):
+        moved = bound._with_encoder(other)
+        assert moved.learner.encoder is other
+        assert np.array_equal(moved.predict_proba(views), bound.predict_proba(views))
+        back = (moved.bind(posterior.class_names, posterior.learner.template), posterior)
+        assert np.array_equal(*(each.predict_proba(views) for each in back))
+
+
+def test_probabilities_of_images_in_any_form(make: Any, views: Tensor, tmp_path: Path) -> None:
+    posterior = make("coop")
+    array = views.permute(0, 2, 3, 1).numpy()
+    expected = posterior.probabilities(views).numpy()
+    pictures = [Image.fromarray(each) for each in array]
+    files = [tmp_path / f"{index}.png" for index in range(len(pictures))]
+    for picture, file in zip(pictures, files, strict=True):
+        picture.save(file)
+    for images in (array, list(array), views, pictures, files, [str(file) for file in files], tmp_path):
+        found = posterior.predict_proba(images)
+        assert found.dtype == np.float32
+        assert found.shape == (7, 4)
+        np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(posterior.predict_proba(pictures[0]), posterior.predict_proba(array[:1]))
+    with pytest.raises(UserError, match=r"uint8 \(N, H, W, 3\)"):
+        posterior.predict_proba([array[0] / 255])
+
+
+def test_it_says_what_it_is(make: Any) -> None:
+    assert repr(make("maple")) == "Posterior(maple · custom, 3 samples, 4 classes, backbone small)"
