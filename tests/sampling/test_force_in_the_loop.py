@@ -51,7 +51,8 @@ def chain(sampler, force: Force | None, stage="exploration", **more) -> Chain:
     """Two cycles of 80 steps; with a force in the second."""
     repulsion = None
     if force is not None:
-        potential = Inverse(epsilon=EPSILON, scale=1.0)
+        epsilon = {} if isinstance(force, Normalised) else {"epsilon": EPSILON}  # with which it would do nothing
+        potential = Inverse(scale=1.0, **epsilon)
         repulsion = Repelling(distance="paired", potential=potential, force=force, images=None, stage=stage)
     inference = Inference(
         sampler=sampler, epochs=1, batch=2, cycles=2, restart="warm", curve="constant", repulsion=repulsion, **more
