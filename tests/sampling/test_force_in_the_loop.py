@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rebapl.repulsion import Absolute, Fading, Force, Inverse, Normalised, Printed
+from rebapl.repulsion import Absolute, Capped, Fading, Force, Inverse, Normalised, Printed
 from rebapl.sampling import Chain, Inference, Repelling
 
 from .toy import ToyOutput
@@ -51,7 +51,9 @@ def chain(sampler, force: Force | None, stage="exploration", **more) -> Chain:
     """Two cycles of 80 steps; with a force in the second."""
     repulsion = None
     if force is not None:
-        potential = Inverse(epsilon=EPSILON, scale=1.0)
+        acts = not isinstance(force, Normalised) or stage == "both"  # else ε does nothing, and is refused
+        epsilon = {"epsilon": EPSILON} if acts else {}
+        potential = Inverse(scale=1.0, **epsilon)
         repulsion = Repelling(distance="paired", potential=potential, force=force, images=None, stage=stage)
     inference = Inference(
         sampler=sampler, epochs=1, batch=2, cycles=2, restart="warm", curve="constant", repulsion=repulsion, **more
@@ -161,11 +163,16 @@ def test_an_absolute_force_inside_the_loss_is_carried_on_by_momentum():
     assert ((repelled - plain)[-1, 1] - (repelled - plain)[-2, 1]).item() == pytest.approx(10 * once.item(), rel=0.05)
 
 
-def test_in_both_stages_the_coefficients_of_a_relative_force_are_held_while_sampling():
+@pytest.mark.parametrize(
+    "force",
+    [Fading(measure_every=4), Normalised(measure_every=4), Capped(strength=50.0, cap=0.5, measure_every=4)],
+    ids=lambda force: force.kind,
+)
+def test_in_both_stages_the_coefficients_of_a_relative_force_are_held_while_sampling(force):
     """From the last exploring step on they are constants, so the chain's drift is −∇(L + Σ c_s·V_s): the density that
     it targets is the posterior tilted by exp(−N·Σ c_s·V_s/T), and nothing else."""
     sampler = {"kind": "sghmc", "lr": 0.01, "temperature": 0.1, "exploration": 0.3, "samples_per_cycle": 3}
-    run = chain(sampler, Fading(measure_every=4), stage="both")
+    run = chain(sampler, force, stage="both")
     held, exploring, gradients = [], [], []
     while not run.done:
         inside = run.steps_done > STEPS

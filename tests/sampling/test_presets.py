@@ -155,7 +155,7 @@ def test_what_follows_from_a_setting_follows_its_change():
     assert burn_in(MMRL) == BurnIn(share=0.4)
     assert burn_in(MMRL, sampler={"exploration": 0.25}) == BurnIn(share=0.25)
     assert burn_in(MMRL, **{"sampler.exploration": 0.25}) == BurnIn(share=0.25)
-    assert burn_in(MMRL, **{"sampler.exploration": 0.0}) is None
+    assert preset("csghmc", MMRL, **{"sampler.exploration": 0.0}).sampler.burn_in is None
     assert burn_in(MMRL, sampler={"exploration": 0.25, "burn_in": {"share": 0.1}}) == BurnIn(share=0.1)
     assert burn_in(MAPLE, sampler={"exploration": 0.25}) is None
     assert preset("mle", MAPLE).warmup == Warmup(epochs=1)

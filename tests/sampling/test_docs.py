@@ -1,0 +1,55 @@
+"""The code of docs/sampling.md, run as it stands there, and what the page says about presets."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rebapl.repulsion import DISTANCES, FORCES, POTENTIALS
+from rebapl.sampling import PRESETS, Inference
+from rebapl.sampling.settings import SAMPLERS
+
+PAGE = Path(__file__).parents[2] / "docs" / "sampling.md"
+
+
+@pytest.fixture(scope="module")
+def names() -> dict[str, Any]:
+    """What is defined after all blocks of the page, one after the other."""
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    found: dict[str, Any] = {"__name__": "page"}
+    state = torch.get_rng_state()
+    exec(compile("\n".join(blocks), str(PAGE), "exec", dont_inherit=True), found)
+    torch.set_rng_state(state)
+    return found
+
+
+def test_the_loop_of_ones_own_gives_a_sample_per_cycle_and_is_repelled(names: dict[str, Any]) -> None:
+    samples, repulsion = names["samples"], names["repulsion"]
+    assert len(samples) == 3
+    assert len(repulsion) == 2  # the third sample has no later cycle to repel
+    assert repulsion.last.norm > 0
+    weights = torch.stack([sample["0.weight"].flatten() for sample in samples])
+    assert torch.pdist(weights).min() > 1e-3
+
+
+def test_the_chain_gives_a_sample_per_cycle_and_is_repelled(names: dict[str, Any]) -> None:
+    chain = names["chain"]
+    assert [sample.cycle for sample in chain.samples] == [0, 1, 2, 3]
+    assert chain.repulsion.distance.kind == "energy"
+    assert chain.repulsion.last.norm > 0
+
+
+def test_the_prior_that_the_page_recommends_is_accepted(names: dict[str, Any]) -> None:
+    assert isinstance(names["bayes"], Inference)
+    assert names["bayes"].sampler.prior_std == 0.02
+
+
+def test_the_tables_name_every_preset_sampler_force_potential_and_distance() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for name in (*PRESETS, *SAMPLERS, *FORCES, *POTENTIALS, *DISTANCES):
+        assert f"`{name}`" in text, name
