@@ -114,7 +114,7 @@ def test_a_kind_is_an_object_a_name_or_a_mapping() -> None:
 
 def test_kinds_that_are_registered_later_count() -> None:
     kinds: dict[str, type[Settings]] = {"circle": Circle}
-    shape = OneOf("shape", lambda: kinds)
+    shape = OneOf("shape", kinds)
     with pytest.raises(SettingError, match=r"Accepted: circle$"):
         shape.read("square")
     kinds["square"] = Square

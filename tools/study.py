@@ -66,7 +66,16 @@ class Setting(NamedTuple):
     shares: Mapping[str, float] = {}
 
 
-FORCE: dict[str, Any] = {"repulsion": {"potential": {"epsilon": 0.3}}}
+FORCE: dict[str, Any] = {
+    "repulsion": {
+        "distance": {"kind": "mmd"},
+        "potential": {"kind": "inverse", "epsilon": 0.3},
+        "force": {"kind": "fading", "fraction": 1.0},
+        "images": 32,
+        "memory": "all",
+        "stage": "exploration",
+    }
+}
 PUBLISHED = {"warmup": {"epochs": 1}, "curve": {"kind": "cosine", "floor": 0.0, "every": "epoch"}}
 COOL = {"sampler.temperature": 0.001}
 STRUCTURES: dict[str, Setting] = {
@@ -105,9 +114,9 @@ OURS = "rebapl"
 
 
 def with_force(setting: Setting) -> Setting:
-    """The structure with repulsion, from the preset that has it."""
+    """The structure with repulsion, and with a kick off the remembered sample where it restarts warm."""
     kick = {} if setting.changes.get("restart") == "cold" else {"restart": {"kind": "warm", "kick": 0.01}}
-    return setting._replace(inference="rebapl", changes={**kick, **setting.changes, **FORCE})
+    return setting._replace(changes={**kick, **setting.changes, **FORCE})
 
 
 def varied(setting: Setting, changes: Mapping[str, Any]) -> Setting:

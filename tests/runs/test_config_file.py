@@ -201,7 +201,7 @@ def test_the_file_of_a_run_that_cannot_be_made_again_is_refused(run: Path, tmp_p
 
 
 def test_the_page_shows_a_configuration_that_holds_and_names_every_key() -> None:
-    (shown,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    shown = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0]
     words = re.findall(r"[\w.]+=[\w.]+", next(line for line in PAGE.splitlines() if "run.yaml shots=4" in line))
     config = build_config(merged(parse_yaml(shown), read_words(words)))
     assert (config.shots, config.method_settings) == (4, {"tokens": 2})

@@ -50,12 +50,12 @@ def test_a_file_extends_another_value_by_value(tmp_path: Path) -> None:
 
 
 def test_a_preset_from_outside_extends_one_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rebapl.sampling.presets.PRESETS", dict(PRESETS))
+    monkeypatch.setattr(PRESETS, "known", dict(PRESETS.known))
     write(tmp_path, longer="about: longer\nextends: rebapl\nours: {cycles: 7}", mle="extends: ensemble")
     assert register_preset(tmp_path / "longer.yaml") == "longer"
     values = preset_values("longer", ToyRecipe(lr=0.1, epochs=3, batch=4))
     assert values["cycles"] == Value(7, "ours")
-    assert values["repulsion.distance.kind"] == Value("mmd", "paper")
+    assert values["repulsion.distance.kind"] == Value("wasserstein", "ours")
     assert register_preset(tmp_path / "longer.yaml") == "longer"  # once more does no harm
     write(tmp_path, misspelt="extends: rebapl\nours: {repulsion.imags: 4}")
     with pytest.raises(UserError, match=r"repulsion\.imags: there is no such setting, did you mean 'images'\?"):

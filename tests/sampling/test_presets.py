@@ -53,8 +53,8 @@ def test_what_is_resolved_is_what_is_saved(name, recipe):
 
 def test_a_method_without_points_per_image_compares_no_images():
     assert preset("rebapl", MAPLE, per_image=False).repulsion.images is None
-    authors = preset("rebapl-authors", MAPLE, per_image=False, pool_view="plain").repulsion
-    assert (authors.images, authors.pool) == (None, None)
+    authors = preset("rebapl-authors", MAPLE, per_image=False).repulsion
+    assert (authors.space, authors.images, authors.pool) == ("both", 128, 128)  # it names a space that has images
     assert preset("mle", MAPLE, per_image=False) == preset("mle", MAPLE)
 
 

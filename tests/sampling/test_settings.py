@@ -64,7 +64,7 @@ def sampler(**changes) -> dict:
         ({"repulsion": {}}, "repulsion does nothing in one cycle"),
         ({"adaptive": {}}, "adaptive does nothing in one cycle"),
         ({"cycles": 2}, "restart is missing: say how each of the 2 cycles begins"),
-        ({"warmup": {"epochs": 2}}, r"warmup\.epochs is 2: a cycle has 2 epochs"),
+        ({"warmup": {"epochs": 2}}, r"warmup\.epochs is 2: the first cycle has 2 epochs"),
         (
             {"sampler": {"kind": "sgd", "lr": 0.1}, **CYCLES, "repulsion": {"stage": "both"}},
             "an optimiser has one stage",

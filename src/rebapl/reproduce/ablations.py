@@ -199,7 +199,7 @@ def _prefix_scores(
     posterior = load_trained(run_folder(config, context.runs), device=context.device, backbone=config.backbone_name)
     inference = config.resolved().training.inference
     assert inference is not None
-    per_cycle = inference.samples_per_cycle
+    per_cycle = inference.samples_per_cycle * inference.chains
     found: dict[str, dict[str, dict[str, float]]] = {str(count): {} for count in counts}
     for name, part in task.tests.items():
         prediction, labels = predict_part(bound_to(posterior, task, part), part), part_labels(part)

@@ -9,6 +9,7 @@ from typing import Any
 from rebapl.errors import UserError
 from rebapl.learners import METHODS, Recipe, published, resolve_method
 from rebapl.sampling import Inference, preset
+from rebapl.sampling.presets import has_own_epochs
 from rebapl.settings import SettingError, Settings
 
 CUSTOM = "custom"
@@ -91,10 +92,13 @@ def with_inference(
         if changed:
             raise UserError("an inference given as an object has all its settings: change them there")
         return ResolvedTraining(method, method_settings, CUSTOM, inference, recipe.crop_scale)
+    changes = dict(inference_settings or {})
     if epochs is not None:
         recipe = with_epochs(recipe, epochs)
+        if has_own_epochs(inference, method):
+            changes = {"epochs": epochs, **changes}
     try:
-        chosen = preset(inference, recipe, method, per_image=per_image, **(inference_settings or {}))
+        chosen = preset(inference, recipe, method, per_image=per_image, **changes)
     except SettingError as error:
         raise error.below("inference") from None
     return ResolvedTraining(method, method_settings, inference, chosen, recipe.crop_scale)

@@ -19,7 +19,7 @@ from rebapl.settings import leaves, nested, overlaid
 if TYPE_CHECKING:
     from rebapl.learners import Recipe
 
-__all__ = ["PRESETS", "Value", "preset", "preset_values", "register_preset"]
+__all__ = ["PRESETS", "Value", "has_own_epochs", "preset", "preset_values", "register_preset"]
 
 FOLDER = Path(__file__).parent
 
@@ -37,6 +37,16 @@ def register_preset(path: Path | str) -> str:
         raise UserError(f"the preset '{path.stem}' of {path} is taken: name the file otherwise")
     PRESETS.known[path.stem] = read
     return path.stem
+
+
+def has_own_epochs(name: str, method: str) -> bool:
+    """Whether a preset says itself how many epochs a cycle has, whatever the recipe says.
+
+    >>> has_own_epochs("rebapl-paper", "maple"), has_own_epochs("rebapl", "maple")
+    (True, False)
+    """
+    chosen = PRESETS.find(name)
+    return not isinstance(on_top(chosen.values, chosen.methods.get(method, {}))["epochs"].value, FromRecipe)
 
 
 def preset_values(name: str, recipe: Recipe, method: str = "", per_image: bool = True) -> dict[str, Value]:
@@ -70,13 +80,9 @@ def _from_recipe(value: Any, recipe: Recipe) -> Any:
     if value.name == "averaging":
         return None if recipe.averaging is None else dict(zip(("mean", "std"), recipe.averaging, strict=True))
     found = getattr(recipe, value.name)
-    return (
-        found
-        if value.times == 1
-        else max(1, round(found * value.times))
-        if isinstance(found, int)
-        else found * value.times
-    )
+    if value.times == 1:
+        return found
+    return max(1, round(found * value.times)) if isinstance(found, int) else found * value.times
 
 
 def _for_optimizer(values: Mapping[str, Value], recipe: Recipe) -> dict[str, Value]:
