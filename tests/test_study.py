@@ -1,10 +1,9 @@
-"""The study behind the preset `rebapl`: its arithmetic, its rule and its rows; and the README's averages."""
+"""The study behind the preset `rebapl`: its arithmetic, its rule and its rows; and what the documents say of its records."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
-import statistics
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,10 +12,12 @@ from typing import Any
 import pytest
 
 from rebapl.files import read_json
+from rebapl.reports.tables import Cell
 from rebapl.sampling.settings import Inference
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 
 
 def load_study() -> ModuleType:
@@ -29,7 +30,7 @@ def load_study() -> ModuleType:
 
 
 study = load_study()
-COMPARED = read_json(ROOT / "docs" / "benchmarks" / "compare.json", "a study")["records"]
+RECORDS = read_json(ROOT / "docs" / "benchmarks" / "study.json", "a study")["records"]
 
 
 def made_up(row: str, task: str, *hm: float, nll: float = 0.0) -> list[dict[str, Any]]:
@@ -105,33 +106,55 @@ def test_every_row_of_the_comparison_has_settings() -> None:
     assert [row for row, inference in learned.items() if inference is None] == ["zero-shot"]
 
 
-IN_README = {
-    "zero-shot": "zero-shot",
-    "maximum likelihood": "mle, 3× epochs",
-    "snapshot ensemble": "snapshot",
-    "ensemble of fresh starts": "ensemble",
-    "cyclical SGHMC": "csghmc",
-    "rebapl without its force": "no repulsion",
-    "rebapl": "rebapl (MMD)",
-    "rebapl, Wasserstein": "rebapl (Wasserstein)",
-}
+def stage(name: str) -> list[dict[str, Any]]:
+    return [each for each in RECORDS if each["stage"] == name]
 
 
-def over_seeds(records: list[dict[str, Any]], score: str) -> tuple[float, float]:
-    """The mean over seeds of the means over tasks, and its standard error."""
-    seeds = sorted({each["seed"] for each in records})
-    means = [statistics.fmean(each[score] for each in records if each["seed"] == seed) for seed in seeds]
-    return statistics.fmean(means), statistics.stdev(means) / math.sqrt(len(means))
+def on_the_page() -> dict[str, str]:
+    """The tables that docs/benchmarks.md shows, made again from the records."""
+    compared = stage("compare")
+    real = [each for each in compared if each["task"] in study.REAL]
+    parts = {"all": compared, "real": real}
+    parts |= {method: [each for each in real if each["method"] == method] for method in study.METHODS}
+    parts |= {task: [each for each in compared if each["task"] == task] for task in (*study.REAL, *study.DRAWN)}
+    found = {f"scores, {name}": study.scores_table(own) for name, own in parts.items()}
+    found |= {f"differences, {name}": study.differences_table(own) for name, own in parts.items() if name != "all"}
+    return found | {name: study.scores_table(stage(name)) for name in ("structures", "force", "short list")}
+
+
+@pytest.mark.parametrize("name", on_the_page())
+def test_the_page_has_the_tables_of_the_records(name: str) -> None:
+    assert on_the_page()[name] in PAGE
+
+
+def test_the_choice_follows_from_the_records_by_the_rule() -> None:
+    structures = [name for name in study.structure_rows() if name.endswith("+ force")]
+    first = stage("structures")
+    best = study.by_rule(first, structures)[0]
+    variations = list(study.variation_rows(best))
+    short = study.by_rule([*first, *stage("force")], [*structures, *variations])[:3]
+    chosen = study.by_rule(stage("short list"), short)[0]
+    assert read_json(ROOT / "docs/benchmarks/chosen.json", "a choice") == {
+        "chosen": chosen,
+        "short list": short,
+        "structure": best,
+    }
+
+
+@pytest.mark.parametrize("method", study.METHODS)
+def test_the_preset_is_what_was_chosen(method: str) -> None:
+    chosen = read_json(ROOT / "docs/benchmarks/chosen.json", "a choice")["chosen"]
+    asked = resolved(method, study.OURS, study.compared_rows(chosen)[study.OURS])
+    assert resolved(method, study.OURS, study.Setting("rebapl")) == asked
+
+
+IN_README = {"ensemble of three fresh starts": "ensemble", "rebapl without its force": "no force", "rebapl": "rebapl"}
 
 
 @pytest.mark.parametrize("label", IN_README)
 def test_the_readme_has_the_averages_of_the_records(label: str) -> None:
-    cells = []
-    for method in ("maple", "mmrl", "coop"):
-        like = "maple" if label == "zero-shot" else method  # which learns nothing: the same for all
-        own = [each for each in COMPARED if (each["setting"], each["method"]) == (IN_README[label], like)]
-        if own:
-            mean, error = over_seeds(own, "hm")
-            cells += [f"{mean:.1f} ± {error:.1f}", f"{over_seeds(own, 'nll')[0]:.3f}".lstrip("0")]
+    real = [each for each in stage("compare") if each["task"] in study.REAL and each["row"] == IN_README[label]]
+    digits = {"hm": 2, "nll": 3, "ece": 1, "tempered_nll": 3}
+    cells = [str(Cell(*study.mean_and_error(real, score), number)) for score, number in digits.items()]
     (row,) = [line for line in README.splitlines() if line.startswith(f"| {label} |")]
-    assert [cell.strip(" *") for cell in row.split("|")[2:-1] if cell.strip()] == cells
+    assert [cell.strip(" *") for cell in row.split("|")[2:-1]] == cells

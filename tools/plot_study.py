@@ -1,6 +1,6 @@
-"""Draws the comparison of `study.py`: every kind of inference against maximum likelihood with as many epochs.
+"""Draws the comparison of `study.py`: every kind of inference against an ensemble with as many epochs.
 
-python tools/plot_study.py docs/benchmarks/compare.json docs/images/benchmarks.png
+python tools/plot_study.py docs/benchmarks/study.json docs/images/benchmarks.png
 """
 
 import argparse
@@ -13,7 +13,7 @@ from rebapl.files import read_json
 from rebapl.reports.style import BLUE, DARK_GREY, GREY, VERMILION, bare_axes, save_figure
 from study import DRAWN, OURS, REAL, difference
 
-AGAINST = "mle, 3× epochs"
+AGAINST = "ensemble"
 SCORES = {"hm": "harmonic mean, points", "nll": "NLL, nats", "ece": "ECE, points"}
 NAMES = {
     "eurosat": "EuroSAT",
@@ -35,7 +35,7 @@ def plot(records: list[dict[str, Any]], out: Path) -> None:
     columns = {"the five real tasks": real} | {
         NAMES.get(task, task): [each for each in records if each["task"] == task] for task in (*REAL, *DRAWN)
     }
-    figure = Figure(figsize=(16, 8), layout="constrained")
+    figure = Figure(figsize=(16, 4.2), layout="constrained")
     grid = figure.subplots(len(SCORES), len(columns), sharey=True)
     for row, (score, label) in zip(grid, SCORES.items(), strict=True):
         for axes, (title, own) in zip(row, columns.items(), strict=True):
@@ -53,7 +53,7 @@ def plot(records: list[dict[str, Any]], out: Path) -> None:
                 axes.set_title(title, fontsize=10)
         row[len(columns) // 2].set_xlabel(f"{label} ({'more' if score == 'hm' else 'less'} is better)")
     figure.suptitle(
-        "MaPLe and MMRL: difference to maximum likelihood with as many epochs; bars: standard error over three seeds",
+        "MaPLe and MMRL: difference to an ensemble with as many epochs; bars: one standard error over three seeds",
         fontsize=11,
     )
     save_figure(figure, out, dpi=130)

@@ -150,6 +150,9 @@ def null_setting(name: str) -> Setting:
 def compared_rows(chosen: str) -> dict[str, Setting]:
     """The rows of the comparison, the most needed first."""
     ours = {**structure_rows(), **variation_rows(f"{null_of(chosen)} + force")}[chosen]
+    other = {"rebapl, Wasserstein": varied(ours, VARIATIONS["Wasserstein, ε 0.1"])}
+    if "Wasserstein" in chosen:
+        other = {"rebapl, MMD ε 0.3": with_force(STRUCTURES[null_of(chosen)])}
     members = {"15 warm": 15, "7 warm": 7, "3 chains of 3 warm": 9, "5 chains of 2 warm": 10, "5 cold": 5}
     return {
         OURS: ours,
@@ -159,7 +162,7 @@ def compared_rows(chosen: str) -> dict[str, Setting]:
         "csghmc, 3 warm cycles": Setting("csghmc"),
         "mle": Setting("mle"),
         "zero-shot": Setting("mle"),
-        "rebapl, Wasserstein": varied(ours, VARIATIONS["Wasserstein, ε 0.1"]),
+        **other,
         "snapshot": Setting("snapshot"),
         "rebapl-paper": Setting("rebapl-paper"),
         "ensemble of as many members": Setting("ensemble", {"cycles": members.get(null_of(chosen), 3)}),
