@@ -1,4 +1,4 @@
-"""The study behind the preset `rebapl`: its arithmetic, its rule and its rows; and what the documents say of its records."""
+"""The study behind the preset `rebapl`: arithmetic, rule, rows; and what documents say of its records."""
 
 from __future__ import annotations
 
