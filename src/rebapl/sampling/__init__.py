@@ -7,12 +7,16 @@ from rebapl.sampling.guard import NonFiniteError
 from rebapl.sampling.loop import Batches, Loop, Sample
 from rebapl.sampling.presets import PRESETS, preset, preset_values, register_preset
 from rebapl.sampling.schedule import CyclicalSchedule
-from rebapl.sampling.settings import Adaptive, Inference, Repelling
+from rebapl.sampling.settings import SAMPLERS, Adaptive, Inference, Repelling
 from rebapl.sampling.sghmc import SGHMC
 from rebapl.sampling.sgld import SGLD
 from rebapl.sampling.svgd import SVGD
 
+LOOPS: dict[str, type[Chain] | type[SVGD]] = {kind: SVGD if kind == "svgd" else Chain for kind in SAMPLERS}
+"""What runs each kind of sampler; all are built with the same arguments and are driven as a `Loop`."""
+
 __all__ = [
+    "LOOPS",
     "PRESETS",
     "SGHMC",
     "SGLD",

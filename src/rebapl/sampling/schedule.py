@@ -140,11 +140,6 @@ class CyclicalSchedule(LRScheduler):
         return self._first if cycle < self.first_cycles else self._others
 
     @property
-    def total_steps(self) -> int | None:
-        """The iterations of all cycles; None where there is no end."""
-        return None if self.cycles is None else sum(self._of_cycle(cycle).steps for cycle in range(self.cycles))
-
-    @property
     def cycle(self) -> int:
         """The cycle that the next iteration belongs to, from 0."""
         return self.locate(self.steps)[0]

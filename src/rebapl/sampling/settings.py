@@ -6,7 +6,7 @@ table of names beside the paper's letters.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -286,6 +286,12 @@ class Inference(Settings):
         return isinstance(self.sampler, SGDSettings | AdamWSettings)
 
     @property
+    def pool_size(self) -> int:
+        """How many images samples are compared on, at most; 0 where no images are compared."""
+        settings = self.sampler if isinstance(self.sampler, SVGDSettings) else self.repulsion
+        return 0 if settings is None else pool_size(settings.images, settings.pool)
+
+    @property
     def samples_per_cycle(self) -> int:
         """How many samples each chain keeps per cycle."""
         return self.sampler.samples_per_cycle if isinstance(self.sampler, LangevinSettings) else 1
@@ -397,8 +403,3 @@ def _check_pool(images: int | None, pool: int | None) -> None:
 def pool_size(images: int | None, pool: int | None) -> int:
     """How many images the pool has: `pool`, or four times those of a step; 0 where none are compared."""
     return 0 if images is None else 4 * images if pool is None else pool
-
-
-def plain_settings(settings: Settings | None) -> dict[str, Any] | None:
-    """Settings as JSON has them."""
-    return None if settings is None else settings.plain()

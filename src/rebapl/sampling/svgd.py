@@ -28,9 +28,9 @@ from rebapl.sampling.settings import Inference, SVGDSettings, pool_size
 
 
 class SVGD(Loop):
-    """Moves `particles` of `learner`'s parameters through one cycle; each ends as a sample. Arguments of `Loop`, and
-
-    * `reference`: pool of training images, where the kernel compares features.
+    """Moves `particles` of `learner`'s parameters through one cycle; each ends as a sample. Arguments of `Chain`; of
+    these, `reference` is the pool of images where the kernel compares features, and the three below it have nothing to
+    do here: they are refused unless they are None.
 
     Particle 0 starts as given, the others freshly drawn, all but the first kicked so that a deterministic
     initialisation does not leave them at one point.
@@ -46,9 +46,15 @@ class SVGD(Loop):
         steps_per_epoch: int,
         seed: int = 0,
         reference: Tensor | None = None,
+        anchor: Tensor | None = None,
+        held_out: tuple[Tensor, Tensor | None] | None = None,
         record_every: int = 0,
         check_every: int = 25,
+        capture: bool | None = None,
     ) -> None:
+        for name, given in (("anchor", anchor), ("held_out", held_out), ("capture", capture or None)):
+            if given is not None:
+                raise UserError(f"svgd has no use for `{name}`: leave it out")
         if not isinstance(inference.sampler, SVGDSettings):
             raise UserError(f"the sampler is '{inference.sampler.kind}': run it with Chain, not with SVGD")
         super().__init__(

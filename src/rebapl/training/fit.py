@@ -21,8 +21,7 @@ from rebapl.errors import UserError
 from rebapl.learners import Learner, build_learner
 from rebapl.posterior import Posterior
 from rebapl.randomness import generator
-from rebapl.sampling import SVGD, Chain, Inference, Loop
-from rebapl.sampling.settings import SVGDSettings, pool_size
+from rebapl.sampling import LOOPS, Inference, Loop
 from rebapl.training.checkpoint import load_checkpoint, save_checkpoint
 from rebapl.training.log import EVERY, read_log, write_log
 from rebapl.training.resolution import ResolvedTraining, resolve_training, with_inference
@@ -223,25 +222,24 @@ def _build_loop(
     batches = TrainBatches(data, encoder.preprocessing, inference.batch, resolved.crop_scale, seed, encoder.device)
     inference = inference.changed(batch=batches.batch)  # fewer where there are fewer images in all
     pool = _pool(data, batches, encoder, inference, seed)
-    given: dict[str, Any] = {
-        "num_data": len(data),
-        "steps_per_epoch": batches.steps_per_epoch,
-        "seed": seed,
-        "reference": pool,
-    }
-    learner.train()
-    if isinstance(inference.sampler, SVGDSettings):
-        return SVGD(learner, inference, batches, **given)
-    anchor = _anchor(learner, inference, pool)
-    return Chain(learner, inference, batches, **given, anchor=anchor, held_out=_held_out(task, encoder, inference))
+    return LOOPS[inference.sampler.kind](
+        learner.train(),
+        inference,
+        batches,
+        num_data=len(data),
+        steps_per_epoch=batches.steps_per_epoch,
+        seed=seed,
+        reference=pool,
+        anchor=_anchor(learner, inference, pool),
+        held_out=_held_out(task, encoder, inference),
+    )
 
 
 def _pool(
     data: LabelledImages, batches: TrainBatches, encoder: DualEncoder, inference: Inference, seed: int
 ) -> Tensor | None:
     """The pool of training images on which samples are compared, in random order; None where no images are."""
-    settings = inference.sampler if isinstance(inference.sampler, SVGDSettings) else inference.repulsion
-    size = 0 if settings is None else pool_size(settings.images, settings.pool)
+    size = inference.pool_size
     if size == 0:
         return None
     if inference.pool_view == "augmented":
