@@ -81,7 +81,10 @@ class Drawing(Settings):
         ({"shape": 3}, "shape is 3: give a kind of shape or a mapping with `kind` and its settings"),
         ({"shape": Ink()}, "shape is Ink: it must be one of the kinds of shape"),
         ({"shape": {"kind": "circle"}}, "shape.radius is missing: it has no default"),
-        ({"shape": {"kind": "circle", "side": 1.0}}, "shape.side: there is no such setting here. Accepted: radius"),
+        (
+            {"shape": {"kind": "circle", "side": 1.0}},
+            "shape.side: the shape is 'circle', and this is a setting of square",
+        ),
         # null
         ({"shape": None}, "shape is None: give a kind of shape or a mapping with `kind` and its settings"),
         ({"ink": {"width": None}}, "ink.width is None: it must be a whole number"),

@@ -112,7 +112,15 @@ class OneOf:
             raise SettingError((), f"has no `kind`: name one of {', '.join(kinds)}")
         if name not in kinds:
             raise SettingError((), f": {unknown(f'kind of {self.what}', str(name), kinds)}")
-        return kinds[name](**values)
+        try:
+            return kinds[name](**values)
+        except SettingError as error:
+            setting = error.path[0] if len(error.path) == 1 else ""
+            others = [other for other, each in kinds.items() if setting in each.model_fields]
+            if setting in kinds[name].model_fields or not others:
+                raise
+            wrong = f": the {self.what} is '{name}', and this is a setting of {' and '.join(others)}"
+            raise SettingError(error.path, wrong) from None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self.read)
@@ -225,7 +233,7 @@ def _in_words(error: ValidationError, model: type[Settings]) -> SettingError:
     if kind == "value_error":
         return SettingError(path, f"{': ' if path else ''}{cause}")
     if kind == "extra_forbidden":
-        return SettingError(path, _no_such(path[-1], list(model.model_fields)))
+        return SettingError(path, _no_such(path[-1], model))
     if kind == "missing":
         return SettingError(path, "is missing: it has no default")
     together = [each for each in errors if each["loc"][:1] == first["loc"][:1]]  # each member of a union has its own
@@ -254,7 +262,24 @@ def _members(model: type[Settings], name: str) -> tuple[Any, ...]:
     return getattr(annotation, "__args__", ())
 
 
-def _no_such(name: str, accepted: list[str]) -> str:
-    near = difflib.get_close_matches(name, accepted, n=1)
+def _no_such(name: str, model: type[Settings]) -> str:
+    accepted = list(model.model_fields)
+    deeper = next((path for path in _paths(model) if path.rpartition(".")[2] == name), None)
+    near = [deeper] if deeper else difflib.get_close_matches(name, accepted, n=1)
     hint = f", did you mean '{near[0]}'?" if near else " here."
     return f": there is no such setting{hint} Accepted: {', '.join(accepted) or 'none'}"
+
+
+def _paths(model: type[Settings], before: str = "") -> Iterator[str]:
+    """The dotted names of all settings inside others, the least nested first."""
+    inner: list[tuple[str, type[Settings]]] = []
+    for name, field in model.model_fields.items():
+        kinds = [kind for each in field.metadata if isinstance(each, OneOf) for kind in each.kinds.values()]
+        members = [*kinds, field.annotation, *getattr(field.annotation, "__args__", ())]
+        inner += [
+            (f"{before}{name}.", each) for each in members if isinstance(each, type) and issubclass(each, Settings)
+        ]
+    for path, each in inner:
+        yield from (f"{path}{name}" for name in each.model_fields)
+    for path, each in inner:
+        yield from _paths(each, path)

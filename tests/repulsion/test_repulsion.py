@@ -202,7 +202,7 @@ def test_pieces_are_objects_kinds_by_name_or_mappings() -> None:
         ({"force": "absolute"}, "strength is missing: it has no default"),
         (
             {"force": {"kind": "absolute", "fraction": 1.0}},
-            r"fraction: there is no such setting here\. Accepted: stren",
+            r"fraction: the force is 'absolute', and this is a setting of fading and normalised",
         ),
         ({"force": {"fraction": 1.0}}, "has no `kind`: name one of fading"),
         ({"force": Inverse()}, "is Inverse: it must be one of the kinds of force"),
@@ -210,7 +210,10 @@ def test_pieces_are_objects_kinds_by_name_or_mappings() -> None:
         ({"potential": {"kind": "inverse", "epsilon": 0}}, "epsilon is 0: it must be above 0"),
         ({"potential": {"kind": "log", "scale": -1.0}}, r"scale is -1\.0: it must be above 0"),
         ({"force": {"kind": "fading", "measure_every": 0}}, "measure_every is 0: it must be at least 1"),
-        ({"distance": {"kind": "mmd", "projections": 5}}, r"projections: there is no such setting here\."),
+        (
+            {"distance": {"kind": "mmd", "projections": 5}},
+            r"projections: the distance is 'mmd', and this is a setting of sliced",
+        ),
     ],
 )
 def test_bad_settings_are_refused_at_once(settings: dict[str, Any], message: str) -> None:

@@ -185,14 +185,14 @@ def test_changes_go_on_top_and_unknown_ones_are_named():
         preset("rebapl", MAPLE, cycels=5)
     with pytest.raises(UserError, match=r"repulsion\.distanec: .*did you mean 'distance'"):
         preset("rebapl", MAPLE, repulsion={"distanec": "mmd"})
-    with pytest.raises(UserError, match=r"repulsion\.force\.strength: there is no such setting here"):
+    with pytest.raises(
+        UserError, match=r"repulsion\.force\.strength: the force is 'fading', and this is a setting of absolute"
+    ):
         preset("rebapl", MAPLE, **{"repulsion.force.strength": 50.0})  # a fading force has a fraction
     with pytest.raises(UserError, match="did you mean 'csghmc'"):
         preset("csghcm", MAPLE)
 
 
 def test_a_temperature_that_would_never_act_is_refused():
-    with pytest.raises(
-        UserError, match=r"sampler\.temperature: there is no such setting here\. Accepted: lr, momentum"
-    ):
+    with pytest.raises(UserError, match=r"sampler\.temperature: the sampler is 'sgd', and this is a setting of sghmc"):
         preset("mle", MAPLE, **{"sampler.temperature": 0.1})
