@@ -6,6 +6,7 @@ import torch
 from sklearn.metrics import accuracy_score, log_loss
 
 from rebapl.evaluation import base_novel_scores, harmonic_mean, scores
+from rebapl.evaluation.scores import calibration_error
 
 
 def random_predictions(n: int = 400, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,3 +84,14 @@ def test_harmonic_mean() -> None:
 def test_base_novel_row() -> None:
     row = base_novel_scores({"accuracy": 80, "nll": 0.4, "ece": 2}, {"accuracy": 60, "nll": 0.8, "ece": 6})
     assert row == {"base": 80, "novel": 60, "hm": pytest.approx(68.571, abs=1e-3), "nll": pytest.approx(0.6), "ece": 4}
+
+
+def test_the_calibration_error_is_that_of_torchmetrics() -> None:
+    from torchmetrics.functional.classification import binary_calibration_error
+
+    generator = torch.Generator().manual_seed(0)
+    for count in (1, 7, 500):
+        confidence = torch.rand(count, generator=generator)
+        right = torch.rand(count, generator=generator) < confidence
+        expected = binary_calibration_error(confidence, right.int(), n_bins=15).item()
+        assert calibration_error(confidence, right) == pytest.approx(expected, abs=1e-6)
