@@ -177,3 +177,28 @@ def test_tensor_learning_rates_are_written_in_place():
 def test_bad_values_say_which_are_accepted(settings, says):
     with pytest.raises(UserError, match=says):
         CyclicalSchedule(sampler(), **{"steps_per_cycle": 10, **settings})
+
+
+def test_a_first_cycle_of_another_length_has_its_own_curve_stages_and_samples():
+    weight = torch.nn.Parameter(torch.zeros(1))
+    sampler = SGHMC([weight], lr=1.0, num_data=1, temperature=0.5)
+    schedule = CyclicalSchedule(
+        sampler, 2, first_steps=6, first_cycles=2, cycles=4, exploration=0.5, floor=0.0, samples_per_cycle=1
+    )
+    lengths = [6, 6, 2, 2]  # two chains: the first cycle of each is long
+    seen = []
+    while not schedule.done:
+        seen.append((schedule.cycle, schedule.within, schedule.lr, schedule.exploring))
+        schedule.step()
+        ended = schedule.steps in (6, 12, 14, 16)
+        assert (schedule.at_cycle_end, schedule.at_sample) == (ended, ended)
+    expected = [
+        (cycle, t, pytest.approx(0.5 * (1 + math.cos(math.pi * t / length))), t < length / 2)
+        for cycle, length in enumerate(lengths)
+        for t in range(length)
+    ]
+    assert seen == expected
+    assert [schedule.locate(step) for step in (0, 5, 6, 12, 15)] == [(0, 0), (0, 5), (1, 0), (2, 0), (3, 1)]
+    for steps in (0, -1):
+        with pytest.raises(UserError, match=f"first_steps is {steps}; it must be at least 1"):
+            CyclicalSchedule(sampler, 2, first_steps=steps)
