@@ -25,9 +25,9 @@ def read_images(images: Images, preprocessing: Preprocessing) -> tuple[list[str]
 
     `images` is a file, a folder (all images below it, in the order of paths), an image of Pillow, or a sequence of
     these; or an array uint8 (N, H, W, 3) or (H, W, 3); or a tensor uint8 (N, 3, H, W) or (3, H, W). A portion is read
-    in threads when it is asked for. Files are turned upright as their EXIF orientation says; pictures, arrays and tensors
-    are taken as they are. All are resized and cropped as the backbone wants. The error for an image that cannot be read
-    names it.
+    in threads when it is asked for. Files are turned upright as their EXIF orientation says; pictures, arrays and
+    tensors are taken as they are. All are resized and cropped as the backbone wants. The error for an image that cannot
+    be read names it.
     """
     names, pictures = _named(images)
     if not names:

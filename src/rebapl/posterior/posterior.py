@@ -108,7 +108,8 @@ class Posterior:
     def bind(self, class_names: Sequence[str], template: str | None = None, transfer: bool = False) -> Posterior:
         """The same samples for other class names. `transfer` says that the images are of another data set.
 
-        The threshold is kept only if the template stays the same. It knows by itself for which class names it holds.
+        The threshold is kept only if the template and `transfer` stay the same. It knows by itself for which class
+        names it holds.
         """
         alike = template in (None, self.learner.template) and transfer == self.learner.transfer
         bound = self.learner.bind(class_names, template, transfer)
