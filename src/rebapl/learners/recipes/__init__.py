@@ -14,7 +14,7 @@
         published: {method.tokens: 4}
 
 If several variants apply, they are read in this order, and a later one replaces values of an earlier one. The variant
-of a data set comes after those for shots. So a data set that is trained equally long for all shots needs to say so once.
+of a data set comes after those for shots. So a data set that is trained equally long for all shots says so once.
 """
 
 from __future__ import annotations
