@@ -1,9 +1,9 @@
-"""Settings as objects: of one algorithm each, checked where they are built, with errors in one line.
+"""Settings as objects, each for one algorithm. They are checked when they are built, and an error is one line.
 
-A settings class is a frozen pydantic model. Names that it does not have, values of another type and values out of
-range are refused with a `UserError` that says where, what was given and what is accepted. Where one of several kinds
-may stand (a sampler, a force, a distance …), the field is annotated with `OneOf`: a mapping whose `kind` says which
-class the other values belong to, or the kind's name alone.
+A settings class is a frozen pydantic model. It refuses names that it does not have, values of another type and values
+out of range, with a `UserError` that says where, what was given and what is accepted. A field that may hold one of
+several kinds (of sampler, force, distance …) is annotated with `OneOf`. Its value is a mapping whose `kind` says which
+class the other values belong to, or the name of the kind alone.
 """
 
 from __future__ import annotations
@@ -156,7 +156,9 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def overlaid(below: Any, above: Any) -> Any:
-    """`above` on top of `below`, mapping inside mapping; where `above` has another `kind`, nothing of `below` stays.
+    """Join settings: those of `above` replace those of `below`, also within nested mappings.
+
+    If `above` has another `kind` than `below`, nothing of `below` is kept, since its settings belong to that kind.
 
     >>> overlaid({"kind": "fading", "fraction": 1.0}, {"fraction": 0.5})
     {'kind': 'fading', 'fraction': 0.5}
@@ -175,7 +177,7 @@ def overlaid(below: Any, above: Any) -> Any:
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Names with dots as mappings inside one another.
+    """Turn names with dots into nested mappings.
 
     >>> nested({"repulsion.distance": "energy", "repulsion.images": 8, "batch": 4})
     {'repulsion': {'distance': 'energy', 'images': 8}, 'batch': 4}
@@ -190,7 +192,7 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """All values of nested mappings, under names with dots; an empty mapping is a value.
+    """All values of nested mappings, under names with dots. An empty mapping counts as a value.
 
     >>> dict(leaves({"repulsion": {"distance": {"kind": "mmd"}}, "batch": 4}))
     {'repulsion.distance.kind': 'mmd', 'batch': 4}

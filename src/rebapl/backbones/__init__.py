@@ -1,4 +1,4 @@
-"""Frozen dual encoders: load one by name or path; walk its layers with prompts put in."""
+"""Frozen dual encoders. They are loaded by name or path, and prompts can be put in at any of their layers."""
 
 from rebapl.backbones.encoder import DualEncoder
 from rebapl.backbones.loading import DEFAULT_BACKBONE, default_backbone, load_backbone

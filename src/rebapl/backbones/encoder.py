@@ -22,9 +22,10 @@ from rebapl.errors import unknown
 
 @dataclass(frozen=True)
 class Architecture:
-    """What sets one kind apart. All have `vision_model`, `text_model` and `logit_scale`, as `transformers` names them.
+    """What is particular to one architecture. `towers(model)` gives the image and the text tower.
 
-    `towers(model)` gives the image and the text tower; `text_tokenizer(tokenizer, limit)` the padding rule.
+    `text_tokenizer(tokenizer, limit)` gives the tokenizer with its padding rule. All models have `vision_model`,
+    `text_model` and `logit_scale`, as `transformers` names them.
     """
 
     model_class: str
@@ -44,9 +45,9 @@ ARCHITECTURES: dict[str, Architecture] = {
 class DualEncoder:
     """A frozen image tower and a frozen text tower with a joint feature space.
 
-    `model` is one of `transformers`; what is particular to its kind stands in `ARCHITECTURES`. Every size is read
-    from the checkpoint. Not an `nn.Module`, so that a learner that keeps one does not take its parameters for
-    its own.
+    `model` is a model of `transformers`; what is particular to its architecture stands in `ARCHITECTURES`. Every size
+    is read from the checkpoint. This class is not an `nn.Module`, so that the parameters of the encoder do not become
+    parameters of a learner that holds it.
     """
 
     def __init__(self, name: str, model: Any, tokenizer: TextTokenizer, preprocessing: Preprocessing):
@@ -65,7 +66,7 @@ class DualEncoder:
         self.logit_bias: float = model.logit_bias.item() if hasattr(model, "logit_bias") else 0.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DualEncoder:
-        """Itself: it is frozen, and a copy of a learner needs no copy of it."""
+        """Returns itself: it is frozen, so a copy of a learner needs no copy of it."""
         return self
 
     @property
@@ -74,7 +75,7 @@ class DualEncoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type the frozen towers compute in; features leave them as float32."""
+        """The type in which the frozen towers compute. The features that they give are float32."""
         return self.model.logit_scale.dtype
 
     def to(self, device: str | torch.device) -> DualEncoder:
@@ -125,8 +126,8 @@ class DualEncoder:
     def fingerprint(self) -> str:
         """SHA-256 over the weights as float32 and the settings they do not show.
 
-        A posterior keeps it to recognise its backbone. `load_backbone` reads it before any cast, so that it does
-        not depend on the type computed in.
+        A posterior keeps it to recognise its backbone. `load_backbone` computes it before the weights are cast, so
+        that it does not depend on the type in which the towers compute.
         """
         config = self.model.config
         towers = (config.vision_config, config.text_config)

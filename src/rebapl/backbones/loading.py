@@ -32,7 +32,7 @@ def load_backbone(
 ) -> DualEncoder:
     """The frozen dual encoder of that name: `mini`, a local Hugging Face folder, or a hub id.
 
-    `dtype` is what the towers compute in; learnable parameters and features stay float32.
+    The towers compute in `dtype`; learnable parameters and features stay float32.
 
     >>> encoder = load_backbone("mini")
     >>> encoder.vision.width, len(encoder.vision.layers)
@@ -60,7 +60,8 @@ def load_backbone(
 def default_backbone(data: str) -> str:
     """The backbone that a run on this data set uses unless another is named.
 
-    The embedded tasks are small pictures, made for `mini`, and need nothing from outside; all others want a real CLIP.
+    The embedded tasks have small pictures that are made for `mini`, so they need nothing from outside. All other data
+    sets use CLIP ViT-B/16.
 
     >>> default_backbone("digits"), default_backbone("eurosat")
     ('mini', 'openai/clip-vit-base-patch16')
@@ -194,8 +195,9 @@ def _load_model(source: str, architecture: Architecture) -> Any:
 def read_preprocessing(given: Mapping[str, Any], image_size: int, crops: bool) -> Preprocessing:
     """The preprocessing that `given` describes, for a model that sees `image_size` px.
 
-    Sizes come as a number or `{"shortest_edge"}` (short side, then centre crop) or `{"height", "width"}` (both
-    sides, whatever the shape). `crops` says whether a centre crop follows when that is not stated.
+    A size is a number or `{"shortest_edge"}`, which resize the short side before a centre crop, or it is
+    `{"height", "width"}`, which resizes both sides whatever the shape. `crops` says whether a centre crop follows if
+    the checkpoint does not say so.
     """
     for step in ("do_resize", "do_rescale", "do_normalize"):
         if given.get(step) is False:

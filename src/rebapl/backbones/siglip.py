@@ -2,10 +2,10 @@
 
 Zhai et al., Sigmoid Loss for Language Image Pre-Training, 2023. It differs from CLIP in three ways:
 
-- Text attends in both directions, is padded to the full length, and its feature is read at the last position,
-  padding or not. So nothing may be cut off.
-- Images have no class token. An attention head pools all tokens that leave the last layer: prompt tokens put
-  into the image tower take part in it like patches do.
+- Text attends in both directions and is padded to the full length. Its feature is read at the last position, whether
+  that is padding or not. So nothing may be cut off.
+- Images have no class token. An attention head pools all tokens that leave the last layer. Prompt tokens that were put
+  into the image tower take part in the pooling, as patches do.
 - Logits have a bias: exp(scale)·cos + bias, meant for a sigmoid. Softmax over classes does not see the bias.
 """
 

@@ -17,9 +17,10 @@ _NO_SPACE_BEFORE = frozenset(".,;:!?")
 
 @dataclass(frozen=True)
 class Text:
-    """C token sequences: cut after the longest end-of-text, or padded to the full length, as the backbone needs.
+    """C token sequences, cut after the longest end-of-text or padded to the full length, as the backbone needs.
 
-    ids (C, L), read (C,) the positions features are read at, slots (C, b) those that learnable vectors fill.
+    `ids` has shape (C, L). `read` (C,) are the positions at which features are read, and `slots` (C, b) are the
+    positions that learnable vectors fill.
     """
 
     ids: Tensor
@@ -54,7 +55,7 @@ def clean_class_names(names: Sequence[str]) -> list[str]:
 
 
 def _is_unicode(name: str) -> bool:
-    """Not so where a file system's name in another encoding was read: its bytes become lone surrogates."""
+    """Whether a name is valid Unicode. A file name in another encoding is not: its bytes become lone surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
@@ -62,9 +63,9 @@ class TextTokenizer:
     """Turns pieces of text and slots into padded token sequences.
 
     `encode` maps a string to ids that begin with `start`, if there is one, and end with `end`, as a checkpoint's
-    tokenizer does. `limit` is the number of positions the text tower has. Without `pad`, attention is causal
-    and features are read at the end token: what follows the longest one changes no feature and is cut off. With
-    `pad`, all sequences are filled up to `limit` with it and read at the last position.
+    tokenizer does. `limit` is the number of positions that the text tower has. Without `pad`, attention is causal
+    and features are read at the end token. So what follows the longest sequence changes no feature and is cut off.
+    With `pad`, all sequences are filled up to `limit` with it, and features are read at the last position.
     """
 
     def __init__(

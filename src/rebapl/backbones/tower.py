@@ -1,6 +1,7 @@
 """One transformer tower, walked layer by layer, so that tokens can be put in at any layer.
 
-A learner says which tokens go to which position of which layer (`Insert`, `Replace`); nobody forks the model.
+A learner says which tokens go to which position of which layer (`Insert`, `Replace`). So the model itself need not be
+changed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Insert:
-    """Put tokens (n, d) or (B, n, d) in front of position `at`; `None` is the end. The sequence grows by n.
+    """Put tokens (n, d) or (B, n, d) in front of position `at`, or at the end if it is None. The sequence grows by n.
 
     A negative `at` counts from the end.
     """
@@ -48,7 +49,7 @@ class States:
     layer: int = 0
 
     def edited(self, edit: Edit) -> States:
-        """The same with an edit made; `read` moves when tokens come in front of it."""
+        """The same states with one edit made. The read position moves if tokens are put in front of it."""
         old = self.hidden
         new = edit.tokens.to(old.dtype)
         if new.dim() == 2:
@@ -68,10 +69,11 @@ class States:
 
 
 class Tower:
-    """The layers of one frozen encoder, with what stands before and after them.
+    """The layers of one frozen encoder, with what comes before and after them.
 
-    `first_norm` is applied to what enters layer 0 (CLIP's vision tower has one), after that layer's edit. The feature
-    is `projection` of the state at the read position, or of what `pool` makes of all states (B, L, d) → (B, d).
+    `first_norm`, which CLIP's vision tower has, is applied to the states before layer 0, after the edit of that layer.
+    The feature is the `projection` of the state at the read position, or of what `pool` makes of all states
+    (B, L, d) → (B, d).
     """
 
     def __init__(
@@ -91,7 +93,7 @@ class Tower:
         self.pool = pool
 
     def run(self, states: States, edits: Mapping[int, Edit] | None = None, stop: int | None = None) -> States:
-        """Walk from the states' layer up to `stop` (default: through the last), making `edits[i]` before layer i."""
+        """Go through the layers from that of the states up to `stop` (None: all), making `edits[i]` before layer i."""
         edits = edits or {}
         stop = len(self.layers) if stop is None else stop
         for index in range(states.layer, stop):

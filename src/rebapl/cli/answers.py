@@ -64,7 +64,7 @@ def as_csv(answers: list[dict[str, Any]]) -> str:
 
 
 def as_table(answers: list[dict[str, Any]], samples: int, coloured: bool) -> str:
-    """For a terminal: a row per image and class, the image's measures in the row of its first class."""
+    """A table for a terminal, with a row per image and class. The first row of an image has its measures."""
     table = Table(
         caption=f"interval: where at least {LEVEL:.0%} of the {samples} samples' weight lies" if samples > 1 else None,
         caption_justify="left",

@@ -1,4 +1,4 @@
-"""Commands. Heavy imports happen inside them, so that help answers at once."""
+"""The commands. Each imports what it needs when it is called, so that `--help` answers at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rebapl config`: what may stand in a configuration file, for editors."""
+"""`rebapl config`: a schema of configuration files, for editors."""
 
 from __future__ import annotations
 

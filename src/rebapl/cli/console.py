@@ -15,7 +15,7 @@ from rebapl.runs.jobs import Event, Retried, Started, Stepped
 
 
 def print_table(table: Table) -> None:
-    """Print a table whole: in a terminal that is too narrow its lines are broken, not its numbers."""
+    """Print a whole table. If the terminal is too narrow, it breaks the lines; no number is cut off."""
     console, drawn = Console(), table.to_rich(bare=True)
     console.print(table.title, style="italic", highlight=False, markup=False, soft_wrap=True)
     wide = console.measure(drawn, options=console.options.update(width=400)).maximum
@@ -28,7 +28,7 @@ def print_table(table: Table) -> None:
 
 
 class StepProgress:
-    """Shows a bar on stderr for each training, from the training's first step on, while this is open."""
+    """Shows a progress bar on stderr for each training, beginning with the first step of that training."""
 
     def __init__(self) -> None:
         self.progress = Progress(
@@ -74,7 +74,7 @@ class RunProgress(StepProgress):
         return self
 
     def show(self, event: Event) -> None:
-        """Show what an engine says."""
+        """Show an event that an engine reports."""
         if isinstance(event, Started):
             config = event.job.config
             title = f"{config['method']} · {config['inference']} on {config['data']}, seed {config['seed']}"

@@ -1,4 +1,4 @@
-"""`rebapl results`: what is in a folder of runs."""
+"""`rebapl results`: show the scores of the runs in a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rebapl run`: one run from a file, the unit of work for any scheduler."""
+"""`rebapl run`: do one run from a file. It is the unit of work for any scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rebapl train`: learn prompts, in a folder that is kept and resumed."""
+"""`rebapl train`: learn prompts in a folder that is kept, so that interrupted work goes on where it was."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def train(
             "openai/clip-vit-base-patch16 for other data."
         ),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs per cycle instead of the published number.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Epochs instead of the number that was published.")] = None,
     root: Annotated[
         Path | None, typer.Option(help="Folder of the published data sets; $REBAPL_DATA if not given.")
     ] = None,
@@ -79,7 +79,7 @@ def train(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time on each device.")] = 1,
 ) -> None:
-    """Learn prompts from a few labelled images. Finished runs are kept, broken ones continue."""
+    """Learn prompts from a few labelled images. Finished runs are kept; interrupted ones go on where they were."""
     from rich.console import Console
 
     from rebapl.cli.console import RunProgress

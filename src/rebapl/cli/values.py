@@ -1,4 +1,4 @@
-"""Values given on the command line."""
+"""Reading values that are given on the command line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parse_names(given: str | None) -> list[str] | None:
 
 
 def parse_threshold(given: str) -> dict[str, Any]:
-    """What a threshold is to hold, and on which uncertainty.
+    """Read what a threshold is to keep (a risk or a coverage), and on which uncertainty.
 
     >>> parse_threshold("risk=0.05"), parse_threshold("coverage=0.9,by=entropy")
     ({'risk': 0.05}, {'coverage': 0.9, 'by': 'entropy'})

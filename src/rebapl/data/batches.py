@@ -1,4 +1,4 @@
-"""Images in memory, and mini-batches that are a pure function of the step."""
+"""Images in memory, and mini-batches that depend on the seed and the step alone."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class LabelledImages:
 
     @property
     def images(self) -> list[Image.Image]:
-        """All of them decoded, as RGB; kept until `forget` is called."""
+        """All images, decoded as RGB. They are kept until `forget` is called."""
         if self._images is None:
             self._images = in_threads(self._decoded, range(len(self)))
         return self._images
 
     def forget(self) -> None:
-        """Free the memory of the decoded images; they are decoded again where they are needed."""
+        """Free the memory of the decoded images. They are decoded again when they are needed."""
         self._images = None
 
     def views(self, preprocessing: Preprocessing, rows: Sequence[int] | None = None) -> Tensor:
@@ -62,14 +62,15 @@ class LabelledImages:
 class TrainBatches:
     """`batches(step)` gives augmented, normalised images (B, 3, H, W) and labels (B,) of that step.
 
-    Each epoch is a new random order, its incomplete last batch dropped (unless there is no complete one). The data
-    set may ask for milder crops than `crop_scale`, the share of an image's area.
-    Everything is derived from the seed and the step, so a resumed run sees what an uninterrupted one sees.
+    Each epoch goes through the images in a new random order. Its last batch is dropped if it is incomplete, unless
+    there is no complete one. `crop_scale` is the range of the crops, as shares of an image's area; the data set may
+    ask for milder crops. Everything is derived from the seed and the step, so a resumed run sees what an
+    uninterrupted one sees.
 
-    There are three ways to the same pixels. On a GPU with room, the images stay there and are cropped and resized
-    there (`resident`; True asks for it anywhere). On a GPU without, threads prepare the next batches meanwhile
-    (`ahead` of them; any number may be asked for). On a CPU a batch is made when it is asked for. A call never
-    waits for the GPU.
+    The pixels are made in one of three ways, which give the same result. On a GPU with enough room, the images stay on
+    the GPU and are cropped and resized there (`resident=True` asks for this on any device). On a GPU without enough
+    room, threads prepare the next batches meanwhile (`ahead` says how many). On a CPU a batch is made when it is asked
+    for. A call never waits for the GPU.
     """
 
     def __init__(
@@ -119,9 +120,9 @@ class TrainBatches:
         return self.preprocessing.normalize(pixels), labels.to(self.device, non_blocking=True)
 
     def choices(self, step: int) -> Tensor:
-        """All that chance decides about a step: (B, 7) of row, left, top, right, bottom, mirrored, label.
+        """Everything random about a step, as (B, 7): row, left, top, right, bottom, mirrored, label.
 
-        On the CPU; in pinned memory if the batches go to a GPU.
+        The tensor is on the CPU, in pinned memory if the batches go to a GPU.
         """
         epoch, number = divmod(step, self.steps_per_epoch)
         order = _order(self.seed, epoch, len(self.sizes))
@@ -135,7 +136,7 @@ class TrainBatches:
         return result
 
     def draw(self, choices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels of `choices` that are on the device, where the images are resident.
+        """Images and labels for `choices`, which must be on the device. The images must be resident there.
 
         `batches(step)` is `batches.draw(batches.choices(step))`. Shapes are fixed and nothing waits for the device, so
         this can be captured in a CUDA graph that is replayed on new choices.
@@ -145,7 +146,7 @@ class TrainBatches:
         return self.preprocessing.normalize(views), choices[:, 6].clone()
 
     def _prepare(self, step: int) -> tuple[Tensor, Tensor]:
-        """Pixels, uint8 (B, 3, H, W), and labels (B,) of a step, by Pillow."""
+        """Make the pixels, uint8 (B, 3, H, W), and the labels (B,) of a step with Pillow."""
         choices = self.choices(step)
         pixels = self._host((len(choices), 3, self.preprocessing.crop, self.preprocessing.crop), torch.uint8)
         for view, (row, left, top, right, bottom, mirrored, _) in zip(pixels.numpy(), choices.tolist(), strict=True):
@@ -156,7 +157,7 @@ class TrainBatches:
         return pixels, labels
 
     def _host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Room on the CPU's side; for a GPU pinned, so that sending it waits for nothing."""
+        """An empty tensor on the CPU. For a GPU it is pinned, so that sending it does not wait."""
         gpu = self.device.type == "cuda"
         with torch.cuda.device(self.device) if gpu else nullcontext():  # background threads begin on the first GPU
             return torch.empty(shape, dtype=dtype, pin_memory=gpu)

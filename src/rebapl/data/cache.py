@@ -25,7 +25,7 @@ CACHE_VARIABLE = "REBAPL_CACHE"
 
 
 def cached(dataset: Dataset, size: int, folder: Path | None = None) -> Dataset:
-    """The same data set, with images whose short side is at most `size` px, kept below `folder` (`cache_folder()`).
+    """The same data set with images whose short side is at most `size` px, kept in `folder` or `cache_folder()`.
 
     Smaller images stay as they are. Drawn data sets have no files and are returned as they are.
 
@@ -44,7 +44,7 @@ def cached(dataset: Dataset, size: int, folder: Path | None = None) -> Dataset:
 
 
 def cache_folder() -> Path:
-    """Where cached images go unless said otherwise: $REBAPL_CACHE, or `rebapl/images` in the user's cache folder."""
+    """The usual folder of cached images: $REBAPL_CACHE, or `rebapl/images` in the user's cache folder."""
     if given := os.environ.get(CACHE_VARIABLE):
         return Path(given).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rebapl" / "images"
@@ -52,7 +52,7 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class CachedImages:
-    """`load` of a cached data set: the image of a key from the cache, or from its file and then into the cache."""
+    """The `load` of a cached data set. It reads an image from the cache, or reads its file and puts it there."""
 
     dataset: Dataset
     source: Path
@@ -70,7 +70,7 @@ class CachedImages:
         return image
 
     def _stamp(self, key: str) -> str | None:
-        """What the cached image is made from; None where there is no such file, and the data set shall say so."""
+        """Describes the file that a cached image is made from; None if there is no such file."""
         path = self.source / key
         try:
             file = path.stat()
@@ -80,10 +80,10 @@ class CachedImages:
 
 
 def shrunk(image: Image.Image, size: int) -> Image.Image:
-    """The image with its short side at most `size` px, by the cubic filter; the long side is rounded down.
+    """The image with its short side at most `size` px, resized by the cubic filter. The long side is rounded down.
 
-    So does `Preprocessing.centre`: where `size` is what the backbone resizes to, test-time views stay the same
-    to the bit.
+    `Preprocessing.centre` rounds in the same way. So if `size` is what the backbone resizes to, test-time views stay
+    the same to the bit.
     """
     short = min(image.size)
     if short <= size:
@@ -125,7 +125,7 @@ class CacheEntry:
 
 
 def cache_contents(folder: Path | None = None) -> list[CacheEntry]:
-    """What the cache holds, by name; nothing if there is none yet. Any of the folders may be deleted at any time."""
+    """What the cache holds, by name; nothing if there is no cache yet. Its folders may be deleted at any time."""
     folder = folder or cache_folder()
     entries = []
     for subfolder in sorted(path for path in folder.glob("*") if path.is_dir()):
@@ -142,5 +142,5 @@ def _length(path: Path) -> int | None:
 
 
 def _plain(name: str) -> str:
-    """The name of a data set, fit for a folder's."""
+    """The name of a data set with only such characters as the name of a folder may have."""
     return re.sub(r"[^\w.-]+", "_", name).strip(".") or "images"

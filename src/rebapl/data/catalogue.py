@@ -68,7 +68,7 @@ def load_dataset(
 
 
 def kind_of(name: str) -> Literal["embedded", "published", "registered", "csv", "folder"]:
-    """What the name of a data set stands for; names of the catalogue come before files and folders.
+    """What the name of a data set stands for. A name of the catalogue counts before a file or folder of that name.
 
     >>> kind_of("digits"), kind_of("eurosat")
     ('embedded', 'published')
@@ -92,7 +92,7 @@ def kind_of(name: str) -> Literal["embedded", "published", "registered", "csv", 
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is the path of somebody's own images, existing or not, and none of the catalogue's.
+    """Whether a name is not in the catalogue, and so is the path of somebody's own images, which may not exist.
 
     >>> is_own("digits"), is_own("photos/")
     (False, True)

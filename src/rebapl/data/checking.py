@@ -1,4 +1,4 @@
-"""What is there of a data set, what is missing, and what cannot be read."""
+"""Checks of a data set: which files are there, which are missing, and which cannot be read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_dataset(
     read: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Check a data set; arguments as in `load_dataset`. With `read`, every image is decoded: `progress(done, total)`.
+    """Check a data set. The arguments are as in `load_dataset`; with `read`, every image is decoded.
 
     >>> report = check_dataset("digits", read=False)
     >>> report.ok, report.fine
@@ -109,7 +109,7 @@ def _notes(dataset: Dataset, entry: Entry | None, report: Report) -> None:
 
 
 def _check_names(entry: Entry, dataset: Dataset, root: Path, report: Report) -> None:
-    """Class names in the split against those that the rules give for the files."""
+    """Compare the class names in the split with those that the rules give for the files."""
     wrong: list[str] = []
     if has_rule(entry.name):
         for item in (*dataset.train, *dataset.val, *dataset.test):

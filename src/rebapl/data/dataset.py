@@ -19,7 +19,7 @@ def check_template(template: object) -> None:
 
 
 class Item(NamedTuple):
-    """One labelled image; `key` is its path below the data root or, for a drawn image, its address."""
+    """One labelled image. `key` is its path below the data root or, for a drawn image, the text it is drawn from."""
 
     key: str
     label: int
@@ -30,9 +30,9 @@ class Item(NamedTuple):
 class Dataset:
     """Items in the order of the published split files, which the few-shot rule depends on.
 
-    `load` turns an item's key into an RGB image. `template` has one `{}` for the class name. What augmentation must
-    leave of an image for its label to stay true: at least `min_crop` of its area, and no mirroring unless `flip`.
-    Where images are files, keys are paths below `folder`; drawn ones have none.
+    `load` turns an item's key into an RGB image. `template` has one `{}` for the class name. So that the label of an
+    image stays true, augmentation must leave at least `min_crop` of its area, and mirror it only if `flip`. If the
+    images are files, their keys are paths below `folder`; drawn images have no folder.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """The tasks that come with the package: real handwritten digits, and pictures drawn when they are asked for.
 
-A drawn picture is a function of its task and key, `split/class name/number`, so nothing is stored, only what is
-used is drawn, and splits cannot share a picture.
+A drawn picture depends only on its task and its key, `split/class name/number`. So nothing is stored, only pictures
+that are used are drawn, and two splits cannot share a picture.
 """
 
 import hashlib

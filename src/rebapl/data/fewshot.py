@@ -14,9 +14,9 @@ VAL_SHOTS = 4
 def few_shot(dataset: Dataset, shots: int, seed: int) -> tuple[list[Item], list[Item]]:
     """The train and val items that the published lists hold for these shots and this seed.
 
-    One stream seeded with `seed`; labels in order of first appearance; `shots` items of each (all where there
-    are fewer); then `min(shots, 4)` of each from val without reseeding. All classes are sampled: choosing base
-    or novel classes comes after.
+    One random stream is seeded with `seed`. It goes through the labels in the order of their first appearance and draws
+    `shots` items of each (all if there are fewer). Then, without seeding again, it draws `min(shots, 4)` of each from
+    val. It draws from all classes; base or novel classes are chosen afterwards.
     """
     if shots < 1:
         raise UserError(f"shots = {shots}: at least one image per class is needed")

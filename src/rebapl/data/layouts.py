@@ -14,7 +14,7 @@ from rebapl.files import read_lines
 
 
 def load_published(entry: Entry, root: Path, split: str | None = None, template: str | None = None) -> Dataset:
-    """The data set below `root`; `split` is another split file, in its folder or, with a separator, a path."""
+    """Load a published data set below `root`. `split` names another split file, in its folder or by its path."""
     folder = root / entry.folder
     images = folder / entry.images
     if not images.is_dir():
@@ -70,9 +70,9 @@ def _aircraft(entry: Entry, root: Path) -> Splits:
 
 
 def _imagenet(entry: Entry, root: Path) -> Splits:
-    """Train images and, as is the custom, the official validation images as test images.
+    """The training images, and the official validation images as test images, as is the custom.
 
-    There are then none left to validate on: choosing anything on images that are tested later is not offered.
+    So no images are left to validate on, because nothing may be chosen on images that are tested later.
     """
     images = root / entry.folder / entry.images
     names = _class_names(entry, root)
@@ -83,7 +83,7 @@ def _imagenet(entry: Entry, root: Path) -> Splits:
 
 
 def _test_only(entry: Entry, root: Path) -> Splits:
-    """Class folders of which there may be fewer than names: labels count the folders there are."""
+    """Folders of classes. There may be fewer folders than names; labels number the folders that there are."""
     images = root / entry.folder / entry.images
     names = _class_names(entry, root)
     found = {path.name for path in images.iterdir() if path.is_dir() and not path.name.startswith(".")}

@@ -50,7 +50,7 @@ def dataset_of(
     template: str = TEMPLATE,
     name: str = "images",
 ) -> Dataset:
-    """The data set of these images, all of them to train on; files are read when they are needed.
+    """Make a data set of these images. All of them are for training, and files are read when they are needed.
 
     `labels` are numbers: label 2 stands for `class_names[2]`. Every class needs an image.
 
@@ -96,11 +96,12 @@ def _rgb(picture: Picture) -> Image.Image:
 
 
 def load_folder(folder: Path, split: str | None = None, template: str | None = None) -> Dataset:
-    """The data set of a folder: `train/`, `val/` (may be missing) and `test/` with class folders in each, or class
-    folders alone, whose split is made once and kept in `split_rebapl.json` or in the file `split`; see
-    `kept_split`.
+    """Load the data set of a folder, which is laid out in one of two ways.
 
-    Classes are numbered in the order of their folders' names. `classnames.txt` may give other names than the folders',
+    It holds `train/`, `test/` and perhaps `val/`, each with a folder per class. Or it holds a folder per class; then a
+    split is made once and kept in `split_rebapl.json` or in the file `split`, see `kept_split`.
+
+    Classes are numbered in the order of the names of their folders. `classnames.txt` may give them other names, and
     `template.txt` a template.
     """
     if not folder.is_dir():
@@ -115,7 +116,7 @@ def load_folder(folder: Path, split: str | None = None, template: str | None = N
 
 
 def is_split(folder: Path) -> bool:
-    """Whether `train/` holds class folders; a *class* called train holds images."""
+    """Whether `train/` holds folders of classes. If it holds images, it is a class that is called train."""
     train = folder / "train"
     return train.is_dir() and bool(_subfolders(train)) and not any(is_image(path) for path in train.iterdir())
 
@@ -169,9 +170,10 @@ def _subfolders(folder: Path) -> list[str]:
 def load_csv(file: Path, split: str | None = None, template: str | None = None) -> Dataset:
     """The data set of a CSV file with the columns `path`, `label` and perhaps `split` (train, val or test).
 
-    Paths lie below the file's folder; so may `classnames.txt` and `template.txt`, as for folders. Labels are class
-    names, or numbers that `classnames.txt` names; numbers may skip, classes are numbered in their order. Without
-    splits, one is made once and kept in `<file>.split.json`, or in the file `split`; see `kept_split`.
+    Paths start at the folder of the file, in which `classnames.txt` and `template.txt` may lie as well. Labels are
+    class names, or numbers that `classnames.txt` gives names to. Classes are numbered in the order of these numbers, of
+    which some may be left out. If there is no column `split`, a split is made once and kept in `<file>.split.json` or
+    in the file `split`; see `kept_split`.
     """
     rows = _read_rows(file)
     labels = sorted({label for _, label, _ in rows}, key=lambda label: (int(label) if label.isdecimal() else -1, label))
@@ -232,10 +234,11 @@ def _read_rows(file: Path) -> list[Row]:
 
 
 def make_split(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> Splits:
-    """The stated rule: of each class, in a fixed random order, 20 % validate, 30 % test (at least one each), the rest
-    train. The order depends on the class and on the paths of its images, on nothing else.
+    """Split the images of each class, in a fixed random order: 20 % validate, 30 % test, and the rest train.
 
-    `groups` has the keys of each class's images, `names` its name; labels follow the order of the classes.
+    At least one image of each class validates, and at least one tests. The order depends on the class and on the paths
+    of its images, and on nothing else. `groups` has the keys of the images of each class, and `names` its name. Labels
+    follow the order of the classes.
 
     >>> splits = make_split({"cat": [f"cat/{n}.png" for n in range(10)]}, {"cat": "cat"})
     >>> [len(items) for items in splits]
@@ -260,11 +263,11 @@ def make_split(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) ->
 def kept_split(
     folder: Path, default: str, split: str | None, groups: Mapping[str, Sequence[str]], names: Mapping[str, str]
 ) -> Splits:
-    """The split kept in the folder's file `default`, or one made now and kept there; it must list exactly the images
-    there are, under the present names.
+    """Read the split in the folder's file `default`, or make it now and keep it there.
 
-    `split` is another file, used as it is: a name in the folder, which must be there, or a path, where a split is
-    made as well if there is none.
+    The file must list exactly the images that there are, under their present class names. `split` names another file,
+    which is used as it is. If it is a name without a path, the file must exist in the folder. If it is a path and there
+    is no file yet, a split is made and kept there.
     """
     file = folder / default if split is None else named_split(folder, split)
     if file.exists() or split == file.name:
@@ -299,7 +302,7 @@ def _check_whole(file: Path, splits: Splits, groups: Mapping[str, Sequence[str]]
 
 
 def own_dataset(name: str, folder: Path, splits: Splits, template: str | None) -> Dataset:
-    """The data set of these items below `folder`; without a template, that of `template.txt` or the plain one."""
+    """The data set of these items in `folder`. Without a `template`, it has that of `template.txt` or the plain one."""
     check_items(splits, str(folder))
     given = template or read_template(folder / "template.txt") or TEMPLATE
     return Dataset(name, given, *splits, FileImages(folder, upright=True), folder=folder)
@@ -318,7 +321,8 @@ def read_template(file: Path) -> str | None:
 def read_names(file: Path, groups: Iterable[str]) -> dict[str, str]:
     """The class names of these folders or labels: their own, or those of `classnames.txt` if there is one.
 
-    Its lines are a folder (or label), a space or tab, and the class name. Lines for others are passed over.
+    A line of that file has a folder (or label), a space or tab, and the class name. Lines for folders or labels that do
+    not exist are passed over.
     """
     groups = list(groups)
     names = {group: group for group in groups}

@@ -64,7 +64,7 @@ def fits(
     batch: int,
     device: torch.device | str,
 ) -> bool:
-    """Whether these images should stay on the device: a GPU with room for them and for one step's views."""
+    """Whether these images should stay on the device: if it is a GPU with room for them and for the views of a step."""
     if torch.device(device).type != "cuda" or preprocessing.resample not in REACH:
         return False
     side = _longest_side(images, scale)

@@ -46,7 +46,7 @@ def read_split(path: Path, repeats: bool = False) -> Splits:
 
 
 def named_split(folder: Path, split: str) -> Path:
-    """The split file that a person named: a name is looked for in the data set's folder, a path is taken as it is."""
+    """The path of a split file that a person named. A name without a path means a file in the data set's folder."""
     return folder / split if Path(split).name == split else Path(split)
 
 
@@ -73,9 +73,9 @@ def _items(entries: Any, path: Path, split: str) -> list[Item]:
 
 
 def check_key(key: str, where: str) -> str:
-    """The key as a plain relative path, without `./` and `//`: nothing a list says may be read outside the data root.
+    """The key as a plain relative path, without `./` and `//`. A path that leads out of the data root is refused.
 
-    Links inside the root are followed: they were put there by its owner, to keep images on another disk.
+    Links inside the root are followed, because its owner put them there, to keep images on another disk.
     """
     if _OUTSIDE.search(key):
         raise UserError(f"{where}: path {key!r} leads outside the data folder: write paths below it")
@@ -85,8 +85,11 @@ def check_key(key: str, where: str) -> str:
 
 
 def check_items(splits: Splits, where: str, repeats: bool = False) -> None:
-    """Refuse what would train or score wrongly: labels that skip a number, a class with two names or a name with two
-    classes (unless `repeats`), an image listed twice, a class that cannot be tested or learned."""
+    """Refuse a split that would train or score wrongly.
+
+    Refused are labels that leave out a number, a class with two names, a name with two classes (unless `repeats`), an
+    image that is listed twice, and a class that cannot be learned or tested.
+    """
     names: dict[int, str] = {}
     keys: dict[str, str] = {}
     for split, items in zip(SPLITS, splits, strict=True):
@@ -113,7 +116,7 @@ def check_items(splits: Splits, where: str, repeats: bool = False) -> None:
 
 
 def refuse_repeats(names: Iterable[str], where: str) -> None:
-    """An error where two classes would have the same text. Only published lists may: ImageNet's has two such names."""
+    """Refuse classes that would have the same text. Only published lists may have them, as ImageNet's has."""
     seen: dict[str, str] = {}
     for name in names:
         text = " ".join(unicodedata.normalize("NFC", name).replace("_", " ").split()).casefold()
@@ -124,6 +127,6 @@ def refuse_repeats(names: Iterable[str], where: str) -> None:
 
 
 def few(values: Iterable[object], limit: int = 5) -> str:
-    """The first of them in words, and how many more there are."""
+    """Name the first few in words, and say how many more there are."""
     words = [str(value) for value in values]
     return ", ".join(words[:limit]) + (f" and {len(words) - limit} more" if len(words) > limit else "")

@@ -1,4 +1,4 @@
-"""A few-shot task: what is learned from and what is tested on, after the published rules."""
+"""A few-shot task: the images that are learned from and those that are tested on, chosen by the published rules."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """Items of a data set, with labels 0 … n−1 among n class names; `split` where a target carries a split file."""
+    """Items of a data set with labels 0 … n−1 among n class names. `split` is the target's own split file, if any."""
 
     class_names: Sequence[str]
     items: Sequence[Item]
@@ -49,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Task:
-    """Train and val have the same classes; `tests` holds the parts to be scored, by name, the trained classes first."""
+    """A task. `train` and `val` have the same classes. `tests` has the parts to score; trained classes come first."""
 
     dataset: Dataset
     protocol: str
@@ -73,19 +73,21 @@ def load_task(
     targets: Sequence[str] | None = None,
     cache: int | None = None,
 ) -> Task:
-    """A task of a data set, or of that of this name or path; `root`, `split` and `template` as in `load_dataset`.
+    """Make a task of a data set, which is an object, a name or a path.
 
-    * `base-to-novel` trains on the first half of the classes and tests `base` among their names and `novel` among
-      the others'.
+    `root`, `split` and `template` are as in `load_dataset`. `protocol` is one of these:
+
+    * `base-to-novel` trains on the first half of the classes. It tests that half among its own names (`base`), and the
+      other half among its own names (`novel`).
     * `few-shot` trains and tests on all classes (`test`).
-    * `cross-dataset` and `domain-generalization` train on all classes too, and test on the data set's own images
-      (`test`) and on all classes of each target, by its name: the published ones after ImageNet, or `targets`, each a
-      data set or, with another split file of it, NAME=FILE.
-    * `selection` is for choosing settings: base-to-novel once more within the base classes, tested on all *validation*
+    * `cross-dataset` and `domain-generalization` train on all classes, too. They test on the data set's own images
+      (`test`) and on all classes of each target, under its name. For ImageNet the targets are the published ones unless
+      `targets` are given. Each is a data set, or NAME=FILE to take another split file of it.
+    * `selection` is for choosing settings. It is base-to-novel within the base classes, tested on all *validation*
       images of these. It sees no test image and no novel class.
 
-    `test_images` keeps that many per part, spread evenly over the list. With `cache`, images are kept on disk with a
-    short side of so many pixels; see `rebapl.data.cache`.
+    `test_images` keeps at most so many images per part, spread evenly over the list. With `cache`, images are kept on
+    disk, their short side so many pixels; see `rebapl.data.cache`.
 
     >>> task = load_task("digits", shots=16, seed=1)
     >>> len(task.train.items), list(task.tests), task.tests["novel"].class_names
@@ -123,7 +125,7 @@ def load_task(
 def task_of(dataset: Dataset, seed: int = 1, shots: int | None = None, *, cache: int | None = None) -> Task:
     """A task that trains on all classes and all training images of a data set, or on `shots` images of each class.
 
-    Where the data set has test images, they are its only test part, `test`; otherwise there is nothing to score.
+    If the data set has test images, they are the only test part, `test`. Otherwise there is nothing to score.
 
     >>> from rebapl.data.catalogue import load_dataset
     >>> task = task_of(load_dataset("digits"))
@@ -181,7 +183,7 @@ def target_names(protocol: str, data: str, targets: Sequence[str] | None = None)
 
 
 def split_of(data: str) -> tuple[str, str | None]:
-    """A data set, and the split file of a published one that was named with it.
+    """The name of a data set, and the split file that was named with it, as in NAME=FILE.
 
     >>> split_of("eurosat=split_subset_EuroSAT.json"), split_of("dtd"), split_of("my/run=2")
     (('eurosat', 'split_subset_EuroSAT.json'), ('dtd', None), ('my/run=2', None))

@@ -18,9 +18,9 @@ Box = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What a checkpoint wants: short side to `resize` px, centre crop of `crop` px, channels normalised.
+    """The preprocessing of a checkpoint: resize the short side to `resize` px, crop the centre, normalise the channels.
 
-    With `square`, both sides are made `resize` px, whatever the shape was.
+    The crop has `crop` px a side. With `square`, both sides are resized to `resize` px, whatever the shape was.
     """
 
     resize: int
@@ -82,7 +82,7 @@ def random_box(width: int, height: int, scale: tuple[float, float], rng: random.
 
 
 def largest_box(width: int, height: int, scale: tuple[float, float]) -> tuple[int, int]:
-    """The widest and the highest that a `random_box` can be; not both at once."""
+    """The greatest width and the greatest height that a `random_box` can have, though not both at once."""
     side = math.sqrt(width * height * scale[1] * 4 / 3)
     wide = max(round(side), round(height * 4 / 3))
     high = max(round(side), round(width * 4 / 3))

@@ -22,7 +22,7 @@ def cores() -> int:
 def in_threads(function: Callable[[Given], Result], items: Sequence[Given]) -> list[Result]:
     """`[function(item) for item in items]`, by as many threads as there are cores.
 
-    The first exception, in the order of the items, ends it: items not yet begun are left alone.
+    The first exception, in the order of the items, ends the work. Items that were not begun by then are not done.
 
     >>> in_threads(str.upper, ["a", "b"])
     ['A', 'B']
@@ -44,10 +44,11 @@ def portions(items: Sequence[Given], size: int = PORTION) -> Iterator[Sequence[G
 
 
 class Ahead(Generic[Result]):
-    """`ahead(step)` is `make(step)`, made in the background by the time it is asked for if steps come in order.
+    """Makes things ahead of time: `ahead(step)` gives `make(step)`, which threads have made in the background.
 
-    The `depth` steps after the one asked for are begun; those left behind by a jump are dropped. An exception
-    in `make(step)` is raised where that step is asked for. The threads end with this object.
+    When a step is asked for, the `depth` steps after it are begun. After a jump to another step, what was made for
+    steps in between is dropped. An exception in `make(step)` is raised when that step is asked for. The threads end
+    with this object.
     """
 
     def __init__(self, make: Callable[[int], Result], depth: int) -> None:

@@ -43,7 +43,7 @@ class Diversity:
 
     @property
     def by_weights(self) -> float:
-        """The effective number of samples that the weights leave: 1/Σ ω²."""
+        """The effective number of samples by their weights alone: 1/Σ ω²."""
         return effective_samples(self.weights)
 
     @property
@@ -112,9 +112,9 @@ def total_variation_matrix(probabilities: Tensor) -> Tensor:
 def effective_samples(weights: Tensor, similarity: Tensor | None = None) -> float:
     """1 / Σ_st ω_s ω_t Z_st (Leinster & Cobbold, 2012, order 2): from 1, all alike, to S.
 
-    Z_st from 0 to 1 says how alike samples s and t are, 1 on the diagonal. Without it samples count as entirely
-    different, Z = I, and what remains is 1/Σ ω². With Z the share of images answered alike, S samples that always
-    agree count as one.
+    Z_st is from 0 to 1 and says how alike samples s and t are; it is 1 on the diagonal. Without Z, samples count as
+    entirely different (Z = I), and the result is 1/Σ ω². If Z is the share of images that two samples answer alike, S
+    samples that always agree count as one.
 
     >>> effective_samples(torch.tensor([0.5, 0.5])), effective_samples(torch.tensor([0.5, 0.5]), torch.ones(2, 2))
     (2.0, 1.0)

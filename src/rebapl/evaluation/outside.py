@@ -19,8 +19,9 @@ OF_ONE_SAMPLE = ("max-probability", "entropy")
 def outside_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
     """AUROC and FPR95, in percent, from the uncertainties of N inside and M outside images, (N,) and (M,).
 
-    AUROC: the probability that an outside image is the more uncertain of a pair; equal ones count half. FPR95: the
-    share of outside images that pass as inside when the threshold lets at least 95 % of the inside ones pass.
+    AUROC is the probability that, of an outside and an inside image, the outside one is the more uncertain; a tie
+    counts as one half. FPR95 is the share of outside images that pass as inside images when the threshold lets at least
+    95 % of the inside images pass.
     """
     if len(inside) == 0 or len(outside) == 0:
         raise UserError("images of both kinds are needed, inside and outside")
@@ -34,9 +35,10 @@ def outside_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
 
 
 def all_outside_scores(inside: Prediction, outside: Prediction) -> dict[str, dict[str, Any]]:
-    """`outside_scores` by every kind of uncertainty. Both predictions must be among the same class names.
+    """The `outside_scores` of every kind of uncertainty. Both predictions must be among the same class names.
 
-    A kind that a single sample has too (`OF_ONE_SAMPLE`) also has the scores of each sample alone, in `per_sample`.
+    A single sample has some of these uncertainties, too (`OF_ONE_SAMPLE`). For these, `per_sample` has the scores of
+    each sample alone.
     """
     if inside.class_names != outside.class_names:
         raise UserError("inside and outside images are compared among the same class names: bind the posterior once")

@@ -6,7 +6,7 @@ With confidence c_n = max p(·|x_n) and right_n = [argmax p(·|x_n) = y_n]:
     ECE     Σ_b |B_b|/N · |mean right − mean confidence in B_b|              B_b: 15 bins of equal width, or mass
     AURC    1/N Σ_k (errors among the k surest) / k                          surest first
 
-Images that tie have no order: where one is needed, each counts as right as they are on average.
+Images of equal confidence have no order. Where an order is needed, each of them counts as right as they are on average.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _right_in_order(values: Tensor, right: Tensor) -> Tensor:
 
 
 def harmonic_mean(base: float, novel: float) -> float:
-    """2·b·n / (b + n), 0 where both are.
+    """2·b·n / (b + n), or 0 if both are 0.
 
     >>> harmonic_mean(60.0, 30.0)
     40.0
@@ -116,7 +116,8 @@ def base_novel_scores(base: Mapping[str, float], novel: Mapping[str, float]) -> 
 def average_over_data(per_data: Sequence[Mapping[str, float]], convention: str = HM_CONVENTIONS[0]) -> dict[str, float]:
     """The average over data sets of the base-to-novel scores of one seed.
 
-    `hm` follows the given convention of `HM_CONVENTIONS`; under `hm of-averages` and `hm average` both are there.
+    `hm` follows the given convention of `HM_CONVENTIONS`. The values of both conventions are in `hm of-averages` and
+    `hm average`.
 
     >>> scores = [{"base": 60.0, "novel": 30.0, "hm": 40.0}, {"base": 80.0, "novel": 80.0, "hm": 80.0}]
     >>> {name: round(value, 2) for name, value in average_over_data(scores).items()}

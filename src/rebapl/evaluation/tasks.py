@@ -1,4 +1,4 @@
-"""From a posterior and a task to scores: of its test parts, of outside images, and of how much its samples differ."""
+"""Scores of a posterior on a task: on its test parts, on outside images, and of how much its samples differ."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def evaluate(posterior: Posterior, task: Task, parts: Iterable[str] | None = Non
 
 
 def _temperature(posterior: Posterior, task: Task) -> float | None:
-    """The temperature that suits the validation images of the trained classes; None where there are none to spare."""
+    """The temperature fitted on validation images of the trained classes; None if there are none to spare."""
     if task.protocol == "selection" or not task.val.items:
         return None
     prediction = predict_part(bound_to(posterior, task, task.val), task.val)

@@ -2,8 +2,8 @@
 
     p_τ(c) ∝ p(c)^(1/τ),    τ = argmin of the mean −log p_τ(y) over held-out images
 
-In β = 1/τ the mean is convex. Given equally to every posterior, it separates what samples gain by disagreeing from
-what plain softening would give anybody.
+The mean is convex in β = 1/τ. If every posterior gets its own temperature, their comparison no longer rewards one that
+is merely softer: what remains is what samples gain by disagreeing.
 """
 
 from __future__ import annotations

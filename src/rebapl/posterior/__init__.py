@@ -1,4 +1,4 @@
-"""Samples in memory and on disk; prediction by all of them together, with its uncertainty."""
+"""Posteriors: samples in memory and on disk, and predictions of all samples together, with their uncertainty."""
 
 from rebapl.posterior.abstention import choose_threshold
 from rebapl.posterior.posterior import Posterior, load_posterior, save_posterior

@@ -19,10 +19,11 @@ def choose_threshold(
     coverage: float | None = None,
     by: str = "max-probability",
 ) -> Threshold:
-    """The threshold on `by` that suits validation images with labels (N,), which nothing was trained on.
+    """Choose a threshold on the uncertainty `by`, on validation images with labels (N,) that nothing was trained on.
 
-    With `risk`: the one that answers most while at most that share of the answers is wrong. With `coverage`: the
-    lowest that answers at least that share. Images of equal uncertainty are answered together or not at all.
+    With `risk`, it is the threshold that answers most images while at most that share of the answers is wrong. With
+    `coverage`, it is the lowest threshold that answers at least that share of the images. Images of equal uncertainty
+    are answered together or not at all.
     """
     if (risk is None) == (coverage is None):
         raise UserError("choose a threshold by either risk or coverage: give one of them")

@@ -1,4 +1,4 @@
-"""Images in whatever form a person has them, as test-time views."""
+"""Reading images in whatever form a person has them, and making test-time views of them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ Picture = Path | Image.Image | np.ndarray
 
 
 def read_images(images: Images, preprocessing: Preprocessing) -> tuple[list[str], Iterator[Tensor]]:
-    """Names (N), and test-time views in portions of uint8 (n, 3, H, W), read in threads when they are asked for, of
+    """Give the names (N) of images, and their test-time views in portions of uint8 (n, 3, H, W).
 
-    a file or a folder (searched to the bottom, in the order of paths), an image of Pillow, a sequence of these,
-    an array uint8 (N, H, W, 3) or (H, W, 3), or a tensor uint8 (N, 3, H, W) or (3, H, W).
-    Files are turned upright as their EXIF orientation says; pictures, arrays and tensors are taken as they are. All
-    are resized and cropped as the backbone wants. The first that cannot be read is named in the error.
+    `images` is a file, a folder (all images below it, in the order of paths), an image of Pillow, or a sequence of
+    these; or an array uint8 (N, H, W, 3) or (H, W, 3); or a tensor uint8 (N, 3, H, W) or (3, H, W). A portion is read
+    in threads when it is asked for. Files are turned upright as their EXIF orientation says; pictures, arrays and
+    tensors are taken as they are. All are resized and cropped as the backbone wants. The error for an image that cannot
+    be read names it.
     """
     names, pictures = _named(images)
     if not names:
@@ -39,7 +40,7 @@ def read_images(images: Images, preprocessing: Preprocessing) -> tuple[list[str]
 
 
 def image_files(path: Path) -> list[Path]:
-    """The file itself, or all images below a folder in the order of their paths; hidden ones are left out."""
+    """The file itself, or all images below a folder in the order of their paths. Hidden ones are left out."""
     if not path.is_dir():
         if not path.exists():
             raise UserError(f"{path}: no such image or folder")
@@ -51,7 +52,7 @@ def image_files(path: Path) -> list[Path]:
 
 
 def _named(images: Images) -> tuple[list[str], Sequence[Picture]]:
-    """Each picture, none of them read yet, with its name."""
+    """Each picture with its name. None of them is read yet."""
     if isinstance(images, np.ndarray | Tensor):
         array = _channels_last(images)
         return [f"image {index}" for index in range(len(array))], list(array)

@@ -1,7 +1,7 @@
-"""`posterior.json`: what it takes to use `samples.safetensors`, with checksums of that file and of itself.
+"""The file `posterior.json`: what is needed to use `samples.safetensors`, with checksums of that file and of itself.
 
-Format 2 holds every setting of the method and of the inference, so that a default that changes later changes nothing
-about a posterior. Format 1, of earlier versions, held only the method's settings that differed from its defaults.
+Format 2 holds every setting of the method and of the inference. So if a default changes later, a posterior still
+predicts the same. Format 1, of earlier versions, held only the method's settings that differed from its defaults.
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ def build_manifest(posterior: Posterior, samples_sha256: str) -> dict[str, Any]:
 
 
 def content_sha256(manifest: Mapping[str, Any]) -> str:
-    """The checksum of everything in a manifest but the checksum itself, however it is laid out in the file."""
+    """The checksum of everything in a manifest but the checksum itself. The layout of the file does not matter."""
     rest = json.loads(json.dumps({key: value for key, value in manifest.items() if key != "sha256"}))
     canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def check_manifest(manifest: Mapping[str, Any], path: Path) -> None:
-    """Refuse a manifest of another format, edited, or with anything missing or of the wrong type."""
+    """Refuse a manifest that has another format, was edited, or has anything missing or of the wrong type."""
     _check_format(manifest, path)
     if content_sha256(manifest) != manifest.get("sha256"):
         raise UserError(

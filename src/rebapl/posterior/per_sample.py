@@ -1,4 +1,4 @@
-"""What each sample of a posterior says of images: its logits, or its points in a feature space.
+"""What each sample of a posterior predicts for images: its logits, or its points in a feature space.
 
 All samples go through one learner, and each part is computed as rarely as it can be. What depends on the images alone
 (`Learner.frozen`) is computed once for all samples, so a method that learns text only sees each image once. Text
@@ -51,7 +51,7 @@ def at_sample(learner: Learner, sample: Mapping[str, Tensor]) -> Callable[..., A
 
 
 def samples_together(frozen: Tensor | States) -> int:
-    """How many samples one call may be mapped over: 1 where nothing is gained by mapping.
+    """How many samples one call may be mapped over; 1 if mapping gains nothing.
 
     Mapping gains nothing for methods whose image features are complete in `frozen`. It gains nothing without a GPU
     either: there the samples are as quick one after another, and attention has no mapped form.
@@ -77,8 +77,8 @@ def sample_logits(
 ) -> Tensor:
     """Logits (S, N, C), float32 on the CPU, of S = `count` stacked samples, for views uint8 (N, 3, H, W).
 
-    Views that come in portions are asked for one portion after the other, and none is kept.
-    `together` samples go into one mapped call; by default as `samples_together` decides.
+    If the views come in portions, one portion is read after the other, and none is kept. `together` samples go into one
+    mapped call; by default `samples_together` decides how many.
     """
     stacks = {name: stack.to(learner.encoder.device) for name, stack in samples.items()}
     classes = [call("encode_classes") for call in _calls(learner, stacks, count)]
@@ -100,7 +100,7 @@ def sample_logits(
 def sample_clouds(learner: Learner, samples: Mapping[str, Tensor], count: int, views: Tensor, space: str) -> Tensor:
     """The points (S, n, d) of a named feature space of every sample, in one pass over views uint8 (N, 3, H, W).
 
-    n is N, or C where the space has a row per class.
+    n is N, or C if the space has a row per class.
     """
     stacks = {name: stack.to(learner.encoder.device) for name, stack in samples.items()}
     frozen = _frozen(learner, views)

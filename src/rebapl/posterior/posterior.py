@@ -31,8 +31,8 @@ from rebapl.posterior.storage import find_folder, read_folder, write_folder
 class Posterior:
     """Stacked samples of the parameters of `learner`: name → (S, …), with weights (S,) that sum to one.
 
-    `about` is what is known of its making: the class names and the template learned with, the method and the inference
-    with all their settings, the seed and the data set.
+    `about` says how it was made: the class names and the template of the training, the method and the inference with
+    all their settings, the seed and the data set.
     `threshold` says when to answer "I don't know"; see `fit_threshold`.
     """
 
@@ -54,7 +54,7 @@ class Posterior:
     def of(
         cls, learner: Learner, samples: Sequence[Mapping[str, Tensor]], about: Mapping[str, Any] | None = None
     ) -> Posterior:
-        """The uniformly weighted posterior of samples given one by one: values of the learner's parameters by name.
+        """Make a posterior of samples with equal weights. Each sample has values of the learner's parameters by name.
 
         What `about` does not say is taken from the learner: its method and settings, its class names and template.
         """
@@ -98,7 +98,7 @@ class Posterior:
 
     @property
     def average(self) -> Average:
-        """What predictions average unless said otherwise, as the inference that made this has it."""
+        """What predictions average by default, probabilities or logits: a setting of the inference that made this."""
         return self.about.get("inference", {}).get("average", "probabilities")
 
     @property
@@ -106,16 +106,17 @@ class Posterior:
         return self.learner.class_names
 
     def bind(self, class_names: Sequence[str], template: str | None = None, transfer: bool = False) -> Posterior:
-        """The same samples for other class names; `transfer` if the images are of another data set.
+        """The same samples for other class names. `transfer` says that the images are of another data set.
 
-        A threshold stays only with the template it was chosen with; for which class names it counts, it knows itself.
+        The threshold is kept only if the template and `transfer` stay the same. It knows by itself for which class
+        names it holds.
         """
         alike = template in (None, self.learner.template) and transfer == self.learner.transfer
         bound = self.learner.bind(class_names, template, transfer)
         return replace(self, learner=bound, threshold=self.threshold if alike else None)
 
     def to(self, device: str | torch.device) -> Posterior:
-        """The same posterior on another device, with a copy of the backbone there; itself if it is there already."""
+        """The same posterior on another device, with a copy of the backbone there. If it is there already, itself."""
         encoder = self.learner.encoder.to(device)
         return self if encoder is self.learner.encoder else self._with_encoder(encoder)
 
@@ -163,7 +164,7 @@ class Posterior:
         transfer: bool = False,
         average: Average | None = None,
     ) -> Prediction:
-        """What all samples together say of images: a file, a folder, pictures, or uint8 arrays; see `read_images`.
+        """Predict images (a file, a folder, pictures or uint8 arrays, see `read_images`) with all samples together.
 
         `class_names` and `template` replace those bound. A portion of the images is in memory at a time.
         """
@@ -193,11 +194,11 @@ class Posterior:
         return predicted(logits, self.weights, self.class_names, names, average or self.average, self.threshold)
 
     def with_weights(self, weights: Tensor) -> Posterior:
-        """The same samples weighted otherwise. A threshold does not stay: it was chosen for other probabilities."""
+        """The same samples with other weights. The threshold is dropped: it was chosen for other probabilities."""
         return replace(self, weights=weights, threshold=None)
 
     def fit_weights(self, views: Tensor, labels: Tensor) -> Posterior:
-        """Weighted so that held-out labels (N,) of views (N, 3, H, W) are most likely; see `stacking_weights`."""
+        """The same samples with the weights that make held-out labels (N,) most likely; see `stacking_weights`."""
         return self.with_weights(stacking_weights(self.sample_logits(views).log_softmax(-1), labels))
 
     def fit_threshold(
@@ -210,15 +211,16 @@ class Posterior:
         by: str = "max-probability",
         average: Average | None = None,
     ) -> Posterior:
-        """With the threshold that suits held-out labels (N,) of views (N, 3, H, W); see `choose_threshold`."""
+        """The same posterior with a threshold chosen on held-out labels (N,) of views; see `choose_threshold`."""
         prediction = self.predict_views(views, average=average)
         return replace(self, threshold=choose_threshold(prediction, labels, risk=risk, coverage=coverage, by=by))
 
 
 def save_posterior(posterior: Posterior, folder: Path | str) -> Path:
-    """Write a folder, whole or not at all; an older posterior in its place is replaced.
+    """Write a posterior to a folder, whole or not at all. An older posterior in that folder is replaced.
 
-    Where it holds the same samples already (new weights, a new threshold), only `posterior.json` is written.
+    If the folder holds the same samples already, because only weights or a threshold are new, only `posterior.json` is
+    written.
     """
     return write_folder(posterior, folder)
 

@@ -1,4 +1,4 @@
-"""What a posterior says of images: averaged probabilities, and how sure it is.
+"""What a posterior predicts for images: averaged probabilities, and how sure it is of them.
 
 With samples' probabilities p_s(c|x), weights ω and H[p] = −Σ_c p_c log p_c in nats:
 
@@ -39,8 +39,8 @@ NO_THRESHOLD = (
 class Threshold:
     """Answer "I don't know" where the uncertainty named `by` is above `value`.
 
-    It belongs to the averaging and the class names it was chosen with; `risk` (errors among what was answered) and
-    `coverage` (share answered) are those on the `images` held-out images it was chosen on.
+    It holds only for the averaging and the class names that it was chosen with. It was chosen on `images` held-out
+    images: `coverage` is the share of them that it answers, and `risk` the share of these answers that are wrong.
     """
 
     by: str
@@ -52,7 +52,7 @@ class Threshold:
     images: int
 
     def suits(self, class_names: Sequence[str], average: str) -> bool:
-        """Whether it was chosen for these."""
+        """Whether it was chosen for this averaging and these class names."""
         return (self.average, self.class_names) == (average, tuple(class_names))
 
 
@@ -132,7 +132,7 @@ class Prediction:
         return Top(labels, probabilities, low, high)
 
     def unsure(self, threshold: Threshold | None = None) -> Tensor:
-        """Where to say "I don't know" (N,), by the threshold given or the posterior's own."""
+        """For which images (N,) to say "I don't know", by the threshold given or by the posterior's own."""
         threshold = threshold or self.threshold
         if threshold is None:
             raise UserError(NO_THRESHOLD)
@@ -168,7 +168,7 @@ def predicted(
 
 
 def check_average(average: str) -> None:
-    """Refuse what is no way of averaging."""
+    """Refuse a name that is no way of averaging."""
     if average not in get_args(Average):
         raise unknown("average", str(average), get_args(Average))
 

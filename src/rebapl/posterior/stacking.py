@@ -6,8 +6,9 @@ which is concave. It is solved by expectation maximisation from uniform weights:
 
     g_s = 1/N · Σ_n p_s(y_n|x_n) / Σ_t ω_t p_t(y_n|x_n),    ω_s ← ω_s · g_s
 
-never lowers ℓ. Since g is the gradient and Σ ω g = 1, no weights have more than ℓ(ω) + max_s g_s − 1: the loop ends
-when that is within `GAP`. Samples that are nearly alike take longer: after `STEPS` steps at most log(S)/`STEPS` lacks.
+a step never lowers ℓ. Since g is the gradient and Σ ω g = 1, no weights reach more than ℓ(ω) + max_s g_s − 1. The loop
+ends when that is within `GAP`. Samples that are nearly alike take longer: after `STEPS` steps, ℓ is at most
+log(S)/`STEPS` below its maximum.
 """
 
 from __future__ import annotations

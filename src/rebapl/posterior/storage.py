@@ -1,7 +1,7 @@
 """A posterior on disk: a folder with `posterior.json` and `samples.safetensors`.
 
-The first says what it takes to use the second: backbone, method, class names, settings, versions, checksums. Only
-learnable parameters are stored, never the backbone, never a pickle.
+The first file says what is needed to use the second: backbone, method, class names, settings, versions and checksums.
+Only learnable parameters are stored, never the backbone, and never as a pickle.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def write_folder(posterior: Posterior, folder: Path | str) -> Path:
 
 
 def find_folder(folder_or_hub_id: Path | str, revision: str | None = None) -> Path:
-    """The local folder of that path, or the files of that repository of the hub, fetched unless they are here already.
+    """The local folder of that path, or a folder with the files of that repository of the hub, fetched if need be.
 
     Without a connection, the files that were fetched before are used.
     """
@@ -75,7 +75,7 @@ def find_folder(folder_or_hub_id: Path | str, revision: str | None = None) -> Pa
 
 
 def _from_hub(name: str, revision: str | None) -> Path:
-    """The folder with the two files of a repository, those fetched before where the hub does not answer."""
+    """The folder with the two files of a repository. If the hub does not answer, files fetched before are used."""
     from huggingface_hub import HfApi, snapshot_download
 
     files = [MANIFEST, SAMPLES]
@@ -140,7 +140,7 @@ def read_folder(folder: Path, encoder: DualEncoder | None, device: str | torch.d
 
 
 def _read_samples(path: Path, learner: Learner, count: int, method: str) -> dict[str, Tensor]:
-    """The stacks of `count` samples, if they are those of the learner's parameters, and finite."""
+    """Read the stacks of `count` samples. They must be finite and fit the learner's parameters."""
     try:
         # Cloned, so that they lie in memory as those saved did: where a tensor begins decides how sums are rounded.
         stacked = {name: stack.clone() for name, stack in load_file(path).items()}

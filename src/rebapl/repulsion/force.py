@@ -7,12 +7,13 @@ The gradient of a sample's term has the norm c_s·|dV/dd|_s·‖∇d_s‖. With 
     fading       c_s = fraction·usual / (slope_s·B_s)               `fraction` of the loss gradient where |dV/dd| is
                                                                     greatest, and less in proportion elsewhere
     capped       c_s = min(strength, cap·usual / (slope_s·|dV/dd|)) absolute, with at most `cap` of the loss gradient
-    normalised   c_s = fraction·usual / (slope_s·|dV/dd|)           always `fraction` of the loss gradient: it never
-                                                                    lets go, however far apart samples are already
+    normalised   c_s = fraction·usual / (slope_s·|dV/dd|)           always `fraction` of the loss gradient, however
+                                                                    far apart the samples are already
     printed      θ ← θ − strength·∇ΣV after the step                the paper's rule as printed, outside the step size
 
-Each remembered sample has its own coefficient: near one of many the force is whole, and opposite forces cancel.
-With the inverse potential a fading force is half of its greatest at d² ≈ 1.9·ε and a tenth at d² ≈ 8.5·ε.
+Each remembered sample has its own coefficient. So a θ that is near one of many samples feels the whole force of that
+sample, and the forces of samples on opposite sides cancel. With the inverse potential, a fading force falls to half of
+its greatest size at d² ≈ 1.9·ε and to a tenth at d² ≈ 8.5·ε.
 """
 
 from __future__ import annotations

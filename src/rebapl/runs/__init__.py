@@ -1,1 +1,1 @@
-"""Runs: a configuration in, a folder out; and the engines that decide where runs happen."""
+"""Runs: each takes a configuration and makes a folder. Also the engines, which decide where runs happen."""

@@ -1,4 +1,4 @@
-"""The device of a run, and its frozen backbone there: loaded and hashed once for all runs of a process."""
+"""The device of a run and its frozen backbone, which is loaded and hashed once for all runs of a process."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def best_device(wanted: str | None = None) -> str:
 
 
 def run_dtype(device: str) -> torch.dtype:
-    """What the frozen towers of a run compute in: bfloat16 on a GPU, float32 elsewhere."""
+    """The type in which the frozen towers of a run compute: bfloat16 on a GPU, float32 elsewhere."""
     return torch.bfloat16 if device.startswith("cuda") else torch.float32
 
 
 def load_run_backbone(name: str, device: str) -> DualEncoder:
-    """The backbone as runs use it, see `run_dtype`."""
+    """Load a backbone in the type that runs use, see `run_dtype`."""
     return load_backbone(name, device, run_dtype(device))
 
 
@@ -57,7 +57,7 @@ class KeptBackbone:
         return self._encoder
 
     def forget(self) -> None:
-        """Let the backbone's memory go."""
+        """Free the memory of the backbone."""
         self._encoder = self._identity = None
 
 

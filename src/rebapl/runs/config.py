@@ -1,4 +1,4 @@
-"""What a run depends on: as it was asked for, and with every setting that this comes down to."""
+"""The settings of a run: as a person asks for them (`RunConfig`), and with every value filled in (`ResolvedRun`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rebapl.settings import Settings
 from rebapl.training import ResolvedTraining, resolve_training
 
 TRAINED_CLASSES = {"base-to-novel": "base", "selection": "pseudo-base"}
-"""Which classes a protocol trains on; all of them where it is not named."""
+"""Which classes a protocol trains on. A protocol that is not named here trains on all of them."""
 
 HASH_LENGTH = 10
 
@@ -27,11 +27,12 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class RunConfig(Settings):
-    """Everything that a run's numbers depend on, as a person asks for it; the machine and where the data lie aside.
+    """Everything that the numbers of a run depend on, as a person asks for it.
 
-    `split`, `template`, `targets` and `cache` as in `load_task`; `epochs` (per cycle) and the two mappings go on top
-    of what the method was published with and of the inference's preset. `backbone` None is the embedded `mini` for
-    embedded tasks, and CLIP ViT-B/16 otherwise.
+    The machine and the folder in which the data lie are no part of it. `split`, `template`, `targets` and `cache` are
+    as in `load_task`. `method_settings` replace settings that were published for the method, `epochs` takes the place
+    of the published number of epochs, and `inference_settings` replace values of the preset. Without a `backbone`,
+    embedded tasks use the embedded `mini` and all other data use CLIP ViT-B/16.
 
     >>> config = RunConfig("digits", "maple", "rebapl")
     >>> same = RunConfig("digits", "maple", "rebapl", backbone="mini", inference_settings={"cycles": 3})
@@ -66,7 +67,7 @@ class RunConfig(Settings):
         return self.backbone or default_backbone(self.data)
 
     def task(self, root: Path | None = None) -> Task:
-        """The task; `root` is the folder of data sets."""
+        """Load the task of this run. `root` is the folder of data sets."""
         return load_task(
             self.data,
             self.shots,
@@ -85,9 +86,9 @@ class RunConfig(Settings):
         return part_names(self.protocol, self.data, self.targets)
 
     def resolved(self) -> ResolvedRun:
-        """Every setting that the training depends on; settings that make no sense are refused.
+        """Fill in every setting that the training depends on. Settings that make no sense are refused.
 
-        Protocols that train alike resolve alike: the targets of a transfer are no part of it.
+        Protocols that train in the same way give the same result, because the targets of a transfer are left out.
         """
         self.parts()
         training = resolve_training(
@@ -120,7 +121,10 @@ class RunConfig(Settings):
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run with every setting: what is hashed, run and saved. Data and backbone stand by what identifies them."""
+    """A run with every setting filled in. This is what is hashed, run and saved.
+
+    `data` and `backbone` are not paths but what identifies them: a name, or a name with a hash of the content.
+    """
 
     data: str
     split: str | None
@@ -144,20 +148,20 @@ class ResolvedRun:
 
 
 def with_full_paths(config: RunConfig) -> RunConfig:
-    """The same configuration, understood from any working folder."""
+    """The same configuration with absolute paths, so that it means the same in any working folder."""
     paths = {"data": config.data if is_own(config.data) else "", "backbone": config.backbone_name}
     full = {key: Path(path).expanduser().resolve() for key, path in paths.items() if path and path != "mini"}
     return config.changed(**{key: str(path) for key, path in full.items() if path.exists()})
 
 
 def hash_of(resolved: Mapping[str, Any]) -> str:
-    """The name of resolved settings, whatever their order."""
+    """The hash that names resolved settings. It does not depend on their order."""
     text = json.dumps(resolved, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
 
 
 def first_difference(first: Any, second: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    """The first setting in which two differ, with both values; nested ones with dots."""
+    """The name and both values of the first setting in which two differ, or None. Nested names have dots."""
     if not (isinstance(first, Mapping) and isinstance(second, Mapping)):
         return None if first == second else (name, first, second)
     for key in [*first, *(key for key in second if key not in first)]:
@@ -168,13 +172,13 @@ def first_difference(first: Any, second: Any, name: str = "") -> tuple[str, Any,
 
 
 def data_name(data: str) -> str:
-    """The name of a data set, also of one that is given by its path."""
+    """The name of a data set. Where `data` is a path, it is the name of that folder or file."""
     path = Path(data).expanduser().resolve()
     return (path.stem if path.suffix.lower() == ".csv" else path.name) if is_own(data) else data
 
 
 def _data_identity(data: str) -> str:
-    """A data set's name; a person's own by its full path, a list of images by its content as well."""
+    """What identifies a data set: its name; for own images the full path, and for a CSV the content as well."""
     path = Path(data).expanduser().resolve()
     if not is_own(data) or not path.exists():
         return data
@@ -182,7 +186,7 @@ def _data_identity(data: str) -> str:
 
 
 def _backbone_identity(backbone: str) -> str:
-    """A name or hub id as it is; a local folder by its last name and content, so that it may lie anywhere."""
+    """What identifies a backbone: its name or hub id; for a local folder, the folder's name and its content."""
     folder = Path(backbone).expanduser()
     if backbone == "mini" or not folder.is_dir():
         return backbone

@@ -1,6 +1,6 @@
-"""Run configurations as people write them: a YAML file, and `key=value` words on top.
+"""Run configurations as people write them: a YAML file, and `key=value` words that replace what it says.
 
-    extends: common.yaml          # another file, whose settings come first
+    extends: common.yaml          # another file, which is read first; this file replaces what it says
     data: eurosat
     method: {name: maple, tokens: 4}
     inference:
@@ -10,8 +10,8 @@
     seed: 2
 
 `method` and `inference` are a name, or a mapping with `name` and settings. On the command line the same keys are
-written with dots: `seed=2 inference.repulsion.distance=energy`. The `config.json` of a run is such a file, too: it
-names the same run.
+written with dots: `seed=2 inference.repulsion.distance=energy`. The `config.json` of a run can be read like such a
+file; the configuration that results names the same run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEYS = tuple(name for name in RunConfig.model_fields if not name.endswith("_sett
 
 
 def read_config_file(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The settings in a file, on top of those in the file that it `extends` (a path from where it lies)."""
+    """Read the settings in a file. They replace those of the file that it `extends` (a path from its own folder)."""
     path = path.resolve()
     if path in below:
         raise UserError(f"{path} extends itself")
@@ -47,7 +47,11 @@ def read_config_file(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]
 
 
 def _of_run(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The settings in a run's `config.json`: as they were asked for if they still come down to the same, else all."""
+    """Read the settings in the `config.json` of a run, so that they name the same run again.
+
+    The settings that were asked for are enough if they still resolve to the same. Otherwise all resolved ones are
+    taken.
+    """
     asked = {key: value for key, value in content.items() if key not in ("hash", "resolved") and value is not None}
     settings = {key: value for key, value in asked.items() if key in KEYS}
     for key in SECTIONS:
@@ -68,7 +72,7 @@ def _of_run(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def read_words(words: Sequence[str]) -> dict[str, Any]:
-    """`key=value` words as nested settings; values are read as YAML.
+    """Read `key=value` words as nested settings. The values are read as YAML.
 
     >>> read_words(["seed=2", "method.tokens=16", "inference.repulsion.distance=energy", "inference.batch=8"])
     {'seed': 2, 'method': {'tokens': 16}, 'inference': {'repulsion': {'distance': 'energy'}, 'batch': 8}}
@@ -94,7 +98,11 @@ def read_words(words: Sequence[str]) -> dict[str, Any]:
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """`second` on top of `first`, mappings inside one another. Settings go when the method or inference changes.
+    """Join settings: those of `second` replace those of `first`, also within nested mappings.
+
+    If `second` names another method, the settings that `first` has for its own method are dropped, because they belong
+    to that method. The same holds for the inference.
+
 
     >>> merged({"method": {"name": "maple", "tokens": 4}}, {"method": {"depth": 3}})
     {'method': {'name': 'maple', 'tokens': 4, 'depth': 3}}
@@ -114,7 +122,7 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
 
 
 def build_config(settings: Mapping[str, Any]) -> RunConfig:
-    """The configuration of nested settings; unknown keys and values of the wrong kind are refused.
+    """Build the configuration of nested settings. Unknown keys and values of the wrong kind are refused.
 
     >>> build_config({"data": "digits", "method": {"name": "maple", "tokens": 4}}).method_settings
     {'tokens': 4}
@@ -134,7 +142,7 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
 
 
 def _section(value: Any, key: str) -> dict[str, Any]:
-    """A method or an inference as a mapping with its name among the settings."""
+    """A method or an inference as a mapping that holds its name and its settings."""
     if value is None:
         return {}
     if isinstance(value, str):

@@ -1,8 +1,8 @@
-"""The local engine: runs one after the other, or in several processes side by side, on one device or several.
+"""The local engine: it does runs one after the other, or in several processes side by side, on one or several devices.
 
-Runs are independent, so where they happen changes nothing but the time. On one GPU, small runs leave most of it idle,
-and a handful of processes share it well. Each process does one job at a time and is watched: when it dies, only the
-job that it was doing is affected, and another process takes its turn.
+Runs are independent, so where they happen changes only how long they take. A small run leaves most of a GPU idle, so a
+handful of processes can share one GPU well. Each process does one job at a time, and the engine watches it. When a
+process dies, only the job that it was doing is affected, and a new process takes its place.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from rebapl.runs.jobs import (
 )
 
 STEP_SECONDS = 0.2
-"""How often a worker says at most how far its training is."""
+"""A worker reports the progress of its training at most once in so many seconds."""
 
 GRACE_SECONDS = 5.0
-"""How long a worker that is told to end may take."""
+"""How many seconds a worker may take to end when it is told to."""
 
 Finished = Callable[[int, int, str], None]
-"""Called as runs end with how many have, how many there are, and the folder's name of the last."""
+"""Called when a run ends: with the number of runs that have ended, that of all runs, and the name of its folder."""
 
 
 def run_all(
@@ -60,10 +60,10 @@ def run_all(
     jobs: int = 1,
     progress: Finished | None = None,
 ) -> list[Path]:
-    """The folders of all these runs, each trained and scored unless it was; `jobs` at a time on each device.
+    """Train and score all these runs, as far as that is not done, and return their folders.
 
-    `devices` None is the GPU if there is one. A run that fails does not stop the others: a `UserError` at the end names
-    every failure, and calling this again does only what is missing.
+    `jobs` runs are done at a time on each device; `devices` None is the GPU if there is one. A run that fails does not
+    stop the others: a `UserError` at the end names every failure, and calling this again does only what is missing.
     """
     engine = LocalEngine(devices, jobs)
     wanted = [Job.of(config, runs, root=root) for config in configs]
@@ -79,8 +79,9 @@ def run_all(
 class LocalEngine:
     """The engine of one machine: `jobs_per_device` runs at a time on each device.
 
-    `devices` None is the GPU if there is one. A single run at a time is done in this process, several in processes of
-    their own. A job whose process dies or has too little memory is tried once more, after the jobs that wait.
+    `devices` None is the GPU if there is one. If one run is done at a time, it is done in this process; if several are,
+    each is done in a worker process. A job whose process dies or has too little memory is tried once more, after the
+    jobs that are waiting.
     """
 
     def __init__(self, devices: Sequence[str] | None = None, jobs_per_device: int = 1) -> None:
@@ -123,7 +124,7 @@ class LocalEngine:
 
 
 class _Worker:
-    """A process that does one job at a time, and what it is doing."""
+    """A worker process that does one job at a time, and the job that it is doing."""
 
     def __init__(self, device: str, threads: int) -> None:
         context = multiprocessing.get_context("spawn")  # a forked process cannot use the GPU of its parent
@@ -142,7 +143,7 @@ class _Worker:
             _send(self.pipe, job.as_json())
 
     def answer(self) -> dict[str, Any] | None:
-        """What it has to say; None when it has died."""
+        """The message that the worker has sent; None when it has died."""
         try:
             return _receive(self.pipe) if self.pipe.poll() else None
         except (EOFError, OSError):
@@ -223,7 +224,7 @@ class _Pool:
         return [worker for worker in busy if worker.pipe in ready or worker.process.sentinel in ready]
 
     def _listen(self, worker: _Worker) -> tuple[Job, int, Failure | None] | None:
-        """Take one answer of a worker: a job that it has ended with, or None for news in between."""
+        """Take one message of a worker: the job that it has finished with, or None if it only reports progress."""
         job = worker.job
         assert job is not None
         answer = worker.answer()
@@ -252,7 +253,10 @@ class _Pool:
 
 
 def work(pipe: Connection, device: str, threads: int) -> None:
-    """Do the jobs that come through a pipe, until it ends. Interruptions are left to the parent process."""
+    """Do the jobs that come through a pipe until it is closed. This is what a worker process runs.
+
+    It ignores Ctrl-C: the parent process decides what happens then.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     load = KeptBackbone()

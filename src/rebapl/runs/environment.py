@@ -1,4 +1,4 @@
-"""Where a run was made: versions, device, and the commit of the code if it lies in a git checkout."""
+"""Where a run was made: the versions, the device, and the commit of the code if it lies in a git checkout."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def device_name(device: str) -> str:
 
 @functools.cache
 def code_version() -> dict[str, Any] | None:
-    """The git commit that this package's files are of, and whether they were changed since; None elsewhere."""
+    """The git commit of this package's files, and whether they were changed since; None outside of a checkout."""
     folder = Path(__file__).parents[1]
     if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None  # installed, perhaps into somebody else's checkout

@@ -1,7 +1,8 @@
-"""A run: a configuration and a folder. Finished work is kept, broken work goes on where it was.
+"""A run: a configuration and a folder. Finished work is kept, and interrupted work goes on where it was.
 
-The folder holds `config.json` (as asked for, and `resolved`), `environment.json`, `log.csv`, `posterior/`, and after
-evaluation `results.json`; while it trains, a `checkpoint.safetensors`; after a failure, an `error.txt`.
+The folder holds `config.json` (the settings as asked for, and as `resolved`), `environment.json`, `log.csv` and
+`posterior/`. Evaluation adds `results.json`. While the run trains there is a `checkpoint.safetensors`, and after a
+failure an `error.txt`.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def config_as_json(config: RunConfig) -> dict[str, Any]:
 
 
 def config_from_json(content: Mapping[str, Any], source: str | Path) -> RunConfig:
-    """The configuration that `config_as_json` gave, or that a `config.json` holds; `source` names it in the error."""
+    """Read the configuration that `config_as_json` gave, or that a `config.json` holds. Errors name it as `source`."""
     asked = {key: value for key, value in content.items() if key not in ("hash", "resolved")}
     try:
         return RunConfig(**{"data": None, **asked})
@@ -76,9 +77,10 @@ def read_config(out: Path) -> RunConfig:
 def load_trained(
     path: Path, *, device: str | None = None, backbone: str | None = None, load: LoadBackbone = load_run_backbone
 ) -> Posterior:
-    """The posterior of a run folder, or in a posterior's own; `backbone` if that is not where it was in training.
+    """Load the posterior from the folder of a run, or from the folder of a posterior itself.
 
-    `load` gives the named backbone, perhaps one that is loaded already.
+    `backbone` says where the backbone is now, if that is not where it was in training. `load` gives the named backbone,
+    perhaps one that is loaded already.
     """
     folder = path / POSTERIOR if (path / CONFIG).exists() or (path / POSTERIOR).exists() else path
     if not folder.exists():
@@ -91,7 +93,7 @@ def load_trained(
 
 
 def run_folder(config: RunConfig, runs: Path) -> Path:
-    """The folder of a run among others: what it is in words, and the hash of all its resolved settings.
+    """The folder of a run in `runs`. Its name says what the run is, and ends in the hash of all its resolved settings.
 
     >>> run_folder(RunConfig("digits", "maple", "rebapl", backbone="mini"), Path("runs")).name[:22]
     'digits-maple-rebapl-s1'
@@ -112,10 +114,11 @@ def train_run(
     load: LoadBackbone = load_run_backbone,
     wait: bool = False,
 ) -> bool:
-    """Train a run in its folder; False if it was trained already. A folder of another configuration is refused.
+    """Train a run in its folder. Return False if it was trained already.
 
-    `root` is the folder of data sets. `load` gives the backbone, perhaps one that is loaded already. Another process
-    at work in the folder is refused, or with `wait` waited for.
+    A folder that holds a run of another configuration is refused. `root` is the folder of data sets. `load` gives the
+    backbone, perhaps one that is loaded already. If another process is at work in the folder, this is an error; with
+    `wait`, it waits for that process instead.
     """
     if is_trained(config, out):
         return False
@@ -150,10 +153,11 @@ def evaluate_run(
 ) -> RunResult:
     """Score a trained run, store the result in `results.json` and return it.
 
-    `config` is one that trains alike and asks for other parts, see `scored_as`: they are stored beside what is there;
-    `only_missing` leaves out what is there already. `fit_weights` and `fit_threshold` (`risk` or `coverage`, `by`)
-    first fit these on the run's validation images and store them in the posterior. `outside` names a test part or a
-    data set to be told from the trained classes. `load` and `wait` are as in `train_run`.
+    `config` may be a configuration that trains in the same way and asks for other parts, see `scored_as`. Their scores
+    are added to those that are stored; with `only_missing`, stored scores are not computed again. `fit_weights` and
+    `fit_threshold` (`risk` or `coverage`, `by`) first fit sample weights and a threshold on the run's validation images
+    and store them in the posterior. `outside` names a test part or a data set whose images are to be told from those
+    of the trained classes. `load` and `wait` are as in `train_run`.
     """
     asked = read_config(out)
     config = asked if config is None else config
@@ -195,9 +199,10 @@ def finish_run(
     device: str | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Train and evaluate a run in its folder below `runs`, as far as that is not done; the folder.
+    """Train and evaluate a run in its folder in `runs`, as far as that is not done, and return the folder.
 
-    Runs that train alike share a folder: the two transfer protocols train once and score their targets side by side.
+    Runs that train in the same way share a folder: the two transfer protocols train once, and each scores its own
+    targets.
     """
     out = run_folder(config, runs)
     complete_run(config, out, root=root, device=device, progress=progress)
@@ -215,9 +220,9 @@ def complete_run(
     load: LoadBackbone | None = None,
     wait: bool = True,
 ) -> None:
-    """Train a run in its folder and, unless `score` is false, evaluate it, as far as that is not done.
+    """Do what is missing of a run: train it in its folder and, unless `score` is false, evaluate it.
 
-    The arguments are as in `train_run`. The record of an earlier failure is removed.
+    The other arguments are as in `train_run`. When all is done, the record of an earlier failure is removed.
     """
     load = load or KeptBackbone()
     if not (score and is_finished(config, out)):
@@ -233,7 +238,7 @@ def is_finished(config: RunConfig, out: Path) -> bool:
 
 
 def missing_parts(result: RunResult, config: RunConfig) -> list[str]:
-    """The parts that a configuration asks for and a result does not have, or has for other settings of the target."""
+    """The parts that a configuration asks for and that a result lacks, or has only for other settings of the target."""
     there = result.parts
     return [name for name in config.parts() if name not in there or _stale(there[name], config, name)]
 
@@ -249,7 +254,7 @@ def _stale(part: PartScores, config: RunConfig, name: str) -> bool:
 
 
 def scored_as(config: RunConfig, protocol: str | None = None, targets: Sequence[str] | None = None) -> RunConfig:
-    """The configuration with another protocol, or with other targets of the same.
+    """The same configuration with another protocol, or with other targets of the same protocol.
 
     >>> cross = RunConfig("digits", protocol="cross-dataset", targets=["shapes"])
     >>> scored_as(cross, targets=["letters"]).parts()
@@ -273,7 +278,7 @@ def _refuse_other_training(trained: RunConfig, wanted: RunConfig, out: Path) -> 
 
 
 def is_trained(config: RunConfig, out: Path) -> bool:
-    """Whether the run of this configuration is trained in a folder; a folder that holds something else is refused."""
+    """Whether a folder holds the trained run of this configuration. A folder with something else in it is refused."""
     if (out / CONFIG).exists():
         there = read_json(out / CONFIG, "a run").get("resolved") or read_config(out).resolved().plain()
         difference = first_difference(there, config.resolved().plain())
@@ -309,7 +314,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """All finished runs below some folders, and the folders of those that are not."""
+    """All finished runs in some folders, and the folders of runs that are not scored or not trained yet."""
 
     runs: Sequence[Run]
     unscored: Sequence[Path]
@@ -317,7 +322,7 @@ class Found:
 
 
 def find_runs(folders: Iterable[Path]) -> Found:
-    """The runs in these folders, or that these folders are, in the order of their names."""
+    """Find the runs in these folders, in the order of their names. A folder may also be that of a run itself."""
     runs: list[Run] = []
     unscored: list[Path] = []
     untrained: list[Path] = []

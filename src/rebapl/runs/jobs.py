@@ -1,7 +1,8 @@
-"""The seam between runs and the engines that decide where runs happen: jobs in, events and outcomes out.
+"""What runs and engines agree on. An engine decides where runs happen: it takes jobs and gives events and outcomes.
 
-A job is plain data that travels to any process or machine as JSON. Its results are files in the folder of its run, so
-an outcome says only how the job ended. `perform` does one job in the process that calls it; every engine ends there.
+A job is plain data, which can travel to any process or machine as JSON. Its results are files in the folder of its run,
+so an outcome says only how the job ended. `perform` does one job in the process that calls it; every engine calls it in
+the end.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from rebapl.runs.folder import (
 from rebapl.training.fit import Progress
 
 ATTEMPTS = 2
-"""How often a job is tried where trying again can help."""
+"""How often a job is tried if trying again can help."""
 
 Kind = Literal["bad input", "error", "out of memory", "worker died"]
 WORTH_RETRYING: tuple[Kind, ...] = ("out of memory", "worker died")
@@ -45,7 +46,8 @@ WORTH_RETRYING: tuple[Kind, ...] = ("out of memory", "worker died")
 class Job:
     """One run to be done: its configuration as plain data, its folder, and the folder of data sets.
 
-    `score` false trains only. `wait` says whether another process at work in the folder is waited for or refused.
+    If `score` is false, the job trains only. If another process is at work in the folder, the job waits for it when
+    `wait` is true, and is refused otherwise.
 
     >>> job = Job.of(RunConfig("digits", "coop", backbone="mini"), Path("runs"))
     >>> Job.from_json(job.as_json()) == job
@@ -60,7 +62,7 @@ class Job:
 
     @classmethod
     def of(cls, config: RunConfig, runs: Path, *, out: Path | None = None, **more: Any) -> Job:
-        """The job of a configuration, in the folder below `runs` that is named after its settings, or in `out`."""
+        """Make the job of a configuration. Its folder is `out`, or one in `runs` named after its settings."""
         return cls(config_as_json(config), out or run_folder(config, runs), **more)
 
     def run_config(self) -> RunConfig:
@@ -114,7 +116,7 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a job ended. `attempts` is 0 where nothing was to be done; `seconds` are those of the last attempt."""
+    """How a job ended. `attempts` is 0 if there was nothing to do; `seconds` is the time of the last attempt."""
 
     job: Job
     state: Literal["done", "failed", "interrupted"]
@@ -130,7 +132,7 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Started:
-    """An attempt at a job has begun, in the process of this number."""
+    """An attempt at a job has begun, in the process with the id `process`."""
 
     job: Job
     attempt: int
@@ -140,7 +142,7 @@ class Started:
 
 @dataclasses.dataclass(frozen=True)
 class Stepped:
-    """The training of a job has come so far; `loss` is the latest that is known, and NaN before the first."""
+    """The training of a job has done `done` of `total` steps. `loss` is the latest known one, or NaN."""
 
     job: Job
     done: int
@@ -173,8 +175,8 @@ class Engine(Protocol):
     def run(self, jobs: Sequence[Job], on_event: OnEvent | None = None) -> Iterator[Outcome]:
         """Do the jobs and give the outcome of each as it ends. The failure of one does not stop the others.
 
-        Work goes on while the caller asks for the next outcome. An interruption ends what is being done, is reported
-        as an event for each of these jobs, and is then raised.
+        Work goes on while the caller asks for the next outcome. An interruption ends the jobs that are being done. The
+        engine reports an event for each of them and then raises the interruption.
         """
         ...
 
@@ -182,7 +184,7 @@ class Engine(Protocol):
 def perform(
     job: Job, device: str, load: LoadBackbone | None = None, progress: Progress | None = None
 ) -> Failure | None:
-    """Do a job in this process. An error is kept in the folder of the run and returned, not raised."""
+    """Do a job in this process. An error is not raised: it is written to the folder of the run and returned."""
     try:
         load_named_modules()
         complete_run(
@@ -243,7 +245,7 @@ def check_outcomes(outcomes: Sequence[Outcome]) -> None:
 
 
 def is_done_already(job: Job) -> bool:
-    """`job.is_done()`, and false where that cannot be told: the attempt at the job will say why."""
+    """`job.is_done()`, or false if that cannot be told; the attempt at the job will then say why."""
     with contextlib.suppress(UserError):
         return job.is_done()
     return False

@@ -1,4 +1,4 @@
-"""One process at a time in a run's folder."""
+"""A lock, so that only one process at a time works in the folder of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from rebapl.errors import UserError
 
 @contextlib.contextmanager
 def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold the lock of a folder, which is a hidden file beside it. Another holder is waited for, or refused.
+    """Hold the lock of a folder, which is a hidden file beside it.
+
+    If another process holds the lock, this is an error; with `wait`, it waits until the lock is free.
 
     The operating system releases the lock when a process ends, however it ends.
     """

@@ -1,7 +1,7 @@
-"""What a run has scored, as `results.json` in its folder holds it.
+"""The scores of a run, as the file `results.json` in its folder holds them.
 
-Reading checks every value that this version knows, and a damaged file is refused with its path and the field. Values
-that a newer version has added are kept and written again.
+When the file is read, every value that this version knows is checked. The error for a damaged file names its path and
+the field. Values that a newer version has added are kept and written again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RESULTS = "results.json"
 
 
 class Record(Settings):
-    """A part of the file: known values are checked, and others are kept as they are."""
+    """A part of the file. Known values are checked, and unknown ones are kept as they are."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -29,7 +29,7 @@ class Record(Settings):
         return super().changed(**{**(self.model_extra or {}), **changes})
 
     def as_json(self) -> dict[str, Any]:
-        """The values as JSON has them; those that are not known are left out."""
+        """The values as JSON has them. Values that were not measured are left out."""
         return self.model_dump(exclude_none=True, exclude_defaults=True)
 
 
@@ -119,7 +119,7 @@ class RunResult(Record):
         return base_novel_scores(base.as_json(), novel.as_json())
 
     def as_json(self) -> dict[str, Any]:
-        """The content of the file, with the row of the base-to-novel table for those who read it."""
+        """The content of the file. For people who read it, it also has the row of the base-to-novel table."""
         content = super().as_json()
         if not self.has_base_novel:
             return content

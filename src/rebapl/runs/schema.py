@@ -1,7 +1,8 @@
 """The JSON schema of run configuration files, with which editors complete and check YAML.
 
-It says of each method and each kind of sampler, force or distance which settings it has, those of plugins included.
-What the values must be together (a repulsion needs several cycles, say) is checked when a configuration is resolved.
+It says which settings each method and each kind of sampler, force or distance has, also of those that plugins bring. It
+does not say which values go together (a repulsion needs several cycles, for example): that is checked when a
+configuration is resolved.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def run_schema() -> dict[str, Any]:
 
 
 def _method(default: str) -> dict[str, Any]:
-    """A method's name, or a mapping with that method's settings; the name may come from elsewhere, as by `extends`."""
+    """A method's name, or a mapping with its settings. The name may be missing there if an extended file gives it."""
     mappings = [
         {
             "type": "object",
@@ -53,7 +54,7 @@ def _method(default: str) -> dict[str, Any]:
 
 
 def _inference(default: str) -> dict[str, Any]:
-    """A preset's name, or a mapping with it and settings of `Inference` on top: each may be left out, nested or not."""
+    """A preset's name, or a mapping of the name and settings that replace its values. Any of them may be left out."""
     settings = _partial(inlined_schema(Inference))
     names = list(PRESETS)
     mapping = {
@@ -66,9 +67,9 @@ def _inference(default: str) -> dict[str, Any]:
 
 
 def _partial(schema: Any) -> Any:
-    """A schema of settings that go on top of others: nothing is required.
+    """The schema of settings that replace some values of others, so that none of them is required.
 
-    A mapping without `kind` keeps the kind that the preset has, so that settings of any kind may stand in it.
+    A mapping without `kind` keeps the kind that the preset has. So settings of any kind are accepted in it.
     """
     if isinstance(schema, list):
         return [_partial(part) for part in schema]

@@ -20,9 +20,9 @@ class CyclicalSchedule(LRScheduler):
     injected noise); afterwards it is the optimizer's own, and `samples_per_cycle` samples are marked, evenly
     spaced, the last at the cycle's end. Momentum starts each cycle at zero unless `keep_momentum`.
 
-    Call `step()` after the optimizer's step. Then `at_sample` and `at_cycle_end` speak of the iteration just
-    done; `exploring`, `burning_in`, `cycle`, `at_cycle_start`, `done` and the optimizer's lr and temperature
-    of the one to come.
+    Call `step()` after the optimizer's step. Then `at_sample` and `at_cycle_end` describe the iteration that was just
+    done. `exploring`, `burning_in`, `cycle`, `at_cycle_start`, `done` and the optimizer's lr and temperature describe
+    the iteration to come.
 
     * `first_steps`: the first `first_cycles` cycles have so many iterations instead (None: as many as the others).
     * `floor`: share of lr below which the cosine does not go; 1 is a constant lr, 0 the plain cosine.

@@ -43,16 +43,16 @@ class AdamWSettings(Settings):
 
 
 class BurnIn(Settings):
-    """AdamW in the place of the sampler for the first `share` of each cycle, at `lr` (None: the sampler's)."""
+    """AdamW takes the place of the sampler in the first `share` of each cycle, at `lr` (None: the sampler's)."""
 
     share: float = Field(gt=0, le=1)
     lr: float | None = Field(default=None, ge=0)
 
 
 class Prior(Settings):
-    """The prior N(θ₀, std²): given by `weight_decay` (std = 1/sqrt(N·wd)) or by `prior_std`, around `center`.
+    """The prior N(θ₀, std²). Either `weight_decay` (std = 1/sqrt(N·wd)) or `prior_std` states its width.
 
-    `center` None is zero, "init" where the run began.
+    `center` states θ₀: None is zero, and "init" is where the run began.
     """
 
     weight_decay: float = Field(default=0.0, ge=0)
@@ -71,10 +71,11 @@ class Prior(Settings):
 
 
 class LangevinSettings(Prior):
-    """What SGLD and SGHMC share. T = `temperature` scales variances: 1 is Bayes.
+    """The settings that SGLD and SGHMC share. T = `temperature` scales variances: 1 is Bayes.
 
-    `exploration` is the share of each cycle without injected noise. After it, `samples_per_cycle` samples are kept,
-    evenly spaced, the last at the cycle's end. `gradient_noise` is γ̂: None, a constant, or "estimate".
+    `exploration` is the share of each cycle without injected noise. In the rest of the cycle, `samples_per_cycle`
+    samples are kept, evenly spaced, the last at the end of the cycle. `gradient_noise` is γ̂: None, a constant, or
+    "estimate".
     """
 
     lr: float = Field(ge=0)
@@ -201,12 +202,12 @@ class Averaging(Settings):
 
 
 class Repelling(Settings):
-    """The repulsion in the loop: which distance, potential and force; in which feature space, on which images.
+    """The repulsion in the loop: its distance, potential and force, the feature space, and the images.
 
     `space` None is the learner's default; "weights" compares parameters. Each step takes `images` random images of a
-    pool of `pool` (None: four times as many); both shrink to what there is, and are null in a space with a point per
-    class, which needs none. Of the points, `rows` random ones are compared (None: all). `memory` and `stage` as in
-    `Repulsion`.
+    pool of `pool` images (None: four times as many). Both are reduced if there are fewer images. They are null in a
+    space with a point per class, which needs no images. Of the points, `rows` random ones are compared (None: all).
+    `memory` and `stage` are as in `Repulsion`.
     """
 
     distance: Annotated[Distance, DISTANCE] = MMD()
@@ -258,11 +259,11 @@ class Adaptive(Settings):
 class Inference(Settings):
     """How a posterior is sampled from batches of `batch` images: `cycles` of `epochs` each, in `chains` side by side.
 
-    The first cycle of each chain has `first_epochs` instead, where they are given: a long way to a mode, then short
-    ones around and away from it.
-    `restart` says how each cycle after the first begins. `averaging` is for optimisers. `pool_view`: whether the
-    repulsion compares features on the training images as they are, or on one fixed augmented view of each. `average`
-    is what a prediction averages over samples unless it is told otherwise.
+    If `first_epochs` is given, the first cycle of each chain has so many epochs instead. So a long first cycle can find
+    a mode, and short later ones can explore around it and away from it. `restart` says how each cycle after the first
+    begins. `averaging` is for optimisers. `pool_view` says whether the repulsion compares features on the training
+    images as they are, or on one fixed augmented view of each. `average` says what predictions average over the samples
+    by default.
     """
 
     sampler: Annotated[SamplerSettings, SAMPLER]

@@ -1,4 +1,4 @@
-"""Task, encoder, learner and inference in; posterior out."""
+"""Training: from a task, an encoder, a learner and an inference to a posterior."""
 
 from rebapl.training.fit import Progress, Training, fit
 from rebapl.training.resolution import ResolvedTraining, resolve_training

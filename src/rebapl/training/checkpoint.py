@@ -1,4 +1,4 @@
-"""The state of unfinished work in one file: tensors and plain values, nested as they come, never a pickle."""
+"""The state of unfinished work in one file. It holds nested tensors and plain values, and is never a pickle."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rebapl.files import write_atomically
 
 
 def save_checkpoint(state: Any, path: Path) -> None:
-    """Write nested dicts, lists and tuples of tensors, numbers, strings, booleans and None; atomically."""
+    """Write nested dicts, lists and tuples of tensors, numbers, strings, booleans and None, whole or not at all."""
     tensors: dict[str, Tensor] = {}
     outline = _outline(state, tensors)
     write_atomically(path, save(tensors, {"outline": json.dumps(outline)}))
 
 
 def load_checkpoint(path: Path) -> Any:
-    """What `save_checkpoint` wrote."""
+    """Read what `save_checkpoint` wrote."""
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)

@@ -1,4 +1,4 @@
-"""From a task, a backbone, a method and a kind of inference to a posterior."""
+"""Training: from a task, a backbone, a method and an inference to a posterior."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Progress = Callable[[int, int, float], None]
 """Called now and then with the steps done, the steps in all, and the latest loss."""
 
 CHECKPOINT_SECONDS = 30
-"""How much work an interruption may cost."""
+"""How many seconds of work an interruption may cost."""
 
 
 class Training:
-    """Everything that `fit` needs, checked and built before any work starts; `run` does the work.
+    """One training. The constructor checks and builds everything that it needs, and `run` does the work.
 
-    `learner`, if given, is trained as it is, in the place of a fresh one of the resolved method.
+    If a `learner` is given, it is trained as it is. Otherwise a new one of the resolved method is built.
     """
 
     def __init__(
@@ -72,9 +72,11 @@ class Training:
     def run(
         self, checkpoint: Path | None = None, progress: Progress | None = None, log: Path | None = None
     ) -> Posterior:
-        """Train, going on from the checkpoint if there is one, and keeping one meanwhile; `log` gets the scalars.
+        """Train, and give the posterior.
 
-        `seconds` is afterwards how long it took, whatever was done before an interruption included.
+        If the file `checkpoint` exists, the training goes on from it; the file is renewed while the training goes on.
+        `log` names the file for the rows of the log. Afterwards `seconds` says how long the training took, including
+        the time before an interruption.
         """
         if self.loop is None:
             return Posterior.of(self.learner.eval(), [{}], self.about)
@@ -98,7 +100,7 @@ class Training:
         return Posterior.of(self.learner.eval(), [sample.parameters for sample in self.loop.samples], self.about)
 
     def _resume(self, checkpoint: Path | None) -> float:
-        """Go on from the checkpoint, if there is one; the seconds spent until then."""
+        """Go on from the checkpoint if there is one. Return the seconds that were spent before it was written."""
         if checkpoint is None or not checkpoint.exists():
             return 0.0
         assert self.loop is not None
@@ -134,15 +136,16 @@ def fit(
 ) -> Posterior:
     """Learn the prompts of `method` from labelled images, by `inference`.
 
-    What is learned from is a task; or the name of a data set or a `Dataset` (then all its classes are learned, from 16
-    images each); or images, with `labels` and `class_names` (then from all of these images). Images are arrays,
-    pictures of Pillow or paths, and label 2 stands for `class_names[2]`; `template` has `{}` where the class name
-    goes. Task and data set have all of these themselves.
+    The first argument is one of three things. It may be a `Task`. It may be a `Dataset` or the name of one; then all
+    its classes are learned, from 16 images each. Or it may be a sequence of images (arrays, Pillow pictures or paths);
+    then `labels` and `class_names` are needed, and all of these images are learned from. Label 2 stands for
+    `class_names[2]`, and `template` has `{}` where the class name goes. A task or a data set has these itself.
 
-    The others are names or objects, too: a backbone, a learner that is bound to the task's class names, an `Inference`.
-    Settings default to those the method was published with, for this protocol and data set; `epochs` (per cycle) and
-    the two mappings override them. With a `checkpoint` path, interrupted work goes on where it was. `seed` defaults to
-    the task's.
+    The other arguments are names or objects as well: a backbone, a learner that is bound to the class names of the
+    task, an `Inference`. Settings that are not given are those that were published for the method, this protocol and
+    this data set, and those of the preset. `epochs` takes the place of the published number, and the two mappings
+    replace single settings. With a `checkpoint` path, interrupted work goes on where it was. Without a `seed`, that of
+    the task is taken.
 
     >>> import numpy as np
     >>> pictures = np.random.default_rng(0).integers(256, size=(4, 64, 64, 3), dtype=np.uint8)
@@ -176,7 +179,7 @@ def _task(
     template: str | None,
     seed: int | None,
 ) -> Task:
-    """The task that was given, or that of a data set or of images."""
+    """The task that was given, or the task of the data set or of the images that were given."""
     first = 1 if seed is None else seed
     if isinstance(given, Task | Dataset | str):
         if labels is not None or class_names is not None or template is not None:
@@ -201,7 +204,7 @@ def _of_learner(
     method_settings: Mapping[str, Any] | None,
     inference_settings: Mapping[str, Any] | None,
 ) -> ResolvedTraining:
-    """What is resolved of a learner that somebody has built: its own settings, and the inference for its recipe."""
+    """The settings of a training whose learner was given as an object: its own, and an inference for its recipe."""
     if method_settings:
         raise UserError("a learner given as an object has its settings already: leave method_settings out")
     if list(learner.class_names) != list(task.train.class_names):
@@ -251,7 +254,7 @@ def _pool(
 
 
 def _anchor(learner: Learner[Any], inference: Inference, pool: Tensor | None) -> Tensor | None:
-    """The features of the frozen model, on the pool, in the space in which samples repel; None where it has none."""
+    """The features of the frozen model on the pool, in the space in which samples repel; None if it has none there."""
     settings = inference.repulsion
     if settings is None or settings.potential.scale is not None:
         return None
@@ -260,7 +263,7 @@ def _anchor(learner: Learner[Any], inference: Inference, pool: Tensor | None) ->
 
 
 def _held_out(task: Task, encoder: DualEncoder, inference: Inference) -> tuple[Tensor, Tensor] | None:
-    """The validation images and labels, where the number of cycles depends on them."""
+    """The validation images and labels if the number of cycles depends on them, or None."""
     if inference.adaptive is None:
         return None
     data = LabelledImages(task.dataset, task.val.items)

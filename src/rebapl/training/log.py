@@ -1,4 +1,4 @@
-"""The log of a training: one row of scalars every so many steps, as CSV."""
+"""The log of a training: a CSV file with one row of numbers for every `EVERY` steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLUMNS = (
 
 
 def write_log(path: Path, rows: Sequence[Mapping[str, float]]) -> None:
-    """Write all rows; what a row does not have is left empty."""
+    """Write all rows. A cell is empty where a row has no value for its column."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -40,7 +40,7 @@ def write_log(path: Path, rows: Sequence[Mapping[str, float]]) -> None:
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
-    """The rows of a log, of each what it has; none where there is no file."""
+    """Read the rows of a log, each with the values that it has. Without a file there are none."""
     if not path.exists():
         return []
     try:

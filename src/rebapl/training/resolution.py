@@ -1,4 +1,4 @@
-"""What is learned and how, with every setting: resolved once, then hashed, run and saved as it stands."""
+"""What is learned and how, with every setting filled in. This is done once, and the result is hashed, run and saved."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ NOTHING = "none"
 
 @dataclass(frozen=True)
 class ResolvedTraining:
-    """A method with all its settings, an inference with all of its (None where nothing is learned), the crops."""
+    """A method and an inference with all their settings, and the range of the random crops.
+
+    `inference` is None for a method that learns nothing.
+    """
 
     method: str
     method_settings: Settings
@@ -40,7 +43,7 @@ class ResolvedTraining:
 
 
 def published_protocol(protocol: str) -> str:
-    """The protocol whose published settings count: selecting settings is a rehearsal of base-to-novel."""
+    """The protocol whose published settings are used: `selection` takes those of base-to-novel, which it rehearses."""
     return "base-to-novel" if protocol == "selection" else protocol
 
 
@@ -55,10 +58,11 @@ def resolve_training(
     method_settings: Mapping[str, Any] | None = None,
     inference_settings: Mapping[str, Any] | None = None,
 ) -> ResolvedTraining:
-    """All settings: what was published for this method, protocol and data set, the preset, and what is given on top.
+    """Fill in all settings of a training.
 
-    `epochs` take the place of the recipe's, so that everything that a preset derives from these follows; mappings may
-    be nested or have names with dots.
+    They come from what was published for this method, protocol and data set, then from the preset; `method_settings`
+    and `inference_settings` replace some of them. `epochs` takes the place of the recipe's number, so that everything
+    that a preset derives from that number follows. The mappings may be nested or have names with dots.
 
     >>> resolved = resolve_training("maple", "rebapl", protocol="base-to-novel", data="eurosat", epochs=2)
     >>> resolved.inference.sampler.lr, resolved.crop_scale
@@ -79,9 +83,10 @@ def with_inference(
     epochs: int | None = None,
     inference_settings: Mapping[str, Any] | None = None,
 ) -> ResolvedTraining:
-    """The training of a method by its recipe: with a preset and changes to it, or with an inference as it is given.
+    """The training of a method whose settings and recipe are known.
 
-    `per_image` as in `preset_values`.
+    `inference` is the name of a preset, which `epochs` and `inference_settings` may change, or an object that is taken
+    as it is. `per_image` is as in `preset_values`.
     """
     changed = bool(inference_settings) or epochs is not None
     if recipe.epochs == 0:
@@ -105,7 +110,7 @@ def with_inference(
 
 
 def with_epochs(recipe: Recipe, epochs: int) -> Recipe:
-    """The recipe with another number of epochs, at least one of which is no warm-up."""
+    """The recipe with another number of epochs. The warm-up is shortened where it would leave no epoch."""
     if epochs < 1:
         raise SettingError(("epochs",), f"is {epochs}: it must be at least 1")
     return recipe.changed(epochs=epochs, warmup_epochs=min(recipe.warmup_epochs, epochs - 1))

@@ -13,8 +13,8 @@
       few-shot/eurosat:                protocol and data set; `few-shot/eurosat@1` with shots
         published: {method.tokens: 4}
 
-Where several apply, they are laid on top of each other in this order. A variant of a data set comes after one for
-shots, so a data set that is trained equally long at all shots says so once.
+If several variants apply, they are read in this order, and a later one replaces values of an earlier one. The variant
+of a data set comes after those for shots. So a data set that is trained equally long for all shots says so once.
 """
 
 from __future__ import annotations
