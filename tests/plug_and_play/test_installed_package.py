@@ -75,10 +75,10 @@ rebapl.register_preset(Path(__file__).parent / "their-preset.yaml")
 """
 
 PRESET = """
-about: two cycles with a distance from outside
+about: one chain with a distance from outside
 extends: rebapl
 ours:
-  cycles: 2
+  chains: 1
   repulsion.distance.kind: their-mean-shift
   repulsion.images: 4
 """

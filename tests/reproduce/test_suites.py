@@ -102,7 +102,9 @@ def test_finished_runs_take_no_more_time(tmp_path: Path) -> None:
 def test_epochs_are_at_most_so_many() -> None:
     capped = MINI.changed(epochs=3)
     assert capped.config("digits", Choice("maple", "maple"), 1).resolved().plain()["inference"]["epochs"] == 3
-    assert capped.config("digits", capped.longer("digits"), 1).resolved().plain()["inference"]["epochs"] == 9
+    derived = capped.inference_of("digits", capped.rebapl("maple"))
+    assert (derived.first_epochs, derived.epochs, derived.all_epochs) == (1, 1, 10)  # 0.4 and 0.2 of three, rounded
+    assert capped.config("digits", capped.longer("digits"), 1).resolved().plain()["inference"]["epochs"] == 10
     more = PAPER.changed(epochs=1000)
     assert more.config("dtd", Choice("maple", "maple"), 1).resolved().plain()["inference"]["epochs"] == 5
 

@@ -79,7 +79,7 @@ def test_base_to_novel_and_what_shares_its_runs(tmp_path: Path) -> None:
 
     ablation = {row["method"]: row for row in rows(tmp_path, "table4") if row["data set"] == "digits"}
     assert list(ablation) == ["MaPLe", *(f"+ ReBaPL ({kind})" for kind in ("no repulsion", "Wasserstein", "MMD"))]
-    assert float(ablation["+ ReBaPL (MMD)"]["base ours"]) == stored(context, "maple + rebapl")["base"]
+    assert float(ablation["+ ReBaPL (Wasserstein)"]["base ours"]) == stored(context, "maple + rebapl")["base"]
 
     spread = {row["MaPLe + ReBaPL"]: float(row["mean Wasserstein-2"]) for row in rows(tmp_path, "diversity")}
     assert spread == {
@@ -89,13 +89,13 @@ def test_base_to_novel_and_what_shares_its_runs(tmp_path: Path) -> None:
     assert spread["with repulsion"] != pytest.approx(spread["without repulsion"], rel=1e-3), "two runs, not one"
     times = rows(tmp_path, "efficiency")
     assert [(row["epochs"], row["steps"]) for row in times] == [
-        ("2", "4"),
-        ("6", "12"),
-        ("3 × 2", "12"),
-        ("3 × 2", "12"),
+        ("2", "10"),
+        ("10", "50"),
+        ("10 × 1", "50"),
+        ("10 × 1", "50"),
     ]
     assert all(float(row["seconds"]) > 0 for row in times)
-    assert [row["epochs"] for row in rows(tmp_path, "overfitting")] == ["2", "6", "3 × 2"]
+    assert [row["epochs"] for row in rows(tmp_path, "overfitting")] == ["2", "10", "10 × 1"]
     assert [row["K"] for row in rows(tmp_path, "samples")] == ["1", "2"]
 
 

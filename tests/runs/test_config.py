@@ -25,9 +25,9 @@ def changed(**values) -> RunConfig:
     "same",
     [
         changed(epochs=5),  # what MaPLe was published with
-        changed(inference_settings={"cycles": 3, "sampler": {"temperature": 0.01}}),
-        changed(inference_settings={"repulsion.distance": "mmd"}),
-        changed(inference_settings={"repulsion.distance": {"kind": "mmd"}}),
+        changed(inference_settings={"cycles": 2, "sampler": {"temperature": 0.001}}),
+        changed(inference_settings={"repulsion.distance": "wasserstein"}),
+        changed(inference_settings={"repulsion.distance": {"kind": "wasserstein"}}),
         changed(inference_settings={"repulsion": {"force": {"fraction": 1}}}),  # 1.0 written otherwise
         changed(method_settings={"tokens": 2}),
     ],
@@ -45,7 +45,7 @@ def test_saying_what_holds_anyway_changes_nothing(same: RunConfig) -> None:
         changed(data="shapes"),
         changed(method="vpt"),
         changed(inference="csghmc"),
-        changed(epochs=4),
+        changed(epochs=10),
         changed(protocol="few-shot"),
         changed(protocol="selection"),
         changed(template="a {}."),
@@ -175,7 +175,7 @@ def test_resolved_settings_are_plain() -> None:
     resolved = CONFIG.resolved().plain()
     assert json.loads(json.dumps(resolved)) == resolved
     assert resolved["inference"]["sampler"]["lr"] == 0.0035
-    assert resolved["inference"]["repulsion"]["distance"] == {"kind": "mmd", "bandwidth": None}
+    assert resolved["inference"]["repulsion"]["distance"] == {"kind": "wasserstein"}
 
 
 @pytest.mark.parametrize("method", ["coop", "mmrl"])

@@ -65,7 +65,8 @@ def test_two_protocols_of_one_training_are_both_scored(tmp_path: Path) -> None:
 
 
 # A cloud of one point has no median distance, which is seen only as the run begins.
-REFUSED = {"inference": "rebapl", "inference_settings": {"repulsion.images": 1, "repulsion.space": "image"}}
+ONE_POINT = {"repulsion.distance": "mmd", "repulsion.images": 1, "repulsion.space": "image"}
+REFUSED = {"inference": "rebapl", "inference_settings": ONE_POINT}
 
 
 def test_a_run_that_fails_is_named_and_does_not_stop_the_others(tmp_path: Path) -> None:

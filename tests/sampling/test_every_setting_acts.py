@@ -33,8 +33,8 @@ from rebapl.settings import Settings
 from .toy import ToyLearner, ToyRecipe, batches, data
 
 RECIPES = {
-    "sgd": ToyRecipe(lr=0.02, epochs=3, batch=4, averaging=(2.0, 1.0)),
-    "adamw": ToyRecipe(lr=0.02, epochs=3, batch=4, optimizer="adamw"),
+    "sgd": ToyRecipe(lr=0.02, epochs=5, batch=4, averaging=(2.0, 1.0)),
+    "adamw": ToyRecipe(lr=0.02, epochs=5, batch=4, optimizer="adamw"),
 }
 STEPS_PER_EPOCH = 3
 
@@ -81,6 +81,7 @@ KINDS: dict[str, dict[str, type[Settings]]] = {
 NEEDED = {"lr": 0.02, "strength": 0.05, "temperature": 0.1}
 
 
+THREE = {"chains": 2, "cycles": 3}  # three cycles, so that the samples of all earlier ones are not only the previous
 FEATURES = {"sampler.space": "image", "sampler.images": 6, "sampler.pool": 16}
 BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     **{name: (name, "sgd", {}) for name in PRESETS},
@@ -97,19 +98,23 @@ BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"cycles": 4, "adaptive": {"min_likelihood_gain": 9.0, "min_diversity_gain": 9.0}},
     ),
     "chains": ("csghmc", "sgd", {"chains": 2, "restart": {"kind": "warm", "kick": 0.1}}),
-    "mmd": ("rebapl", "sgd", {"repulsion.distance.bandwidth": 0.5, "repulsion.force": "normalised"}),
-    "sinkhorn": ("rebapl", "sgd", {"repulsion.distance": "sinkhorn", "repulsion.potential": "log"}),
+    "mmd": (
+        "rebapl",
+        "sgd",
+        {"repulsion.distance": {"kind": "mmd", "bandwidth": 0.5}, "repulsion.force": "normalised", **THREE},
+    ),
+    "sinkhorn": ("rebapl", "sgd", {"repulsion.distance": "sinkhorn", "repulsion.potential": "log", **THREE}),
     "sliced": (
         "rebapl",
         "sgd",
-        {"repulsion.distance": "sliced", "repulsion.force": {"kind": "absolute", "strength": 0.1}},
+        {"repulsion.distance": "sliced", "repulsion.force": {"kind": "absolute", "strength": 0.1}, **THREE},
     ),
     "capped": (
         "rebapl",
         "sgd",
-        {"repulsion.force": {"kind": "capped", "strength": 0.3, "cap": 0.5}, "repulsion.stage": "both"},
+        {"repulsion.force": {"kind": "capped", "strength": 0.3, "cap": 0.5}, "repulsion.stage": "both", **THREE},
     ),
-    "text": ("rebapl", "sgd", {"repulsion.space": "text", "repulsion.images": None, "repulsion.pool": None}),
+    "text": ("rebapl", "sgd", {"repulsion.space": "text", "repulsion.images": None, "repulsion.pool": None, **THREE}),
     "weights": (
         "rebapl",
         "sgd",
@@ -118,6 +123,7 @@ BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "repulsion.images": None,
             "repulsion.pool": None,
             "repulsion.distance": "paired",
+            **THREE,
         },
     ),
 }
@@ -255,6 +261,8 @@ def test_a_changed_setting_changes_the_samples_or_is_refused(name: str, where: t
 
 SAME = {
     ("adaptive", "cycles"): "with an adaptive rule `cycles` is the most there will be, and it stops before",
+    ("rebapl", "repulsion.memory"): "before the second of two cycles there is only the previous one",
+    ("rebapl, adamw", "repulsion.memory"): "the same",
     ("weights", "repulsion.distance"): "of one point, Wasserstein's distance is the paired one",
 }
 """Changes that come to the same thing in one base."""

@@ -63,6 +63,7 @@ def sampler(**changes) -> dict:
         ({"restart": "warm"}, "restart does nothing in one cycle"),
         ({"repulsion": {}}, "repulsion does nothing in one cycle"),
         ({"adaptive": {}}, "adaptive does nothing in one cycle"),
+        ({**CYCLES, "cycles": 3, "adaptive": {"patience": 2}}, "adaptive does nothing in 3 cycles.*at least 4"),
         ({"cycles": 2}, "restart is missing: say how each of the 2 cycles begins"),
         ({"warmup": {"epochs": 2}}, r"warmup\.epochs is 2: the first cycle has 2 epochs"),
         (

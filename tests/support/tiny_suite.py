@@ -1,4 +1,4 @@
-"""The miniature suite, smaller still: one task, two shots, two epochs, twenty test images."""
+"""The miniature suite, smaller still: one task, four shots, two epochs, ten test images."""
 
 from dataclasses import replace
 
@@ -12,8 +12,8 @@ TINY = replace(
     cross=("letters",),
     shifted=("shapes-rotated",),
     seeds=(1,),
-    shots=2,
-    test_images=20,
+    shots=4,
+    test_images=10,
     epochs={"*": 2, "cocoop": 1},
     strengths=(1e-2, 1e-1),
     references=(4,),

@@ -15,8 +15,11 @@ from rebapl.data.catalogue import data_root
 from rebapl.data.published import PUBLISHED
 from rebapl.data.task import SOURCE, TARGETS
 from rebapl.errors import UserError, unknown
+from rebapl.learners import published
 from rebapl.runs.config import RunConfig
 from rebapl.sampling import PRESETS, Inference
+from rebapl.sampling.presets import has_own_epochs
+from rebapl.training.resolution import published_protocol
 
 TABLE1_METHODS = ("zero-shot", "coop", "cocoop", "app", "promptsrc", "maple", "mmrl")
 """The methods of the paper's first table, in its order. ReBaPL on a method of `REBAPL_ON` follows that method."""
@@ -94,8 +97,7 @@ class Suite:
             inference_settings=dict(choice.settings),
         )
         most = self.epochs.get(choice.method, self.epochs.get("*"))
-        inference = config.resolved().training.inference
-        if inference is None or most is None or inference.epochs <= most or "epochs" in choice.settings:
+        if most is None or most >= _recipe_epochs(config) or "epochs" in choice.settings:
             return config
         return config.changed(epochs=most)
 
@@ -169,6 +171,14 @@ class Suite:
         if seeds:
             suite = replace(suite, seeds=tuple(seeds), grid_seeds=None)
         return suite
+
+
+def _recipe_epochs(config: RunConfig) -> int:
+    """The epochs from which those of a run are derived, and which `RunConfig.epochs` replaces; 0 without training."""
+    inference = config.resolved().training.inference
+    if inference is not None and has_own_epochs(config.inference, config.method):
+        return inference.epochs
+    return published(config.method, published_protocol(config.protocol), config.data, config.shots)[1].epochs
 
 
 PAPER = Suite(

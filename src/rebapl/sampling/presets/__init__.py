@@ -102,7 +102,9 @@ def preset(name: str, recipe: Recipe, method: str = "", *, per_image: bool = Tru
 
     A `kind` that is changed takes its own defaults: nothing of the other kind's settings stays. What follows from a
     change is changed with it: the burn-in lasts as long as the exploration, a warm-up leaves at least one epoch, and a
-    run of one cycle has no restart.
+    run of one cycle has no restart. Where a preset's first cycle is longer than the others, and the change makes all
+    cycles begin alike (cold restarts, or one cycle), all are as long as the first. A normalised force, which no potential
+    changes, leaves the preset's potential behind.
 
     >>> from types import SimpleNamespace
     >>> recipe = SimpleNamespace(lr=0.0035, epochs=5, batch=4, optimizer="sgd", momentum=0.9, weight_decay=5e-4,
@@ -114,6 +116,12 @@ def preset(name: str, recipe: Recipe, method: str = "", *, per_image: bool = Tru
     """
     values = nested({key: entry.value for key, entry in preset_values(name, recipe, method, per_image).items()})
     asked = nested(changes)
+    _follow(values, asked)
+    return Inference(**overlaid(values, asked))
+
+
+def _follow(values: dict[str, Any], asked: Mapping[str, Any]) -> None:
+    """Change those values of a preset that follow from what is asked, unless they are asked for themselves."""
     given = {key for key, _ in leaves(asked)} | set(asked)
     sampler = values.get("sampler", {})
     if "burn_in" in sampler and "sampler.exploration" in given and not any("burn_in" in key for key in given):
@@ -122,6 +130,19 @@ def preset(name: str, recipe: Recipe, method: str = "", *, per_image: bool = Tru
         values["warmup"]["epochs"] = min(values["warmup"]["epochs"], asked["epochs"] - 1)
         if values["warmup"]["epochs"] < 1:
             values["warmup"] = None
-    if asked.get("cycles") == 1 and "restart" not in given:
+    one_cycle = asked.get("cycles") == 1
+    if one_cycle and "restart" not in given:
         values["restart"] = None
-    return Inference(**overlaid(values, asked))
+    alike = one_cycle or _kind(asked.get("restart")) == "cold"
+    if alike and values.get("first_epochs") and "first_epochs" not in given:
+        values["epochs"], values["first_epochs"] = values["first_epochs"], None
+    repulsion = asked.get("repulsion")
+    if isinstance(repulsion, Mapping) and _kind(repulsion.get("force")) == "normalised":
+        stage = repulsion.get("stage", values.get("repulsion", {}).get("stage"))
+        if stage != "both" and "potential" not in repulsion:
+            values.get("repulsion", {}).pop("potential", None)
+
+
+def _kind(asked: Any) -> Any:
+    """The kind that is asked for, by its name alone or in a mapping."""
+    return asked.get("kind") if isinstance(asked, Mapping) else asked
