@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import small_run
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
 from rebapl.cli.commands import app, main
+from rebapl.cli.evaluate import _say_weights
 from rebapl.cli.values import parse_threshold
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior
@@ -141,6 +143,20 @@ def test_it_says_that_it_does_not_know_above_the_threshold(
     for other in (("--classes", "cat,dog"), ("--template", "a {}."), ("--average", "logits")):
         with pytest.raises(UserError, match="no threshold was chosen"):
             rebapl("predict", run, images, "--abstain", *other)
+
+
+def test_fitted_weights_are_shown_and_can_be_undone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = rebapl("evaluate", run, "--fit-weights")
+    weights = load_trained(run, device="cpu").weights
+    assert f"weights: {weights[0]:.3g}, {weights[1]:.3g} (effective number of samples: " in shown
+    rebapl("evaluate", run, "--uniform-weights")
+    undone = load_trained(run, device="cpu")
+    assert undone.weights.tolist() == [0.5, 0.5]
+    assert undone.earlier_weights[-1].weights == tuple(weights.tolist())
+    with pytest.raises(UserError, match="give one of them"):
+        rebapl("evaluate", run, "--uniform-weights", "--fit-weights")
+    _say_weights(run, torch.tensor([0.99, 0.005, 0.005]))
+    assert "almost all weight is on one of 3 samples" in capsys.readouterr().err
 
 
 def test_the_heat_map_is_drawn(run: Path) -> None:
