@@ -49,7 +49,7 @@ def read_image(path: Path, upright: bool = True) -> Image.Image:
         if path.stat().st_size == 0:
             raise OSError("the file is empty")
         with Image.open(path) as image:
-            return as_rgb(_upright(image) if upright else image)
+            return as_rgb(turned_upright(image) if upright else image)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such image") from error
     except BROKEN as error:
@@ -75,7 +75,8 @@ def as_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def turned_upright(image: Image.Image) -> Image.Image:
+    """The picture as its EXIF orientation says it was taken."""
     try:
         return ImageOps.exif_transpose(image)
     except BROKEN:  # a photo with damaged EXIF is still a photo; damaged pixels show when it is converted

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from rebapl.data.dataset import Dataset, Item, check_template
-from rebapl.data.images import EXTENSIONS, FileImages, as_rgb, images_below, is_image, read_image
+from rebapl.data.images import EXTENSIONS, FileImages, as_rgb, images_below, is_image, read_image, turned_upright
 from rebapl.data.splits import (
     SPLITS,
     Splits,
@@ -92,7 +92,7 @@ def _check_picture(picture: object, index: int) -> None:
 def _rgb(picture: Picture) -> Image.Image:
     if isinstance(picture, str | Path):
         return read_image(Path(picture).expanduser())
-    return as_rgb(picture if isinstance(picture, Image.Image) else Image.fromarray(picture))
+    return as_rgb(turned_upright(picture) if isinstance(picture, Image.Image) else Image.fromarray(picture))
 
 
 def load_folder(folder: Path, split: str | None = None, template: str | None = None) -> Dataset:

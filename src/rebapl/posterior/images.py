@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rebapl.data.images import BROKEN, EXTENSIONS, as_rgb, images_below, read_image, unreadable
+from rebapl.data.images import BROKEN, EXTENSIONS, as_rgb, images_below, read_image, turned_upright, unreadable
 from rebapl.data.transforms import Preprocessing
 from rebapl.data.workers import in_threads, portions
 from rebapl.errors import UserError
@@ -25,7 +25,7 @@ def read_images(images: Images, preprocessing: Preprocessing) -> tuple[list[str]
 
     a file or a folder (searched to the bottom, in the order of paths), an image of Pillow, a sequence of these,
     an array uint8 (N, H, W, 3) or (H, W, 3), or a tensor uint8 (N, 3, H, W) or (3, H, W).
-    Files are turned upright as their EXIF orientation says; pictures, arrays and tensors are taken as they are. All
+    Files and images of Pillow are turned upright as their EXIF orientation says; arrays and tensors have none. All
     are resized and cropped as the backbone wants. The first that cannot be read is named in the error.
     """
     names, pictures = _named(images)
@@ -83,7 +83,7 @@ def _centre(picture: Picture, name: str, preprocessing: Preprocessing) -> Tensor
     try:
         if 0 in picture.size:
             raise ValueError("it has no pixels")
-        return preprocessing.centre(as_rgb(picture))
+        return preprocessing.centre(as_rgb(turned_upright(picture)))
     except BROKEN as error:
         raise unreadable(name, error) from error
 
