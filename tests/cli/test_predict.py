@@ -87,6 +87,18 @@ def test_the_table_shows_every_image_and_its_answer(run: Path, images: Path, mon
     assert answer in shown
 
 
+def test_one_sample_has_no_interval(run: Path, images: Path, tmp_path: Path) -> None:
+    alone = load_trained(run, device="cpu").sample(0).save_pretrained(tmp_path / "alone")
+    words = ["predict", alone, images / "a.png", "--top", 1]
+    (best,) = json.loads(rebapl(*words, "--format", "json"))["images"][0]["top"]
+    assert (best["low"], best["high"]) == (None, None)
+    (row,) = csv.DictReader(io.StringIO(rebapl(*words, "--format", "csv")))
+    assert (row["low_1"], row["high_1"]) == ("", "")
+    shown = rebapl(*words)
+    assert "one sample: no interval" in shown
+    assert "…" not in shown
+
+
 def test_other_class_names_from_the_command_line_or_a_file(run: Path, images: Path, tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("cat\n\nbig dog\n")
     words = ["predict", run / "posterior", images / "a.png", "--format", "json"]

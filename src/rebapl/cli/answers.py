@@ -21,7 +21,11 @@ MEASURES = ("entropy", "expected_entropy", "mutual_information", "disagreement")
 
 
 def records(prediction: Prediction, top: int, abstain: bool) -> list[dict[str, Any]]:
-    """One record per image, unrounded: `answer` is None where the posterior should not answer."""
+    """One record per image, unrounded: `answer` is None where the posterior should not answer.
+
+    With one sample there is no interval: `low` and `high` are None.
+    """
+    alone = len(prediction.weights) == 1
     best = prediction.top(top)
     unsure = prediction.unsure().tolist() if abstain else [False] * len(prediction)
     measures = {
@@ -34,7 +38,12 @@ def records(prediction: Prediction, top: int, abstain: bool) -> list[dict[str, A
     answers = []
     for index, (name, doubt) in enumerate(zip(prediction.names, unsure, strict=True)):
         classes = [
-            {"class": prediction.class_names[label], "probability": probability, "low": low, "high": high}
+            {
+                "class": prediction.class_names[label],
+                "probability": probability,
+                "low": None if alone else low,
+                "high": None if alone else high,
+            }
             for label, probability, low, high in zip(*columns[index], strict=True)
         ]
         shown = name.encode("utf-8", "backslashreplace").decode()  # a file's name may be no valid text
@@ -66,7 +75,9 @@ def as_csv(answers: list[dict[str, Any]]) -> str:
 def as_table(answers: list[dict[str, Any]], samples: int, coloured: bool) -> str:
     """For a terminal: a row per image and class, the image's measures in the row of its first class."""
     table = Table(
-        caption=f"interval: where at least {LEVEL:.0%} of the {samples} samples' weight lies" if samples > 1 else None,
+        caption=f"interval: where at least {LEVEL:.0%} of the {samples} samples' weight lies"
+        if samples > 1
+        else "one sample: no interval",
         caption_justify="left",
     )
     table.add_column("image", overflow="fold")
@@ -88,4 +99,5 @@ def as_table(answers: list[dict[str, Any]], samples: int, coloured: bool) -> str
 
 
 def _numbers(of_class: dict[str, Any]) -> tuple[str, str]:
-    return f"{of_class['probability']:.3f}", f"{of_class['low']:.3f} … {of_class['high']:.3f}"
+    low, high = of_class["low"], of_class["high"]
+    return f"{of_class['probability']:.3f}", "–" if low is None else f"{low:.3f} … {high:.3f}"

@@ -45,7 +45,7 @@ def stacking_weights(log_probabilities: Tensor, labels: Tensor, prior: float = P
     >>> for prior in (0.0, 1.0):
     ...     print(stacking_weights(surely, torch.tensor([0]), prior).round(decimals=2))
     tensor([1., 0.])
-    tensor([0.59, 0.41])
+    tensor([0.6300, 0.3700])
     """
     if not 0 <= prior < math.inf:
         raise UserError(f"prior = {prior}: it is a number of images, at least 0")
