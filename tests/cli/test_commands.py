@@ -214,3 +214,11 @@ def test_an_interruption_says_that_nothing_is_lost(
         main()
     assert ending.value.code == 130
     assert capsys.readouterr().err.strip() == "stopped; what was finished is kept"
+
+
+def test_a_template_that_would_change_nothing_is_refused(tmp_path: Path) -> None:
+    words = ["train", "--data", "digits", "--method", "coop", "--template", "a {}.", "--runs", str(tmp_path / "runs")]
+    refused = CliRunner().invoke(app, words)
+    assert isinstance(refused.exception, UserError)
+    assert "--template has no effect: coop learns its own text" in str(refused.exception)
+    assert not (tmp_path / "runs").exists()

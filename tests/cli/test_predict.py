@@ -152,7 +152,7 @@ def test_it_says_that_it_does_not_know_above_the_threshold(
     rows = csv.DictReader(io.StringIO(rebapl("predict", run, images, "--abstain", "--format", "csv")))
     assert [row["answer"] == "I don't know" for row in rows] == unsure
     monkeypatch.setattr(Posterior, "predict", lambda *_, **__: pytest.fail("worked before refusing"))
-    for other in (("--classes", "cat,dog"), ("--template", "a {}."), ("--average", "logits")):
+    for other in (("--classes", "cat,dog"), ("--average", "logits")):
         with pytest.raises(UserError, match="no threshold was chosen"):
             rebapl("predict", run, images, "--abstain", *other)
 
@@ -183,6 +183,8 @@ def test_the_heat_map_is_drawn(run: Path) -> None:
         (["--average", "mean"], "unknown average 'mean'"),
         (["--classes", "cat", "--classes-file", "x"], "not both"),
         (["--classes", "cat,,dog"], "is empty"),
+        (["--classes", "cat"], r"one class name \(cat\) would be the answer to every image"),
+        (["--template", "a {}."], "--template has no effect: maple learned its own text"),
         (["--classes-file", "nowhere.txt"], r"nowhere\.txt cannot be read"),
         (["--template", "no place"], "template"),
         (["--backbone", "nowhere"], "unknown backbone 'nowhere'"),

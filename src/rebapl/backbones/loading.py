@@ -191,8 +191,7 @@ def _load_model(source: str, architecture: Architecture) -> Any:
     for name, tensor in model.state_dict().items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise UserError(
-                f"the weights of backbone '{source}' hold NaN or infinity (first: {name}): every answer would be wrong; "
-                "fetch or train the checkpoint again"
+                f"the weights of backbone '{source}' hold NaN or infinity (first: {name}): fetch the checkpoint again"
             )
     return model
 

@@ -79,7 +79,9 @@ def _say_weights(run: Path, weights: Tensor) -> None:
     from rebapl.posterior import effective_samples, has_collapsed
 
     shown, effective = ", ".join(f"{weight:.3g}" for weight in weights.tolist()), effective_samples(weights)
-    print(f"weights: {shown} (effective number of samples: {effective:.2f} of {len(weights)}); earlier ones are kept in")
+    print(
+        f"weights: {shown} (effective number of samples: {effective:.2f} of {len(weights)}); earlier ones are kept in"
+    )
     print(f"  {run / 'posterior' / 'posterior.json'}")
     if has_collapsed(weights):
         print(

@@ -45,6 +45,9 @@ def predict(
     names = _class_names(classes, classes_file)
     files = [file for each in images for file in image_files(each)]
     posterior = load_trained(run, device=device, backbone=backbone)
+    learner = posterior.learner
+    if template is not None and not learner.reads_template(learner.config):
+        raise UserError(f"--template has no effect: {learner.method} learned its own text; leave it out")
     averaged = average or posterior.average
     if abstain:
         bound = posterior.bind(names or posterior.class_names, template)
@@ -78,6 +81,11 @@ def _class_names(classes: str | None, file: Path | None) -> list[str] | None:
 
     if classes is not None and file is not None:
         raise UserError("give the class names with --classes or with --classes-file, not both")
-    if classes is not None:
-        return [name.strip() for name in classes.split(",")]
-    return None if file is None else read_lines(file)
+    if classes is None and file is None:
+        return None
+    names = read_lines(file) if file is not None else [name.strip() for name in (classes or "").split(",")]
+    if len(names) < 2:
+        raise UserError(
+            f"one class name ({', '.join(names)}) would be the answer to every image, with probability 1: give at least two"
+        )
+    return names
