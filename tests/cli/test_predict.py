@@ -87,6 +87,16 @@ def test_the_table_shows_every_image_and_its_answer(run: Path, images: Path, mon
     assert answer in shown
 
 
+def test_one_sample_says_that_it_has_no_uncertainty_between_samples(run: Path, images: Path, tmp_path: Path) -> None:
+    alone = load_trained(run, device="cpu").sample(0).save_pretrained(tmp_path / "alone")
+    said = CliRunner().invoke(app, ["predict", str(alone), str(images)])
+    assert said.stderr.count("one sample, so there is no uncertainty between samples") == 1
+    for word in ("max-probability", "rebapl", "ensemble"):
+        assert word in said.stderr
+    assert "one sample, so" not in said.stdout
+    assert CliRunner().invoke(app, ["predict", str(run), str(images)]).stderr == ""
+
+
 def test_one_sample_has_no_interval(run: Path, images: Path, tmp_path: Path) -> None:
     alone = load_trained(run, device="cpu").sample(0).save_pretrained(tmp_path / "alone")
     words = ["predict", alone, images / "a.png", "--top", 1]

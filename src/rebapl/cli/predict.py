@@ -11,6 +11,12 @@ import typer
 
 from rebapl.errors import UserError, unknown
 
+ONE_SAMPLE = (
+    "this run has one sample, so there is no uncertainty between samples: mutual information and disagreement are 0. For "
+    "unfamiliar images it offers max-probability (rebapl evaluate RUN --fit-threshold coverage=0.9, then --abstain); "
+    "train with --inference rebapl or ensemble for more"
+)
+
 
 def predict(
     run: Annotated[Path, typer.Argument(help="Folder of a trained run, or of a posterior.")],
@@ -48,6 +54,8 @@ def predict(
     learner = posterior.learner
     if template is not None and not learner.reads_template(learner.config):
         raise UserError(f"--template has no effect: {learner.method} learned its own text; leave it out")
+    if len(posterior) == 1:
+        print(ONE_SAMPLE, file=sys.stderr)
     averaged = average or posterior.average
     if abstain:
         bound = posterior.bind(names or posterior.class_names, template)
