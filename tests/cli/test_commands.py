@@ -220,5 +220,5 @@ def test_a_template_that_would_change_nothing_is_refused(tmp_path: Path) -> None
     words = ["train", "--data", "digits", "--method", "coop", "--template", "a {}.", "--runs", str(tmp_path / "runs")]
     refused = CliRunner().invoke(app, words)
     assert isinstance(refused.exception, UserError)
-    assert "--template has no effect: coop learns its own text" in str(refused.exception)
+    assert "--template has no effect: coop does not use it" in str(refused.exception)
     assert not (tmp_path / "runs").exists()

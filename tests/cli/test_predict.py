@@ -194,7 +194,7 @@ def test_the_heat_map_is_drawn(run: Path) -> None:
         (["--classes", "cat", "--classes-file", "x"], "not both"),
         (["--classes", "cat,,dog"], "is empty"),
         (["--classes", "cat"], r"one class name \(cat\) would be the answer to every image"),
-        (["--template", "a {}."], "--template has no effect: maple learned its own text"),
+        (["--template", "a {}."], "--template has no effect: maple does not use it"),
         (["--classes-file", "nowhere.txt"], r"nowhere\.txt cannot be read"),
         (["--template", "no place"], "template"),
         (["--backbone", "nowhere"], "unknown backbone 'nowhere'"),

@@ -75,14 +75,12 @@ def evaluate(
 
 
 def _say_weights(run: Path, weights: Tensor) -> None:
-    """The weights that were stored, of how many samples they make an average, and a warning where that is hardly one."""
+    """Print the weights, of how many samples they make an average, and a warning where that is hardly one."""
     from rebapl.posterior import effective_samples, has_collapsed
 
     shown, effective = ", ".join(f"{weight:.3g}" for weight in weights.tolist()), effective_samples(weights)
-    print(
-        f"weights: {shown} (effective number of samples: {effective:.2f} of {len(weights)}); earlier ones are kept in"
-    )
-    print(f"  {run / 'posterior' / 'posterior.json'}")
+    print(f"weights: {shown} (effective number of samples: {effective:.2f} of {len(weights)})")
+    print(f"earlier weights are kept in {run / 'posterior' / 'posterior.json'}")
     if has_collapsed(weights):
         print(
             f"warning: almost all weight is on one of {len(weights)} samples, so that there is hardly any uncertainty "

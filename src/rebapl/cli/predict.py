@@ -53,7 +53,7 @@ def predict(
     posterior = load_trained(run, device=device, backbone=backbone)
     learner = posterior.learner
     if template is not None and not learner.reads_template(learner.config):
-        raise UserError(f"--template has no effect: {learner.method} learned its own text; leave it out")
+        raise UserError(f"--template has no effect: {learner.method} does not use it as it was trained; leave it out")
     if len(posterior) == 1:
         print(ONE_SAMPLE, file=sys.stderr)
     averaged = average or posterior.average
@@ -92,8 +92,6 @@ def _class_names(classes: str | None, file: Path | None) -> list[str] | None:
     if classes is None and file is None:
         return None
     names = read_lines(file) if file is not None else [name.strip() for name in (classes or "").split(",")]
-    if len(names) < 2:
-        raise UserError(
-            f"one class name ({', '.join(names)}) would be the answer to every image, with probability 1: give at least two"
-        )
+    if len(names) == 1:
+        raise UserError(f"one class name ({names[0]}) would be the answer to every image: give at least two")
     return names

@@ -9,8 +9,8 @@ concave. It is solved by expectation maximisation from uniform weights: with the
     g_s = 1/N · Σ_n p_s(y_n|x_n) / Σ_t ω_t p_t(y_n|x_n),    ω_s ← (ω_s · g_s + α/N) / (1 + S·α/N)
 
 never lowers F. The gradient is d_s = g_s + α/(N·ω_s), and Σ ω d = 1 + S·α/N, so no weights have more than
-F(ω) + max_s d_s − 1 − S·α/N: the loop ends when that is within `GAP`. Samples that are nearly alike take longer: without
-a prior, at most log(S)/`STEPS` lacks after `STEPS` steps.
+F(ω) + max_s d_s − 1 − S·α/N: the loop ends when that is within `GAP`. Samples that are nearly alike take longer:
+without a prior, at most log(S)/`STEPS` lacks after `STEPS` steps.
 """
 
 from __future__ import annotations
