@@ -12,8 +12,8 @@ import typer
 from rebapl.errors import UserError, unknown
 
 ONE_SAMPLE = (
-    "this run has one sample, so there is no uncertainty between samples: mutual information and disagreement are 0. For "
-    "unfamiliar images it offers max-probability (rebapl evaluate RUN --fit-threshold coverage=0.9, then --abstain); "
+    "this run has one sample, so there is no uncertainty between samples: mutual information and disagreement are 0. "
+    "For unfamiliar images it offers max-probability (rebapl evaluate RUN --fit-threshold coverage=0.9, then --abstain); "
     "train with --inference rebapl or ensemble for more"
 )
 

@@ -144,4 +144,4 @@ def _refuse_idle_template(config: RunConfig) -> None:
     training = config.resolved().training
     repels = training.inference is not None and training.inference.repulsion is not None
     if not repels and not METHODS.find(training.method).learner.reads_template(training.method_settings):
-        raise UserError(f"--template has no effect: {training.method} does not use it with these settings; leave it out")
+        raise UserError(f"--template has no effect: {training.method} does not use it; leave it out")

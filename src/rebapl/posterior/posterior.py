@@ -196,7 +196,7 @@ class Posterior:
         return predicted(logits, self.weights, self.class_names, names, average or self.average, self.threshold)
 
     def with_weights(self, weights: Tensor, why: str = "weights given by hand") -> Posterior:
-        """The same samples weighted otherwise; the present weights join `earlier_weights`, with `why` they were replaced.
+        """The same samples weighted otherwise; the present weights join `earlier_weights`, with the reason `why`.
 
         A threshold does not stay: it was chosen for other probabilities. Weights that are the present ones change
         nothing.
