@@ -206,6 +206,25 @@ def test_bad_input_is_refused(run: Path, images: Path, words: list[str], message
         rebapl("predict", run, images, *words)
 
 
+def test_control_characters_in_names_are_shown_as_escapes(
+    run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a\x1b[31m\nb.png").write_bytes((images / "a.png").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    shown = rebapl("predict", run, ".", "--classes", "c\x1bat,dog")
+    assert "a\\x1b[31m\\nb.png" in "".join(shown.split()).replace("│", "")
+    assert "c\\x1bat" in shown
+    assert "\x1b" not in shown
+    (tmp_path / "bad\x1b[2J\n.png").write_bytes(b"x")
+    monkeypatch.setattr(sys, "argv", ["rebapl", "predict", str(run), "."])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr().err
+    assert "bad\\x1b[2J\\n.png cannot be read" in said
+    assert (said.count("\n"), said.count("\x1b")) == (1, 0)
+
+
 def test_one_clear_line_names_the_bad_image(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rebapl.errors import printable
 from rebapl.posterior import Prediction
 from rebapl.posterior.prediction import LEVEL
 
@@ -87,12 +88,15 @@ def as_table(answers: list[dict[str, Any]], samples: int, coloured: bool) -> str
     for answer in answers:
         first, *others = answer["top"]
         unsure = answer["answer"] is None
-        shown = f"{UNSURE} ({first['class']}?)" if unsure else first["class"]
+        image, name = printable(answer["image"]), printable(first["class"])
+        shown = f"{UNSURE} ({name}?)" if unsure else name
         measures = (f"{answer['entropy']:.3f}", f"{answer['mutual_information']:.3f}")
-        table.add_row(escape(answer["image"]), escape(shown), *_numbers(first), *measures, end_section=not others)
+        table.add_row(escape(image), escape(shown), *_numbers(first), *measures, end_section=not others)
         for other in others:
             last = other is others[-1]
-            table.add_row("", f"[dim]{escape(other['class'])}[/dim]", *_numbers(other), "", "", end_section=last)
+            table.add_row(
+                "", f"[dim]{escape(printable(other['class']))}[/dim]", *_numbers(other), "", "", end_section=last
+            )
     text = io.StringIO()
     Console(file=text, width=None if coloured else WIDTH, force_terminal=coloured, no_color=not coloured).print(table)
     return text.getvalue().rstrip("\n")

@@ -18,7 +18,7 @@ from rebapl.cli.reproduce import reproduce
 from rebapl.cli.results import results
 from rebapl.cli.run import run
 from rebapl.cli.train import train
-from rebapl.errors import UserError
+from rebapl.errors import UserError, printable
 
 INTERRUPTED = 130
 """The exit code that typer ends with when somebody presses Ctrl-C."""
@@ -39,15 +39,20 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        from rich.console import Console
-        from rich.markup import escape
-
-        Console(stderr=True, highlight=False).print(f"[bold red]error:[/bold red] {escape(str(error))}")
+        _show_error(str(error))
         sys.exit(2)
     except SystemExit as ending:
         if ending.code == INTERRUPTED:
             print("stopped; what was finished is kept", file=sys.stderr)
         raise
+
+
+def _show_error(message: str) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    shown = escape(printable(message, keep="\n"))
+    Console(stderr=True, highlight=False).print(f"[bold red]error:[/bold red] {shown}")
 
 
 def _print_version(wanted: bool) -> None:

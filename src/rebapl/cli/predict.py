@@ -13,8 +13,8 @@ from rebapl.errors import UserError, unknown
 
 ONE_SAMPLE = (
     "this run has one sample, so there is no uncertainty between samples: mutual information and disagreement are 0. "
-    "For unfamiliar images it offers max-probability (rebapl evaluate RUN --fit-threshold coverage=0.9, then --abstain); "
-    "train with --inference rebapl or ensemble for more"
+    "For unfamiliar images it has max-probability (rebapl evaluate RUN --fit-threshold coverage=0.9, then --abstain). "
+    "Train with --inference rebapl or ensemble for more"
 )
 
 

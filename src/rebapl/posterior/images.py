@@ -13,7 +13,7 @@ from torch import Tensor
 from rebapl.data.images import BROKEN, EXTENSIONS, as_rgb, images_below, read_image, turned_upright, unreadable
 from rebapl.data.transforms import Preprocessing
 from rebapl.data.workers import in_threads, portions
-from rebapl.errors import UserError
+from rebapl.errors import UserError, printable
 
 Source = str | Path | Image.Image | np.ndarray
 Images = Source | Tensor | Sequence[Source]
@@ -42,7 +42,7 @@ def image_files(path: Path) -> list[Path]:
     """The file itself, or all images below a folder in the order of their paths; hidden ones are left out."""
     if not path.is_dir():
         if not path.exists():
-            raise UserError(f"{path}: no such image or folder")
+            raise UserError(f"{printable(str(path))}: no such image or folder")
         return [path]
     found = images_below(path)
     if not found:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +204,7 @@ class Posterior:
         changed = replace(self, weights=weights, threshold=None)
         if torch.equal(changed.weights, self.weights):
             return self
-        now = datetime.now(UTC).isoformat(timespec="seconds")
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         earlier = EarlierWeights(tuple(self.weights.tolist()), replaced_by=why, replaced_at=now)
         return replace(changed, earlier_weights=(*self.earlier_weights, earlier))
 
