@@ -1,7 +1,11 @@
 """The one exception meant for a person: it says what was wrong and what is accepted instead."""
 
 import difflib
+import unicodedata
 from collections.abc import Iterable
+
+_HIDDEN = ("Cc", "Cs", "Zl", "Zp")  # control characters, bytes that are no text, line and paragraph separators
+_TURNING = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # change the direction of writing
 
 
 class UserError(ValueError):
@@ -18,3 +22,15 @@ def unknown(kind: str, given: str, accepted: Iterable[str], more: str = "") -> U
     near = difflib.get_close_matches(given, names, n=1)
     hint = f" did you mean '{near[0]}'?" if near else ""
     return UserError(f"unknown {kind} '{given}':{hint} Accepted: {', '.join(names)}{more}")
+
+
+def printable(text: str, keep: str = "") -> str:
+    r"""The text with what would move the cursor, colour the terminal or turn the writing shown as escapes.
+
+    >>> print(printable("cat\x1b[31m\n.png"), printable("one\ntwo\x07", keep="\n").splitlines())
+    cat\x1b[31m\n.png ['one', 'two\\x07']
+    """
+    hidden = (char not in keep and (char in _TURNING or unicodedata.category(char) in _HIDDEN) for char in text)
+    return "".join(
+        char.encode("unicode_escape").decode() if hide else char for char, hide in zip(text, hidden, strict=True)
+    )

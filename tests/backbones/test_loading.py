@@ -205,3 +205,14 @@ def test_a_processor_config_serves_as_well(folder: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
     (folder / "processor_config.json").write_text(json.dumps({"image_processor": given}))
     assert load_backbone(folder).preprocessing == expected
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(folder: Path, value: float) -> None:
+    weights = load_file(folder / "model.safetensors")
+    name = "text_projection.weight"
+    weights[name][0, 1] = value
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    said = message(folder)
+    assert f"hold NaN or infinity (first: {name})" in said
+    assert "\n" not in said

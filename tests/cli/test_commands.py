@@ -1,5 +1,6 @@
 """The command line as a person meets it."""
 
+import errno
 import json
 import os
 import resource
@@ -214,3 +215,37 @@ def test_an_interruption_says_that_nothing_is_lost(
         main()
     assert ending.value.code == 130
     assert capsys.readouterr().err.strip() == "stopped; what was finished is kept"
+
+
+def test_a_template_that_would_change_nothing_is_refused(tmp_path: Path) -> None:
+    words = ["train", "--data", "digits", "--method", "coop", "--template", "a {}.", "--runs", str(tmp_path / "runs")]
+    refused = CliRunner().invoke(app, words)
+    assert isinstance(refused.exception, UserError)
+    assert "--template has no effect: coop does not use it" in str(refused.exception)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize("kind", ["a file where a folder should be", "a full disk"])
+def test_what_the_system_refuses_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str, debug: bool
+) -> None:
+    out = tmp_path / "schema.json"
+    if kind == "a full disk":
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(out))
+
+        monkeypatch.setattr(os, "fsync", full)
+    else:
+        (tmp_path / "file").touch()
+        out = tmp_path / "file" / "x" / "schema.json"
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr(sys, "argv", ["rebapl", *(["--debug"] if debug else []), "config", "schema", "--out", str(out)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert said.splitlines()[-1].startswith(f"error: {tmp_path}")
+    assert (said.count("\n") == 1) != debug
+    assert ("Traceback" in said) == debug

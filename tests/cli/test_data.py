@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from drawn_folder import class_folders
 from typer.testing import CliRunner
 
 from rebapl.cli.data import data
@@ -66,3 +67,12 @@ def test_unknown_names(tmp_path: Path) -> None:
         error = rebapl_data(*words).exception
         assert isinstance(error, UserError)
         assert "did you mean 'eurosat'?" in str(error)
+
+
+def test_control_characters_in_names_are_shown_as_escapes(tmp_path: Path) -> None:
+    class_folders(tmp_path, **{"c\x1b[31mat": 3, "dog": 3})
+    (tmp_path / "dog" / "\x07\n.png").write_bytes(b"broken")
+    shown = rebapl_data("check", str(tmp_path)).stdout
+    assert "c\\x1b[31mat" in shown
+    assert "\\x07\\n.png cannot be read" in shown
+    assert not {"\x1b", "\x07"} & set(shown)

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import small_run
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
 from rebapl.cli.commands import app, main
+from rebapl.cli.evaluate import _say_weights
 from rebapl.cli.values import parse_threshold
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior
@@ -85,6 +87,28 @@ def test_the_table_shows_every_image_and_its_answer(run: Path, images: Path, mon
     assert answer in shown
 
 
+def test_one_sample_says_that_it_has_no_uncertainty_between_samples(run: Path, images: Path, tmp_path: Path) -> None:
+    alone = load_trained(run, device="cpu").sample(0).save_pretrained(tmp_path / "alone")
+    said = CliRunner().invoke(app, ["predict", str(alone), str(images)])
+    assert said.stderr.count("one sample, so there is no uncertainty between samples") == 1
+    for word in ("max-probability", "rebapl", "ensemble"):
+        assert word in said.stderr
+    assert "one sample, so" not in said.stdout
+    assert CliRunner().invoke(app, ["predict", str(run), str(images)]).stderr == ""
+
+
+def test_one_sample_has_no_interval(run: Path, images: Path, tmp_path: Path) -> None:
+    alone = load_trained(run, device="cpu").sample(0).save_pretrained(tmp_path / "alone")
+    words = ["predict", alone, images / "a.png", "--top", 1]
+    (best,) = json.loads(rebapl(*words, "--format", "json"))["images"][0]["top"]
+    assert (best["low"], best["high"]) == (None, None)
+    (row,) = csv.DictReader(io.StringIO(rebapl(*words, "--format", "csv")))
+    assert (row["low_1"], row["high_1"]) == ("", "")
+    shown = rebapl(*words)
+    assert "one sample: no interval" in shown
+    assert "…" not in shown
+
+
 def test_other_class_names_from_the_command_line_or_a_file(run: Path, images: Path, tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("cat\n\nbig dog\n")
     words = ["predict", run / "posterior", images / "a.png", "--format", "json"]
@@ -138,9 +162,23 @@ def test_it_says_that_it_does_not_know_above_the_threshold(
     rows = csv.DictReader(io.StringIO(rebapl("predict", run, images, "--abstain", "--format", "csv")))
     assert [row["answer"] == "I don't know" for row in rows] == unsure
     monkeypatch.setattr(Posterior, "predict", lambda *_, **__: pytest.fail("worked before refusing"))
-    for other in (("--classes", "cat,dog"), ("--template", "a {}."), ("--average", "logits")):
+    for other in (("--classes", "cat,dog"), ("--average", "logits")):
         with pytest.raises(UserError, match="no threshold was chosen"):
             rebapl("predict", run, images, "--abstain", *other)
+
+
+def test_fitted_weights_are_shown_and_can_be_undone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = rebapl("evaluate", run, "--fit-weights")
+    weights = load_trained(run, device="cpu").weights
+    assert f"weights: {weights[0]:.3g}, {weights[1]:.3g} (effective number of samples: " in shown
+    rebapl("evaluate", run, "--uniform-weights")
+    undone = load_trained(run, device="cpu")
+    assert undone.weights.tolist() == [0.5, 0.5]
+    assert undone.earlier_weights[-1].weights == tuple(weights.tolist())
+    with pytest.raises(UserError, match="give one of them"):
+        rebapl("evaluate", run, "--uniform-weights", "--fit-weights")
+    _say_weights(run, torch.tensor([0.99, 0.005, 0.005]))
+    assert "almost all weight is on one of 3 samples" in capsys.readouterr().err
 
 
 def test_the_heat_map_is_drawn(run: Path) -> None:
@@ -155,6 +193,8 @@ def test_the_heat_map_is_drawn(run: Path) -> None:
         (["--average", "mean"], "unknown average 'mean'"),
         (["--classes", "cat", "--classes-file", "x"], "not both"),
         (["--classes", "cat,,dog"], "is empty"),
+        (["--classes", "cat"], r"one class name \(cat\) would be the answer to every image"),
+        (["--template", "a {}."], "--template has no effect: maple does not use it"),
         (["--classes-file", "nowhere.txt"], r"nowhere\.txt cannot be read"),
         (["--template", "no place"], "template"),
         (["--backbone", "nowhere"], "unknown backbone 'nowhere'"),
@@ -164,6 +204,25 @@ def test_the_heat_map_is_drawn(run: Path) -> None:
 def test_bad_input_is_refused(run: Path, images: Path, words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         rebapl("predict", run, images, *words)
+
+
+def test_control_characters_in_names_are_shown_as_escapes(
+    run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a\x1b[31m\nb.png").write_bytes((images / "a.png").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    shown = rebapl("predict", run, ".", "--classes", "c\x1bat,dog")
+    assert "a\\x1b[31m\\nb.png" in "".join(shown.split()).replace("│", "")
+    assert "c\\x1bat" in shown
+    assert "\x1b" not in shown
+    (tmp_path / "bad\x1b[2J\n.png").write_bytes(b"x")
+    monkeypatch.setattr(sys, "argv", ["rebapl", "predict", str(run), "."])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        main()
+    said = capsys.readouterr().err
+    assert "bad\\x1b[2J\\n.png cannot be read" in said
+    assert (said.count("\n"), said.count("\x1b")) == (1, 0)
 
 
 def test_one_clear_line_names_the_bad_image(

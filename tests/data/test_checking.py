@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from drawn_folder import class_folders
 
+from rebapl.data.catalogue import load_dataset
 from rebapl.data.checking import check_dataset
 from rebapl.data.fixture import make_fixture
 from rebapl.data.published import PUBLISHED
@@ -102,6 +103,7 @@ def test_images_in_no_split_and_scarce_classes_are_noted(tmp_path: Path) -> None
 def test_own_folders_too(tmp_path: Path) -> None:
     class_folders(tmp_path, cat=4, dog=4)
     assert check_dataset(str(tmp_path)).ok
+    load_dataset(str(tmp_path))  # keeps its split
     (tmp_path / "cat" / "0.png").write_bytes(b"x")
     assert "1 images cannot be read" in check_dataset(str(tmp_path)).problems[0]
     (tmp_path / "cat" / "0.png").unlink()
@@ -111,3 +113,16 @@ def test_own_folders_too(tmp_path: Path) -> None:
 def test_a_wrong_name_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'eurosat'"):
         check_dataset("eurosta", tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["folder", "csv"])
+def test_a_check_writes_nothing(tmp_path: Path, kind: str) -> None:
+    class_folders(tmp_path, cat=4, dog=4)
+    (tmp_path / "cat" / "0.png").write_bytes(b"broken")
+    if kind == "csv":
+        rows = [f"{name}/{number}.png,{name}" for name in ("cat", "dog") for number in range(4)]
+        (tmp_path / "list.csv").write_text("\n".join(["path,label", *rows]))
+    before = sorted(tmp_path.rglob("*"))
+    report = check_dataset(str(tmp_path / "list.csv" if kind == "csv" else tmp_path))
+    assert "0.png cannot be read" in report.problems[0]
+    assert sorted(tmp_path.rglob("*")) == before

@@ -207,3 +207,18 @@ def test_own_photos_are_upright_and_published_images_as_they_are_stored(tmp_path
     assert load_dataset(str(tmp_path / "own")).load("cat/0.png").size == (4, 6)
     turned.save(make_fixture("eurosat", tmp_path) / "2750" / "River" / "River_1.jpg", exif=exif)
     assert load_dataset("eurosat", tmp_path).load("River/River_1.jpg").size == (6, 4)
+
+
+def test_runs_among_the_photos_are_no_class(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class_folders(tmp_path, cat=3, dog=3)
+    for name, content in (("runs/photos-coop-s1", {"resolved": {}}), ("best", {"resolved": {}}), ("emu", {"old": 1})):
+        draw(tmp_path / name / "diversity.png", tmp_path / name / "a.png", tmp_path / name / "b.png")
+        (tmp_path / name / "config.json").write_text(json.dumps(content))
+    assert load_dataset(str(tmp_path)).class_names == ["cat", "dog", "emu"]
+    assert f"{tmp_path}: passed over, since runs of rebapl are in it: best, runs" in caplog.text
+    for part in ("train", "test"):
+        class_folders(tmp_path / "split" / part, cat=1, dog=1)
+    (tmp_path / "split" / "runs").mkdir()  # a run has begun
+    assert load_dataset(str(tmp_path / "split")).class_names == ["cat", "dog"]
+    class_folders(tmp_path / "sports", runs=3, jumps=3)
+    assert load_dataset(str(tmp_path / "sports")).class_names == ["jumps", "runs"]

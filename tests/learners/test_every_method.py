@@ -38,6 +38,22 @@ def test_has_an_entry_in_the_table(method: str) -> None:
     assert method in CASES, f"add '{method}' to CASES in tests/support/methods.py"
 
 
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        *((method, case.settings) for method, case in CASES.items()),
+        ("vpt", {"text": None}),
+        ("zero-shot", {"templates": "a bad photo of the {}."}),
+        ("zero-shot", {"templates": "a bad photo of the {}.", "with_own": False}),
+    ],
+)
+def test_says_whether_it_uses_the_template(build: Any, images: Tensor, method: str, settings: dict) -> None:
+    learner = build(method, settings).eval()
+    other = learner.bind(learner.class_names, "itap of the {} here.")
+    differs = not torch.allclose(learner(images).logits, other(images).logits, atol=1e-6)
+    assert learner.reads_template(learner.config) == differs
+
+
 # Parameters
 
 

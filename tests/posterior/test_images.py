@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from rebapl.data.own import dataset_of
 from rebapl.data.transforms import Preprocessing
 from rebapl.data.workers import portions
 from rebapl.errors import UserError
@@ -87,13 +88,19 @@ def test_what_is_no_image_is_refused(images: Any, message: str) -> None:
         read_images(images, SIZES)
 
 
-def test_files_are_turned_upright_and_pictures_taken_as_they_are(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["png", "jpg"])
+def test_files_and_pictures_are_turned_upright_alike(tmp_path: Path, ending: str) -> None:
     sideways = Image.Exif()
     sideways[0x0112] = 6
-    picture(0).save(tmp_path / "x.png", exif=sideways)
-    assert torch.equal(read_images(tmp_path, SIZES)[1][0], SIZES.centre(picture(0).rotate(-90, expand=True)))
-    with Image.open(tmp_path / "x.png") as opened:
-        assert torch.equal(read_images(opened, SIZES)[1], views_of(0))
+    file = tmp_path / f"x.{ending}"
+    picture(0).save(file, exif=sideways)
+    with Image.open(file) as stored:
+        upright = SIZES.centre(stored.convert("RGB").rotate(-90, expand=True))
+    assert torch.equal(read_images(file, SIZES)[1][0], upright)
+    with Image.open(file) as opened:
+        assert torch.equal(read_images(opened, SIZES)[1][0], upright)
+        dataset = dataset_of([opened, file], [0, 1], ["cat", "dog"])
+        assert all(torch.equal(SIZES.centre(dataset.load(item.key)), upright) for item in dataset.train)
 
 
 @pytest.mark.parametrize("kind", ["text", "empty", "truncated"])

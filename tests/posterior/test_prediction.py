@@ -84,8 +84,20 @@ def test_intervals_are_weighted_quantiles(samples: int, level: float, uniform: b
     for n in range(len(prediction)):
         for c in range(5):
             values = prediction.per_sample[:, n, c].tolist()
-            expected = brute_interval(values, prediction.weights.tolist(), level)
-            assert (low[n, c].item(), high[n, c].item()) == expected
+            shown = prediction.probabilities[n, c].item()
+            least, greatest = brute_interval(values, prediction.weights.tolist(), level)
+            assert (low[n, c].item(), high[n, c].item()) == (min(least, shown), max(greatest, shown))
+
+
+@pytest.mark.parametrize("average", ["probabilities", "logits"])
+def test_an_interval_contains_the_probability_it_is_shown_beside(average: str) -> None:
+    prediction = make_prediction(average, samples=3)
+    outside = (prediction.probabilities < prediction.per_sample.amin(0)) | (
+        prediction.probabilities > prediction.per_sample.amax(0)
+    )
+    assert bool(outside.any()) == (average == "logits")
+    top = prediction.top(5)
+    assert bool((top.low <= top.probabilities).all() and (top.probabilities <= top.high).all())
 
 
 def test_few_samples_give_least_and_greatest_and_weightless_ones_count_for_nothing() -> None:

@@ -1,6 +1,8 @@
 """Stacking weights against a grid and against a general solver."""
 
 import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.posterior import stacking_weights
+from rebapl.posterior import Posterior, effective_samples, has_collapsed, stacking_weights
 from rebapl.posterior.stacking import expectation_maximisation
 
 
@@ -33,7 +35,7 @@ def test_two_weights_equal_the_best_of_a_grid(seed: int) -> None:
     data = held_out(2, seed)
     grid = np.linspace(0, 1, 10_001)
     best = max(grid, key=lambda share: likelihood(np.array([share, 1 - share]), *data))
-    weights = stacking_weights(*data)
+    weights = stacking_weights(*data, prior=0)
     assert weights[0].item() == pytest.approx(best, abs=2e-3)
     assert likelihood(weights.double().numpy(), *data) >= likelihood(np.array([best, 1 - best]), *data) - 1e-6
 
@@ -49,7 +51,7 @@ def test_three_weights_equal_a_general_solver(seed: int) -> None:
         constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
         options={"ftol": 1e-12},
     )
-    weights = stacking_weights(*data)
+    weights = stacking_weights(*data, prior=0)
     assert likelihood(weights.double().numpy(), *data) == pytest.approx(-solved.fun, abs=1e-6)
     np.testing.assert_allclose(weights.numpy(), solved.x, atol=5e-3)
 
@@ -57,7 +59,7 @@ def test_three_weights_equal_a_general_solver(seed: int) -> None:
 def test_every_step_raises_the_likelihood() -> None:
     log_probabilities, labels = held_out(5)
     right = log_probabilities.double().gather(2, labels.expand(5, -1)[..., None])[..., 0]
-    steps = list(expectation_maximisation(right))
+    steps = list(expectation_maximisation(right, prior=0))
     assert len(steps) > 10
     found = [likelihood(weights.numpy(), log_probabilities, labels) for weights in steps]
     assert all(later >= earlier - 1e-12 for earlier, later in itertools.pairwise(found))
@@ -66,6 +68,57 @@ def test_every_step_raises_the_likelihood() -> None:
     for weights in steps:
         assert weights.min() >= 0
         assert weights.sum().item() == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("prior", [0.5, 1.0, 10.0])
+def test_the_prior_counts_as_more_images_that_one_sample_alone_explains(prior: float) -> None:
+    """Against a general solver of the stated objective."""
+    data = held_out(4, images=12)
+
+    def lacks(weights: np.ndarray) -> float:
+        weights = np.maximum(weights, 1e-12)
+        return -likelihood(weights, *data) - prior / 12 * float(np.log(weights).sum())
+
+    solved = minimize(
+        lacks,
+        np.full(4, 1 / 4),
+        method="SLSQP",
+        bounds=[(1e-9, 1)] * 4,
+        constraints={"type": "eq", "fun": lambda w: w.sum() - 1},
+        options={"ftol": 1e-13},
+    )
+    weights = stacking_weights(*data, prior=prior)
+    assert lacks(weights.double().numpy()) <= solved.fun + 2e-7
+    np.testing.assert_allclose(weights.numpy(), solved.x, atol=2e-3)
+
+
+def test_a_few_images_do_not_give_one_sample_all_the_weight() -> None:
+    """One of three samples is right and sure of 12 images: EM's fixed point is (12 + α) : α : α."""
+    probabilities = torch.tensor([[1 - 1e-9, 1e-9], [1e-9, 1 - 1e-9], [1e-9, 1 - 1e-9]], dtype=torch.double)
+    images = probabilities.log()[:, None].expand(3, 12, 2)
+    weights = stacking_weights(images, torch.zeros(12, dtype=torch.long))
+    torch.testing.assert_close(weights, torch.tensor([13.0, 1.0, 1.0]) / 15, atol=1e-5, rtol=0)
+    assert has_collapsed(weights)
+    assert effective_samples(weights) == pytest.approx(225 / 171)
+    assert not has_collapsed(torch.tensor([0.5, 0.3, 0.2]))
+    assert not has_collapsed(torch.tensor([1.0, 0.0]))
+    with pytest.raises(UserError, match="prior = -1"):
+        stacking_weights(images, torch.zeros(12, dtype=torch.long), prior=-1)
+
+
+def test_weights_that_were_replaced_are_kept_on_disk(make: Any, views: Tensor, tmp_path: Path) -> None:
+    posterior = make("coop")
+    fitted = posterior.fit_weights(views, torch.zeros(7, dtype=torch.long))
+    fitted.save_pretrained(tmp_path / "p")
+    read = Posterior.from_pretrained(tmp_path / "p", encoder=posterior.learner.encoder)
+    (earlier,) = read.earlier_weights
+    assert earlier.weights == tuple(posterior.weights.tolist())
+    assert earlier.replaced_by == "stacking on 7 images, prior 1"
+    assert json.loads((tmp_path / "p" / "posterior.json").read_text())["earlier_weights"][0]["replaced_at"]
+    undone = read.with_uniform_weights()
+    assert torch.equal(undone.weights, posterior.weights)
+    assert [each.replaced_by for each in undone.earlier_weights] == [earlier.replaced_by, "uniform weights"]
+    assert undone.with_uniform_weights() is undone
 
 
 def test_weights_are_weights() -> None:
@@ -86,7 +139,7 @@ def test_samples_that_are_alike_stay_uniform_and_impossible_images_say_nothing()
 
 def test_likelihoods_too_small_for_a_float_still_count() -> None:
     log_probabilities = torch.tensor([[[-2000.0, 0.0]], [[-1000.0, 0.0]]])
-    assert stacking_weights(log_probabilities, torch.tensor([0]))[1].item() == pytest.approx(1, abs=1e-4)
+    assert stacking_weights(log_probabilities, torch.tensor([0]), prior=0)[1].item() == pytest.approx(1, abs=1e-4)
 
 
 def test_no_labels_are_refused() -> None:

@@ -189,6 +189,11 @@ def _load_model(source: str, architecture: Architecture) -> Any:
             f"the weights of backbone '{source}' lack {len(missing)} tensors of its configuration (first: "
             f"{missing[0]}): config.json and the weights do not belong together"
         )
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            raise UserError(
+                f"the weights of backbone '{source}' hold NaN or infinity (first: {name}): fetch the checkpoint again"
+            )
     return model
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rebapl.errors import printable
 from rebapl.posterior import Prediction
 from rebapl.posterior.prediction import LEVEL
 
@@ -21,7 +22,11 @@ MEASURES = ("entropy", "expected_entropy", "mutual_information", "disagreement")
 
 
 def records(prediction: Prediction, top: int, abstain: bool) -> list[dict[str, Any]]:
-    """One record per image, unrounded: `answer` is None where the posterior should not answer."""
+    """One record per image, unrounded: `answer` is None where the posterior should not answer.
+
+    With one sample there is no interval: `low` and `high` are None.
+    """
+    alone = len(prediction.weights) == 1
     best = prediction.top(top)
     unsure = prediction.unsure().tolist() if abstain else [False] * len(prediction)
     measures = {
@@ -34,7 +39,12 @@ def records(prediction: Prediction, top: int, abstain: bool) -> list[dict[str, A
     answers = []
     for index, (name, doubt) in enumerate(zip(prediction.names, unsure, strict=True)):
         classes = [
-            {"class": prediction.class_names[label], "probability": probability, "low": low, "high": high}
+            {
+                "class": prediction.class_names[label],
+                "probability": probability,
+                "low": None if alone else low,
+                "high": None if alone else high,
+            }
             for label, probability, low, high in zip(*columns[index], strict=True)
         ]
         shown = name.encode("utf-8", "backslashreplace").decode()  # a file's name may be no valid text
@@ -66,7 +76,9 @@ def as_csv(answers: list[dict[str, Any]]) -> str:
 def as_table(answers: list[dict[str, Any]], samples: int, coloured: bool) -> str:
     """A table for a terminal, with a row per image and class. The first row of an image has its measures."""
     table = Table(
-        caption=f"interval: where at least {LEVEL:.0%} of the {samples} samples' weight lies" if samples > 1 else None,
+        caption=f"interval: where at least {LEVEL:.0%} of the {samples} samples' weight lies"
+        if samples > 1
+        else "one sample: no interval",
         caption_justify="left",
     )
     table.add_column("image", overflow="fold")
@@ -76,16 +88,20 @@ def as_table(answers: list[dict[str, Any]], samples: int, coloured: bool) -> str
     for answer in answers:
         first, *others = answer["top"]
         unsure = answer["answer"] is None
-        shown = f"{UNSURE} ({first['class']}?)" if unsure else first["class"]
+        image, name = printable(answer["image"]), printable(first["class"])
+        shown = f"{UNSURE} ({name}?)" if unsure else name
         measures = (f"{answer['entropy']:.3f}", f"{answer['mutual_information']:.3f}")
-        table.add_row(escape(answer["image"]), escape(shown), *_numbers(first), *measures, end_section=not others)
+        table.add_row(escape(image), escape(shown), *_numbers(first), *measures, end_section=not others)
         for other in others:
             last = other is others[-1]
-            table.add_row("", f"[dim]{escape(other['class'])}[/dim]", *_numbers(other), "", "", end_section=last)
+            table.add_row(
+                "", f"[dim]{escape(printable(other['class']))}[/dim]", *_numbers(other), "", "", end_section=last
+            )
     text = io.StringIO()
     Console(file=text, width=None if coloured else WIDTH, force_terminal=coloured, no_color=not coloured).print(table)
     return text.getvalue().rstrip("\n")
 
 
 def _numbers(of_class: dict[str, Any]) -> tuple[str, str]:
-    return f"{of_class['probability']:.3f}", f"{of_class['low']:.3f} … {of_class['high']:.3f}"
+    low, high = of_class["low"], of_class["high"]
+    return f"{of_class['probability']:.3f}", "–" if low is None else f"{low:.3f} … {high:.3f}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated
 
@@ -18,10 +20,12 @@ from rebapl.cli.reproduce import reproduce
 from rebapl.cli.results import results
 from rebapl.cli.run import run
 from rebapl.cli.train import train
-from rebapl.errors import UserError
+from rebapl.errors import UserError, printable
 
 INTERRUPTED = 130
 """The exit code that typer ends with when somebody presses Ctrl-C."""
+
+_debug: ContextVar[bool] = ContextVar("debug", default=False)
 
 app = typer.Typer(
     name="rebapl",
@@ -33,21 +37,40 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line; a `UserError` becomes one line on stderr and exit code 2."""
+    """Run the command line; a `UserError` or an `OSError` becomes one line on stderr and exit code 2.
+
+    `--debug` shows the traceback before that line.
+    """
     # Threads that wait for one another by spinning long are many times slower when other programs want the cores too.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         app()
-    except UserError as error:
-        from rich.console import Console
-        from rich.markup import escape
-
-        Console(stderr=True, highlight=False).print(f"[bold red]error:[/bold red] {escape(str(error))}")
+    except (UserError, OSError) as error:
+        if _debug.get():
+            traceback.print_exc()
+        _show_error(str(error) if isinstance(error, UserError) else _of_the_system(error))
         sys.exit(2)
     except SystemExit as ending:
         if ending.code == INTERRUPTED:
             print("stopped; what was finished is kept", file=sys.stderr)
         raise
+
+
+def _of_the_system(error: OSError) -> str:
+    """What the system said, in one line: which file, and why it could not be read or written."""
+    if error.filename is None or error.strerror is None:
+        message = " ".join(str(error).split()) or type(error).__name__
+    else:
+        message = f"{printable(str(error.filename))}: {error.strerror}"
+    return f"{message} (rebapl --debug … shows where it happened)"
+
+
+def _show_error(message: str) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    shown = escape(printable(message, keep="\n"))
+    Console(stderr=True, highlight=False).print(f"[bold red]error:[/bold red] {shown}")
 
 
 def _print_version(wanted: bool) -> None:
@@ -61,6 +84,7 @@ def _root(
     version: Annotated[  # noqa: ARG001 (its callback acts)
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error, too.")] = False,
     plugin: Annotated[
         list[str] | None,
         typer.Option(
@@ -70,6 +94,7 @@ def _root(
     ] = None,
 ) -> None:
     """Sample the posterior of CLIP's prompts instead of optimising them, and know when you do not know."""
+    _debug.set(debug)
     from rebapl.plugins import use_modules
 
     use_modules(plugin or [])

@@ -10,6 +10,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from rebapl.errors import printable
 from rebapl.reports.tables import Table
 from rebapl.runs.jobs import Event, Retried, Started, Stepped
 
@@ -17,7 +18,7 @@ from rebapl.runs.jobs import Event, Retried, Started, Stepped
 def print_table(table: Table) -> None:
     """Print a whole table. If the terminal is too narrow, it breaks the lines; no number is cut off."""
     console, drawn = Console(), table.to_rich(bare=True)
-    console.print(table.title, style="italic", highlight=False, markup=False, soft_wrap=True)
+    console.print(printable(table.title), style="italic", highlight=False, markup=False, soft_wrap=True)
     wide = console.measure(drawn, options=console.options.update(width=400)).maximum
     if wide > console.width:
         console = Console(width=wide, no_color=not console.is_terminal, force_terminal=console.is_terminal)
@@ -79,7 +80,7 @@ class RunProgress(StepProgress):
             config = event.job.config
             title = f"{config['method']} · {config['inference']} on {config['data']}, seed {config['seed']}"
             again = "" if event.attempt == 1 else f" (attempt {event.attempt})"
-            self._moved[event.job.folder] = self.begin(title + again)
+            self._moved[event.job.folder] = self.begin(printable(title) + again)
         elif isinstance(event, Stepped):
             self._moved[event.job.folder](event.done, event.total, event.loss)
         elif isinstance(event, Retried):

@@ -7,9 +7,12 @@ from typing import Annotated
 
 import typer
 
-from rebapl.errors import unknown
+from rebapl.errors import printable, unknown
 
 data = typer.Typer(no_args_is_help=True, help="Data sets: list, check, draw stand-ins.")
+
+LINES = "\n"
+"""What a report may hold beside text: the images that cannot be read stand in a line each."""
 
 RootOption = Annotated[
     Path | None, typer.Option(help="The data root, which holds eurosat/ and so on; or $REBAPL_DATA.")
@@ -111,8 +114,8 @@ def check(
     )
     for mark, lines in marked:
         for line in lines:
-            console.print(f"{mark} {escape(line)}")
-    console.print(f"{escape(name)}: " + ("[green]complete[/]" if report.ok else "[bold red]not complete[/]"))
+            console.print(f"{mark} {escape(printable(line, keep=LINES))}")
+    console.print(f"{escape(printable(name))}: " + ("[green]complete[/]" if report.ok else "[bold red]not complete[/]"))
     if not report.ok:
         raise typer.Exit(1)
 

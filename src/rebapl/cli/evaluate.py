@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rebapl.cli.values import parse_names, parse_threshold
 from rebapl.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def evaluate(
@@ -26,6 +30,9 @@ def evaluate(
     fit_weights: Annotated[
         bool, typer.Option("--fit-weights", help="First weight the samples by their fit to the validation images.")
     ] = False,
+    uniform_weights: Annotated[
+        bool, typer.Option("--uniform-weights", help="First weight all samples alike, which undoes --fit-weights.")
+    ] = False,
     fit_threshold: Annotated[
         str | None,
         typer.Option(help="First choose when to say 'I don't know' on them: risk=0.05, or coverage=0.9[,by=entropy]."),
@@ -39,6 +46,7 @@ def evaluate(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
 ) -> None:
     """Score a trained run on its test images and store the results in it."""
+    import torch
     from rich.console import Console
 
     from rebapl.reports.base_novel import scores_table
@@ -51,13 +59,31 @@ def evaluate(
         device=device,
         config=scored_as(read_config(run), protocol, parse_names(targets)),
         fit_weights=fit_weights,
+        uniform_weights=uniform_weights,
         fit_threshold=None if fit_threshold is None else parse_threshold(fit_threshold),
         outside=outside,
     )
     Console().print(scores_table(result, title=str(run)).to_rich())
+    if fit_weights or uniform_weights:
+        _say_weights(run, torch.tensor(result.weights))
     for by, found in result.outside.get(outside or "", {}).items():
         print(f"outside {outside} by {by}: AUROC {found['auroc']:.1f}, FPR95 {found['fpr95']:.1f}")
     if heat_map:
         if result.diversity is None:
             raise UserError(f"{run} has one sample: there are no distances to draw")
         print(f"the distances between samples: {diversity_figure(result.diversity, run / 'diversity.png')}")
+
+
+def _say_weights(run: Path, weights: Tensor) -> None:
+    """Print the weights, of how many samples they make an average, and a warning where that is hardly one."""
+    from rebapl.posterior import effective_samples, has_collapsed
+
+    shown, effective = ", ".join(f"{weight:.3g}" for weight in weights.tolist()), effective_samples(weights)
+    print(f"weights: {shown} (effective number of samples: {effective:.2f} of {len(weights)})")
+    print(f"earlier weights are kept in {run / 'posterior' / 'posterior.json'}")
+    if has_collapsed(weights):
+        print(
+            f"warning: almost all weight is on one of {len(weights)} samples, so that there is hardly any uncertainty "
+            f"between samples left; to undo: rebapl evaluate {run} --uniform-weights",
+            file=sys.stderr,
+        )

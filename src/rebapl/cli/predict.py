@@ -11,6 +11,12 @@ import typer
 
 from rebapl.errors import UserError, unknown
 
+ONE_SAMPLE = (
+    "this run has one sample, so there is no uncertainty between samples: mutual information and disagreement are 0. "
+    "For unfamiliar images it has max-probability (rebapl evaluate RUN --fit-threshold coverage=0.9, then --abstain). "
+    "Train with --inference rebapl or ensemble for more"
+)
+
 
 def predict(
     run: Annotated[Path, typer.Argument(help="Folder of a trained run, or of a posterior.")],
@@ -45,6 +51,11 @@ def predict(
     names = _class_names(classes, classes_file)
     files = [file for each in images for file in image_files(each)]
     posterior = load_trained(run, device=device, backbone=backbone)
+    learner = posterior.learner
+    if template is not None and not learner.reads_template(learner.config):
+        raise UserError(f"--template has no effect: {learner.method} does not use it as it was trained; leave it out")
+    if len(posterior) == 1:
+        print(ONE_SAMPLE, file=sys.stderr)
     averaged = average or posterior.average
     if abstain:
         bound = posterior.bind(names or posterior.class_names, template)
@@ -78,6 +89,9 @@ def _class_names(classes: str | None, file: Path | None) -> list[str] | None:
 
     if classes is not None and file is not None:
         raise UserError("give the class names with --classes or with --classes-file, not both")
-    if classes is not None:
-        return [name.strip() for name in classes.split(",")]
-    return None if file is None else read_lines(file)
+    if classes is None and file is None:
+        return None
+    names = read_lines(file) if file is not None else [name.strip() for name in (classes or "").split(",")]
+    if len(names) == 1:
+        raise UserError(f"one class name ({names[0]}) would be the answer to every image: give at least two")
+    return names

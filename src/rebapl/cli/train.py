@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rebapl.cli.values import parse_names, parse_seeds
 from rebapl.errors import UserError
+
+if TYPE_CHECKING:
+    from rebapl.runs.config import RunConfig
 
 
 def train(
@@ -113,6 +116,8 @@ def train(
     if out is not None and len(wanted) > 1:
         raise UserError("--out names the folder of one run: with several --seeds leave it out (they go to --runs)")
     configs = [build_config(each) for each in wanted]
+    for each in configs:
+        _refuse_idle_template(each)
     engine = LocalEngine(parse_names(device), jobs)
     todo = [Job.of(each, runs, out=out, root=root, score=evaluate, wait=False) for each in configs]
     if configs[0].backbone is None:
@@ -128,3 +133,15 @@ def train(
             if evaluate:
                 Console().print(scores_table(read_result(folder), title=str(folder)).to_rich())
     check_outcomes(outcomes)
+
+
+def _refuse_idle_template(config: RunConfig) -> None:
+    """Refuse a template that would change nothing: the method reads none, and nothing repels from the frozen text."""
+    from rebapl.learners import METHODS
+
+    if config.template is None:
+        return
+    training = config.resolved().training
+    repels = training.inference is not None and training.inference.repulsion is not None
+    if not repels and not METHODS.find(training.method).learner.reads_template(training.method_settings):
+        raise UserError(f"--template has no effect: {training.method} does not use it; leave it out")

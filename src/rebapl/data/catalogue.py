@@ -42,13 +42,19 @@ def register_dataset(name: str, load: Callable[[], Dataset]) -> None:
 
 
 def load_dataset(
-    name: str, root: str | Path | None = None, *, split: str | None = None, template: str | None = None
+    name: str,
+    root: str | Path | None = None,
+    *,
+    split: str | None = None,
+    template: str | None = None,
+    keep_split: bool = True,
 ) -> Dataset:
     """The data set of that name. Images are drawn or read when they are asked for.
 
     `name` is an embedded task, a published data set below `root` (None: the folder in $REBAPL_DATA), a data set
     registered from outside, or the path of a folder of images or of a CSV file. `split` names another split file in
-    the data set's folder, or its path. `template` replaces the data set's own.
+    the data set's folder, or its path. `template` replaces the data set's own. Without `keep_split`,
+    a split that is made of somebody's own images is not written.
 
     >>> load_dataset("digits").class_names[:3]
     ['zero', 'one', 'two']
@@ -64,7 +70,8 @@ def load_dataset(
     if kind == "published":
         return load_published(PUBLISHED[name], data_root(name, root), split, template)
     path = Path(name).expanduser()
-    return load_csv(path, split, template) if kind == "csv" else load_folder(path, split, template)
+    load = load_csv if kind == "csv" else load_folder
+    return load(path, split, template, keep_split=keep_split)
 
 
 def kind_of(name: str) -> Literal["embedded", "published", "registered", "csv", "folder"]:

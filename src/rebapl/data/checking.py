@@ -13,6 +13,7 @@ from rebapl.data.dataset import Dataset, Item
 from rebapl.data.images import EXTENSIONS
 from rebapl.data.names import class_name, has_rule, names_by_label
 from rebapl.data.published import PUBLISHED, Entry
+from rebapl.data.runs_inside import holds_runs
 from rebapl.data.splits import SPLITS, few
 from rebapl.data.workers import in_threads, portions
 from rebapl.errors import UserError
@@ -41,7 +42,9 @@ def check_dataset(
     read: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Check a data set. The arguments are as in `load_dataset`; with `read`, every image is decoded.
+    """Check a data set and write nothing; arguments as in `load_dataset`.
+
+    With `read`, every image is decoded: `progress(done, total)`.
 
     >>> report = check_dataset("digits", read=False)
     >>> report.ok, report.fine
@@ -52,7 +55,7 @@ def check_dataset(
     if entry is not None and not _files_there(entry, data_root(name, root), split, report):
         return report
     try:
-        dataset = load_dataset(name, root, split=split)
+        dataset = load_dataset(name, root, split=split, keep_split=False)
         names = dataset.class_names
     except UserError as error:
         report.problems.append(str(error))
@@ -147,7 +150,7 @@ def _check_present(dataset: Dataset, folder: Path, report: Report) -> list[Item]
 
 
 def _image_keys(folder: Path) -> Iterator[str]:
-    """The paths of all images below a folder; links to folders are followed, in a circle only once."""
+    """The paths of all images below a folder but in runs; links to folders are followed, in a circle only once."""
     seen: set[str] = set()
     for parent, folders, files in os.walk(folder, followlinks=True):
         real = os.path.realpath(parent)
@@ -155,6 +158,7 @@ def _image_keys(folder: Path) -> Iterator[str]:
             folders.clear()
             continue
         seen.add(real)
+        folders[:] = [each for each in folders if not holds_runs(Path(parent, each))]
         below = Path(parent).relative_to(folder)
         yield from ((below / file).as_posix() for file in files if file.lower().endswith(EXTENSIONS))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-from rebapl.errors import UserError
+from rebapl.errors import UserError, printable
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif")
 """What counts as an image in a folder. A file named outright may be anything that Pillow reads."""
@@ -49,16 +49,16 @@ def read_image(path: Path, upright: bool = True) -> Image.Image:
         if path.stat().st_size == 0:
             raise OSError("the file is empty")
         with Image.open(path) as image:
-            return as_rgb(_upright(image) if upright else image)
+            return as_rgb(turned_upright(image) if upright else image)
     except FileNotFoundError as error:
-        raise UserError(f"{path}: no such image") from error
+        raise UserError(f"{printable(str(path))}: no such image") from error
     except BROKEN as error:
         raise unreadable(str(path), error) from error
 
 
 def unreadable(name: str, error: Exception) -> UserError:
     """The error for an image that is broken."""
-    return UserError(f"{name} cannot be read as an image ({error}): remove it or replace it")
+    return UserError(f"{printable(name)} cannot be read as an image ({error}): remove it or replace it")
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
@@ -75,7 +75,8 @@ def as_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def turned_upright(image: Image.Image) -> Image.Image:
+    """The picture as its EXIF orientation says it was taken."""
     try:
         return ImageOps.exif_transpose(image)
     except BROKEN:  # a photo with damaged EXIF is still a photo; damaged pixels show when it is converted

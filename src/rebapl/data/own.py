@@ -14,7 +14,8 @@ import numpy as np
 from PIL import Image
 
 from rebapl.data.dataset import Dataset, Item, check_template
-from rebapl.data.images import EXTENSIONS, FileImages, as_rgb, images_below, is_image, read_image
+from rebapl.data.images import EXTENSIONS, FileImages, as_rgb, images_below, is_image, read_image, turned_upright
+from rebapl.data.runs_inside import holds_runs
 from rebapl.data.splits import (
     SPLITS,
     Splits,
@@ -92,26 +93,30 @@ def _check_picture(picture: object, index: int) -> None:
 def _rgb(picture: Picture) -> Image.Image:
     if isinstance(picture, str | Path):
         return read_image(Path(picture).expanduser())
-    return as_rgb(picture if isinstance(picture, Image.Image) else Image.fromarray(picture))
+    return as_rgb(turned_upright(picture) if isinstance(picture, Image.Image) else Image.fromarray(picture))
 
 
-def load_folder(folder: Path, split: str | None = None, template: str | None = None) -> Dataset:
-    """Load the data set of a folder, which is laid out in one of two ways.
+def load_folder(
+    folder: Path, split: str | None = None, template: str | None = None, *, keep_split: bool = True
+) -> Dataset:
+    """The data set of a folder: `train/`, `val/` (may be missing) and `test/` with class folders in each, or class
+    folders alone, whose split is made once and kept in `split_rebapl.json` or in the file `split`; see
+    `kept_split`.
 
-    It holds `train/`, `test/` and perhaps `val/`, each with a folder per class. Or it holds a folder per class; then a
-    split is made once and kept in `split_rebapl.json` or in the file `split`, see `kept_split`.
-
-    Classes are numbered in the order of the names of their folders. `classnames.txt` may give them other names, and
+    Without `keep_split`, a split that is made now is not written. Folders that hold runs of rebapl are no classes.
+    Classes are numbered in the order of their folders' names. `classnames.txt` may give other names than the folders',
     `template.txt` a template.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder of images")
+    if runs := [path.name for path in sorted(folder.iterdir()) if path.is_dir() and holds_runs(path)]:
+        _log.warning("%s: passed over, since runs of rebapl are in it: %s", folder, few(runs))
     if is_split(folder):
         splits = _split_folders(folder) if split is None else read_split(named_split(folder, split))
     else:
         groups = _groups(folder)
         names = read_names(folder / "classnames.txt", groups)
-        splits = kept_split(folder, SPLIT_FILE, split, groups, names)
+        splits = kept_split(folder, SPLIT_FILE, split, groups, names, keep_split)
     return own_dataset(folder.resolve().name, folder, splits, template)
 
 
@@ -164,16 +169,17 @@ def _groups(parent: Path, root: Path | None = None) -> dict[str, list[str]]:
 
 
 def _subfolders(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    found = (path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return sorted(path.name for path in found if not holds_runs(path))
 
 
-def load_csv(file: Path, split: str | None = None, template: str | None = None) -> Dataset:
+def load_csv(file: Path, split: str | None = None, template: str | None = None, *, keep_split: bool = True) -> Dataset:
     """The data set of a CSV file with the columns `path`, `label` and perhaps `split` (train, val or test).
 
-    Paths start at the folder of the file, in which `classnames.txt` and `template.txt` may lie as well. Labels are
-    class names, or numbers that `classnames.txt` gives names to. Classes are numbered in the order of these numbers, of
-    which some may be left out. If there is no column `split`, a split is made once and kept in `<file>.split.json` or
-    in the file `split`; see `kept_split`.
+    Paths lie below the file's folder; so may `classnames.txt` and `template.txt`, as for folders. Labels are class
+    names, or numbers that `classnames.txt` names; numbers may skip, classes are numbered in their order. Without
+    splits, one is made once and kept in `<file>.split.json`, or in the file `split`; see `kept_split`. Without
+    `keep_split`, a split that is made now is not written.
     """
     rows = _read_rows(file)
     labels = sorted({label for _, label, _ in rows}, key=lambda label: (int(label) if label.isdecimal() else -1, label))
@@ -185,7 +191,7 @@ def load_csv(file: Path, split: str | None = None, template: str | None = None) 
         groups: dict[str, list[str]] = {label: [] for label in labels}
         for path, label, _ in rows:
             groups[label].append(path)
-        splits = kept_split(file.parent, f"{file.stem}.split.json", split, groups, names)
+        splits = kept_split(file.parent, f"{file.stem}.split.json", split, groups, names, keep_split)
     elif split is not None:
         splits = read_split(named_split(file.parent, split))
     else:
@@ -261,13 +267,17 @@ def make_split(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) ->
 
 
 def kept_split(
-    folder: Path, default: str, split: str | None, groups: Mapping[str, Sequence[str]], names: Mapping[str, str]
+    folder: Path,
+    default: str,
+    split: str | None,
+    groups: Mapping[str, Sequence[str]],
+    names: Mapping[str, str],
+    keep: bool = True,
 ) -> Splits:
     """Read the split in the folder's file `default`, or make it now and keep it there.
 
-    The file must list exactly the images that there are, under their present class names. `split` names another file,
-    which is used as it is. If it is a name without a path, the file must exist in the folder. If it is a path and there
-    is no file yet, a split is made and kept there.
+    `split` is another file, used as it is: a name in the folder, which must be there, or a path, where a split is
+    made as well if there is none. Without `keep`, nothing is written.
     """
     file = folder / default if split is None else named_split(folder, split)
     if file.exists() or split == file.name:
@@ -276,6 +286,8 @@ def kept_split(
             _check_whole(file, splits, groups, names)
         return splits
     splits = make_split(groups, names)
+    if not keep:
+        return splits
     try:
         write_split(file, splits)
     except OSError as error:

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from rebapl.data.dataset import Item
-from rebapl.errors import UserError
+from rebapl.errors import UserError, printable
 from rebapl.files import write_atomically
 
 SPLITS = ("train", "val", "test")
@@ -127,6 +127,6 @@ def refuse_repeats(names: Iterable[str], where: str) -> None:
 
 
 def few(values: Iterable[object], limit: int = 5) -> str:
-    """Name the first few in words, and say how many more there are."""
-    words = [str(value) for value in values]
+    """The first of them in words, and how many more there are."""
+    words = [printable(str(value)) for value in values]
     return ", ".join(words[:limit]) + (f" and {len(words) - limit} more" if len(words) > limit else "")

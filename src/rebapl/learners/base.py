@@ -91,6 +91,9 @@ class Learner(nn.Module, Generic[Frozen]):
     repels_per_image: bool = True
     """Whether that space has a row per image; otherwise it has one per class. A setting may decide it: `per_image`."""
 
+    uses_template: ClassVar[bool] = True
+    """Whether what it predicts depends on the template. A setting may decide it: `reads_template`."""
+
     template: str = DEFAULT_TEMPLATE
 
     transfer: bool = False
@@ -103,6 +106,11 @@ class Learner(nn.Module, Generic[Frozen]):
     def per_image(cls, config: Settings) -> bool:  # noqa: ARG003
         """The `repels_per_image` of a learner with these settings, before there is one."""
         return cls.repels_per_image
+
+    @classmethod
+    def reads_template(cls, config: Settings) -> bool:  # noqa: ARG003
+        """The `uses_template` of a learner with these settings, before there is one."""
+        return cls.uses_template
 
     def __init__(self, encoder: DualEncoder, config: Settings) -> None:
         super().__init__()

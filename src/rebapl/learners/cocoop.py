@@ -38,6 +38,7 @@ class CoCoOpConfig(Settings):
 class CoCoOp(Learner[Tensor]):
     config: CoCoOpConfig
     repels_in = "text"
+    uses_template = False
 
     def __init__(self, encoder: DualEncoder, config: CoCoOpConfig) -> None:
         super().__init__(encoder, config)

@@ -50,6 +50,7 @@ class CoOp(Learner[Tensor]):
     config: CoOpConfig
     context: nn.Parameter
     repels_in = "text"
+    uses_template = False
     repels_per_image = False
     owners: Sequence[str] = ()
     """The classes that class-specific context belongs to, in the order of their contexts."""

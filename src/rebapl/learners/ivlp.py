@@ -45,6 +45,7 @@ class IVLPConfig(Settings):
 class IVLP(Learner[States]):
     config: IVLPConfig
     repels_in = "image"
+    uses_template = False
 
     def __init__(self, encoder: DualEncoder, config: IVLPConfig) -> None:
         super().__init__(encoder, config)

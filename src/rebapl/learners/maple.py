@@ -50,6 +50,7 @@ class MaPLeConfig(Settings):
 class MaPLe(Learner[States]):
     config: MaPLeConfig
     repels_in = "image"
+    uses_template = False
 
     def __init__(self, encoder: DualEncoder, config: MaPLeConfig) -> None:
         super().__init__(encoder, config)

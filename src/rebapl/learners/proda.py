@@ -60,6 +60,7 @@ class ProDAConfig(Settings):
 class ProDA(Learner[Tensor]):
     config: ProDAConfig
     repels_in = "text"
+    uses_template = False
     repels_per_image = False
 
     def __init__(self, encoder: DualEncoder, config: ProDAConfig) -> None:

@@ -43,6 +43,10 @@ class VPT(Learner[States]):
     config: VPTConfig
     repels_in = "image"
 
+    @classmethod
+    def reads_template(cls, config: Settings) -> bool:
+        return isinstance(config, VPTConfig) and config.text is None
+
     def __init__(self, encoder: DualEncoder, config: VPTConfig) -> None:
         super().__init__(encoder, config)
         depth = prompted_layers(config.depth, len(encoder.vision.layers))

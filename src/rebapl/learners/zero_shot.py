@@ -40,6 +40,10 @@ class ZeroShot(Learner[Tensor]):
     config: ZeroShotConfig
     repels_in = None
 
+    @classmethod
+    def reads_template(cls, config: Settings) -> bool:
+        return isinstance(config, ZeroShotConfig) and (config.templates is None or config.with_own)
+
     def prepare_text(self) -> None:
         templates = self.template if self.config.templates is None else self.config.templates
         own = self.template if self.config.with_own else None

@@ -3,7 +3,7 @@
 from rebapl.posterior.abstention import choose_threshold
 from rebapl.posterior.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.prediction import UNCERTAINTIES, Prediction, Threshold, Top
-from rebapl.posterior.stacking import stacking_weights
+from rebapl.posterior.stacking import effective_samples, has_collapsed, stacking_weights
 
 __all__ = [
     "UNCERTAINTIES",
@@ -12,6 +12,8 @@ __all__ = [
     "Threshold",
     "Top",
     "choose_threshold",
+    "effective_samples",
+    "has_collapsed",
     "load_posterior",
     "save_posterior",
     "stacking_weights",

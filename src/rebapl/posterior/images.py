@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rebapl.data.images import BROKEN, EXTENSIONS, as_rgb, images_below, read_image, unreadable
+from rebapl.data.images import BROKEN, EXTENSIONS, as_rgb, images_below, read_image, turned_upright, unreadable
 from rebapl.data.transforms import Preprocessing
 from rebapl.data.workers import in_threads, portions
-from rebapl.errors import UserError
+from rebapl.errors import UserError, printable
 
 Source = str | Path | Image.Image | np.ndarray
 Images = Source | Tensor | Sequence[Source]
@@ -23,11 +23,10 @@ Picture = Path | Image.Image | np.ndarray
 def read_images(images: Images, preprocessing: Preprocessing) -> tuple[list[str], Iterator[Tensor]]:
     """Give the names (N) of images, and their test-time views in portions of uint8 (n, 3, H, W).
 
-    `images` is a file, a folder (all images below it, in the order of paths), an image of Pillow, or a sequence of
-    these; or an array uint8 (N, H, W, 3) or (H, W, 3); or a tensor uint8 (N, 3, H, W) or (3, H, W). A portion is read
-    in threads when it is asked for. Files are turned upright as their EXIF orientation says; pictures, arrays and
-    tensors are taken as they are. All are resized and cropped as the backbone wants. The error for an image that cannot
-    be read names it.
+    a file or a folder (searched to the bottom, in the order of paths), an image of Pillow, a sequence of these,
+    an array uint8 (N, H, W, 3) or (H, W, 3), or a tensor uint8 (N, 3, H, W) or (3, H, W).
+    Files and images of Pillow are turned upright as their EXIF orientation says; arrays and tensors have none. All
+    are resized and cropped as the backbone wants. The first that cannot be read is named in the error.
     """
     names, pictures = _named(images)
     if not names:
@@ -43,7 +42,7 @@ def image_files(path: Path) -> list[Path]:
     """The file itself, or all images below a folder in the order of their paths. Hidden ones are left out."""
     if not path.is_dir():
         if not path.exists():
-            raise UserError(f"{path}: no such image or folder")
+            raise UserError(f"{printable(str(path))}: no such image or folder")
         return [path]
     found = images_below(path)
     if not found:
@@ -84,7 +83,7 @@ def _centre(picture: Picture, name: str, preprocessing: Preprocessing) -> Tensor
     try:
         if 0 in picture.size:
             raise ValueError("it has no pixels")
-        return preprocessing.centre(as_rgb(picture))
+        return preprocessing.centre(as_rgb(turned_upright(picture)))
     except BROKEN as error:
         raise unreadable(name, error) from error
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,15 @@ _TYPES: dict[str, tuple[type, ...]] = {
 _NAMES = {dict: "an object", list: "a list", str: "text", int: "a whole number", type(None): "null"}
 
 
+@dataclass(frozen=True)
+class EarlierWeights:
+    """Sample weights that others have replaced: by what, and when (UTC, ISO 8601)."""
+
+    weights: tuple[float, ...]
+    replaced_by: str
+    replaced_at: str
+
+
 def about_learner(learner: Learner) -> dict[str, Any]:
     """What a learner says of itself, for a posterior whose samples were made by hand."""
     return {
@@ -79,6 +88,7 @@ def build_manifest(posterior: Posterior, samples_sha256: str) -> dict[str, Any]:
         "format": FORMAT,
         "backbone": {"name": learner.encoder.name, "sha256": learner.encoder.fingerprint},
         "weights": posterior.weights.tolist(),
+        "earlier_weights": [asdict(each) for each in posterior.earlier_weights],
         "threshold": None if threshold is None else asdict(threshold),
         **{key: about[key] for key in ABOUT},
         "samples_sha256": samples_sha256,
@@ -140,6 +150,15 @@ def read_threshold(given: Mapping[str, Any] | None, path: Path) -> Threshold | N
     except (TypeError, KeyError) as error:
         raise _broken(path, f"'threshold' cannot be used ({error})") from error
     return threshold
+
+
+def read_earlier_weights(manifest: Mapping[str, Any], path: Path) -> tuple[EarlierWeights, ...]:
+    """The weights that were replaced, which manifests of earlier versions did not keep."""
+    try:
+        given = manifest.get("earlier_weights", [])
+        return tuple(EarlierWeights(**{**each, "weights": tuple(each["weights"])}) for each in given)
+    except (TypeError, KeyError) as error:
+        raise _broken(path, f"'earlier_weights' cannot be used ({error})") from error
 
 
 def _check_format(manifest: Mapping[str, Any], path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from rebapl.learners import Learner
 from rebapl.posterior import per_sample
 from rebapl.posterior.abstention import choose_threshold
 from rebapl.posterior.images import Images, read_images
-from rebapl.posterior.manifest import about_learner
+from rebapl.posterior.manifest import EarlierWeights, about_learner
 from rebapl.posterior.prediction import Average, Prediction, Threshold, check_average, check_weights, predicted
-from rebapl.posterior.stacking import stacking_weights
+from rebapl.posterior.stacking import PRIOR, stacking_weights
 from rebapl.posterior.storage import find_folder, read_folder, write_folder
 
 
@@ -34,6 +35,7 @@ class Posterior:
     `about` says how it was made: the class names and the template of the training, the method and the inference with
     all their settings, the seed and the data set.
     `threshold` says when to answer "I don't know"; see `fit_threshold`.
+    `earlier_weights` are those that others have replaced, oldest first.
     """
 
     learner: Learner
@@ -41,6 +43,7 @@ class Posterior:
     weights: Tensor
     about: Mapping[str, Any] = field(default_factory=dict)
     threshold: Threshold | None = None
+    earlier_weights: tuple[EarlierWeights, ...] = ()
 
     def __post_init__(self) -> None:
         weights = torch.as_tensor(self.weights, dtype=torch.float32, device="cpu").detach()
@@ -132,7 +135,7 @@ class Posterior:
     def sample(self, index: int) -> Posterior:
         """One of the samples as a posterior of its own."""
         alone = {name: stack[index : index + 1] for name, stack in self.samples.items()}
-        return replace(self, samples=alone, weights=torch.ones(1), threshold=None)
+        return replace(self, samples=alone, weights=torch.ones(1), threshold=None, earlier_weights=())
 
     def sample_logits(self, views: Tensor | Iterable[Tensor], together: int | None = None) -> Tensor:
         """Logits (S, N, C) of every sample for test-time views, uint8 (N, 3, H, W), or portions of them.
@@ -193,13 +196,28 @@ class Posterior:
         names = [f"image {index}" for index in range(logits.shape[1])] if names is None else names
         return predicted(logits, self.weights, self.class_names, names, average or self.average, self.threshold)
 
-    def with_weights(self, weights: Tensor) -> Posterior:
-        """The same samples with other weights. The threshold is dropped: it was chosen for other probabilities."""
-        return replace(self, weights=weights, threshold=None)
+    def with_weights(self, weights: Tensor, why: str = "weights given by hand") -> Posterior:
+        """The same samples weighted otherwise; the present weights join `earlier_weights`, with the reason `why`.
 
-    def fit_weights(self, views: Tensor, labels: Tensor) -> Posterior:
-        """The same samples with the weights that make held-out labels (N,) most likely; see `stacking_weights`."""
-        return self.with_weights(stacking_weights(self.sample_logits(views).log_softmax(-1), labels))
+        A threshold does not stay: it was chosen for other probabilities. Weights that are the present ones change
+        nothing.
+        """
+        changed = replace(self, weights=weights, threshold=None)
+        if torch.equal(changed.weights, self.weights):
+            return self
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        earlier = EarlierWeights(tuple(self.weights.tolist()), replaced_by=why, replaced_at=now)
+        return replace(changed, earlier_weights=(*self.earlier_weights, earlier))
+
+    def with_uniform_weights(self) -> Posterior:
+        """All samples weighted alike, as they were before any fit; see `with_weights`."""
+        return self.with_weights(torch.full((len(self),), 1 / len(self)), "uniform weights")
+
+    def fit_weights(self, views: Tensor, labels: Tensor, prior: float = PRIOR) -> Posterior:
+        """Weighted so that held-out labels (N,) of views (N, 3, H, W) are likely; see `stacking_weights`."""
+        log_probabilities = self.sample_logits(views).log_softmax(-1)
+        weights = stacking_weights(log_probabilities, labels, prior)
+        return self.with_weights(weights, f"stacking on {len(labels)} images, prior {prior:g}")
 
     def fit_threshold(
         self,

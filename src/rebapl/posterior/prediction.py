@@ -11,7 +11,9 @@ With samples' probabilities p_s(c|x), weights ω and H[p] = −Σ_c p_c log p_c 
 
 The interval of a class at level 1 − α goes from the smallest p_s at or below which samples of weight ≥ α/2 lie to the
 largest at or above which samples of weight ≥ α/2 lie. With few samples (all ω ≥ α/2) that is from the least to the
-greatest. It says how far samples differ; the average need not lie inside where a few samples differ greatly.
+greatest. It says how far samples differ. Where the averaged probability lies outside (a few samples differ greatly, or
+logits are averaged), that end is moved to it, so that an interval contains the probability it is shown beside. One
+sample has no interval: both ends are its probability, and the command line shows none.
 """
 
 from __future__ import annotations
@@ -116,11 +118,12 @@ class Prediction:
         return UNCERTAINTIES[by](self)
 
     def interval(self, level: float = LEVEL) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends (N, C) of the samples' probabilities."""
+        """Lower and upper ends (N, C) of the samples' probabilities, wide enough for the averaged one."""
         if not 0 < level < 1:
             raise UserError(f"level = {level}: the level of an interval is between 0 and 1")
         tail = (1 - level) / 2
-        return _tail(self.per_sample, self.weights, tail), -_tail(-self.per_sample, self.weights, tail)
+        low, high = _tail(self.per_sample, self.weights, tail), -_tail(-self.per_sample, self.weights, tail)
+        return low.minimum(self.probabilities), high.maximum(self.probabilities)
 
     def top(self, k: int = 3, level: float = LEVEL) -> Top:
         """The k likeliest classes, all if there are fewer."""

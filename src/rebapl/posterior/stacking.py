@@ -1,18 +1,21 @@
-"""Sample weights fitted on held-out data: log-likelihood stacking (Yao et al., 2018).
+"""Sample weights fitted on held-out data: log-likelihood stacking (Yao et al., 2018), held near uniform weights.
 
-    max over ω of  ℓ(ω) = 1/N · Σ_n log Σ_s ω_s p_s(y_n|x_n),    ω ≥ 0, Σ ω = 1
+    max over ω of  F(ω) = 1/N · Σ_n log Σ_s ω_s p_s(y_n|x_n) + α/N · Σ_s log ω_s,    ω ≥ 0, Σ ω = 1
 
-which is concave. It is solved by expectation maximisation from uniform weights: with the mean responsibilities
+The second term is a Dirichlet(1 + α) prior: it counts as α more images that each of the S samples alone explains, so
+that a few images cannot give one sample all the weight, and many images still decide. α = 0 is plain stacking. F is
+concave. It is solved by expectation maximisation from uniform weights: with the mean responsibilities
 
-    g_s = 1/N · Σ_n p_s(y_n|x_n) / Σ_t ω_t p_t(y_n|x_n),    ω_s ← ω_s · g_s
+    g_s = 1/N · Σ_n p_s(y_n|x_n) / Σ_t ω_t p_t(y_n|x_n),    ω_s ← (ω_s · g_s + α/N) / (1 + S·α/N)
 
-a step never lowers ℓ. Since g is the gradient and Σ ω g = 1, no weights reach more than ℓ(ω) + max_s g_s − 1. The loop
-ends when that is within `GAP`. Samples that are nearly alike take longer: after `STEPS` steps, ℓ is at most
-log(S)/`STEPS` below its maximum.
+never lowers F. The gradient is d_s = g_s + α/(N·ω_s), and Σ ω d = 1 + S·α/N, so no weights have more than
+F(ω) + max_s d_s − 1 − S·α/N: the loop ends when that is within `GAP`. Samples that are nearly alike take longer:
+without a prior, at most log(S)/`STEPS` lacks after `STEPS` steps.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 
@@ -26,26 +29,52 @@ GAP = 1e-7
 
 STEPS = 100_000
 
+PRIOR = 1.0
+"""α: how many images each sample is taken to explain alone, before any image is seen."""
 
-def stacking_weights(log_probabilities: Tensor, labels: Tensor) -> Tensor:
+COLLAPSED = 1.5
+"""Fewer effective samples than this, of more than two, are hardly an average any more."""
+
+
+def stacking_weights(log_probabilities: Tensor, labels: Tensor, prior: float = PRIOR) -> Tensor:
     """Weights (S,), float32, from log-probabilities (S, N, C) and labels (N,) that no sample was trained on.
 
+    `prior` is α, at least 0: the larger, the nearer the weights stay to uniform ones.
+
     >>> surely = torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]).log()
-    >>> stacking_weights(surely, torch.tensor([0])).round(decimals=3)
+    >>> for prior in (0.0, 1.0):
+    ...     print(stacking_weights(surely, torch.tensor([0]), prior).round(decimals=2))
     tensor([1., 0.])
+    tensor([0.6300, 0.3700])
     """
+    if not 0 <= prior < math.inf:
+        raise UserError(f"prior = {prior}: it is a number of images, at least 0")
     if log_probabilities.ndim != 3 or log_probabilities.shape[1] != len(labels) or len(labels) == 0:
         raise UserError(
             f"log-probabilities (S, N, C) and labels (N,) of at least one image are needed; got shapes "
             f"{tuple(log_probabilities.shape)} and {tuple(labels.shape)}"
         )
     right = log_probabilities.double().gather(2, labels.expand(len(log_probabilities), -1)[..., None])[..., 0]
-    (weights,) = deque(expectation_maximisation(right), maxlen=1)
+    (weights,) = deque(expectation_maximisation(right, prior), maxlen=1)
     weights = weights.float()
     return weights / weights.sum()
 
 
-def expectation_maximisation(right: Tensor) -> Iterator[Tensor]:
+def effective_samples(weights: Tensor) -> float:
+    """1 / Σ ω²: of how many equally weighted samples the weights (S,) make an average.
+
+    >>> effective_samples(torch.tensor([0.5, 0.5, 0.0]))
+    2.0
+    """
+    return float(1 / weights.double().square().sum())
+
+
+def has_collapsed(weights: Tensor) -> bool:
+    """Whether one of more than two samples has almost all the weight."""
+    return len(weights) > 2 and effective_samples(weights) < COLLAPSED
+
+
+def expectation_maximisation(right: Tensor, prior: float = PRIOR) -> Iterator[Tensor]:
     """Uniform weights (S,), then those after each step, from log-likelihoods (S, N) of the right answers."""
     weights = torch.full((len(right),), 1 / len(right), dtype=right.dtype)
     yield weights
@@ -55,9 +84,12 @@ def expectation_maximisation(right: Tensor) -> Iterator[Tensor]:
     likelihood = (right - best).exp()[:, best > -torch.inf]
     if likelihood.shape[1] == 0:
         return
+    each = prior / likelihood.shape[1]
+    total = 1 + len(right) * each
     for _ in range(STEPS):
         mean = likelihood @ (1 / (weights @ likelihood)) / likelihood.shape[1]
-        if mean.max() - 1 <= GAP:
+        slope = mean + each / weights if each else mean  # without a prior, a weight may have become 0
+        if slope.max() - total <= GAP:
             return
-        weights = weights * mean
+        weights = (weights * mean + each) / total
         yield weights

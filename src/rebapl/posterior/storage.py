@@ -21,7 +21,16 @@ from rebapl.errors import UserError
 from rebapl.files import folder_written_whole, read_json, sha256, write_json
 from rebapl.learners import METHODS, Learner, build_learner
 from rebapl.learners.registry import earlier_settings
-from rebapl.posterior.manifest import ABOUT, MANIFEST, SAMPLES, build_manifest, check_manifest, read_threshold
+from rebapl.posterior.manifest import (
+    ABOUT,
+    MANIFEST,
+    SAMPLES,
+    EarlierWeights,
+    build_manifest,
+    check_manifest,
+    read_earlier_weights,
+    read_threshold,
+)
 from rebapl.posterior.prediction import Threshold
 
 if TYPE_CHECKING:
@@ -98,6 +107,7 @@ class Parts(NamedTuple):
     weights: Tensor
     about: dict[str, Any]
     threshold: Threshold | None
+    earlier_weights: tuple[EarlierWeights, ...]
 
 
 def read_folder(folder: Path, encoder: DualEncoder | None, device: str | torch.device, dtype: torch.dtype) -> Parts:
@@ -136,7 +146,8 @@ def read_folder(folder: Path, encoder: DualEncoder | None, device: str | torch.d
     about["method_settings"] = learner.config.plain()
     weights = torch.tensor(manifest["weights"])
     stacked = _read_samples(samples, learner, len(weights), method)
-    return Parts(learner, stacked, weights, about, read_threshold(manifest["threshold"], path))
+    threshold = read_threshold(manifest["threshold"], path)
+    return Parts(learner, stacked, weights, about, threshold, read_earlier_weights(manifest, path))
 
 
 def _read_samples(path: Path, learner: Learner, count: int, method: str) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import rich.table
 from rich.markup import escape
 
+from rebapl.errors import printable
 from rebapl.files import write_atomically
 
 EMPTY = "–"
@@ -186,7 +187,7 @@ class Table:
         """For a terminal, with the title above and the remarks below; `bare` leaves these to the caller."""
         table = rich.table.Table(title_justify="left", caption_justify="left")
         if not bare:
-            table.title, table.caption = escape(self.title), escape("\n".join(self.remarks())) or None
+            table.title, table.caption = escape(printable(self.title)), escape("\n".join(self.remarks())) or None
         before = ""
         for heading, name, right in zip(self._headings(), self.columns, self._numeric(), strict=True):
             shown = "" if heading == before else heading
@@ -199,7 +200,7 @@ class Table:
 
     def _rich_cell(self, cell: Cell | str) -> str:
         if isinstance(cell, str):
-            return escape(cell)
+            return escape(printable(cell))
         text = escape(_marked(str(cell), self._marks(cell), " [{}]"))
         if cell.best:
             return f"[bold]{text}[/bold]"

@@ -145,6 +145,7 @@ def evaluate_run(
     device: str | None = None,
     config: RunConfig | None = None,
     fit_weights: bool = False,
+    uniform_weights: bool = False,
     fit_threshold: Mapping[str, Any] | None = None,
     outside: str | None = None,
     only_missing: bool = False,
@@ -153,12 +154,14 @@ def evaluate_run(
 ) -> RunResult:
     """Score a trained run, store the result in `results.json` and return it.
 
-    `config` may be a configuration that trains in the same way and asks for other parts, see `scored_as`. Their scores
-    are added to those that are stored; with `only_missing`, stored scores are not computed again. `fit_weights` and
-    `fit_threshold` (`risk` or `coverage`, `by`) first fit sample weights and a threshold on the run's validation images
-    and store them in the posterior. `outside` names a test part or a data set whose images are to be told from those
-    of the trained classes. `load` and `wait` are as in `train_run`.
+    `config` is one that trains alike and asks for other parts, see `scored_as`: they are stored beside what is there;
+    `only_missing` leaves out what is there already. `uniform_weights` first weights all samples alike;
+    `fit_weights` and `fit_threshold` (`risk` or `coverage`, `by`) first fit these on the run's validation images; all
+    are stored in the posterior. `outside` names a test part or a
+    data set to be told from the trained classes. `load` and `wait` are as in `train_run`.
     """
+    if fit_weights and uniform_weights:
+        raise UserError("weights are either fitted (--fit-weights) or uniform (--uniform-weights): give one of them")
     asked = read_config(out)
     config = asked if config is None else config
     _refuse_other_training(asked, config, out)
@@ -170,8 +173,11 @@ def evaluate_run(
         device = best_device(device)
         posterior = load_trained(out, device=device, backbone=config.backbone_name, load=load)
         task, start = config.task(root), time.perf_counter()
+        if uniform_weights:
+            posterior = posterior.with_uniform_weights()
         if fit_weights or fit_threshold:
             posterior = fit_on_validation(posterior, task, weights=fit_weights, **(fit_threshold or {}))
+        if uniform_weights or fit_weights or fit_threshold:
             save_posterior(posterior, out / POSTERIOR)
             stored = RunResult(parts={})  # what is there was scored with other predictions
         diversity: object = stored.diversity
@@ -183,6 +189,7 @@ def evaluate_run(
             diversity=diversity,
             outside={} if outside is None else {outside: score_outside(posterior, task, outside, root)},
             samples=len(posterior),
+            weights=posterior.weights.tolist(),
             device=device_name(device),
         )
         spent = time.perf_counter() - start + ((stored.seconds.evaluation or 0.0) if only_missing else 0.0)

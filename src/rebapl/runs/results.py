@@ -89,7 +89,7 @@ class RunResult(Record):
     """Everything that was scored of one run.
 
     `protocols` names the parts that each protocol scored; `outside` has, per outside data, AUROC and FPR95 by kind of
-    uncertainty.
+    uncertainty. `weights` are those of the samples that were scored together.
 
     >>> scores = {"accuracy": 60.0, "nll": 0.5, "ece": 2.0, "images": 9}
     >>> result = RunResult(parts={"base": scores, "novel": {**scores, "accuracy": 30.0}})
@@ -102,6 +102,7 @@ class RunResult(Record):
     diversity: DiversityRecord | None = None
     outside: dict[str, dict[str, dict[str, Any]]] = {}
     samples: int | None = None
+    weights: list[float] = []
     seconds: Seconds = Seconds()
     device: str | None = None
 
