@@ -82,7 +82,9 @@ def reproduce(
             transfers = "" if config.protocol == "base-to-novel" else f" {config.protocol}"
             settings = {**({"epochs": config.epochs} if config.epochs else {}), **config.inference_settings}
             extra = "".join(f" {key}={short_value(value)}" for key, value in settings.items())
-            print(f"{config.data}{transfers} {config.method} · {config.inference}{extra} seed {config.seed}: {state}")
+            print(
+                f"{config.data}{transfers} {config.method} · {config.inference_name}{extra} seed {config.seed}: {state}"
+            )
         print_table(table)
         return
     context = Context(selected, runs, root, parse_names(device), hm)

@@ -91,6 +91,9 @@ class Learner(nn.Module, Generic[Frozen]):
     repels_per_image: bool = True
     """Whether that space has a row per image; otherwise it has one per class. A setting may decide it: `per_image`."""
 
+    shared_parameters: ClassVar[frozenset[str]] = frozenset()
+    """Parameters, or modules with parameters, that particles side by side hold in common; see `SVGD`."""
+
     template: str = DEFAULT_TEMPLATE
 
     transfer: bool = False

@@ -30,8 +30,9 @@ class RunConfig(Settings):
     """Everything that a run's numbers depend on, as a person asks for it; the machine and where the data lie aside.
 
     `split`, `template`, `targets` and `cache` as in `load_task`; `epochs` (per cycle) and the two mappings go on top
-    of what the method was published with and of the inference's preset. `backbone` None is the embedded `mini` for
-    embedded tasks, and CLIP ViT-B/16 otherwise.
+    of what the method was published with and of the inference's preset. `inference` None is the one that the method
+    was published with: `svgd` for APP, `mle` for the others. `backbone` None is the embedded `mini` for embedded tasks,
+    and CLIP ViT-B/16 otherwise.
 
     >>> config = RunConfig("digits", "maple", "rebapl")
     >>> same = RunConfig("digits", "maple", "rebapl", backbone="mini", inference_settings={"cycles": 3})
@@ -41,7 +42,7 @@ class RunConfig(Settings):
 
     data: str
     method: str = "coop"
-    inference: str = "mle"
+    inference: str | None = None
     protocol: Literal["base-to-novel", "few-shot", "cross-dataset", "domain-generalization", "selection"] = (
         "base-to-novel"
     )
@@ -57,8 +58,13 @@ class RunConfig(Settings):
     method_settings: dict[str, Any] = Field(default_factory=dict)
     inference_settings: dict[str, Any] = Field(default_factory=dict)
 
-    def __init__(self, data: str, method: str = "coop", inference: str = "mle", **others: Any) -> None:
+    def __init__(self, data: str, method: str = "coop", inference: str | None = None, **others: Any) -> None:
         super().__init__(data=data, method=method, inference=inference, **others)
+
+    @property
+    def inference_name(self) -> str:
+        """The inference asked for, or the one that the method was published with."""
+        return self.inference or self.resolved().training.inference_name
 
     @property
     def backbone_name(self) -> str:

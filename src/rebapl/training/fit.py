@@ -121,7 +121,7 @@ def fit(
     task_or_images: Task | Dataset | str | Sequence[Picture] | np.ndarray,
     encoder: DualEncoder | str,
     method: str | Learner[Any] = "coop",
-    inference: str | Inference = "mle",
+    inference: str | Inference | None = None,
     *,
     labels: Sequence[int] | np.ndarray | None = None,
     class_names: Sequence[str] | None = None,
@@ -133,7 +133,7 @@ def fit(
     checkpoint: Path | None = None,
     progress: Progress | None = None,
 ) -> Posterior:
-    """Learn the prompts of `method` from labelled images, by `inference`.
+    """Learn the prompts of `method` from labelled images, by `inference`, or as the method was published if not given.
 
     What is learned from is a task; or the name of a data set or a `Dataset` (then all its classes are learned, from 16
     images each); or images, with `labels` and `class_names` (then from all of these images). Images are arrays,
@@ -196,7 +196,7 @@ def _task(
 
 def _of_learner(
     learner: Learner[Any],
-    inference: str | Inference,
+    inference: str | Inference | None,
     task: Task,
     epochs: int | None,
     method_settings: Mapping[str, Any] | None,

@@ -10,7 +10,7 @@ from rebapl.errors import UserError
 from rebapl.learners import METHODS, Recipe, published, resolve_method
 from rebapl.sampling import Inference, preset
 from rebapl.sampling.presets import has_own_epochs
-from rebapl.settings import SettingError, Settings
+from rebapl.settings import SettingError, Settings, nested, overlaid
 
 CUSTOM = "custom"
 """The name of an inference that was given as an object."""
@@ -46,7 +46,7 @@ def published_protocol(protocol: str) -> str:
 
 def resolve_training(
     method: str,
-    inference: str | Inference,
+    inference: str | Inference | None,
     *,
     protocol: str,
     data: str,
@@ -57,12 +57,15 @@ def resolve_training(
 ) -> ResolvedTraining:
     """All settings: what was published for this method, protocol and data set, the preset, and what is given on top.
 
+    `inference` None is the one that the method was published with.
     `epochs` take the place of the recipe's, so that everything that a preset derives from these follows; mappings may
     be nested or have names with dots.
 
     >>> resolved = resolve_training("maple", "rebapl", protocol="base-to-novel", data="eurosat", epochs=2)
     >>> resolved.inference.sampler.lr, resolved.crop_scale
     (0.0035, (0.08, 1.0))
+    >>> resolve_training("app", None, protocol="base-to-novel", data="dtd", shots=4).inference.samples
+    4
     """
     settings, recipe = published(method, published_protocol(protocol), data, shots)
     chosen = resolve_method(method, {**settings, **(method_settings or {})})
@@ -75,14 +78,16 @@ def with_inference(
     method_settings: Settings,
     recipe: Recipe,
     per_image: bool,
-    inference: str | Inference,
+    inference: str | Inference | None,
     epochs: int | None = None,
     inference_settings: Mapping[str, Any] | None = None,
 ) -> ResolvedTraining:
     """The training of a method by its recipe: with a preset and changes to it, or with an inference as it is given.
 
-    `per_image` as in `preset_values`.
+    `per_image` as in `preset_values`. The recipe's own inference, which None stands for, has the recipe's settings of
+    it.
     """
+    inference = recipe.inference if inference is None else inference
     changed = bool(inference_settings) or epochs is not None
     if recipe.epochs == 0:
         if changed or isinstance(inference, Inference):
@@ -92,7 +97,8 @@ def with_inference(
         if changed:
             raise UserError("an inference given as an object has all its settings: change them there")
         return ResolvedTraining(method, method_settings, CUSTOM, inference, recipe.crop_scale)
-    changes = dict(inference_settings or {})
+    published = recipe.inference_settings if inference == recipe.inference else {}
+    changes = overlaid(nested(published), nested(inference_settings or {}))
     if epochs is not None:
         recipe = with_epochs(recipe, epochs)
         if has_own_epochs(inference, method):
