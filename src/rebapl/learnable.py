@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Protocol, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+from rebapl.errors import UserError
 
 OutputT = TypeVar("OutputT", bound="LearnerOutput")
 
@@ -59,3 +61,34 @@ class Learnable(Protocol[OutputT]):
     def modules(self) -> Iterator[nn.Module]: ...
 
     def eval(self) -> object: ...
+
+
+@runtime_checkable
+class SharesParameters(Protocol):
+    """A learner whose particles side by side hold some parameters in common; one without this attribute shares none."""
+
+    @property
+    def shared_parameters(self) -> frozenset[str]:
+        """Names of parameters, or of the modules that hold them."""
+
+
+def shared_names(learner: object, names: Iterable[str]) -> frozenset[str]:
+    """Those of the `names` of its parameters that the learner shares between particles.
+
+    >>> class Learner:
+    ...     shared_parameters = frozenset({"prior"})
+    >>> sorted(shared_names(Learner(), ["context", "prior.bias", "prior.weight", "priority"]))
+    ['prior.bias', 'prior.weight']
+    """
+    given = learner.shared_parameters if isinstance(learner, SharesParameters) else frozenset()
+    known = list(names)
+    for each in given:
+        if not any(_is_of(name, each) for name in known):
+            raise UserError(
+                f"shared_parameters of {type(learner).__name__} has '{each}', and it has {', '.join(known)}"
+            )
+    return frozenset(name for name in known if any(_is_of(name, each) for each in given))
+
+
+def _is_of(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")

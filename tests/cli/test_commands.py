@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from rebapl import __version__
 from rebapl.cli.commands import app, main
 from rebapl.errors import UserError
+from rebapl.runs.jobs import Job
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
 COMMAND = "from rebapl.cli import main; main()"
@@ -144,6 +145,42 @@ def test_one_run_that_is_interrupted_ends_with_130(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "what was finished is kept" in shown
     assert not list(tmp_path.glob("runs/*/error.txt"))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The jobs that `rebapl train` hands to its engine, which does none of them."""
+    jobs: list[Job] = []
+    monkeypatch.setattr("rebapl.runs.engine.LocalEngine.run", lambda _, todo, __: jobs.extend(todo) or iter(()))
+    return jobs
+
+
+@pytest.mark.parametrize(("shots", "epochs"), [(1, 50), (2, 100), (4, 100), (8, 200), (16, 200)])
+def test_coop_is_trained_by_the_published_epochs_of_the_shots(asked: list[Job], shots: int, epochs: int) -> None:
+    inside("train", "--data", "digits", "--method", "coop", "--protocol", "few-shot", "--shots", str(shots))
+    inference = asked[0].run_config().resolved().training.inference
+    assert inference is not None
+    assert inference.epochs == epochs
+
+
+@pytest.mark.parametrize(
+    ("method", "inference", "samples"), [("app", "svgd", 4), ("coop", "mle", 1), ("mmrl++", "mle", 1)]
+)
+def test_without_a_name_the_inference_is_the_published_one(
+    asked: list[Job], method: str, inference: str, samples: int
+) -> None:
+    inside("train", "--data", "digits", "--method", method)
+    inside("train", "--data", "digits", "--method", method, "--inference", inference)
+    by_default, by_name = (job.run_config() for job in asked)
+    assert by_default.hash() == by_name.hash()
+    training = by_default.resolved().training
+    assert training.inference is not None
+    assert (training.inference_name, training.inference.samples) == (inference, samples)
+
+
+def test_help_says_what_the_inference_is_without_a_name() -> None:
+    said = " ".join(inside("train", "--help").output.replace("│", " ").split())
+    assert "svgd for app, mle for all others" in said
 
 
 def test_list_names_what_there_is() -> None:

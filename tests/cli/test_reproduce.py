@@ -39,6 +39,14 @@ def test_the_dry_run_of_the_paper_needs_no_data() -> None:
     assert "imagenet" in reproduce("table1", "--dry-run", "--methods", "maple")
 
 
+def test_any_method_may_be_named() -> None:
+    shown = reproduce("table1", "table2", "--suite", "mini", "--dry-run", "--methods", "vpt,app", "--seeds", "1")
+    assert "digits app · svgd" in shown
+    assert "digits vpt · mle" in shown
+    assert "shapes cross-dataset vpt · mle" in shown
+    assert "maple" not in shown
+
+
 def test_a_table_by_one_command(tmp_path: Path) -> None:
     words = "table1 --suite mini --data digits --methods zero-shot --seeds 1 --test-images 20".split()
     shown = reproduce(*words, "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--device", "cpu")
@@ -62,7 +70,7 @@ def test_a_table_by_one_command(tmp_path: Path) -> None:
         (["table1", "--split", "eurosta=x.json"], "did you mean 'eurosat'"),
         (["table1", "--suite", "mini", "--seeds", "1,1"], "name it once"),
         (["table1", "--suite", "mini", "--inference", "rebpl", "--dry-run"], "did you mean 'rebapl'"),
-        (["table2", "--suite", "mini", "--methods", "coop"], "promptsrc, maple, mmrl"),
+        (["plug-and-play", "--suite", "mini", "--methods", "zero-shot"], "learns nothing"),
     ],
 )
 def test_bad_input_says_what_is_accepted(words: list[str], message: str) -> None:

@@ -8,8 +8,10 @@ from torch import Tensor
 
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
-from rebapl.learners import Learner, build_learner
+from rebapl.learners import METHODS, Learner, build_learner
 from rebapl.learners.registry import published
+from rebapl.sampling import SVGD, Inference
+from rebapl.training.resolution import resolve_training
 
 NAMES = ["red cat", "dog", "big old tree"]
 LABELS = torch.tensor([0, 2, 1])
@@ -27,6 +29,32 @@ def test_four_particles_and_one_network_have_the_published_size() -> None:
     particle = learner.context.numel()
     network = sum(x.numel() for x in learner.parameters()) - particle
     assert (particle, network, 4 * particle + network) == (8_192, 98_880, 131_648)
+
+
+def test_the_published_inference_moves_four_particles_and_one_network_on_vit_b16() -> None:
+    """methods.md: 4·8,192 + 33,312 = 66,080."""
+    resolved = resolve_training("app", None, protocol="base-to-novel", data="dtd", shots=16)
+    learner = build_learner("app", small_clip.vit_b16_encoder(), NAMES, "a {}.", torch.Generator())
+    assert resolved.inference is not None
+    inference = resolved.inference.changed(batch=2)
+    images, labels = torch.zeros(2, 3, 224, 224), torch.zeros(2, dtype=torch.long)
+    run = SVGD(learner, inference, lambda _: (images, labels), num_data=2, steps_per_epoch=1)
+    moved = [p for group in run.optimizer.param_groups for p in group["params"]]
+    assert sum(p.numel() for p in moved) == 4 * 8_192 + 33_312 == 66_080
+    assert len(run.particles) == 4
+
+
+def test_what_the_particles_share_is_the_network_trained_by_itself(encoder: DualEncoder, images: Tensor) -> None:
+    """One step of four particles moves the network as one step of SGD on its own loss does."""
+    learner = build(encoder)
+    network = {name: p for name, p in learner.named_parameters() if not name.startswith("context")}
+    gradients = torch.autograd.grad(learner.prior_loss(learner(images), LABELS), list(network.values()))
+    expected = {name: p.detach() - 0.1 * g for (name, p), g in zip(network.items(), gradients, strict=True)}
+    sampler = {"kind": "svgd", "lr": 0.1, "particles": 4}
+    inference = Inference(sampler=sampler, curve="constant", epochs=1, batch=len(images))
+    (first, *_) = SVGD(learner, inference, lambda _: (images, LABELS), num_data=3, steps_per_epoch=1).run()
+    for name, value in expected.items():
+        torch.testing.assert_close(first.parameters[name], value)
 
 
 def test_particle_and_network_learn_from_their_own_terms(encoder: DualEncoder, images: Tensor) -> None:
@@ -86,9 +114,39 @@ def test_settings_out_of_range_are_refused(encoder: DualEncoder, settings: dict)
 
 
 def test_published_settings() -> None:
-    settings, recipe = published("app", "base-to-novel", "stanford_cars")
+    settings, recipe = published("app", "base-to-novel", "stanford_cars", 16)
     assert settings == {"prior_weight": 1 / 256}
     assert (recipe.lr, recipe.epochs, recipe.batch) == (0.002, 20, 32)
     settings, recipe = published("app", "few-shot", "dtd")
-    assert settings == {}
+    assert settings == {}, "nobody said how many shots"
     assert (recipe.epochs, recipe.batch) == (40, 128)
+    assert (recipe.inference, recipe.inference_settings) == ("svgd", {"sampler.particles": 4})
+
+
+@pytest.mark.parametrize("shots", [1, 2, 4, 8, 16])
+def test_the_weight_of_the_prior_is_one_over_the_shots(shots: int) -> None:
+    for protocol in ("few-shot", "base-to-novel"):
+        assert published("app", protocol, "dtd", shots)[0] == {"prior_weight": 1 / shots}
+        resolved = resolve_training("app", None, protocol=protocol, data="dtd", shots=shots)
+        assert resolved.method_settings.plain()["prior_weight"] == 1 / shots
+
+
+def test_published_settings_count_for_the_published_inference_alone() -> None:
+    def particles(inference: str | None, **given: object) -> int:
+        resolved = resolve_training(
+            "app", inference, protocol="few-shot", data="dtd", shots=4, inference_settings=given
+        ).inference
+        assert resolved is not None
+        return resolved.samples
+
+    assert particles(None) == particles("svgd") == 4
+    assert particles(None, **{"sampler.particles": 2}) == particles("svgd", sampler={"particles": 2}) == 2
+    assert particles("mle") == 1
+    coop = resolve_training("coop", "svgd", protocol="few-shot", data="dtd", shots=4).inference
+    assert coop is not None
+    assert coop.samples == 3
+
+
+def test_every_other_method_was_published_with_maximum_likelihood() -> None:
+    named = {name: method.learner.recipe.inference for name, method in METHODS.items()}
+    assert {name for name, inference in named.items() if inference != "mle"} == {"app"}

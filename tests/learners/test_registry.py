@@ -6,7 +6,7 @@ import pytest
 
 from rebapl.errors import UserError
 from rebapl.learners import METHODS, Learner, Recipe, build_learner, published, register, resolve_method
-from rebapl.learners.recipes import ORIGINS, Recipes, read_recipes
+from rebapl.learners.recipes import ORIGINS, Recipes, Stated, read_recipes
 from rebapl.learners.registry import FOLDER, earlier_settings
 from rebapl.settings import Settings
 
@@ -185,3 +185,17 @@ def test_published_inference() -> None:
 def test_settings_of_earlier_versions(method: str, before: dict, today: dict) -> None:
     assert earlier_settings(method, before) == today
     resolve_method(method, today)
+
+
+def test_a_value_may_follow_the_shots(tmp_path: Path) -> None:
+    found = recipes(tmp_path, "ours: {lr: 0.1, weight_decay: {over_shots: 0.8}, epochs: 3, batch: 4}")
+    assert found.published("few-shot", "dtd", 4)[1].weight_decay == pytest.approx(0.2)
+    assert found.stated("few-shot", "dtd", 2)["weight_decay"] == Stated(0.4, "ours")
+    with pytest.raises(UserError, match="over_shots: NUMBER"):
+        recipes(tmp_path, "ours: {lr: {per_shot: 0.8}, epochs: 3, batch: 4}")
+
+
+def test_a_recipe_may_name_its_inference_and_settings_of_it(tmp_path: Path) -> None:
+    text = "ours: {lr: 0.1, epochs: 3, batch: 4, inference: svgd, inference.sampler.particles: 5}"
+    recipe = recipes(tmp_path, text).published("few-shot", "dtd")[1]
+    assert (recipe.inference, recipe.inference_settings) == ("svgd", {"sampler.particles": 5})

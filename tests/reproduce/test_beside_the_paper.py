@@ -2,15 +2,17 @@
 
 import csv
 import io
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny_suite import TINY
 
 from rebapl.files import write_json
-from rebapl.reproduce.make import PAPER_TARGETS
+from rebapl.reproduce.make import PAPER_TARGETS, make_target
 from rebapl.reproduce.paper import quote
-from rebapl.reproduce.suites import PAPER, Suite
+from rebapl.reproduce.suites import MINI, PAPER, Suite
 from rebapl.reproduce.target import Context, Product
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import RESULTS, run_folder
@@ -102,8 +104,52 @@ def test_times_beside_the_paper(tmp_path: Path) -> None:
     suite = replace(PAPER, seeds=(1,))
     for config in PAPER_TARGETS["efficiency"].runs(suite):
         invent(tmp_path, config, {"base": 1.0, "novel": 1.0})
-    table = table_of(PAPER_TARGETS["efficiency"].make(Context(suite, tmp_path)), "efficiency")
+    output = PAPER_TARGETS["efficiency"].make(Context(suite, tmp_path))
+    table = table_of(output, "efficiency")
     as_many = table[-3]
     assert (as_many["epochs"], as_many["batch"], as_many["paper, s"]) == ("15", "1", "640")
     assert as_many["steps"] == table[-1]["steps"]
     assert table[-1]["paper, s"] == "654"
+    assert any("cannot be reconciled with its 10m54s" in note for note in output.tables["efficiency"].notes)
+
+
+def invented_averages(suite: Suite, runs: Path, gain: float) -> None:
+    """MaPLe as in the paper, and ReBaPL on it so many points better in both parts."""
+    for data in suite.data:
+        for choice in suite.choices():
+            more = gain if "rebapl" in choice.label else 0.0
+            for seed in suite.seeds_of(choice):
+                invent(runs, suite.config(data, choice, seed), {"base": 80.0 + more, "novel": 70.0 + more})
+
+
+@pytest.mark.parametrize("gain", [-1.0, 1.0])
+def test_a_page_says_where_a_result_is_opposite_to_the_paper_s(tmp_path: Path, gain: float) -> None:
+    suite = MINI.changed(methods=["maple"])
+    invented_averages(suite, tmp_path / "runs", gain)
+    make_target(PAPER_TARGETS["table1"], Context(suite, tmp_path / "runs"), tmp_path / "out")
+    shown = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    if gain > 0:
+        assert "Opposite" not in shown
+        return
+    _, said = shown.split("**Opposite to the paper:**\n\n")
+    assert said.splitlines() == [
+        "- MaPLe + ReBaPL minus MaPLe, average base: -1.00 here, +1.25 in the paper.",
+        "- MaPLe + ReBaPL minus MaPLe, average novel: -1.00 here, +1.05 in the paper.",
+        "- MaPLe + ReBaPL minus MaPLe, average HM: -1.00 here, +1.15 in the paper.",
+    ]
+
+
+def test_zero_shot_is_one_run_without_a_deviation(tmp_path: Path) -> None:
+    suite = MINI.changed(methods=["zero-shot", "maple"])
+    invented_averages(suite, tmp_path, 1.0)
+    assert Counter(config.method for config in PAPER_TARGETS["table1"].runs(suite)) == {"zero-shot": 3, "maple": 12}
+    output = PAPER_TARGETS["table1"].make(Context(suite, tmp_path))
+    clip, maple, *_ = table_of(output, "table1")
+    assert (clip["base ours"], clip["base ours std"], maple["base ours std"]) == ("80.0", "", "0.0")
+    assert any("Nothing is random in CLIP: one run." in note for note in output.tables["table1"].notes)
+
+
+def test_the_paper_s_latency_of_maple_stands_beside_that_of_rebapl(tmp_path: Path) -> None:
+    suite = replace(TINY, compared=True)
+    table = table_of(PAPER_TARGETS["latency"].make(Context(suite, tmp_path, devices=["cpu"])), "latency")
+    assert [(row["paper, MaPLe"], row["paper, + ReBaPL"]) for row in table] == [("242.33", "242.39"), ("", "276.5")]

@@ -4,12 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rebapl.learners import METHODS, published
 from rebapl.reproduce.paper import from_text, paper, printed, quote
-from rebapl.repulsion import Printed
 from rebapl.sampling import preset
-from rebapl.sampling.settings import SGHMCSettings
+from rebapl.settings import leaves
 
 TABULAR = re.compile(r"\\begin\{tabular\}(.*?)\\end\{tabular\}", re.S)
 
@@ -119,13 +119,29 @@ def test_the_preset_has_the_paper_s_settings(method: str) -> None:
     rows, column = paper()["tables"]["settings"]["rows"], paper()["tables"]["settings"]["columns"].index(method)
     theirs = {name: row[column] for name, row in rows.items()}
     ours = preset("rebapl-paper", published(method, "base-to-novel", "dtd")[1], method)
-    sampler = ours.sampler
-    assert isinstance(sampler, SGHMCSettings)
-    for name in ("batch", "epochs", "cycles"):
-        assert getattr(ours, name) == theirs[name], name
-    for name in ("lr", "samples_per_cycle", "weight_decay"):
-        assert getattr(sampler, name) == theirs[name], name
-    assert ours.repulsion is not None
-    assert (ours.repulsion.distance.kind, ours.repulsion.images) == (theirs["metric"], theirs["reference"])
-    assert isinstance(ours.repulsion.force, Printed)
-    assert ours.repulsion.force.strength == theirs["strength"]
+    resolved = dict(leaves(ours.plain()))
+    assert {name: resolved[name] for name in theirs} == theirs
+    assert len(theirs) == 9
+    assert resolved["repulsion.force.kind"] == "printed"
+
+
+@pytest.mark.shared
+def test_authors_and_title_are_the_paper_s_in_readme_and_citation(tex: str) -> None:
+    root = Path(__file__).parents[2]
+    title = re.search(r"\\title\{(.*?)\}", tex)
+    author = re.search(r"\\author\{\n(.*?)\n\$\^\{1\}\$ Sigma", tex, re.S)
+    assert title is not None
+    assert author is not None
+    names = [
+        name.strip() for name in re.split(r",(?![^{]*\})|\\\\", re.sub(r"\$.*?\$", "", author.group(1))) if name.strip()
+    ]
+    assert len(names) == 6
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    assert title.group(1) in readme
+    assert ", ".join(names) in readme
+    assert " and ".join(names) in readme, "in the BibTeX"
+    for url in re.findall(r"https://\S*[\w/]", readme):
+        assert url in tex, "no address that the paper does not have"
+    cited = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf-8"))["preferred-citation"]
+    assert cited["title"] == title.group(1)
+    assert [f"{each['given-names']} {each['family-names']}" for each in cited["authors"]] == names

@@ -14,6 +14,7 @@ from rebapl.backbones import load_backbone
 from rebapl.data.batches import LabelledImages
 from rebapl.errors import UserError
 from rebapl.files import write_json
+from rebapl.learners import METHODS
 from rebapl.reproduce import timing
 from rebapl.reproduce.estimate import seconds, steps
 from rebapl.reproduce.make import PAPER_TARGETS, Planned, chosen, planned
@@ -30,7 +31,7 @@ def runs_of(name: str) -> list[RunConfig]:
 
 
 def test_the_paper_suite_has_the_paper_s_runs() -> None:
-    assert len(runs_of("table1")) == 11 * 9 * 3
+    assert len(runs_of("table1")) == 11 * (8 * 3 + 1), "zero-shot has no randomness and runs once"
     assert len(runs_of("table4")) == 11 * 4 * 3
     assert len(runs_of("xi")) == (2 * 3 * 3 + 1) * 3
     assert {config.data for config in runs_of("xi")} == {"ucf101"}
@@ -49,6 +50,37 @@ def test_the_paper_suite_has_the_paper_s_runs() -> None:
         4,
         5,
     ]
+
+
+def test_app_runs_as_it_was_published() -> None:
+    """Stein's update of four particles, in the miniature too; every other method by maximum likelihood."""
+    for suite in (MINI, PAPER):
+        runs = {config.method: config for config in PAPER_TARGETS["table1"].runs(suite) if config.inference is None}
+        assert set(runs) == set(suite.methods)
+        training = runs["app"].resolved().training
+        assert training.inference is not None
+        assert (training.inference_name, training.inference.samples) == ("svgd", 4)
+        assert training.method_settings.plain()["prior_weight"] == 1 / suite.shots
+        assert {config.inference_name for config in runs.values()} == {"none", "mle", "svgd"}
+        assert [name for name, config in runs.items() if config.inference_name == "svgd"] == ["app"]
+
+
+def test_methods_may_be_any_and_are_those_of_every_table() -> None:
+    suite = MINI.changed(methods=["vpt", "maple", "bpl"])
+    assert suite.methods == ("maple", "vpt", "bpl"), "the first table's first"
+    for name in ("table1", "table2", "plug-and-play"):
+        assert {config.method for config in PAPER_TARGETS[name].runs(suite)} == {"maple", "vpt", "bpl"}
+    with pytest.raises(UserError, match="unknown method 'vtp': did you mean 'vpt'"):
+        MINI.changed(methods=["vtp"])
+    with pytest.raises(UserError, match="zero-shot learns nothing"):
+        PAPER_TARGETS["plug-and-play"].runs(MINI.changed(methods=["zero-shot"]))
+
+
+def test_plug_and_play_is_on_every_method_that_learns() -> None:
+    runs = runs_of("plug-and-play")
+    assert {config.method for config in runs} == METHODS.keys() - {"zero-shot"}
+    by_inference = Counter(config.inference for config in runs)
+    assert by_inference == {"mle": 11 * 11 * 3, "rebapl-paper": 11 * 11 * 3}
 
 
 def test_the_strengths_are_the_paper_s_xi() -> None:

@@ -165,6 +165,41 @@ def test_distances_from_outside_are_timed_and_drawn(tmp_path: Path, monkeypatch:
     assert len({(line.get_color(), line.get_marker()) for line in ours.values()}) == len(ours)
 
 
+def test_the_settings_beside_the_paper_s(tmp_path: Path) -> None:
+    made("settings", tmp_path)
+    table = {(row["method"], row["setting"]): row for row in rows(tmp_path, "settings")}
+    strength = table["MaPLe", "strength, ξ"]
+    assert (strength["paper"], strength["rebapl-paper"]) == ("0.001", "0.001 (paper)")
+    assert strength["rebapl-authors"] == "0.75 (authors' code)"
+    assert strength["rebapl"] == "–", "its force has a fraction"
+    for (method, setting), row in table.items():
+        if row["paper"] != "–":
+            assert row["rebapl-paper"] == f"{row['paper']} (paper)", (method, setting)
+    assert table["MMRL", "distance"]["paper"] == "wasserstein"
+    assert table["MaPLe", "lr, α"]["rebapl"] == "0.0035 (recipe)"
+
+
+def test_plug_and_play_is_the_difference_of_stored_runs(tmp_path: Path) -> None:
+    suite = TINY.changed(methods=["vpt", "app"])
+    context = Context(suite, tmp_path / "runs", devices=["cpu"])
+    make_target(PAPER_TARGETS["plug-and-play"], context, tmp_path / "out")
+    table = {row["method"]: row for row in rows(tmp_path, "plug-and-play")}
+    assert list(table) == ["APP", "vpt"]
+    for name, method in (("APP", "app"), ("vpt", "vpt")):
+        before, after = (
+            json.loads((run_folder(suite.config("digits", choice, 1), context.runs) / "results.json").read_text())
+            for choice in (Choice(method, method, "mle"), suite.rebapl(method))
+        )
+        row = table[name]
+        for part in ("base", "novel"):
+            gain = after["parts"][part]["accuracy"] - before["parts"][part]["accuracy"]
+            assert float(row[f"Δ {part}"]) == pytest.approx(gain)
+        for score in ("nll", "ece"):
+            means = [sum(each["parts"][part][score] for part in ("base", "novel")) / 2 for each in (before, after)]
+            assert float(row[f"Δ {score.upper()}"]) == pytest.approx(means[1] - means[0])
+    assert "APP was published with svgd" in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_the_toy(tmp_path: Path) -> None:
     made("toy", tmp_path)
     without, with_it, _ = (float(row["both modes visited, %"]) for row in rows(tmp_path, "toy"))

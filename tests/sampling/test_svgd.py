@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -157,3 +159,86 @@ def test_another_sampler_is_not_run_as_particles():
     inference = Inference(sampler={"kind": "sgd", "lr": 0.1}, **BASE)
     with pytest.raises(UserError, match="the sampler is 'sgd': run it with Chain, not with SVGD"):
         SVGD(ToyLearner(), inference, batches, num_data=40, steps_per_epoch=5)
+
+
+class Sharing(ToyLearner):
+    """The image features' matrix is one for all particles."""
+
+    shared_parameters = frozenset({"image"})
+
+
+def slow_step(texts, image, x, y, lr, num_data, temperature, decay):
+    """One step as the equations stand, one number at a time, in double precision; momentum is zero in the first."""
+    count = len(texts)
+    points = [text.double().flatten() for text in texts]
+    at, shared = [], []
+    for text in texts:
+        own, common = (z.double().clone().requires_grad_() for z in (text, image))
+        loss = torch.nn.functional.cross_entropy(torch.tanh(x.double() @ common) @ own.T, y)
+        loss.backward()
+        at.append((own.grad + decay * own.detach()).flatten())
+        shared.append(common.grad)
+    squares = [[float(((a - b) ** 2).sum()) for b in points] for a in points]
+    pairs = sorted(squares[i][j] for i in range(count) for j in range(i + 1, count))
+    width = pairs[(len(pairs) - 1) // 2] / math.log(count + 1)
+    moved = []
+    for i in range(count):
+        phi = torch.zeros_like(points[i])
+        for j in range(count):
+            kernel = math.exp(-squares[j][i] / width)
+            log_density = -num_data / temperature * at[j]
+            phi += kernel * log_density + kernel * 2 * (points[i] - points[j]) / width
+        moved.append((points[i] + lr * temperature / num_data * phi / count).view_as(texts[i]))
+    step = sum(shared) / count + decay * image.double()
+    return moved, image.double() - lr * step
+
+
+def test_one_step_with_a_shared_part_is_that_of_a_slow_second_implementation():
+    run = svgd(Sharing(), curve="constant", weight_decay=0.1, temperature=2.0)
+    texts = [particle["text"].detach().clone() for particle in run.particles]
+    assert [set(particle) for particle in run.particles] == [{"text"}] * 4
+    expected, image = slow_step(texts, run.shared["image"].detach().clone(), *batches(0), 0.05, 40, 2.0, 0.1)
+    run.step()
+    for particle, text in zip(run.particles, expected, strict=True):
+        torch.testing.assert_close(particle["text"].detach().double(), text, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(run.shared["image"].detach().double(), image, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("space", ["weights", "image", "text"])
+def test_every_sample_has_its_copy_of_what_is_shared(space):
+    run = svgd(Sharing(), space=space, **({"images": 6, "pool": 16} if space == "image" else {}))
+    samples = list(run.run())
+    first, *others = (sample.parameters for sample in samples)
+    assert list(first) == ["image", "text"], "in the learner's order"
+    assert not torch.equal(first["image"], Sharing().image.detach()), "it has learned"
+    for other in others:
+        assert torch.equal(other["image"], first["image"])
+        assert other["image"].data_ptr() != first["image"].data_ptr()
+        if space != "image":  # features that are shared are no ground to move apart on
+            assert not torch.allclose(other["text"], first["text"])
+
+
+def test_a_resumed_run_with_a_shared_part_equals_an_uninterrupted_one():
+    whole = values(svgd(Sharing()).run())
+    first = svgd(Sharing())
+    for _ in range(7):
+        first.step()
+    second = svgd(Sharing(9), seed=8)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(values(second.run()), whole)
+
+
+def test_one_particle_with_a_shared_part_is_sgd():
+    alone, shared = (next(iter(svgd(kind(), particles=1).run())).parameters for kind in (ToyLearner, Sharing))
+    for name, value in alone.items():
+        torch.testing.assert_close(shared[name], value)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"), [({"imag"}, "has 'imag', and it has image, text"), ({"image", "text"}, "shares all")]
+)
+def test_what_cannot_be_shared_is_refused(names, says):
+    learner = ToyLearner()
+    learner.shared_parameters = frozenset(names)
+    with pytest.raises(UserError, match=says):
+        svgd(learner)

@@ -28,7 +28,9 @@ def reproduce(
     root: Annotated[Path | None, typer.Option(help="Folder of the data sets; else $REBAPL_DATA.")] = None,
     backbone: Annotated[str | None, typer.Option(help="Another backbone: a folder or a hub id.")] = None,
     data: Annotated[str | None, typer.Option(help="Only these data sets, separated by commas.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Only these methods of the main tables.")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Only these methods, any that there are, separated by commas.")
+    ] = None,
     split: Annotated[
         list[str] | None,
         typer.Option(help="Another split file of a data set: eurosat=split_subset_EuroSAT.json; repeatable."),
@@ -82,7 +84,9 @@ def reproduce(
             transfers = "" if config.protocol == "base-to-novel" else f" {config.protocol}"
             settings = {**({"epochs": config.epochs} if config.epochs else {}), **config.inference_settings}
             extra = "".join(f" {key}={short_value(value)}" for key, value in settings.items())
-            print(f"{config.data}{transfers} {config.method} · {config.inference}{extra} seed {config.seed}: {state}")
+            print(
+                f"{config.data}{transfers} {config.method} · {config.inference_name}{extra} seed {config.seed}: {state}"
+            )
         print_table(table)
         return
     context = Context(selected, runs, root, parse_names(device), hm)

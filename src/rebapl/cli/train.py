@@ -35,7 +35,11 @@ def train(
         str | None, typer.Option(help="What is learned; `rebapl list` names the methods. coop if not given.")
     ] = None,
     inference: Annotated[
-        str | None, typer.Option(help="How; `rebapl list` names the kinds of inference. mle if not given.")
+        str | None,
+        typer.Option(
+            help="How; `rebapl list` names the kinds of inference. If not given, as the method was published: svgd for "
+            "app, mle for all others."
+        ),
     ] = None,
     protocol: Annotated[
         str | None,

@@ -2,14 +2,20 @@
 
 Cho et al., Make Prompts Adaptable: Bayesian Modeling for Vision-Language Prompt Learning with Data-Dependent Prior,
 2024. The learner holds one particle, a context v of b vectors, and the prior's network π: e → e/16 → d_t with a ReLU
-between, on the normalised image feature x. The `svgd` inference runs the particles (4 in the paper) side by side.
+between, on the normalised image feature x. The `svgd` inference, with which it was published, runs the particles (4 in
+the paper) side by side, and all of them share the one network.
 
     L = CE(z_v, y) + λ·‖mean_b v − mean_B π(x)‖²  +  CE(z_π, y)
 
 z_v are CoOp's logits. z_π are those of a text whose every context vector is the batch's mean of π(x); they train the
 network, and the middle term, in which π is a constant, leaves it alone. So the last term does not change what the
-particle sees. (The authors train π by it first, then the particle with the rest; here both go on together.) In
-prediction every image has its own text π(x), and the logits are α·z_v + (1−α)·z_π, α = 0.7.
+particle sees, and since it is the same for every particle, the mean over the particles of their gradients, which `SVGD`
+gives to what they share, is its gradient: that of one network trained by itself. In prediction every image has its own
+text π(x), and the logits are α·z_v + (1−α)·z_π, α = 0.7.
+
+The authors' released code departs from this in two ways: it trains π first, then the particles with the rest (here both
+go on together), and it leaves out the kernel, so that its particles do not see each other (here they do, as in the
+paper).
 """
 
 from __future__ import annotations
@@ -43,6 +49,7 @@ class APPConfig(CoOpConfig):
 @register("app", APPConfig)
 class APP(CoOp):
     config: APPConfig
+    shared_parameters = frozenset({"squeeze", "expand"})
 
     def __init__(self, encoder: DualEncoder, config: APPConfig) -> None:
         super().__init__(encoder, config)

@@ -94,6 +94,9 @@ class Learner(nn.Module, Generic[Frozen]):
     uses_template: ClassVar[bool] = True
     """Whether what it predicts depends on the template. A setting may decide it: `reads_template`."""
 
+    shared_parameters: ClassVar[frozenset[str]] = frozenset()
+    """Parameters, or modules with parameters, that particles side by side hold in common; see `SVGD`."""
+
     template: str = DEFAULT_TEMPLATE
 
     transfer: bool = False

@@ -17,6 +17,8 @@ from rebapl.reproduce.comparison import (
     cells,
     collect,
     mark_columns,
+    opposite,
+    opposites,
     quoted,
     score_cells,
     score_columns,
@@ -28,7 +30,8 @@ from rebapl.reproduce.target import Context, Product, over_seeds
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import load_trained, run_folder
 
-MLE = Choice("maple", "maple")
+MLE = Choice("maple", "maple", "mle")
+OVERFITTING = ("MaPLe", "MaPLe with as many epochs as ReBaPL", "MaPLe + ReBaPL")
 PREFIXES = "prefixes.json"
 """The file in a run's folder that keeps the scores of its first cycles."""
 
@@ -54,7 +57,11 @@ def samples(context: Context) -> Product:
     mark_columns(rows, 1, len(columns) // 3)
     title = f"Samples per cycle K: MaPLe + ReBaPL on {printed(data)}, accuracy in %"
     table = Table(title, ["K", *columns], rows, context.notes(seeds_note(suite.seeds)), [("", 1), *groups])
-    return Product({"samples": table}, data={"scores": found})
+    ours = {label: cells(per_data[data])["hm"] for label, per_data in found.items()}
+    theirs = {label: quoted("samples", label)["hm"] for label in found}
+    first, *_, last = found
+    against = opposites(ours, theirs, [(last, first)], "HM", "K = {}".format)
+    return Product({"samples": table}, data={"scores": found}, opposite=against)
 
 
 def overfitting_choices(suite: Suite) -> list[Choice]:
@@ -91,7 +98,13 @@ def overfitting(context: Context) -> Product:
     )
     names = [f"{label}\n{count} epochs" for label, count in zip(labels, shown, strict=True)]
     figure = study_figures.overfitting(names, scores, printed(data))
-    return Product({"overfitting": table}, {"overfitting": figure}, {"scores": found})
+    against = opposites(
+        {name: of["hm"] for name, of in zip(OVERFITTING, scores, strict=True)},
+        {name: of["hm"] for name, of in zip(OVERFITTING, theirs, strict=True)},
+        [(OVERFITTING[1], OVERFITTING[0]), (OVERFITTING[2], OVERFITTING[1])],
+        "HM",
+    )
+    return Product({"overfitting": table}, {"overfitting": figure}, {"scores": found}, against)
 
 
 def xi_choices(suite: Suite) -> dict[tuple[str, int, float], Choice]:
@@ -174,7 +187,11 @@ def cycles(context: Context) -> Product:
         {count: ours["hm"] for count, ours in scores.items()}, baseline["hm"], printed(data), text if compared else None
     )
     stored = {str(count): [of_seed[count] for of_seed in per_seed] for count in suite.cycles}
-    return Product({"cycles": table}, {"cycles": figure}, {"scores": stored})
+    first, last = min(suite.cycles), max(suite.cycles)
+    known = sorted(map(int, text["hm"]))
+    gain = Cell(text["hm"][str(known[-1])], digits=1).minus(Cell(text["hm"][str(known[0])], digits=1))
+    against = opposite(f"C = {last} minus C = {first}, HM", scores[last]["hm"].minus(scores[first]["hm"]), gain)
+    return Product({"cycles": table}, {"cycles": figure}, {"scores": stored}, against)
 
 
 def prefix_scores(context: Context, config: RunConfig, counts: Sequence[int]) -> dict[int, dict[str, float]]:
@@ -243,4 +260,11 @@ def diversity(context: Context) -> Product:
     notes = [f"Over {images} test images of the base classes, pairs of different samples.", seeds_note(suite.seeds)]
     table = Table(f"Diversity of the samples on {printed(data)}", columns, rows, context.notes(*notes))
     figure = study_figures.heat_maps({label: record.distance for label, record in first.items()}, printed(data), images)
-    return Product({"diversity": table}, {"diversity": figure}, {"records": stored})
+    with_it, without = (statistics.fmean(each["mean_distance"] for each in records) for records in stored.values())
+    against = []
+    if with_it < without:
+        against = [
+            f"Mean distance between samples: {with_it:.3f} with repulsion and {without:.3f} without it here; in the "
+            "paper it is greater with repulsion."
+        ]
+    return Product({"diversity": table}, {"diversity": figure}, {"records": stored}, against)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
 from rebapl.reports.tables import Cell, Row, mark_column
@@ -24,13 +24,16 @@ HM_NOTE = {
 def collect(
     context: Context, data: Sequence[str], choices: Sequence[Choice], seeds: Sequence[int] | None = None
 ) -> dict[str, dict[str, list[dict[str, float]]]]:
-    """Label of the choice → data set (and `average`) → base, novel and HM of the stored runs, one per seed."""
+    """Label of the choice → data set (and `average`) → base, novel, HM, NLL and ECE of the stored runs, one per seed.
+
+    Where nothing is learned there is one run.
+    """
     found: dict[str, dict[str, list[dict[str, float]]]] = {}
     for choice in choices:
         of_choice = {
             name: [
                 context.result(context.suite.config(name, choice, seed)).base_novel
-                for seed in seeds or context.suite.seeds
+                for seed in context.suite.seeds_of(choice, seeds)
             ]
             for name in data
         }
@@ -45,11 +48,53 @@ def cells(scores: Sequence[Mapping[str, float]], digits: int = 2) -> dict[str, C
     return {part: Cell.over([each[part] for each in scores], digits) for part in PARTS}
 
 
-def seeds_note(seeds: Sequence[int]) -> str:
-    """The remark that says which seeds a table is of."""
+def seeds_note(seeds: Sequence[int], choices: Sequence[Choice] = ()) -> str:
+    """The remark that says which seeds a table is of, and which rows have no randomness."""
     if len(seeds) == 1:
         return f"Seed {seeds[0]} alone."
-    return f"Mean ± standard deviation of seeds {', '.join(map(str, seeds))}."
+    fixed = [printed(choice.label) for choice in choices if not choice.learns]
+    once = f" Nothing is random in {', '.join(fixed)}: one run." if fixed else ""
+    return f"Mean ± standard deviation of seeds {', '.join(map(str, seeds))}.{once}"
+
+
+def opposite(what: str, ours: Cell, theirs: Cell) -> list[str]:
+    """A sentence where a difference has the other sign than the paper's, as both are shown; else none.
+
+    >>> opposite("MaPLe + ReBaPL minus MaPLe, HM", Cell(-0.3, signed=True), Cell(1.15, signed=True))
+    ['MaPLe + ReBaPL minus MaPLe, HM: -0.30 here, +1.15 in the paper.']
+    >>> opposite("MaPLe + ReBaPL minus MaPLe, HM", Cell(0.3, signed=True), Cell(1.15, signed=True))
+    []
+    """
+    return [f"{what}: {ours} here, {theirs} in the paper."] if ours.sign * theirs.sign < 0 else []
+
+
+def opposites(
+    ours: Mapping[str, Cell],
+    theirs: Mapping[str, Cell],
+    pairs: Sequence[tuple[str, str]],
+    what: str,
+    named: Callable[[str], str] = printed,
+) -> list[str]:
+    """The `opposite` of `what`, for the differences between pairs of rows; `named` is what a row is called."""
+    return [
+        sentence
+        for one, other in pairs
+        for sentence in opposite(
+            f"{named(one)} minus {named(other)}, {what}",
+            ours[one].minus(ours[other]),
+            theirs[one].minus(theirs[other]),
+        )
+    ]
+
+
+def gain_pairs(labels: Sequence[str]) -> list[tuple[str, str]]:
+    """The rows of ReBaPL, each with the row of the method that it is on."""
+    return [(label, label.removesuffix(" + rebapl")) for label in labels if label.endswith(" + rebapl")]
+
+
+def learning_pairs(labels: Sequence[str]) -> list[tuple[str, str]]:
+    """All rows but that of zero-shot, each with it; none if it is not among them."""
+    return [(label, "zero-shot") for label in labels if label != "zero-shot" and "zero-shot" in labels]
 
 
 def score_columns(paper: bool, difference: bool) -> tuple[list[str], list[tuple[str, int]]]:

@@ -11,6 +11,7 @@ from rebapl.data.embedded import EMBEDDED
 from rebapl.data.published import PUBLISHED
 from rebapl.data.task import target_names
 from rebapl.runs.config import RunConfig
+from rebapl.sampling.settings import SVGDSettings
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ def seconds(config: RunConfig, *, trained: bool = False) -> float:
             acting = 1.0 if settings.repulsion.stage == "both" else getattr(settings.sampler, "exploration", 1.0)
             share = acting * (settings.cycles - 1) / settings.cycles
             step += share * of.by_reference * (settings.repulsion.images or 0)
+        if isinstance(settings.sampler, SVGDSettings):
+            step *= settings.sampler.particles
         training = 0.0 if trained else steps(config) * step
         samples = settings.samples
     tested = samples * of.test * _test_images(config)

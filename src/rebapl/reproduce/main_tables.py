@@ -17,7 +17,10 @@ from rebapl.reproduce.comparison import (
     cells,
     collect,
     compared_cells,
+    gain_pairs,
+    learning_pairs,
     mark_columns,
+    opposites,
     paper_average,
     quoted,
     score_cells,
@@ -50,7 +53,7 @@ def table1(context: Context) -> Product:
             theirs = paper_average(label, suite.data, context.hm) if average else quoted("table1", label, name)
             numbers[name, label] = score_cells(cells(scores), theirs, suite.compared)
     rows, rules = sections([AVERAGE, *suite.data], list(found), numbers, len(columns) // 3)
-    notes = [HM_NOTE[context.hm], seeds_note(suite.seeds), *([] if suite.compared else [ORIENTATION])]
+    notes = [HM_NOTE[context.hm], seeds_note(suite.seeds, choices), *([] if suite.compared else [ORIENTATION])]
     table = Table(
         "Table 1: base-to-novel generalisation, accuracy in %",
         ["data set", "method", *columns],
@@ -60,7 +63,13 @@ def table1(context: Context) -> Product:
         rules,
         merged=1,
     )
-    return Product({"table1": table}, data={"scores": found, "hm": context.hm})
+    against = []
+    for part, title in zip(PARTS, ("base", "novel", "HM"), strict=True):
+        ours = {label: cells(per_data[AVERAGE])[part] for label, per_data in found.items()}
+        of_paper = {label: paper_average(label, suite.data, context.hm)[part] for label in found}
+        pairs = [*gain_pairs(list(found)), *(learning_pairs(list(found)) if part == "hm" else ())]
+        against += opposites(ours, of_paper, pairs, f"average {title}")
+    return Product({"table1": table}, data={"scores": found, "hm": context.hm}, opposite=against)
 
 
 def transfer_runs(protocol: str, suite: Suite) -> list[RunConfig]:
@@ -68,11 +77,8 @@ def transfer_runs(protocol: str, suite: Suite) -> list[RunConfig]:
 
 
 def _transferred(suite: Suite) -> list[str]:
-    """The methods of the suite that are transferred."""
-    methods = [method for method in suite.methods if method in TRANSFERRED]
-    if not methods:
-        raise UserError(f"transfers are of {', '.join(TRANSFERRED)}: name one of them with --methods")
-    return methods
+    """The methods that are transferred: the paper's three, or those that a user asked for."""
+    return list(suite.asked or TRANSFERRED)
 
 
 def _source(suite: Suite, protocol: str) -> str:
@@ -92,7 +98,7 @@ def transfer(number: int, protocol: str, title: str, context: Context) -> Produc
     targets = list(suite.cross if protocol == "cross-dataset" else suite.shifted)
     scores: dict[str, dict[str, list[float]]] = {}
     for choice in choices:
-        results = [context.result(suite.config(source, choice, seed, protocol)) for seed in suite.seeds]
+        results = [context.result(suite.config(source, choice, seed, protocol)) for seed in suite.seeds_of(choice)]
         of_choice = {part: [each.parts[part].accuracy for each in results] for part in ("test", *targets)}
         of_choice[source] = of_choice.pop("test")
         of_choice[AVERAGE] = [statistics.fmean(of) for of in zip(*(of_choice[t] for t in targets), strict=True)]
@@ -106,7 +112,7 @@ def transfer(number: int, protocol: str, title: str, context: Context) -> Produc
             numbers[data, label] = compared_cells(ours, theirs) if suite.compared else [ours]
     rows, rules = sections(tested, list(scores), numbers, 3)
     columns = ["ours", "paper", "diff."] if suite.compared else ["accuracy"]
-    notes = [f"Trained on {printed(source)}, all classes; average: of the targets.", seeds_note(suite.seeds)]
+    notes = [f"Trained on {printed(source)}, all classes; average: of the targets.", seeds_note(suite.seeds, choices)]
     if suite.compared and source != SOURCE:
         notes.append(f"The paper's figures are trained on {printed(SOURCE)}.")
     table = Table(
@@ -117,7 +123,14 @@ def transfer(number: int, protocol: str, title: str, context: Context) -> Produc
         rules=rules,
         merged=1,
     )
-    return Product({name: table}, data={"scores": scores})
+    theirs_all = [column for column in paper()["tables"][name]["columns"][1:] if column != AVERAGE]
+    against = opposites(
+        {label: Cell.over(of_choice[AVERAGE]) for label, of_choice in scores.items()},
+        {label: _paper_transfer(name, label, AVERAGE, theirs_all) for label in scores},
+        gain_pairs(list(scores)),
+        "average of the targets",
+    )
+    return Product({name: table}, data={"scores": scores}, opposite=against)
 
 
 def _paper_transfer(table: str, label: str, data: str, targets: Sequence[str]) -> Cell:
@@ -141,7 +154,7 @@ table3 = partial(transfer, 3, "domain-generalization", "domain generalisation")
 def table4_choices(suite: Suite) -> list[Choice]:
     """MaPLe, and ReBaPL on it without repulsion and with each distance."""
     return [
-        Choice("maple", "maple"),
+        Choice("maple", "maple", "mle"),
         suite.rebapl("maple", "none", repulsion=None),
         *(_metric(suite, name) for name in ("wasserstein", "mmd")),
     ]
@@ -185,4 +198,11 @@ def table4(context: Context) -> Product:
     table = Table(
         title, ["data set", "method", *columns], rows, context.notes(*notes), [("", 2), *groups], rules, merged=1
     )
-    return Product({"table4": table}, data={"scores": found, "hm": context.hm})
+    against = opposites(
+        {label: cells(per_data[AVERAGE])["hm"] for label, per_data in found.items()},
+        {label: quoted("table4", label)["hm"] for label in found},
+        [("none", "maple"), ("wasserstein", "none"), ("mmd", "none")],
+        "average HM",
+        TABLE4_LABELS.__getitem__,
+    )
+    return Product({"table4": table}, data={"scores": found, "hm": context.hm}, opposite=against)

@@ -10,7 +10,7 @@ from rebapl.errors import UserError, unknown
 from rebapl.files import read_json, write_atomically, write_json
 from rebapl.reports.style import save_for_paper
 from rebapl.reports.tables import Cell, Row, Table
-from rebapl.reproduce import ablations, main_tables, timing, toy
+from rebapl.reproduce import ablations, main_tables, plug_and_play, settings_table, timing, toy
 from rebapl.reproduce.estimate import pace, seconds
 from rebapl.reproduce.suites import Suite
 from rebapl.reproduce.target import Context, Product, Target, no_runs
@@ -25,6 +25,13 @@ _TARGETS = (
     Target("table2", "cross-data-set transfer", main_tables.table2_runs, main_tables.table2),
     Target("table3", "domain generalisation", main_tables.table3_runs, main_tables.table3),
     Target("table4", "repulsion: none, Wasserstein, MMD", main_tables.table4_runs, main_tables.table4),
+    Target(
+        "plug-and-play",
+        "ReBaPL minus maximum likelihood, for every method that learns",
+        plug_and_play.plug_and_play_runs,
+        plug_and_play.plug_and_play,
+    ),
+    Target("settings", "the paper's settings beside those of the presets", no_runs, settings_table.settings),
     Target("xi", "strength ξ of the repulsion × reference images × distance", ablations.xi_runs, ablations.xi),
     Target("cycles", "number of cycles C", ablations.cycles_runs, ablations.cycles),
     Target("samples", "samples per cycle K", ablations.samples_runs, ablations.samples),
@@ -54,7 +61,7 @@ def make_target(
     """Finish the runs of a target, and write what it makes of them into the folder `out`.
 
     Tables become .md, .csv and .tex files, figures .png and .pdf files, and all numbers, unrounded, a .json file.
-    `README.md` then shows everything that was made in that folder.
+    `README.md` then shows everything that was made in that folder, and says where a result is opposite to the paper's.
     """
     configs = target.runs(context.suite)
     run_all(configs, context.runs, root=context.root, devices=context.devices, jobs=jobs, progress=progress)
@@ -69,6 +76,7 @@ def make_target(
         "note": context.suite.remark,
         "tables": list(product.tables),
         "figures": list(product.figures),
+        "opposite": list(product.opposite),
         "runs": sorted({run_folder(config, context.runs).name for config in configs}),
         "data": product.data,
     }
@@ -90,6 +98,9 @@ def page(out: Path) -> str:
         lines += [f"## {record['target']}: {what}", ""]
         for name in record["tables"]:
             lines += [(out / f"{name}.md").read_text(encoding="utf-8")]
+        if record.get("opposite"):
+            lines += ["**Opposite to the paper:**", ""]
+            lines += [*(f"- {sentence}" for sentence in record["opposite"]), ""]
         for name in record["figures"]:
             lines += [f"![{name}]({name}.png)", ""]
     return "\n".join(lines).rstrip() + "\n"

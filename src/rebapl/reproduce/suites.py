@@ -15,7 +15,7 @@ from rebapl.data.catalogue import data_root
 from rebapl.data.published import PUBLISHED
 from rebapl.data.task import SOURCE, TARGETS
 from rebapl.errors import UserError, unknown
-from rebapl.learners import published
+from rebapl.learners import METHODS, published
 from rebapl.runs.config import RunConfig
 from rebapl.sampling import PRESETS, Inference
 from rebapl.sampling.presets import has_own_epochs
@@ -30,12 +30,29 @@ ELEVEN = (SOURCE, *TARGETS["cross-dataset"])
 
 @dataclass(frozen=True)
 class Choice:
-    """One row of a table: a method, how it is learned, and settings that replace those of the inference."""
+    """One row of a table: a method, how it is learned, and settings that replace those of the inference.
+
+    `inference` None is the one that the method was published with.
+    """
 
     label: str
     method: str
-    inference: str = "mle"
+    inference: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def learns(self) -> bool:
+        """Whether anything is learned, so that another seed may give another result."""
+        return learns(self.method)
+
+
+def learns(method: str) -> bool:
+    """Whether a method learns something.
+
+    >>> learns("zero-shot"), learns("coop")
+    (False, True)
+    """
+    return METHODS.find(method).learner.recipe.epochs > 0
 
 
 @dataclass(frozen=True)
@@ -46,6 +63,7 @@ class Suite:
     * `source`: the data set that transfers are trained on; `cross`, `shifted`: the data sets that table 2 and table 3
       test on.
     * `inference`: the preset that ReBaPL stands for.
+    * `methods`: those of the first table; `asked`: those that a user named, which then are those of every table.
     * `epochs`: the largest number of epochs (of ReBaPL: per cycle) by method; "*" stands for every other method.
     * `splits`: split files other than the published ones, by data set.
     * `compared`: whether the paper's numbers are of these data sets, so that differences make sense.
@@ -67,6 +85,7 @@ class Suite:
     test_images: int | None = None
     epochs: Mapping[str, int] = field(default_factory=dict)
     methods: tuple[str, ...] = TABLE1_METHODS
+    asked: tuple[str, ...] = ()
     splits: Mapping[str, str] = field(default_factory=dict)
     compared: bool = True
     strengths: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
@@ -121,16 +140,21 @@ class Suite:
     def longer(self, data: str, **settings: Any) -> Choice:
         """Maximum likelihood on MaPLe for as many epochs as ReBaPL has in all its cycles."""
         epochs = self.inference_of(data, self.rebapl("maple")).all_epochs
-        return Choice("maple, as many epochs", "maple", settings={"epochs": epochs, **settings})
+        return Choice("maple, as many epochs", "maple", "mle", {"epochs": epochs, **settings})
 
     def choices(self, methods: Sequence[str] | None = None) -> list[Choice]:
-        """The rows of a main table: each method by maximum likelihood, then ReBaPL on those that have it."""
+        """The rows of a main table: each method as it was published, then ReBaPL on those that have it."""
         rows = []
         for method in self.methods if methods is None else methods:
-            rows.append(Choice(method, method, "none" if method == "zero-shot" else "mle"))
+            rows.append(Choice(method, method))
             if method in REBAPL_ON:
                 rows.append(self.rebapl(method))
         return rows
+
+    def seeds_of(self, choice: Choice, seeds: Sequence[int] | None = None) -> Sequence[int]:
+        """The seeds that a choice runs with: the suite's or those given, and one alone where nothing is random."""
+        chosen = self.seeds if seeds is None else seeds
+        return chosen if choice.learns else chosen[:1]
 
     @property
     def remark(self) -> str:
@@ -152,8 +176,9 @@ class Suite:
     ) -> Suite:
         """The suite with other data sets, methods or seeds, or with another value in `plain`; None changes nothing.
 
-        A study whose data set is not among `data` takes the first of them. `plain` may have `shots`, `test_images`,
-        `inference`, and `epochs`, which then holds for every method.
+        A study whose data set is not among `data` takes the first of them. Methods may be any; those of the paper's
+        first table come first, in its order. `plain` may have `shots`, `test_images`, `inference`, and `epochs`, which
+        then holds for every method.
         """
         if plain.get("inference") is not None and plain["inference"] not in PRESETS:
             raise unknown("inference", plain["inference"], PRESETS)
@@ -165,9 +190,10 @@ class Suite:
             suite = replace(suite, data=tuple(data), data_by_target=by_target)
         if methods:
             for name in methods:
-                if name not in self.methods:
-                    raise unknown("method of this table", name, self.methods)
-            suite = replace(suite, methods=tuple(name for name in self.methods if name in methods))
+                METHODS.find(name)
+            first = [name for name in TABLE1_METHODS if name in methods]
+            asked = (*first, *(name for name in methods if name not in first))
+            suite = replace(suite, methods=asked, asked=asked)
         if seeds:
             suite = replace(suite, seeds=tuple(seeds), grid_seeds=None)
         return suite
@@ -216,6 +242,7 @@ MINI = Suite(
         "efficiency": "letters",
         "diversity": "digits",
         "overfitting": "letters",
+        "plug-and-play": "digits",
     },
     source="shapes",
     cross=("digits", "letters"),
@@ -223,7 +250,7 @@ MINI = Suite(
     seeds=(1, 2),
     shots=8,
     test_images=200,
-    epochs={"coop": 20, "cocoop": 2, "app": 10, "promptsrc": 5, "maple": 4, "mmrl": 4},
+    epochs={"coop": 20, "cocoop": 2, "app": 10, "promptsrc": 5, "bpl": 2, "*": 4},
     compared=False,
     references=(16, 64),
     grid_seeds=(1,),

@@ -43,11 +43,15 @@ class Context:
 
 @dataclass(frozen=True)
 class Product:
-    """What a target makes: tables and figures by file name, and whatever else is worth storing as JSON."""
+    """What a target makes: tables and figures by file name, and whatever else is worth storing as JSON.
+
+    `opposite` has a sentence for each result that points the other way than the paper's.
+    """
 
     tables: Mapping[str, Table] = field(default_factory=dict)
     figures: Mapping[str, Figure] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
+    opposite: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -76,10 +80,10 @@ def over_seeds(
     protocol: str = "base-to-novel",
     seeds: Sequence[int] | None = None,
 ) -> list[RunConfig]:
-    """The runs of every choice on every data set with every seed."""
+    """The runs of every choice on every data set with every seed; of a choice that learns nothing, with the first."""
     return [
         suite.config(name, choice, seed, protocol)
         for name in data
         for choice in choices
-        for seed in seeds or suite.seeds
+        for seed in suite.seeds_of(choice, seeds)
     ]

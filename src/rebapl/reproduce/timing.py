@@ -86,6 +86,7 @@ def overhead(context: Context) -> Product:
     notes = [
         f"Median of {suite.repeats} calls on {device_name(device)}; points of {WIDTH} dimensions; the stored side is "
         "prepared once, as in training. The paper's are of another machine.",
+        from_text("efficiency")["repulsion_note"],
     ]
     table = Table(
         "Milliseconds to compare two clouds of n points",
@@ -134,15 +135,16 @@ def latency(context: Context) -> Product:
     rows: list[Row] = []
     for count in suite.latency_cycles:
         cells = [Cell.over(of_devices[count], 1) for of_devices in times.values()]
-        theirs = quote("latency", str(count), "maple + rebapl", digits=1)
-        rows.append([str(count), *cells, *([theirs, cells[-1].minus(theirs)] if compared else [])])
+        maple, theirs = (quote("latency", str(count), row, digits=1) for row in ("maple", "maple + rebapl"))
+        rows.append([str(count), *cells, *([maple, theirs, cells[-1].minus(theirs)] if compared else [])])
     notes = [
         f"{len(views)} images of {printed(data)} among {len(part.class_names)} classes, text features included, "
         f"decoding not; mean ± standard deviation of {suite.repeats} calls on {device_name(one)}.",
-        *(["One sample per cycle. The paper's are of four L4 GPUs."] if compared else ["One sample per cycle."]),
+        "One sample per cycle, so that C = 1 is also MaPLe by maximum likelihood."
+        + (" The paper's are of four L4 GPUs." if compared else ""),
         *([] if several else ["One device is here: --device cuda:0,cuda:1 spreads the samples over several."]),
     ]
-    columns = ["C", *times, *(["paper (4 × L4)", "diff."] if compared else [])]
+    columns = ["C", *times, *(["paper, MaPLe", "paper, + ReBaPL", "diff."] if compared else [])]
     table = Table("Milliseconds of a prediction with MaPLe + ReBaPL", columns, rows, context.notes(*notes))
     means = {title: {count: statistics.fmean(of[count]) for count in of} for title, of in times.items()}
     theirs_by_c = {int(c): row[1] for c, row in paper()["tables"]["latency"]["rows"].items()} if compared else {}
@@ -233,6 +235,7 @@ def efficiency(context: Context) -> Product:
     columns = ["MaPLe on " + printed(data), "epochs", "batch", "steps", "seconds", "ms a step"]
     notes = [f"Training alone, on {', '.join(sorted(devices))}. {seeds_note(suite.seeds)}"]
     notes.append("Runs that shared their device with others were slowed by them.")
+    notes += [text["repulsion_note"]] if compared else []
     table = Table(
         "Training time of ReBaPL and of maximum likelihood with as many epochs",
         [*columns, *(["paper, s", "diff."] if compared else [])],

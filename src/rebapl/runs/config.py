@@ -31,8 +31,9 @@ class RunConfig(Settings):
 
     The machine and the folder in which the data lie are no part of it. `split`, `template`, `targets` and `cache` are
     as in `load_task`. `method_settings` replace settings that were published for the method, `epochs` takes the place
-    of the published number of epochs, and `inference_settings` replace values of the preset. Without a `backbone`,
-    embedded tasks use the embedded `mini` and all other data use CLIP ViT-B/16.
+    of the published number of epochs, and `inference_settings` replace values of the preset. Without an `inference`, a
+    method has the one that it was published with: `svgd` for APP, `mle` for the others. Without a `backbone`, embedded
+    tasks use the embedded `mini` and all other data use CLIP ViT-B/16.
 
     >>> config = RunConfig("digits", "maple", "rebapl")
     >>> same = RunConfig("digits", "maple", "rebapl", backbone="mini", inference_settings={"cycles": 3})
@@ -42,7 +43,7 @@ class RunConfig(Settings):
 
     data: str
     method: str = "coop"
-    inference: str = "mle"
+    inference: str | None = None
     protocol: Literal["base-to-novel", "few-shot", "cross-dataset", "domain-generalization", "selection"] = (
         "base-to-novel"
     )
@@ -58,8 +59,13 @@ class RunConfig(Settings):
     method_settings: dict[str, Any] = Field(default_factory=dict)
     inference_settings: dict[str, Any] = Field(default_factory=dict)
 
-    def __init__(self, data: str, method: str = "coop", inference: str = "mle", **others: Any) -> None:
+    def __init__(self, data: str, method: str = "coop", inference: str | None = None, **others: Any) -> None:
         super().__init__(data=data, method=method, inference=inference, **others)
+
+    @property
+    def inference_name(self) -> str:
+        """The inference asked for, or the one that the method was published with."""
+        return self.inference or self.resolved().training.inference_name
 
     @property
     def backbone_name(self) -> str:

@@ -27,7 +27,7 @@ def run_schema() -> dict[str, Any]:
     own = inlined_schema(RunConfig)["properties"]
     keys = {key: value for key, value in own.items() if not key.endswith("_settings")}
     keys["method"] = _method(own["method"]["default"])
-    keys["inference"] = _inference(own["inference"]["default"])
+    keys["inference"] = _inference()
     keys["targets"]["anyOf"].append({"type": "string"})  # names with commas
     extends = {"type": "string", "description": "Another configuration file, whose settings come first."}
     return {
@@ -53,17 +53,18 @@ def _method(default: str) -> dict[str, Any]:
     return {"description": "What is learned.", "anyOf": [{"enum": list(METHODS)}, *mappings], "default": default}
 
 
-def _inference(default: str) -> dict[str, Any]:
+def _inference() -> dict[str, Any]:
     """A preset's name, or a mapping of the name and settings that replace its values. Any of them may be left out."""
     settings = _partial(inlined_schema(Inference))
     names = list(PRESETS)
     mapping = {
         "type": "object",
-        "properties": {"name": {"enum": names, "default": default}, **settings["properties"]},
+        "properties": {"name": {"enum": names}, **settings["properties"]},
         "patternProperties": {rf"^({'|'.join(settings['properties'])})\.[a-z_.]+$": {}},
         "additionalProperties": False,
     }
-    return {"description": "How it is learned.", "anyOf": [{"enum": names}, mapping], "default": default}
+    described = "How it is learned; as the method was published if not given."
+    return {"description": described, "anyOf": [{"enum": names}, mapping]}
 
 
 def _partial(schema: Any) -> Any:

@@ -6,6 +6,14 @@ Liu & Wang 2016. With ∇log p = −(N/T)·∇L the first term moves like SGD on
 SGD); the second pushes apart, more so at a higher temperature. Fixed points of many particles represent
 exp(−N·L(θ)/T). Momentum and the cosine schedule act on the whole direction. The kernel compares weights, or
 the features that the particles give on the reference images.
+
+A learner may name parameters that all particles share (`shared_parameters`; APP's prior network is such). They are no
+part of the points θ_i: the kernel does not compare them and nothing pushes them apart. Of them there is one tensor,
+which moves by SGD on the mean of the particles' losses,
+
+    ψ ← ψ − lr·(1/P Σ_j ∇_ψ L(θ_j, ψ) + wd·ψ),
+
+so that its step does not grow with the number of particles.
 """
 
 from __future__ import annotations
@@ -17,7 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rebapl.errors import UserError
-from rebapl.learnable import Learnable
+from rebapl.learnable import Learnable, shared_names
 from rebapl.repulsion import kick, stein_direction, stein_feature_direction, weights
 from rebapl.sampling.building import build_schedule
 from rebapl.sampling.guard import total_norm
@@ -33,7 +41,7 @@ class SVGD(Loop):
     do here: they are refused unless they are None.
 
     Particle 0 starts as given, the others freshly drawn, all but the first kicked so that a deterministic
-    initialisation does not leave them at one point.
+    initialisation does not leave them at one point. What they share starts as given. Each sample has its copy of it.
     """
 
     def __init__(
@@ -72,8 +80,14 @@ class SVGD(Loop):
         self.settings = inference.sampler
         self.decay = prior_decay(self.settings.weight_decay, self.settings.prior_std, num_data)
         self._module = _WithLoss(learner)
+        common = shared_names(learner, self.parameters)
+        if len(common) == len(self.parameters):
+            raise UserError("this learner shares all its parameters: there is nothing in which particles could differ")
+        self.shared = {
+            name: p.detach().clone().requires_grad_() for name, p in self.parameters.items() if name in common
+        }
         self.particles = self._spread()
-        tensors = [p for particle in self.particles for p in particle.values()]
+        tensors = [p for part in (*self.particles, self.shared) for p in part.values()]
         self.optimizer = torch.optim.SGD(tensors, lr=self.settings.lr, momentum=self.settings.momentum)
         stream = self.generators["svgd/restart"]
         self.schedule = build_schedule(inference, tensors, num_data, steps_per_epoch, stream, self.optimizer)
@@ -84,34 +98,40 @@ class SVGD(Loop):
 
     @torch.no_grad()
     def _spread(self) -> list[dict[str, Tensor]]:
-        own, stream = self.parameters, self.generators["svgd/restart"]
-        given = {name: p.detach().clone() for name, p in own.items()}
-        particles = [{name: p.clone() for name, p in given.items()}]
+        stream = self.generators["svgd/restart"]
+        given = {name: p.detach().clone() for name, p in self.parameters.items()}
+        own = {name: p for name, p in self.parameters.items() if name not in self.shared}
+        particles = [{name: given[name].clone() for name in own}]
         for _ in range(self.settings.particles - 1):
             self.learner.reset(stream)
             kick(own.values(), self.settings.kick, stream)
             particles.append({name: p.detach().clone() for name, p in own.items()})
-        for name, p in own.items():
+        for name, p in self.parameters.items():
             p.copy_(given[name])
         return [{name: p.requires_grad_() for name, p in particle.items()} for particle in particles]
 
     def _advance(self, now: int, images: Tensor, labels: Tensor) -> bool:
         """Move all particles once, on one mini-batch for all."""
         chosen = self.reference.choose(self.generators["svgd/repulsion"])
-        losses, clouds, gradients = [], [], []
+        losses, clouds, gradients, common = [], [], [], []
         for particle in self.particles:
-            values = {f"learner.{name}": p for name, p in particle.items()}
+            values = {f"learner.{name}": p for name, p in {**particle, **self.shared}.items()}
             loss, cloud = functional_call(self._module, values, (self.reference, images, labels, chosen))
             retain = cloud is not None
-            grads = torch.autograd.grad(loss, list(particle.values()), retain_graph=retain, materialize_grads=True)
-            gradients.append(weights(grads) + self.decay * weights(particle.values()))
+            wanted = [*particle.values(), *self.shared.values()]
+            grads = torch.autograd.grad(loss, wanted, retain_graph=retain, materialize_grads=True)
+            gradients.append(weights(grads[: len(particle)]) + self.decay * weights(particle.values()))
+            common.append(grads[len(particle) :])
             losses.append(loss.detach())
             clouds.append(cloud)
         direction = self._direction(torch.cat(gradients).detach(), clouds)
         for particle, row in zip(self.particles, direction, strict=True):
             for p, part in zip(particle.values(), row.split([p.numel() for p in particle.values()]), strict=True):
                 p.grad = part.view_as(p)
-        self.guard.note(now, loss=torch.stack(losses).sum(), gradient=total_norm([direction]))
+        for p, of_particles in zip(self.shared.values(), zip(*common, strict=True), strict=True):
+            p.grad = torch.stack(of_particles).mean(0) + self.decay * p.detach()
+        moved = [direction, *(p.grad for p in self.shared.values() if p.grad is not None)]
+        self.guard.note(now, loss=torch.stack(losses).sum(), gradient=total_norm(moved))
         if self.record_every > 0 and now % self.record_every == 0:
             mean = torch.stack(losses).mean()
             self._records.append({"step": now, "cycle": 0, "lr": self.schedule.lr, "loss": mean})
@@ -123,7 +143,8 @@ class SVGD(Loop):
             self.last_loss = torch.stack(losses).mean().item()
         if self.schedule.done:
             for chain, particle in enumerate(self.particles):
-                self.samples.append(Sample(kept(particle), cycle=0, chain=chain, step=now + 1))
+                whole = {name: {**particle, **self.shared}[name] for name in self.parameters}
+                self.samples.append(Sample(kept(whole), cycle=0, chain=chain, step=now + 1))
         return checking
 
     def _direction(self, gradients: Tensor, clouds: list[Tensor | None]) -> Tensor:
@@ -149,6 +170,7 @@ class SVGD(Loop):
         state = {
             **self._common_state(),
             "particles": [{name: p.detach() for name, p in particle.items()} for particle in self.particles],
+            "shared": {name: p.detach() for name, p in self.shared.items()},
             "optimizer": self.optimizer.state_dict(),
         }
         return {**copied(state), "samples": [vars(sample).copy() for sample in self.samples]}
@@ -157,8 +179,9 @@ class SVGD(Loop):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict` of a run with the same learner and settings."""
         state = {**state, **copied({key: value for key, value in state.items() if key != "samples"})}
-        for particle, saved in zip(self.particles, state["particles"], strict=True):
-            for name, p in particle.items():
+        parts = zip((*self.particles, self.shared), (*state["particles"], state.get("shared", {})), strict=True)
+        for tensors, saved in parts:
+            for name, p in tensors.items():
                 p.copy_(saved[name])
         self.optimizer.load_state_dict(state["optimizer"])
         self._load_common_state(state)

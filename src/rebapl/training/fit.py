@@ -122,7 +122,7 @@ def fit(
     task_or_images: Task | Dataset | str | Sequence[Picture] | np.ndarray,
     encoder: DualEncoder | str,
     method: str | Learner[Any] = "coop",
-    inference: str | Inference = "mle",
+    inference: str | Inference | None = None,
     *,
     labels: Sequence[int] | np.ndarray | None = None,
     class_names: Sequence[str] | None = None,
@@ -134,7 +134,7 @@ def fit(
     checkpoint: Path | None = None,
     progress: Progress | None = None,
 ) -> Posterior:
-    """Learn the prompts of `method` from labelled images, by `inference`.
+    """Learn the prompts of `method` from labelled images, by `inference`, or as the method was published if not given.
 
     The first argument is one of three things. It may be a `Task`. It may be a `Dataset` or the name of one; then all
     its classes are learned, from 16 images each. Or it may be a sequence of images (arrays, Pillow pictures or paths);
@@ -198,7 +198,7 @@ def _task(
 
 def _of_learner(
     learner: Learner[Any],
-    inference: str | Inference,
+    inference: str | Inference | None,
     task: Task,
     epochs: int | None,
     method_settings: Mapping[str, Any] | None,

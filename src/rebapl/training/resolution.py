@@ -10,7 +10,7 @@ from rebapl.errors import UserError
 from rebapl.learners import METHODS, Recipe, published, resolve_method
 from rebapl.sampling import Inference, preset
 from rebapl.sampling.presets import has_own_epochs
-from rebapl.settings import SettingError, Settings
+from rebapl.settings import SettingError, Settings, nested, overlaid
 
 CUSTOM = "custom"
 """The name of an inference that was given as an object."""
@@ -49,7 +49,7 @@ def published_protocol(protocol: str) -> str:
 
 def resolve_training(
     method: str,
-    inference: str | Inference,
+    inference: str | Inference | None,
     *,
     protocol: str,
     data: str,
@@ -61,12 +61,15 @@ def resolve_training(
     """Fill in all settings of a training.
 
     They come from what was published for this method, protocol and data set, then from the preset; `method_settings`
-    and `inference_settings` replace some of them. `epochs` takes the place of the recipe's number, so that everything
-    that a preset derives from that number follows. The mappings may be nested or have names with dots.
+    and `inference_settings` replace some of them. `inference` None is the one that the method was published with.
+    `epochs` takes the place of the recipe's number, so that everything that a preset derives from that number follows.
+    The mappings may be nested or have names with dots.
 
     >>> resolved = resolve_training("maple", "rebapl", protocol="base-to-novel", data="eurosat", epochs=2)
     >>> resolved.inference.sampler.lr, resolved.crop_scale
     (0.0035, (0.08, 1.0))
+    >>> resolve_training("app", None, protocol="base-to-novel", data="dtd", shots=4).inference.samples
+    4
     """
     settings, recipe = published(method, published_protocol(protocol), data, shots)
     chosen = resolve_method(method, {**settings, **(method_settings or {})})
@@ -79,15 +82,17 @@ def with_inference(
     method_settings: Settings,
     recipe: Recipe,
     per_image: bool,
-    inference: str | Inference,
+    inference: str | Inference | None,
     epochs: int | None = None,
     inference_settings: Mapping[str, Any] | None = None,
 ) -> ResolvedTraining:
     """The training of a method whose settings and recipe are known.
 
     `inference` is the name of a preset, which `epochs` and `inference_settings` may change, or an object that is taken
-    as it is. `per_image` is as in `preset_values`.
+    as it is. None is the recipe's own inference, with the recipe's settings of it. `per_image` is as in
+    `preset_values`.
     """
+    inference = recipe.inference if inference is None else inference
     changed = bool(inference_settings) or epochs is not None
     if recipe.epochs == 0:
         if changed or isinstance(inference, Inference):
@@ -97,7 +102,8 @@ def with_inference(
         if changed:
             raise UserError("an inference given as an object has all its settings: change them there")
         return ResolvedTraining(method, method_settings, CUSTOM, inference, recipe.crop_scale)
-    changes = dict(inference_settings or {})
+    published = recipe.inference_settings if inference == recipe.inference else {}
+    changes = overlaid(nested(published), nested(inference_settings or {}))
     if epochs is not None:
         recipe = with_epochs(recipe, epochs)
         if has_own_epochs(inference, method):

@@ -2,7 +2,10 @@
 
     published:                         an origin (see `ORIGINS`), and below it
       lr: 0.002                        fields of the `Recipe`,
-      method.tokens: 16                or settings of the method
+      method.tokens: 16                settings of the method,
+      inference: svgd                  the inference that its authors train with (`mle` if not given),
+      inference.sampler.particles: 4   or settings of that inference
+      method.prior_weight: {over_shots: 1.0}    a value divided by the shots: 1/16 at 16 of them
     variants:                          what differs, in the same form, by
       few-shot:                        protocol
         published: {epochs: 100}
@@ -14,7 +17,8 @@
         published: {method.tokens: 4}
 
 If several variants apply, they are read in this order, and a later one replaces values of an earlier one. The variant
-of a data set comes after those for shots. So a data set that is trained equally long for all shots says so once.
+of a data set comes after those for shots. So a data set that is trained equally long for all shots says so once. Where
+nobody says how many shots there are, a value that follows them is left to its default.
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ class Recipe(Settings):
     """How the method was published to be trained. Data only: the loop reads it, the learner does not act on it.
 
     `averaging`: mean and standard deviation, in epochs, of the Gaussian weights with which parameters are averaged.
-    `inference`: the name of the inference that the authors train with.
+    `inference`: the name of the inference that the authors train with, and `inference_settings` what they set of it,
+    by dotted name. With another inference these settings do not count.
     """
 
     lr: float = Field(ge=0)
@@ -52,6 +57,7 @@ class Recipe(Settings):
     crop_scale: tuple[float, float] = Field(default=(0.08, 1.0), strict=False)
     averaging: tuple[float, float] | None = Field(default=None, strict=False)
     inference: str = "mle"
+    inference_settings: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,16 @@ class Stated:
 
     value: Any
     origin: str
+
+
+@dataclass(frozen=True)
+class OverShots:
+    """A value that follows the number of shots: `value` divided by it."""
+
+    value: float
+
+    def at(self, shots: int) -> float:
+        return self.value / shots
 
 
 @dataclass(frozen=True)
@@ -74,7 +90,7 @@ class Recipes:
         found = dict(self.values)
         for key in _keys(protocol, dataset, shots):
             found |= self.variants.get(key, {})
-        return found
+        return _at(found, shots)
 
     def published(self, protocol: str, dataset: str, shots: int | None = None) -> tuple[dict[str, Any], Recipe]:
         """The method's settings that differ from its defaults there, and the recipe."""
@@ -88,9 +104,26 @@ def _keys(protocol: str, dataset: str, shots: int | None) -> Iterator[str]:
             yield f"{key}@{shots}"
 
 
+def _at(stated: Mapping[str, Stated], shots: int | None) -> dict[str, Stated]:
+    """The values at so many shots; without a number, those that follow it are left out."""
+    found = {}
+    for name, each in stated.items():
+        if not isinstance(each.value, OverShots):
+            found[name] = each
+        elif shots is not None:
+            found[name] = Stated(each.value.at(shots), each.origin)
+    return found
+
+
 def _parted(stated: Mapping[str, Stated]) -> tuple[dict[str, Any], Recipe]:
-    settings = {key.removeprefix("method."): each.value for key, each in stated.items() if key.startswith("method.")}
-    return settings, Recipe(**{key: each.value for key, each in stated.items() if not key.startswith("method.")})
+    method, inference = (
+        {key.removeprefix(prefix): each.value for key, each in stated.items() if key.startswith(prefix)}
+        for prefix in ("method.", "inference.")
+    )
+    own = {key: each.value for key, each in stated.items() if not key.startswith(("method.", "inference."))}
+    if inference:
+        own["inference_settings"] = inference
+    return method, Recipe(**own)
 
 
 def recipes_of(recipe: Recipe) -> Recipes:
@@ -109,7 +142,7 @@ def read_recipes(path: Path, config: type[Settings]) -> Recipes:
         if at and not shots.isdecimal():
             raise UserError(f"{path}: '{key}' does not end in a number of shots, as in 'few-shot@1'")
         try:
-            settings, _ = _parted({**recipes.values, **part})
+            settings, _ = _parted(_at({**recipes.values, **part}, 1))
             config(**settings)
         except SettingError as error:
             raise UserError(f"{path}: {f'{key}: ' if key else ''}{error}") from error
@@ -126,5 +159,15 @@ def _values(content: Any, path: Path) -> dict[str, Stated]:
         for name, value in (part or {}).items():
             if name in values:
                 raise UserError(f"{path}: '{name}' stands twice, as {values[name].origin} and as {origin}")
-            values[name] = Stated(value, origin)
+            values[name] = Stated(_read(value, name, path), origin)
     return values
+
+
+def _read(value: Any, name: str, path: Path) -> Any:
+    """As written, or as it follows the shots."""
+    if not isinstance(value, Mapping):
+        return value
+    amount = value.get("over_shots")
+    if value.keys() != {"over_shots"} or not isinstance(amount, int | float) or isinstance(amount, bool):
+        raise UserError(f"{path}: '{name}' is {dict(value)}: a value that follows the shots is {{over_shots: NUMBER}}")
+    return OverShots(float(amount))
