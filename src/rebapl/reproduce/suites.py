@@ -202,7 +202,7 @@ class Suite:
 def _recipe_epochs(config: RunConfig) -> int:
     """The epochs from which those of a run are derived, and which `RunConfig.epochs` replaces; 0 without training."""
     inference = config.resolved().training.inference
-    if inference is not None and has_own_epochs(config.inference, config.method):
+    if inference is not None and has_own_epochs(config.resolved().training.inference_name, config.method):
         return inference.epochs
     return published(config.method, published_protocol(config.protocol), config.data, config.shots)[1].epochs
 
