@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 from rebapl import __version__
 from rebapl.cli.commands import app, main
 from rebapl.errors import UserError
+from rebapl.learners import METHODS
+from rebapl.sampling import PRESETS
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
 COMMAND = "from rebapl.cli import main; main()"
@@ -144,6 +146,13 @@ def test_one_run_that_is_interrupted_ends_with_130(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "what was finished is kept" in shown
     assert not list(tmp_path.glob("runs/*/error.txt"))
+
+
+def test_list_has_a_line_on_each_method_and_preset() -> None:
+    lines = dict(line.split(maxsplit=1) for line in inside("list").stdout.splitlines() if line.startswith("  "))
+    assert lines.keys() == {*METHODS, *PRESETS}
+    assert lines["coop"] == "CoOp: learnable context vectors around the class name."
+    assert lines["ensemble"] == "the published recipe several times, from fresh starts"
 
 
 def test_list_names_what_there_is() -> None:

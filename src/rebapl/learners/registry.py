@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,13 @@ class Method:
     learner: type[Learner[Any]]
     config: type[Settings]
     recipes: Recipes
+
+    @property
+    def about(self) -> str:
+        """One line for people: the first of its learner's docstring, or of the docstring of the learner's file."""
+        module = sys.modules.get(self.learner.__module__)
+        text = vars(self.learner).get("__doc__") or (module and module.__doc__) or ""
+        return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
     def settings(self, given: Mapping[str, Any]) -> Settings:
         """All of its settings, some of them given. An error names the setting as `method.NAME`."""
