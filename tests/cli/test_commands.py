@@ -152,6 +152,7 @@ def test_list_has_a_line_on_each_method_and_preset() -> None:
     lines = dict(line.split(maxsplit=1) for line in inside("list").stdout.splitlines() if line.startswith("  "))
     assert lines.keys() == {*METHODS, *PRESETS}
     assert lines["coop"] == "CoOp: learnable context vectors around the class name."
+    assert lines["mmrl++"].startswith("MMRL++: ")
     assert lines["ensemble"] == "the published recipe several times, from fresh starts"
 
 

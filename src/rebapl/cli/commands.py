@@ -142,7 +142,7 @@ def toy(
 
 @app.command("list")
 def list_() -> None:
-    """Name the data sets, methods, kinds of inference and distances there are, with a line on each method and preset."""
+    """Name the data sets, methods, kinds of inference and distances there are, and say what they are."""
     from rebapl.data.catalogue import registered_datasets
     from rebapl.data.embedded import EMBEDDED
     from rebapl.data.published import PUBLISHED
