@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 from rebapl import __version__
 from rebapl.cli.commands import app, main
 from rebapl.errors import UserError
+from rebapl.learners import METHODS
 from rebapl.runs.jobs import Job
+from rebapl.sampling import PRESETS
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
 COMMAND = "from rebapl.cli import main; main()"
@@ -181,6 +183,14 @@ def test_without_a_name_the_inference_is_the_published_one(
 def test_help_says_what_the_inference_is_without_a_name() -> None:
     said = " ".join(inside("train", "--help").output.replace("│", " ").split())
     assert "svgd for app, mle for all others" in said
+
+
+def test_list_has_a_line_on_each_method_and_preset() -> None:
+    lines = dict(line.split(maxsplit=1) for line in inside("list").stdout.splitlines() if line.startswith("  "))
+    assert lines.keys() == {*METHODS, *PRESETS}
+    assert lines["coop"] == "CoOp: learnable context vectors around the class name."
+    assert lines["mmrl++"].startswith("MMRL++: ")
+    assert lines["ensemble"] == "the published recipe several times, from fresh starts"
 
 
 def test_list_names_what_there_is() -> None:

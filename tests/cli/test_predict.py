@@ -17,7 +17,10 @@ from typer.testing import CliRunner
 from rebapl.cli.commands import app, main
 from rebapl.cli.evaluate import _say_weights
 from rebapl.cli.values import parse_threshold
+from rebapl.data.task import load_task
 from rebapl.errors import UserError
+from rebapl.evaluation import outside_scores
+from rebapl.evaluation.tasks import predict_part
 from rebapl.posterior import Posterior
 from rebapl.runs.folder import load_trained, train_run
 
@@ -179,6 +182,22 @@ def test_fitted_weights_are_shown_and_can_be_undone(run: Path, capsys: pytest.Ca
         rebapl("evaluate", run, "--uniform-weights", "--fit-weights")
     _say_weights(run, torch.tensor([0.99, 0.005, 0.005]))
     assert "almost all weight is on one of 3 samples" in capsys.readouterr().err
+
+
+def test_outside_may_be_a_flat_folder_and_earlier_scores_stay(run: Path, images: Path) -> None:
+    before = sorted(images.iterdir())
+    rebapl("evaluate", run, "--uniform-weights", "--outside", "novel")
+    shown = rebapl("evaluate", run, "--outside", images)
+    assert f"outside {images} by max-probability: AUROC" in shown
+    assert sorted(images.iterdir()) == before
+    rebapl("evaluate", run)
+    outside = json.loads((run / "results.json").read_text())["outside"]
+    assert outside.keys() == {"novel", str(images)}
+    trained = load_trained(run, device="cpu")
+    digits = load_task("digits", shots=2, test_images=10).tests["base"]
+    inside = predict_part(trained, digits).uncertainty("entropy")
+    expected = outside_scores(inside, trained.predict(images).uncertainty("entropy"))
+    assert outside[str(images)]["entropy"]["auroc"] == pytest.approx(expected["auroc"])
 
 
 def test_the_heat_map_is_drawn(run: Path) -> None:

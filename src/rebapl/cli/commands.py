@@ -142,7 +142,7 @@ def toy(
 
 @app.command("list")
 def list_() -> None:
-    """Name the data sets, methods, kinds of inference and distances there are."""
+    """Name the data sets, methods, kinds of inference and distances there are, and say what they are."""
     from rebapl.data.catalogue import registered_datasets
     from rebapl.data.embedded import EMBEDDED
     from rebapl.data.published import PUBLISHED
@@ -150,10 +150,13 @@ def list_() -> None:
     from rebapl.repulsion import DISTANCES
     from rebapl.sampling import PRESETS
 
-    for title, names in (
-        ("data sets", [*EMBEDDED, *PUBLISHED, *registered_datasets()]),
-        ("methods", METHODS),
-        ("inference", PRESETS),
-        ("distances", DISTANCES),
-    ):
-        print(f"{title + ':':<11} {', '.join(names)}")
+    described = (
+        ("methods", {name: METHODS.find(name).about for name in METHODS}),
+        ("inference", {name: PRESETS.find(name).about for name in PRESETS}),
+    )
+    print(f"data sets: {', '.join([*EMBEDDED, *PUBLISHED, *registered_datasets()])}")
+    for title, lines in described:
+        print(f"{title}:")
+        for name, about in lines.items():
+            print(f"  {name:<15} {about}".rstrip())
+    print(f"distances: {', '.join(DISTANCES)}")

@@ -38,7 +38,7 @@ def evaluate(
         typer.Option(help="First choose when to say 'I don't know' on them: risk=0.05, or coverage=0.9[,by=entropy]."),
     ] = None,
     outside: Annotated[
-        str | None, typer.Option(help="Score how well other images are told apart: novel, or another data set.")
+        str | None, typer.Option(help="Score how well others are told apart: novel, a data set, or a folder of images.")
     ] = None,
     heat_map: Annotated[
         bool, typer.Option("--heat-map", help="Draw how far apart samples are: diversity.png.")

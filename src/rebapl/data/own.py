@@ -120,6 +120,19 @@ def load_folder(
     return own_dataset(folder.resolve().name, folder, splits, template)
 
 
+def is_flat(folder: Path) -> bool:
+    """Whether a folder holds images and no class folders."""
+    return folder.is_dir() and not _subfolders(folder) and any(is_image(path) for path in folder.iterdir())
+
+
+def load_flat_folder(folder: Path) -> Dataset:
+    """All images of a folder that has no classes, as test images of one class called after the folder."""
+    name = folder.resolve().name
+    keys = sorted(path.name for path in images_below(folder))
+    items = [Item(check_key(key, str(folder)), 0, name) for key in keys]
+    return Dataset(name, TEMPLATE, [], [], items, FileImages(folder, upright=True), folder=folder)
+
+
 def is_split(folder: Path) -> bool:
     """Whether `train/` holds folders of classes. If it holds images, it is a class that is called train."""
     train = folder / "train"

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from rebapl.data.batches import LabelledImages
-from rebapl.data.catalogue import load_dataset
+from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.fewshot import spread
+from rebapl.data.own import is_flat, load_flat_folder
 from rebapl.data.task import TARGETS, Part, Task, split_of
 from rebapl.data.workers import portions
 from rebapl.errors import UserError
@@ -180,7 +181,8 @@ def score_outside(
     """AUROC and FPR95 by kind of uncertainty: how well it tells outside images from test images of the trained classes.
 
     `outside` names a test part of the task with other classes (`novel`), or another data set. A data set that is read
-    from files lies below `root`, and NAME=FILE takes another split file. All images are predicted among the trained
+    from files lies below `root`, and NAME=FILE takes another split file. It may also be a folder of images without
+    classes, all of which are taken. All images are predicted among the trained
     class names.
     """
     names = list(task.train.class_names)
@@ -197,7 +199,8 @@ def score_outside(
             "part; name another data set"
         )
     else:
-        dataset = load_dataset(outside, root, split=split)
+        flat = split is None and is_own(outside) and is_flat(Path(outside).expanduser())
+        dataset = load_flat_folder(Path(outside).expanduser()) if flat else load_dataset(outside, root, split=split)
         other = Part(dataset.class_names, dataset.test, dataset)
     return all_outside_scores(predict_part(bound, inside), predict_part(bound, other))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,19 @@ class Method:
     learner: type[Learner[Any]]
     config: type[Settings]
     recipes: Recipes
+
+    @property
+    def about(self) -> str:
+        """One line for people: the first of its learner's docstring, or of the docstring of the learner's file.
+
+        In this package, where each method has a file of its own, that of the file comes first.
+        """
+        module = sys.modules.get(self.learner.__module__)
+        texts = [vars(self.learner).get("__doc__"), None if module is None else module.__doc__]
+        if self.learner.__module__.startswith(f"{__package__}."):
+            texts.reverse()
+        lines = (line.strip() for text in texts for line in (text or "").splitlines())
+        return next((line for line in lines if line), "")
 
     def settings(self, given: Mapping[str, Any]) -> Settings:
         """All of its settings, some of them given. An error names the setting as `method.NAME`."""

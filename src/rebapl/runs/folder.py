@@ -157,8 +157,9 @@ def evaluate_run(
     `config` is one that trains alike and asks for other parts, see `scored_as`: they are stored beside what is there;
     `only_missing` leaves out what is there already. `uniform_weights` first weights all samples alike;
     `fit_weights` and `fit_threshold` (`risk` or `coverage`, `by`) first fit these on the run's validation images; all
-    are stored in the posterior. `outside` names a test part or a
-    data set to be told from the trained classes. `load` and `wait` are as in `train_run`.
+    are stored in the posterior. `outside` names a test part, a
+    data set or a folder of images to be told from the trained classes; scores of other ones stay.
+    `load` and `wait` are as in `train_run`.
     """
     if fit_weights and uniform_weights:
         raise UserError("weights are either fitted (--fit-weights) or uniform (--uniform-weights): give one of them")
@@ -180,6 +181,7 @@ def evaluate_run(
         if uniform_weights or fit_weights or fit_threshold:
             save_posterior(posterior, out / POSTERIOR)
             stored = RunResult(parts={})  # what is there was scored with other predictions
+        told_apart = {} if outside is None else {outside: score_outside(posterior, task, outside, root)}
         diversity: object = stored.diversity
         if len(posterior) > 1 and not (only_missing and diversity):
             diversity = diversity_record(diversity_on_test(posterior, task))
@@ -187,7 +189,7 @@ def evaluate_run(
             parts={**stored.parts, **evaluate(posterior, task, parts)},
             protocols={**stored.protocols, config.protocol: config.parts()},
             diversity=diversity,
-            outside={} if outside is None else {outside: score_outside(posterior, task, outside, root)},
+            outside={**stored.outside, **told_apart},
             samples=len(posterior),
             weights=posterior.weights.tolist(),
             device=device_name(device),
