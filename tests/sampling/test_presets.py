@@ -182,9 +182,9 @@ def test_cycles_that_begin_alike_are_all_as_long_as_the_first():
     assert preset("rebapl", MAPLE, restart="cold", epochs=7).epochs == 7
     one = preset("rebapl", MAPLE, cycles=1, repulsion=None)
     assert (one.restart, one.first_epochs, one.epochs, one.samples) == (None, None, 2, 5)
-    with pytest.raises(UserError, match="^repulsion does nothing in one cycle: ask for more `cycles`"):
+    with pytest.raises(UserError, match=r"^repulsion does nothing in one cycle: ask for more `cycles`"):
         preset("rebapl", MAPLE, cycles=1)
-    with pytest.raises(UserError, match="^first_epochs is for warm restarts"):
+    with pytest.raises(UserError, match=r"^first_epochs is for warm restarts"):
         preset("rebapl", MAPLE, restart="cold", first_epochs=3)
     more = preset("rebapl", MAPLE, cycles=3, chains=1)
     assert (more.first_epochs, more.epochs, more.samples) == (2, 1, 3)

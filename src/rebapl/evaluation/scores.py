@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics.functional.classification import binary_calibration_error
 
 from rebapl.errors import unknown
 
@@ -25,9 +24,6 @@ HM_CONVENTIONS = ("of-averages", "average")
 """How the harmonic mean over several data sets is taken: of the two averages, or as the average of each one's own."""
 
 ECE_BINS = 15
-BELOW_ONE = 1 - torch.finfo(torch.float32).eps / 2
-"""The largest float32 below 1. torchmetrics has a bin of its own for exactly 1, and takes what is above, as a rounded
-average of certain samples may be, for logits."""
 
 
 def scores(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
@@ -42,11 +38,10 @@ def scores(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
     right = answers == labels
     # The floor is float32's step at 1: an impossible event costs about 16 nats, not infinity.
     likelihood = probabilities.gather(1, labels[:, None]).clamp_min(torch.finfo(torch.float32).eps)
-    ece = binary_calibration_error(confidence.clamp_max(BELOW_ONE), right.int(), n_bins=ECE_BINS)
     return {
         "accuracy": 100 * right.double().mean().item(),
         "nll": -likelihood.double().log().mean().item(),
-        "ece": 100 * ece.item(),
+        "ece": 100 * calibration_error(confidence, right),
         "adaptive_ece": 100 * adaptive_calibration_error(confidence, right),
         "brier": brier(probabilities, labels),
         "aurc": 100 * area_under_risk_coverage(1 - confidence, right),
@@ -61,6 +56,20 @@ def brier(probabilities: Tensor, labels: Tensor) -> float:
     """
     truth = torch.nn.functional.one_hot(labels, probabilities.shape[1])
     return (probabilities.double() - truth).square().sum(-1).mean().item()
+
+
+def calibration_error(confidence: Tensor, right: Tensor, bins: int = ECE_BINS) -> float:
+    """The calibration error with bins of equal width, from confidence (N,) and right (N,).
+
+    A bin holds its lower edge; the last one holds both, and what a rounded average of certain samples has above 1.
+
+    >>> round(calibration_error(torch.tensor([0.95, 0.95]), torch.tensor([True, False])), 6)
+    0.45
+    """
+    edges = torch.linspace(0, 1, bins + 1)[1:-1]
+    inside = torch.bucketize(confidence, edges, right=True)
+    gaps = torch.zeros(bins, dtype=torch.float64).index_add(0, inside, right.double() - confidence.double())
+    return gaps.abs().sum().item() / len(confidence)
 
 
 def adaptive_calibration_error(confidence: Tensor, right: Tensor, bins: int = ECE_BINS) -> float:

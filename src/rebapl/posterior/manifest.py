@@ -11,12 +11,11 @@ import json
 import platform
 from collections.abc import Mapping
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import safetensors
 import torch
-import transformers
 
 from rebapl import __version__
 from rebapl.errors import UserError
@@ -87,8 +86,8 @@ def build_manifest(posterior: Posterior, samples_sha256: str) -> dict[str, Any]:
             "rebapl": __version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "safetensors": safetensors.__version__,
+            "transformers": version("transformers"),  # without the import, which takes seconds
+            "safetensors": version("safetensors"),
         },
     }
     return {**manifest, "sha256": content_sha256(manifest)}

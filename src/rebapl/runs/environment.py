@@ -13,7 +13,7 @@ import torch
 
 from rebapl import __version__
 
-PACKAGES = ("torch", "transformers", "safetensors", "numpy", "Pillow", "torchmetrics")
+PACKAGES = ("torch", "transformers", "safetensors", "numpy", "Pillow")
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -341,8 +341,8 @@ class Inference(Settings):
         if self.adaptive is not None and self.cycles < self.adaptive.patience + 2:
             raise SettingError(
                 ("adaptive",),
-                f"does nothing in {self.cycles} cycles: the second is the first that may be idle, so with a patience of "
-                f"{self.adaptive.patience} ask for at least {self.adaptive.patience + 2} cycles",
+                f"does nothing in {self.cycles} cycles: the second is the first that may be idle, so with a patience "
+                f"of {self.adaptive.patience} ask for at least {self.adaptive.patience + 2} cycles",
             )
         if isinstance(self.restart, Warm) and self.restart.keep_momentum:
             self._check_kept_momentum()

@@ -103,8 +103,8 @@ def preset(name: str, recipe: Recipe, method: str = "", *, per_image: bool = Tru
     A `kind` that is changed takes its own defaults: nothing of the other kind's settings stays. What follows from a
     change is changed with it: the burn-in lasts as long as the exploration, a warm-up leaves at least one epoch, and a
     run of one cycle has no restart. Where a preset's first cycle is longer than the others, and the change makes all
-    cycles begin alike (cold restarts, or one cycle), all are as long as the first. A normalised force, which no potential
-    changes, leaves the preset's potential behind.
+    cycles begin alike (cold restarts, or one cycle), all are as long as the first. A normalised force, which no
+    potential changes, leaves the preset's potential behind.
 
     >>> from types import SimpleNamespace
     >>> recipe = SimpleNamespace(lr=0.0035, epochs=5, batch=4, optimizer="sgd", momentum=0.9, weight_decay=5e-4,
