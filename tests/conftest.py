@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start; read when torch is imported
+
 import pytest
 import torch
 

@@ -108,24 +108,38 @@ def test_one_run_for_a_scheduler_prints_its_folder(tmp_path: Path, monkeypatch: 
     assert (folder / "results.json").stat().st_mtime_ns == scored
 
 
-def test_one_run_that_is_refused_ends_with_2_and_leaves_nothing(tmp_path: Path) -> None:
+def ending(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
+    """The exit code of a command that ends with an error, in this process."""
+    monkeypatch.setattr(sys, "argv", ["rebapl", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+def test_one_run_that_is_refused_ends_with_2_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "run.yaml").write_text(SMALL.replace("digits", "digit"))
-    shown = rebapl("run", "run.yaml", cwd=tmp_path)
-    assert shown.returncode == 2
-    assert "did you mean 'digits'" in shown.stderr
-    assert "Traceback" not in shown.stderr
+    monkeypatch.chdir(tmp_path)
+    assert ending(monkeypatch, "run", "run.yaml") == 2
+    shown = capsys.readouterr().err
+    assert "did you mean 'digits'" in shown
+    assert "Traceback" not in shown
     assert [path.name for path in tmp_path.iterdir() if path.name != "runs"] == ["run.yaml"]
 
 
-def test_one_run_that_fails_ends_with_1_and_names_the_traceback(tmp_path: Path) -> None:
+def test_one_run_that_fails_ends_with_1_and_names_the_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "run.yaml").write_text(SMALL)
-    broken = "from rebapl.training.fit import Training; Training.run = lambda *_: 1 / 0; "
-    shown = rebapl("run", "run.yaml", cwd=tmp_path, before=broken)
-    assert shown.returncode == 1
-    assert "ZeroDivisionError" in shown.stderr
-    assert "Traceback" not in shown.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rebapl.runs.folder.Training.run", lambda *_: 1 / 0)
+    assert ending(monkeypatch, "run", "run.yaml") == 1
+    shown = capsys.readouterr().err
+    assert "ZeroDivisionError" in shown
+    assert "Traceback" not in shown
     (kept,) = tmp_path.glob("runs/*/error.txt")
-    assert kept.name in shown.stderr
+    assert kept.name in shown
     assert "Traceback" in kept.read_text()
 
 

@@ -111,7 +111,7 @@ class Kills:
 
 def test_a_killed_worker_costs_its_own_run_only(tmp_path: Path) -> None:
     """Five runs on two workers: one is killed once, one at every attempt, one is refused; the others see nothing."""
-    long = {"epochs": 100, "inference_settings": {"batch": 1}}  # many steps, so that they are killed amid them
+    long = {"epochs": 30, "inference_settings": {"batch": 1}}  # many steps, so that they are killed amid them
     configs = [tiny(seed=1, **long), tiny(seed=2, **long), tiny(seed=3, **REFUSED), tiny(seed=4), tiny(seed=5)]
     jobs = [Job.of(config, tmp_path) for config in configs]
     kills = Kills({jobs[0].folder: 1, jobs[1].folder: 2})
@@ -220,7 +220,7 @@ def test_a_backbone_is_loaded_once_for_all_jobs_of_a_worker(tmp_path: Path, load
     listener = threading.Thread(target=answer_then_leave)
     listener.start()
     try:
-        work(theirs, "cpu", 1)
+        work(theirs, "cpu", 1, {})
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, handler)

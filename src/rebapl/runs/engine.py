@@ -13,9 +13,10 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,9 @@ STEP_SECONDS = 0.2
 
 GRACE_SECONDS = 5.0
 """How many seconds a worker may take to end when it is told to."""
+
+PRELOADED = ["rebapl.runs.engine", "rebapl.runs.folder", "transformers.models.clip.modeling_clip"]
+"""What takes a process seconds to import: on Linux one server does, and workers are forked from it."""
 
 Finished = Callable[[int, int, str], None]
 """Called when a run ends: with the number of runs that have ended, that of all runs, and the name of its folder."""
@@ -123,14 +127,23 @@ class LocalEngine:
             yield _ended(_outcome(job, failure, attempt, start), emit)
 
 
+def _context() -> Any:
+    """How workers are started: never forked from this process, whose GPU they could not use."""
+    if sys.platform != "linux":  # elsewhere there is no server, or libraries of the system do not bear a fork
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
 class _Worker:
     """A worker process that does one job at a time, and the job that it is doing."""
 
     def __init__(self, device: str, threads: int) -> None:
-        context = multiprocessing.get_context("spawn")  # a forked process cannot use the GPU of its parent
+        context = _context()
         self.device, self.threads = device, threads
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, device, threads), daemon=True)
+        self.process = context.Process(target=work, args=(theirs, device, threads, dict(os.environ)), daemon=True)
         self.process.start()
         theirs.close()  # so that the pipe ends with the process
         self.job: Job | None = None
@@ -252,11 +265,13 @@ class _Pool:
         worker.process.close()
 
 
-def work(pipe: Connection, device: str, threads: int) -> None:
+def work(pipe: Connection, device: str, threads: int, environment: Mapping[str, str]) -> None:
     """Do the jobs that come through a pipe until it is closed. This is what a worker process runs.
 
-    It ignores Ctrl-C: the parent process decides what happens then.
+    It ignores Ctrl-C: the parent process decides what happens then. `environment` is the parent's of now: the server
+    that workers are forked from has that of its own start.
     """
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     load = KeptBackbone()
