@@ -132,7 +132,7 @@ def test_ones_own_data_are_known_by_path_and_a_list_by_its_content(
         ),
         (
             {"inference": "svgd", "inference_settings": {"sampler": {"integrator": "kdod"}}},
-            "inference.sampler.integrator: there is no such setting",
+            "inference.sampler.integrator: the sampler is 'svgd', and this is a setting of sghmc",
         ),
         (
             {"inference_settings": {"sampler.temprature": 0.1}},
@@ -155,7 +155,7 @@ def test_ones_own_data_are_known_by_path_and_a_list_by_its_content(
         ({"inference_settings": {"repulsion.strength": 50}}, "inference.repulsion.strength: there is no such setting"),
         (
             {"inference_settings": {"repulsion.force.strength": 50}},
-            "inference.repulsion.force.strength: there is no such setting",
+            "inference.repulsion.force.strength: the force is 'fading', and this is a setting of absolute and capped",
         ),
         ({"inference_settings": {"repulsion": "energy"}}, "inference.repulsion is 'energy': it must be a mapping"),
         (
