@@ -21,7 +21,7 @@ SELECTION = (
     Choice("coop · mle", "coop", "mle", {"epochs": 5}),
     Choice("maple · mle", "maple", "mle", {"epochs": 3}),
     Choice("maple · ensemble", "maple", "ensemble", {"epochs": 3}),
-    Choice("maple · rebapl", "maple", "rebapl", {"epochs": 3}),
+    Choice("maple · rebapl", "maple", "rebapl", {"first_epochs": 1, "epochs": 1}),
 )
 SHOTS, SEED, TEST_IMAGES = 8, 1, 240
 
