@@ -84,7 +84,7 @@ def resolved(method: str, row: str, setting: Any) -> Inference | None:
 
 @pytest.mark.parametrize("method", study.METHODS)
 def test_every_row_is_a_setting_of_its_own(method: str) -> None:
-    rows = {**study.structure_rows(), **study.variation_rows(CHOSEN)}
+    rows = {**study.structure_rows(), **study.variation_rows(CHOSEN), **study.LONGER, **study.second_rows()}
     found = [resolved(method, row, setting) for row, setting in rows.items()]
     alike = [row for row, each in zip(rows, found, strict=True) if found.count(each) > 1]
     assert not alike
@@ -102,7 +102,7 @@ def test_a_row_without_force_differs_by_its_force_only(method: str) -> None:
 
 
 def test_every_row_of_the_comparison_has_settings() -> None:
-    learned = {row: resolved("maple", row, setting) for row, setting in study.compared_rows(CHOSEN).items()}
+    learned = {row: resolved("maple", row, setting) for row, setting in study.compared_rows(CHOSEN, CHOSEN).items()}
     assert [row for row, inference in learned.items() if inference is None] == ["zero-shot"]
 
 
@@ -144,7 +144,7 @@ def test_the_choice_follows_from_the_records_by_the_rule() -> None:
 @pytest.mark.parametrize("method", study.METHODS)
 def test_the_preset_is_what_was_chosen(method: str) -> None:
     chosen = read_json(ROOT / "docs/benchmarks/chosen.json", "a choice")["chosen"]
-    asked = resolved(method, study.OURS, study.compared_rows(chosen)[study.OURS])
+    asked = resolved(method, study.OURS, study.compared_rows(chosen, chosen)[study.OURS])
     assert resolved(method, study.OURS, study.Setting("rebapl")) == asked
 
 
