@@ -21,10 +21,10 @@ from rich.progress import (
 
 from rebapl.errors import printable
 from rebapl.reports.tables import Table
-from rebapl.runs.jobs import Event, Retried, Started, Stepped
+from rebapl.runs.jobs import Ended, Event, Retried, Started, Stepped
 
-EVERY_SECONDS = 10.0
-"""How often a line says how far work is where no bar can be drawn."""
+EVERY_SECONDS, EVERY_SHARE = 10.0, 0.05
+"""Where no bar can be drawn, a line says how far work is: after so many seconds, or such a share of the time so far."""
 
 Moved = Callable[..., None]
 """Called with how much is done, how much there is in all (None if that is not known), and perhaps the latest loss."""
@@ -54,7 +54,7 @@ class StepProgress:
         console = Console(stderr=True)
         self.bars = bars and console.is_terminal and not quiet
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[loss]}"),
@@ -80,6 +80,11 @@ class StepProgress:
         if not self.quiet:
             self.warn(line)
 
+    def start_line(self, line: str) -> None:
+        """A line that says what begins, where no bar will say it."""
+        if not self.bars:
+            self.note(line)
+
     def warn(self, line: str) -> None:
         """A line that is shown always, above the bars."""
         self.progress.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
@@ -102,7 +107,7 @@ class StepProgress:
 
 
 class PlainSteps:
-    """Says how far a piece of work is in a line, every `EVERY_SECONDS`, with an estimate of the time left."""
+    """Says in a line now and then how far a piece of work is, with an estimate of the time left."""
 
     def __init__(self, title: str, unit: str, say: Callable[[str], None]) -> None:
         self.title, self.unit, self.say = title, unit, say
@@ -114,10 +119,10 @@ class PlainSteps:
         now = time.monotonic()
         if self.first is None:
             self.first = (done, now)
-        if now - self.last < EVERY_SECONDS:
+        begun, since = self.first
+        if now - self.last < max(EVERY_SECONDS, EVERY_SHARE * (now - since)):
             return
         self.last = now
-        begun, since = self.first
         words = [f"{done} {self.unit}" if total is None else f"{done} of {total} {self.unit}"]
         if not math.isnan(loss):
             words.append(f"loss {loss:.3f}")
@@ -142,6 +147,7 @@ class RunProgress(StepProgress):
 
     def __init__(self, quiet: bool = False) -> None:
         super().__init__(quiet)
+        self._titles: dict[Path, str] = {}
         self._moved: dict[Path, Moved] = {}
 
     def __enter__(self) -> RunProgress:
@@ -149,15 +155,19 @@ class RunProgress(StepProgress):
         return self
 
     def show(self, event: Event) -> None:
-        """Show an event that an engine reports."""
+        """Show an event that an engine reports. A training is shown from its first step on."""
+        job = event.outcome.job if isinstance(event, Ended) else event.job
         if isinstance(event, Started):
-            config = event.job.config
-            title = f"{config['method']} · {config['inference']} on {config['data']}, seed {config['seed']}"
-            again = "" if event.attempt == 1 else f" (attempt {event.attempt})"
-            if not self.bars:
-                self.note(f"{title}{again}: training on {event.device}")
-            self._moved[event.job.folder] = self.begin(printable(title) + again)
+            config = job.config
+            inference = config["inference"] or job.run_config().resolved().training.inference_name
+            title = printable(f"{config['method']} · {inference} on {config['data']}, seed {config['seed']}")
+            self._titles[job.folder] = title if event.attempt == 1 else f"{title} (attempt {event.attempt})"
+            self._moved.pop(job.folder, None)
         elif isinstance(event, Stepped):
-            self._moved[event.job.folder](event.done, event.total, event.loss)
+            if job.folder not in self._moved:
+                title = self._titles[job.folder]
+                self.start_line(f"{title}: training, step {event.done} of {event.total}")
+                self._moved[job.folder] = self.begin(title)
+            self._moved[job.folder](event.done, event.total, event.loss)
         elif isinstance(event, Retried):
-            self.warn(f"{event.job.folder.name} is tried again: {event.failure}")
+            self.warn(f"{job.folder.name} is tried again: {event.failure}")

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from rebapl.cli.completion import runs
+from rebapl.cli.values import QuietOption
 from rebapl.errors import UserError, printable, unknown
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ ONE_SAMPLE = (
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="Folder of a trained run, or of a posterior.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a trained run, or of a posterior.", autocompletion=runs)],
     images: Annotated[
         list[Path] | None, typer.Argument(help="Images, folders of images, and - for paths that come through a pipe.")
     ] = None,
@@ -71,7 +73,7 @@ def predict(
     ] = False,
     backbone: Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress and no notes.")] = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Predict images with all samples of a run, and say how sure they are.
 
@@ -119,7 +121,7 @@ def predict(
             progress.note(f"passed over: {said}")
         watch = Watch(progress, None if piped else files.known)
         if rows and out is not None:
-            progress.note(f"predicting {'' if piped else f'{files.known} '}images into {out}")
+            progress.start_line(f"predicting {'' if piped else f'{files.known} '}images into {out}")
             watch.before = write_answers(posterior, files, out, asked, form=form, run=str(run), progress=watch)
         else:
             shown = min(top, len(posterior.class_names))
