@@ -1,5 +1,6 @@
 """Files of answers that grow: stopped in the middle they go on, with one row per image."""
 
+import errno
 import json
 import os
 import sys
@@ -140,6 +141,32 @@ def test_strict_keeps_what_came_before(posterior: Posterior, files: list[Path], 
     with pytest.raises(UserError, match=r"d\.png cannot be read as an image"):
         write(posterior, files, out, strict=True)
     assert read(out)["image"].tolist() == [str(file) for file in files[:2]]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_full_disk_is_one_line_and_costs_nothing(
+    posterior: Posterior, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    out, rows = tmp_path / f"x.{form}", answer_file.text_rows
+    with monkeypatch.context() as full:
+        full.setattr(answer_file, "text_rows", _Full(rows))
+        with pytest.raises(UserError, match=rf"x\.{form}.* cannot be written \(No space left on device\)"):
+            write(posterior, files, out)
+    assert write(posterior, files, out) == 2
+    assert read(out)["image"].tolist() == [str(file) for file in files]
+
+
+class _Full:
+    """Rows for the first portion; then the disk is full."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows, self.left = rows, 1
+
+    def __call__(self, *given: Any) -> bytes:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self.rows(*given)
 
 
 def test_without_pyarrow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def predict(
     asked = Asked(top, averaged, suits if abstain is None else abstain, strict or (files.known == 1 and not piped))
     rows = form in ENDINGS.values()
     kept: list[Record] = []
-    with StepProgress(quiet, "images", bars=out is not None or not (rows and sys.stdout.isatty())) as progress:
+    with StepProgress(quiet, "images", bars=out is not None or not sys.stdout.isatty()) as progress:
         if len(posterior) == 1:
             progress.note(ONE_SAMPLE)
         if said := files.said_of_others():

@@ -107,7 +107,8 @@ def _check_about(out: Path, about: Mapping[str, Any]) -> None:
     note = _beside(out, "about.json")
     anew = f"name another --out, or delete {printable(str(out))}"
     if not out.exists() and not _beside(out, "rows.jsonl").exists():
-        write_json(note, about)
+        with _writing(note):
+            write_json(note, about)
         return
     if not note.exists():
         raise UserError(f"{printable(str(out))} is there already, and no {note.name} says what it holds: {anew}")
@@ -124,6 +125,18 @@ def _check_about(out: Path, about: Mapping[str, Any]) -> None:
 
 def _beside(out: Path, ending: str) -> Path:
     return out.with_name(f"{out.name}.{ending}")
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """An error of the system says which file it was, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{printable(str(path))} cannot be written ({error.strerror or error}): what is written stays, and the "
+            "same command goes on from there"
+        ) from error
 
 
 class _Growing(Protocol):
@@ -149,7 +162,8 @@ def _opened(out: Path, form: str, top: int) -> Iterator[_Growing]:
             with contextlib.suppress(OSError):  # the first error is the one to tell; the rows are kept
                 _join(rows, out, top)
             raise
-    _join(rows, out, top)
+    with _writing(out):
+        _join(rows, out, top)
     rows.unlink()  # after a stop they stay, and what is in both files is taken once
 
 
@@ -178,12 +192,14 @@ class _Lines:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stream.close()
+        with contextlib.suppress(OSError):  # it tries again to write what could not be written
+            self._stream.close()
 
     def write(self, records: Sequence[Record]) -> None:
         """Add a row for each record. They are in the file when this returns."""
-        self._stream.write(text_rows(records, self.form, self.top))
-        self._stream.flush()
+        with _writing(self.path):
+            self._stream.write(text_rows(records, self.form, self.top))
+            self._stream.flush()
 
     def _csv_names(self) -> Iterator[tuple[str, int]]:
         """The image of each whole row, and where the row ends; first "" for the line of column names."""
