@@ -281,7 +281,7 @@ def test_it_goes_on_after_what_is_written(run: Path, images: Path, tmp_path: Pat
     out = tmp_path / f"x.{ending}"
     rebapl("predict", run, images / "c.jpg", "--out", out)
     shown = rebapl("predict", run, images, "--out", out)
-    assert shown == f"3 images (1 were there before): {out}\n"
+    assert shown == f"3 images (1 was there before): {out}\n"
     assert rebapl("predict", run, images, "--out", out).startswith("3 images (3 were there before)")
     frame = {"csv": pandas.read_csv, "jsonl": partial(pandas.read_json, lines=True), "parquet": pandas.read_parquet}
     found = frame[ending](out)

@@ -24,7 +24,8 @@ NAMED = 10
 
 ONE_SAMPLE = (
     "this run has one sample, so there is no uncertainty between samples: mutual information and disagreement are 0. "
-    "For unfamiliar images it has max-probability (rebapl evaluate RUN --fit-threshold coverage=0.9, then --abstain). "
+    "For unfamiliar images it has max-probability (after rebapl evaluate RUN --fit-threshold coverage=0.9 it can say "
+    "'I don't know'). "
     "Train with --inference rebapl or ensemble for more"
 )
 
@@ -183,7 +184,7 @@ class Watch:
     def summary(self) -> str:
         """How many images there are rows for, and how many of them are no answers or are not new."""
         count = self.answered + self.broken + self.before
-        remarks = [f"{self.before} were there before"] if self.before else []
+        remarks = [f"{self.before} {'was' if self.before == 1 else 'were'} there before"] if self.before else []
         remarks += [f"{self.broken} cannot be read"] if self.broken else []
         return f"{count} image{'s' * (count != 1)}" + (f" ({', '.join(remarks)})" if remarks else "")
 
