@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +31,6 @@ _debug: ContextVar[bool] = ContextVar("debug", default=False)
 app = typer.Typer(
     name="rebapl",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -43,6 +43,8 @@ def main() -> None:
     """
     # Threads that wait for one another by spinning long are many times slower when other programs want the cores too.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    # Pillow warns of damaged EXIF and of large photos, which are read all the same; what cannot be read is an error.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
         app()
     except (UserError, OSError) as error:
