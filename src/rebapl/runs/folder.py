@@ -29,7 +29,7 @@ from rebapl.files import read_json, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.runs.backbone import KeptBackbone, LoadBackbone, best_device, load_run_backbone, run_dtype
 from rebapl.runs.config import RunConfig, data_name, first_difference, with_full_paths
-from rebapl.runs.environment import device_name, environment
+from rebapl.runs.environment import device_name, environment, peak_memory
 from rebapl.runs.lock import alone_in
 from rebapl.runs.results import RESULTS, PartScores, RunResult, Seconds, read_result, write_result
 from rebapl.settings import SettingError
@@ -139,7 +139,8 @@ def train_run(
         write_json(out / CONFIG, {**config_as_json(config), "hash": resolved.hash(), "resolved": resolved.plain()})
         write_json(out / ENVIRONMENT, made_in)
         posterior = training.run(out / CHECKPOINT, progress, out / LOG)
-        write_json(out / ENVIRONMENT, {**made_in, "training_seconds": training.seconds})
+        spent = {"training_seconds": training.seconds, "peak_memory": peak_memory(device)}
+        write_json(out / ENVIRONMENT, {**made_in, **spent})
         save_posterior(posterior, out / POSTERIOR)
         (out / CHECKPOINT).unlink(missing_ok=True)
     return True
