@@ -17,6 +17,7 @@ from rebapl.cli.config import config as config_commands
 from rebapl.cli.data import data as data_commands
 from rebapl.cli.evaluate import evaluate
 from rebapl.cli.predict import predict
+from rebapl.cli.report import report
 from rebapl.cli.reproduce import reproduce
 from rebapl.cli.results import results
 from rebapl.cli.run import run
@@ -124,6 +125,7 @@ app.command()(train)
 app.command()(run)
 app.command()(evaluate)
 app.command()(results)
+app.command()(report)
 app.command()(predict)
 app.command()(reproduce)
 app.add_typer(data_commands, name="data")

@@ -13,7 +13,7 @@ from html import escape
 
 Point = tuple[float, float]
 
-LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 12.0, 42.0
+LEFT, RIGHT, TOP, BOTTOM = 48.0, 22.0, 30.0, 42.0
 """The room around the axes, for their numbers and names."""
 
 TICKS = 5
@@ -148,14 +148,11 @@ class Plot:
             axes.append(f'<line class="axis" x1="{across:.1f}" x2="{across:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
             axes.append(f'<text x="{across:.1f}" y="{bottom + 17}" text-anchor="middle">{self.x.word(tick)}</text>')
         axes.append(f'<line class="axis" x1="{left}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
-        middle, centre = (left + right) / 2, (TOP + bottom) / 2
+        middle = (left + right) / 2
         axes.append(
             f'<text class="name" x="{middle}" y="{self.height - 6}" text-anchor="middle">{escape(self.x.label)}</text>'
         )
-        axes.append(
-            f'<text class="name" transform="translate(12 {centre}) rotate(-90)" text-anchor="middle">'
-            f"{escape(self.y.label)}</text>"
-        )
+        axes.append(f'<text class="name" x="0" y="14">{escape(self.y.label)}</text>')
         return _svg(self.width, self.height, self.about, [*axes, *self._shapes])
 
 
