@@ -63,7 +63,7 @@ class Axis:
         """A tick as it is written."""
         if self.percent:
             return f"{100 * value:g} %"
-        return f"{value:.6g}" if value == 0 or 1e-3 <= abs(value) < 1e5 else f"{value:.0e}".replace("e-0", "e-")
+        return f"{value:.6g}" if value == 0 or 1e-4 <= abs(value) < 1e5 else f"{value:.0e}".replace("e-0", "e-")
 
 
 def _round_numbers(low: float, high: float) -> list[float]:
