@@ -13,12 +13,18 @@ FLAGS = (
 ).split()
 
 
-def open_page(page: Path, folder: Path, *more: str) -> tuple[str, list[str]]:
-    """Open a file in a browser with an empty profile in `folder`; the document it made, and the console's lines."""
+def open_page(page: Path | str, folder: Path, *more: str) -> tuple[str, list[str]]:
+    """Open a file or an address in a browser, its profile in `folder`; the document, and the lines of the console."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if browser is None:
         pytest.skip("needs Chromium: apt-get install chromium")
-    command = [browser, *FLAGS, f"--user-data-dir={folder / 'profile'}", *more, page.as_uri()]
+    command = [
+        browser,
+        *FLAGS,
+        f"--user-data-dir={folder / 'profile'}",
+        *more,
+        page.as_uri() if isinstance(page, Path) else page,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout, re.findall(r".*:CONSOLE.*", done.stderr)

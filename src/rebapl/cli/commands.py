@@ -21,6 +21,7 @@ from rebapl.cli.report import report
 from rebapl.cli.reproduce import reproduce
 from rebapl.cli.results import results
 from rebapl.cli.run import run
+from rebapl.cli.serve import serve
 from rebapl.cli.train import train
 from rebapl.errors import UserError, printable
 
@@ -127,6 +128,7 @@ app.command()(evaluate)
 app.command()(results)
 app.command()(report)
 app.command()(predict)
+app.command()(serve)
 app.command()(reproduce)
 app.add_typer(data_commands, name="data")
 app.add_typer(config_commands, name="config")
