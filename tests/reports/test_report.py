@@ -149,8 +149,10 @@ def test_moved_data_and_a_missing_posterior_are_said_in_a_sentence(
         (folder / "elsewhere").rename(folder / "data")
     assert "The data of this run cannot be read: " in text
     shutil.copytree(two.run.folder, tmp_path / "half", ignore=shutil.ignore_patterns("posterior", "log.csv"))
+    (tmp_path / "half" / "environment.json").write_text("{")
     text = words(report_html([inspect_run(tmp_path / "half", device="cpu")]))
     assert "The posterior cannot be loaded: " in text
+    assert "The environment cannot be read: " in text
     assert "There is no log of the training." in text
     stored = read_result(two.run.folder).parts["base"]
     assert f"{stored.accuracy:.2f}" in text

@@ -18,6 +18,9 @@ from rebapl.reports.svg import Axis, Plot, Point
 POINTS = 240
 """A line is drawn through at most so many points."""
 
+ALONE = 20
+"""At most so many samples have a line of their own."""
+
 Log = Sequence[Mapping[str, float]]
 
 
@@ -78,9 +81,9 @@ def risk_coverage_figure(answered: Answered, title: str) -> Figure:
     together = curve(prediction.uncertainty(), answered.right)
     alone = [
         curve(1 - probabilities.amax(-1), probabilities.argmax(-1) == answered.labels)
-        for probabilities in (prediction.per_sample if len(prediction.weights) > 1 else [])
+        for probabilities in (prediction.per_sample[:ALONE] if len(prediction.weights) > 1 else [])
     ]
-    risks = [risk for points in (together, *alone[:20]) for _, risk in points]
+    risks = [risk for points in (together, *alone) for _, risk in points]
     half = together[min(len(together) - 1, len(together) // 2)]
     plot = Plot(
         Axis("images that are answered", 0, 1, percent=True),
@@ -91,10 +94,12 @@ def risk_coverage_figure(answered: Answered, title: str) -> Figure:
         ),
         height=300,
     )
-    for points in alone[:20]:
+    for points in alone:
         plot.line(points, "grey thin")
     plot.line(together, "blue")
-    legend = {"all samples together": "blue", **({"each sample alone": "grey"} if alone else {})}
+    legend = {"all samples together": "blue"}
+    if alone:
+        legend["each sample alone" if len(alone) == len(prediction.weights) else f"{ALONE} samples alone"] = "grey"
     threshold = prediction.threshold
     if threshold is not None:
         answers = ~prediction.unsure()

@@ -73,7 +73,7 @@ class Inspected:
     """A run with all that could be found out about it.
 
     `parts` has the answers by test part. `temperature` was fitted on validation images. `missing` has a sentence for
-    each thing that is not there: `posterior`, `data`, `answers`, `temperature`, `diversity`.
+    each thing that is not there: `posterior`, `data`, `answers`, `temperature`, `diversity`, `log`, `environment`.
     """
 
     run: Run
@@ -150,12 +150,18 @@ def inspect_run(
         missing["temperature"] = "No temperature was fitted: the data set has no validation images."
     elif config.protocol == "selection":
         missing["temperature"] = "No temperature was fitted: this protocol tests on the validation images."
-    log = read_log(folder / LOG)
+    log = attempt("log", "The log cannot be read", lambda: read_log(folder / LOG)) or []
+    made_in = folder / ENVIRONMENT
+    environment = (
+        attempt("environment", "The environment cannot be read", lambda: read_json(made_in, "a run"))
+        if made_in.exists()
+        else None
+    )
     return Inspected(
         run=run,
         config=config,
         inference=inference,
-        environment=read_json(folder / ENVIRONMENT, "a run") if (folder / ENVIRONMENT).exists() else {},
+        environment=environment or {},
         log=log,
         posterior=posterior,
         task=task,

@@ -110,7 +110,7 @@ def _over(*parts: Sequence[tuple[Answered, Answered]]) -> str:
 
 def _same(ours: Answered, theirs: Answered) -> bool:
     keys = [[item.key for item in each.part.items] for each in (ours, theirs)]
-    return keys[0] == keys[1] and list(ours.part.class_names) == list(theirs.part.class_names)
+    return bool(keys[0]) and keys[0] == keys[1] and list(ours.part.class_names) == list(theirs.part.class_names)
 
 
 def paired_scores(both: Sequence[tuple[Answered, Answered]]) -> dict[str, Paired]:

@@ -384,7 +384,7 @@ def _training(seen: Inspected) -> Section:
             "The schedule is not drawn: its steps follow from the number of training images, which are not here."
         )
     if not seen.log:
-        missing.append("There is no log of the training.")
+        missing.append(seen.missing.get("log", "There is no log of the training."))
     return Section("training", "Training", figures=figures, missing=missing)
 
 
@@ -472,7 +472,9 @@ def _cost(seen: Inspected) -> Section:
         code = made.get("code")
         if code:
             facts.append(("code", f"{code['commit'][:12]}{', changed since' if code['changed'] else ''}"))
-    missing = [] if memory or seen.inference is None else ["The peak of memory was not kept when this run was trained."]
+    missing = [seen.missing["environment"]] if "environment" in seen.missing else []
+    if not memory and seen.inference is not None:
+        missing.append("The peak of memory was not kept when this run was trained.")
     return Section("cost", "Time and memory", facts=facts, missing=missing)
 
 
