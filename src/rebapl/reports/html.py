@@ -17,8 +17,9 @@ from rebapl.errors import UserError, printable
 from rebapl.files import write_atomically
 from rebapl.reports.inspection import Inspected
 from rebapl.reports.paired import compare
+from rebapl.reports.pieces import page_table
 from rebapl.reports.results import result_tables
-from rebapl.reports.sections import lead, page_table, sections, tiles, warnings
+from rebapl.reports.sections import lead, sections, tiles, warnings
 from rebapl.reports.style import BLUE, GREEN, ORANGE, SKY, VERMILION
 from rebapl.runs.folder import Found
 

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-
-import torch
+from typing import Any
 
 from rebapl.data.fewshot import spread
-from rebapl.evaluation.intervals import Interval, accuracy_interval, around, resampled_scores
-from rebapl.evaluation.scores import harmonic_mean, scores
-from rebapl.evaluation.temperature import tempered
+from rebapl.evaluation.intervals import accuracy_interval
+from rebapl.evaluation.scores import harmonic_mean
 from rebapl.learners import METHODS
-from rebapl.reports.charts import Figure, log_figures, reliability_figure, risk_coverage_figure, schedule_figure
-from rebapl.reports.inspection import Answered, Inspected
-from rebapl.reports.pictures import Card, most_disputed, surest_mistakes
+from rebapl.reports.charts import Figure, log_figures, schedule_figure
+from rebapl.reports.inspection import Inspected
+from rebapl.reports.pictures import most_disputed, surest_mistakes
+from rebapl.reports.pieces import PageTable, Section, Shown, Tile, duration, ends_of, in_bytes
 from rebapl.reports.results import asked_settings, flat_settings, short_value
+from rebapl.reports.score_sections import (
+    calibration_section,
+    confusion_section,
+    no_answers,
+    risk_section,
+    scores_section,
+)
 from rebapl.reports.svg import grid_of_shares
-from rebapl.reports.tables import EMPTY, Cell, Table
 from rebapl.runs.config import data_name
 from rebapl.runs.folder import POSTERIOR
 from rebapl.runs.results import DiversityRecord
 from rebapl.sampling import PRESETS
-
-MATRIX = 25
-"""Up to so many classes the confusion is shown as a matrix; beyond, as the most frequent mistakes."""
 
 NUMBERED = 12
 """Up to so many samples the distances are shown as numbers."""
@@ -34,68 +33,7 @@ NUMBERED = 12
 SQUARES = 60
 """Of more samples than that, so many are drawn, evenly spread."""
 
-MISTAKES = 15
-"""The rows of the most frequent mistakes."""
-
 ONE_SAMPLE = "There is one sample, so that there is nothing to compare it with."
-
-
-class Shown(NamedTuple):
-    """A cell of a table: its text, what stands small below it, and its shade from 0 to 1 in a heat map."""
-
-    text: str
-    small: str = ""
-    share: float = 0.0
-    best: bool = False
-
-
-class PageTable(NamedTuple):
-    """A table of the page. The first cell of a row is its heading; `numeric` columns are set to the right.
-
-    A `heat` map is coloured by the shares of its cells.
-    """
-
-    caption: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Shown]]
-    numeric: Sequence[bool] = ()
-    notes: Sequence[str] = ()
-    heat: bool = False
-
-    @property
-    def turned(self) -> bool:
-        """Whether the names of the columns are too long to stand upright over a heat map."""
-        return max(map(len, self.columns[1:]), default=0) > 4
-
-
-class Tile(NamedTuple):
-    """A number that stands out at the top."""
-
-    label: str
-    value: str
-    more: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """A section of the page. `folded` tables are opened by a click; `missing` says why something is not there."""
-
-    id: str
-    title: str
-    intro: str = ""
-    facts: Sequence[tuple[str, str]] = ()
-    tables: Sequence[PageTable] = ()
-    figures: Sequence[Figure] = ()
-    cards: Sequence[Card] = ()
-    missing: Sequence[str] = ()
-    folded: Sequence[tuple[str, PageTable]] = ()
-
-
-def page_table(table: Table) -> PageTable:
-    """A table of results as the page shows it."""
-    numeric = [any(isinstance(row[column], Cell) for row in table.rows) for column in range(len(table.columns))]
-    rows = [[Shown(str(cell), best=isinstance(cell, Cell) and cell.best) for cell in row] for row in table.rows]
-    return PageTable(table.title, table.columns, rows, numeric, [note for note in table.remarks() if note])
 
 
 def tiles(seen: Inspected) -> list[Tile]:
@@ -107,7 +45,11 @@ def tiles(seen: Inspected) -> list[Tile]:
     found = []
     for name, accuracy in list(accuracies.items())[:3]:
         answered = seen.parts.get(name)
-        more = f"95 %: {_range(accuracy_interval(answered.right), 1)}" if answered is not None else "accuracy"
+        more = (
+            f"95 %: {ends_of(accuracy_interval(answered.right), 1)}"
+            if answered is not None and len(answered.labels)
+            else ""
+        )
         found.append(Tile(f"accuracy, {name}", f"{accuracy:.1f} %", more))
     if {"base", "novel"} <= accuracies.keys():
         mean = harmonic_mean(accuracies["base"], accuracies["novel"])
@@ -148,10 +90,10 @@ def sections(seen: Inspected) -> list[Section]:
     """All sections, in the order of the page."""
     return [
         _learned(seen),
-        _scores(seen),
-        _calibration(seen),
-        _selective(seen),
-        _confusion(seen),
+        scores_section(seen),
+        calibration_section(seen),
+        risk_section(seen),
+        confusion_section(seen),
         _training(seen),
         _diversity(seen),
         _disputed(seen),
@@ -167,21 +109,9 @@ def lead(seen: Inspected) -> str:
     if seen.inference is None:
         return f"Nothing was learned: {METHODS.find(config['method']).about}"
     count = 0 if seen.posterior is None else len(seen.posterior)
-    samples = "Not trained yet" if count == 0 else "One sample" if count == 1 else f"{count} samples"
+    samples = "Samples" if count == 0 else "One sample" if count == 1 else f"{count} samples"
     classes = "" if seen.task is None else f" of each of {len(seen.task.train.class_names)} classes"
     return f"{samples} of the prompts, learned from {shots}{classes} ({config['protocol']})."
-
-
-def duration(seconds: float) -> str:
-    """A duration in the two units that matter.
-
-    >>> duration(7.25), duration(112), duration(3725)
-    ('7.2 s', '1 min 52 s', '1 h 2 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _learned(seen: Inspected) -> Section:
@@ -203,175 +133,6 @@ def _learned(seen: Inspected) -> Section:
     rows = [[Shown(key), Shown(short_value(value))] for key, value in flat_settings(resolved).items()]
     table = PageTable("Settings, every one resolved", ["setting", "value"], rows, [False, False])
     return Section("learned", "What was learned", facts=facts, folded=[("Every setting", table)])
-
-
-def _scores(seen: Inspected) -> Section:
-    rows, notes = [], []
-    accuracies: dict[str, torch.Tensor] = {}
-    for name, answered in seen.parts.items():
-        if not len(answered.labels):
-            notes.append(f"{name} has no images.")
-            continue
-        row, resampled = _score_row(name, answered, seen.temperature)
-        rows.append(row)
-        accuracies[name] = resampled
-    for name, part in seen.run.result.parts.items():
-        if name not in seen.parts:
-            texts = (
-                part.images,
-                part.accuracy,
-                part.nll,
-                part.ece,
-                part.brier,
-                part.aurc,
-                part.tempered_nll,
-                part.tempered_ece,
-            )
-            digits = (0, 2, 3, 2, 3, 2, 3, 2)
-            rows.append([Shown(name), *(_number(value, count) for value, count in zip(texts, digits, strict=True))])
-            notes.append(f"{name}: as stored in the run; intervals need its test images.")
-    if {"base", "novel"} <= accuracies.keys():
-        means = [100 * seen.parts[name].right.double().mean().item() for name in ("base", "novel")]
-        hm, novel = harmonic_mean(*means), accuracies["novel"].flip(0)  # the halves are drawn independently
-        resampled = 2 * accuracies["base"] * novel / (accuracies["base"] + novel).clamp_min(1e-12)
-        rows.append(
-            [Shown("harmonic mean"), Shown(""), Shown(f"{hm:.2f}", _range(around(hm, resampled)))] + [Shown("")] * 6
-        )
-    if not rows:
-        return Section(
-            "scores", "Scores", missing=["There are no scores: the run is neither scored nor can it be now."]
-        )
-    notes.insert(
-        0,
-        "Below each score is its 95 % interval over test images: other images of the same kind would move it so much. "
-        "Another seed of the training is not in it. Accuracy, ECE and AURC are in percent, NLL in nats; “at τ” means "
-        "after a temperature.",
-    )
-    columns = ["classes", "images", "accuracy ↑", "NLL ↓", "ECE ↓", "Brier ↓", "AURC ↓", "NLL at τ ↓", "ECE at τ ↓"]
-    table = PageTable("All samples together", columns, rows, [False] + [True] * 8, list(dict.fromkeys(notes)))
-    return Section("scores", "Scores", tables=[table, *_outside(seen)], folded=_per_sample(seen))
-
-
-def _score_row(name: str, answered: Answered, temperature: float | None) -> tuple[list[Shown], torch.Tensor]:
-    """The row of one test part, and its accuracy over bootstrap samples."""
-    probabilities, labels = answered.prediction.probabilities, answered.labels
-    now, resampled = scores(probabilities, labels), resampled_scores(probabilities, labels)
-
-    def shown(values: Mapping[str, float], drawn: Mapping[str, torch.Tensor], key: str, digits: int) -> Shown:
-        interval = accuracy_interval(answered.right) if key == "accuracy" else around(values[key], drawn[key])
-        return Shown(f"{values[key]:.{digits}f}", _range(interval, digits))
-
-    row = [Shown(name), Shown(str(len(labels)))]
-    row += [
-        shown(now, resampled, key, digits) for key, digits in (("accuracy", 2), ("nll", 3), ("ece", 2), ("brier", 3))
-    ]
-    row.append(Shown(f"{now['aurc']:.2f}"))
-    if temperature is None:
-        return [*row, Shown(EMPTY), Shown(EMPTY)], resampled["accuracy"]
-    softer = tempered(probabilities, temperature)
-    later, drawn = scores(softer, labels), resampled_scores(softer, labels)
-    return [*row, shown(later, drawn, "nll", 3), shown(later, drawn, "ece", 2)], resampled["accuracy"]
-
-
-def _outside(seen: Inspected) -> list[PageTable]:
-    """How well outside images are told apart, where that was scored."""
-    rows = [
-        [Shown(name), Shown(by), Shown(f"{found['auroc']:.1f}"), Shown(f"{found['fpr95']:.1f}")]
-        for name, kinds in seen.run.result.outside.items()
-        for by, found in kinds.items()
-    ]
-    columns = ["outside images", "told apart by", "AUROC ↑", "FPR95 ↓"]
-    return [PageTable("Outside images", columns, rows, [False, False, True, True])] if rows else []
-
-
-def _per_sample(seen: Inspected) -> list[tuple[str, PageTable]]:
-    """Each sample alone, on each test part."""
-    rows = []
-    for name, answered in seen.parts.items():
-        if len(answered.prediction.weights) < 2 or not len(answered.labels):
-            continue
-        for number, alone in enumerate(answered.prediction.per_sample, 1):
-            found = scores(alone, answered.labels)
-            texts = (f"{found['accuracy']:.2f}", f"{found['nll']:.3f}", f"{found['ece']:.2f}")
-            weight = f"{answered.prediction.weights[number - 1]:.3f}"
-            rows.append([Shown(f"sample {number}"), Shown(name), *map(Shown, texts), Shown(weight)])
-    columns = ["sample", "classes", "accuracy ↑", "NLL ↓", "ECE ↓", "weight"]
-    return (
-        [("Each sample alone", PageTable("Each sample alone", columns, rows, [False, False] + [True] * 4))]
-        if rows
-        else []
-    )
-
-
-def _calibration(seen: Inspected) -> Section:
-    figures = [
-        reliability_figure(each, name, seen.temperature) for name, each in seen.parts.items() if len(each.labels)
-    ]
-    missing = [seen.missing["temperature"]] if "temperature" in seen.missing else []
-    intro = (
-        "How often answers are right, by how sure they are. On the dashed line they are right as often as they claim; "
-        "below it they claim too much. A larger dot holds more images, and bars are 95 % intervals."
-    )
-    if seen.temperature is not None:
-        verb = "softens" if seen.temperature > 1 else "sharpens"
-        intro += f" The temperature τ = {seen.temperature:.3f} was fitted on validation images and {verb} the answers."
-    return Section("calibration", "Calibration", intro, figures=figures, missing=missing or _no_answers(seen))
-
-
-def _selective(seen: Inspected) -> Section:
-    figures = [risk_coverage_figure(each, name) for name, each in seen.parts.items() if len(each.labels)]
-    intro = (
-        "The share of wrong answers if only the surest images are answered. The lower the line, the better uncertainty "
-        "tells mistakes from right answers."
-    )
-    return Section("risk", "Risk and coverage", intro, figures=figures, missing=_no_answers(seen))
-
-
-def _no_answers(seen: Inspected) -> list[str]:
-    return [] if seen.parts else ["This needs the answers to the test images, which cannot be computed here."]
-
-
-def _confusion(seen: Inspected) -> Section:
-    tables, intro = [], ""
-    for name, answered in seen.parts.items():
-        if not len(answered.labels):
-            continue
-        small = len(answered.part.class_names) <= MATRIX
-        tables.append(_matrix(name, answered) if small else _frequent_mistakes(name, answered))
-        if small:
-            intro = (
-                "Rows are the true classes, columns the answers of all samples together. Shades are shares of a row."
-            )
-    return Section("confusion", "Confusion", intro, tables=tables, missing=_no_answers(seen))
-
-
-def _matrix(name: str, answered: Answered) -> PageTable:
-    names = list(answered.part.class_names)
-    counts = torch.zeros(len(names), len(names), dtype=torch.long)
-    counts.index_put_((answered.labels, answered.prediction.labels), torch.tensor(1), accumulate=True)
-    totals = counts.sum(1, keepdim=True).clamp_min(1)
-    shares = (counts / totals).tolist()
-    rows = [
-        [
-            Shown(truth),
-            *(Shown(str(count) if count else "", share=share) for count, share in zip(row, parts, strict=True)),
-        ]
-        for truth, row, parts in zip(names, counts.tolist(), shares, strict=True)
-    ]
-    return PageTable(f"Confusion on {name}", ["true class", *names], rows, heat=True)
-
-
-def _frequent_mistakes(name: str, answered: Answered) -> PageTable:
-    names = answered.part.class_names
-    wrong = (~answered.right).nonzero()[:, 0]
-    pairs = Counter(zip(answered.labels[wrong].tolist(), answered.prediction.labels[wrong].tolist(), strict=True))
-    totals = Counter(answered.labels.tolist())
-    rows = [
-        [Shown(names[truth]), Shown(names[given]), Shown(str(count)), Shown(f"{100 * count / totals[truth]:.0f} %")]
-        for (truth, given), count in pairs.most_common(MISTAKES)
-    ]
-    columns = ["true class", "answered", "images", "of the class"]
-    return PageTable(f"The most frequent mistakes on {name}", columns, rows, [False, False, True, True])
 
 
 def _training(seen: Inspected) -> Section:
@@ -435,7 +196,7 @@ def _disputed(seen: Inspected) -> Section:
     intro = "The images with the highest mutual information, each with its true class and what every sample answers."
     if not found and not why and seen.parts:
         return Section("disagreement", title, "All samples give the same answers to all test images.")
-    return Section("disagreement", title, intro if found else "", cards=found, missing=[*why, *_no_answers(seen)])
+    return Section("disagreement", title, intro if found else "", cards=found, missing=[*why, *no_answers(seen)])
 
 
 def _mistakes(seen: Inspected) -> Section:
@@ -444,7 +205,7 @@ def _mistakes(seen: Inspected) -> Section:
     if not found and not why and seen.parts:
         intro = "There are none: every test image is answered right."
     return Section(
-        "mistakes", "The surest mistakes", intro if seen.parts else "", cards=found, missing=[*why, *_no_answers(seen)]
+        "mistakes", "The surest mistakes", intro if seen.parts else "", cards=found, missing=[*why, *no_answers(seen)]
     )
 
 
@@ -462,10 +223,10 @@ def _cost(seen: Inspected) -> Section:
     memory: Mapping[str, Any] = made.get("peak_memory", {})
     for key, name in (("device", "memory on the GPU, at most"), ("process", "memory of the process, at most")):
         if key in memory:
-            facts.append((name, _bytes(memory[key])))
+            facts.append((name, in_bytes(memory[key])))
     folder = seen.run.folder / POSTERIOR
     if folder.is_dir():
-        facts.append(("posterior on disk", _bytes(sum(file.stat().st_size for file in folder.iterdir()))))
+        facts.append(("posterior on disk", in_bytes(sum(file.stat().st_size for file in folder.iterdir()))))
     if made:
         facts.append(("trained on", f"{made.get('device', 'an unknown device')}, {made.get('platform', '')}"))
         facts.append(("versions", ", ".join(f"{name} {version}" for name, version in made.get("versions", {}).items())))
@@ -476,19 +237,3 @@ def _cost(seen: Inspected) -> Section:
     if not memory and seen.inference is not None:
         missing.append("The peak of memory was not kept when this run was trained.")
     return Section("cost", "Time and memory", facts=facts, missing=missing)
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"
-
-
-def _range(interval: Interval, digits: int = 2) -> str:
-    return f"{interval.low:.{digits}f} – {interval.high:.{digits}f}"
-
-
-def _number(value: float | None, digits: int) -> Shown:
-    return Shown(EMPTY if value is None else f"{value:.{digits}f}")
