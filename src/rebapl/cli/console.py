@@ -79,6 +79,8 @@ class RunProgress(StepProgress):
         if isinstance(event, Started):
             config = event.job.config
             title = f"{config['method']} · {config['inference']} on {config['data']}, seed {config['seed']}"
+            fold = config.get("fold")
+            title += "" if fold in (None, "all") else f", without {'part ' if '/' in fold else 'its images to '}{fold}"
             again = "" if event.attempt == 1 else f" (attempt {event.attempt})"
             self._moved[event.job.folder] = self.begin(printable(title) + again)
         elif isinstance(event, Stepped):

@@ -43,6 +43,8 @@ def evaluate(
     heat_map: Annotated[
         bool, typer.Option("--heat-map", help="Draw how far apart samples are: diversity.png.")
     ] = False,
+    data: Annotated[str | None, typer.Option(help="Where the images are now, if they have moved.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
 ) -> None:
     """Score a trained run on its test images and store the results in it."""
@@ -53,11 +55,12 @@ def evaluate(
     from rebapl.reports.figures import diversity_figure
     from rebapl.runs.folder import evaluate_run, read_config, scored_as
 
+    moved = {key: value for key, value in (("data", data), ("backbone", backbone)) if value is not None}
     result = evaluate_run(
         run,
         root=root,
         device=device,
-        config=scored_as(read_config(run), protocol, parse_names(targets)),
+        config=scored_as(read_config(run).changed(**moved), protocol, parse_names(targets)),
         fit_weights=fit_weights,
         uniform_weights=uniform_weights,
         fit_threshold=None if fit_threshold is None else parse_threshold(fit_threshold),

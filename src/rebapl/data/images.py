@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,9 +35,29 @@ def is_image(path: Path) -> bool:
 
 
 def images_below(folder: Path) -> list[Path]:
-    """All images in a folder and the folders in it, in the order of their paths; hidden ones are left out."""
-    found = [path for path in folder.rglob("*") if is_image(path)]
-    return sorted(path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts))
+    """All images in a folder and the folders in it, in the order of their paths; hidden ones are left out.
+
+    Links to folders are followed, in a circle only once.
+    """
+    files = (Path(parent, name) for parent, names in walked(folder) for name in names if name[0] != ".")
+    return sorted(path for path in files if is_image(path))
+
+
+def walked(folder: Path, skip: Callable[[Path], bool] | None = None) -> Iterator[tuple[str, list[str]]]:
+    """Each folder from `folder` down, with the names of its files; hidden ones and those to `skip` are left out.
+
+    Links to folders are followed; what was reached already, as in a circle of links, is passed over.
+    """
+    seen: set[str] = set()
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        shown = sorted(name for name in folders if name[0] != ".")
+        folders[:] = [name for name in shown if skip is None or not skip(Path(parent, name))]
+        yield parent, files
 
 
 def read_image(path: Path, upright: bool = True) -> Image.Image:
