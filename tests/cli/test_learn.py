@@ -125,3 +125,30 @@ def test_bad_photos_are_one_line_before_any_work(
     assert message in error
     assert "\n" not in error
     assert not (tmp_path / "runs").exists()
+
+
+def test_training_on_half_of_ones_classes_says_so_and_that_mini_knows_only_drawings(tmp_path: Path) -> None:
+    class_folders(tmp_path / "photos", cat=3, dog=3, emu=3, fox=3)
+    result = rebapl("train", "--data", "photos", "--backbone", "mini", "--epochs", "1", "--out", "runs/x")
+    assert "warning: learning 2 of 4 classes (cat, dog)" in result.stderr
+    assert "To learn all of them: rebapl learn photos" in result.stderr
+    assert "mini knows only drawings" in result.stderr
+    assert "mini knows only drawings" in result.stdout.splitlines()[-1]
+    draw(tmp_path / "photos" / "emu" / "new.png")
+    again = rebapl("train", "--data", "photos", "--backbone", "mini", "--epochs", "1", "--out", "runs/x")
+    assert "1 images are new since the split was made: emu/new.png" in str(again.exception)
+    (tmp_path / "photos" / "split_rebapl.json").unlink()
+    again = rebapl("train", "--data", "photos", "--backbone", "mini", "--epochs", "1", "--out", "runs/x")
+    assert "have changed since runs/x was begun: 1 added (emu/new.png)" in str(again.exception)
+    scored = rebapl("evaluate", "runs/x")
+    assert "are not those that runs/x was trained on: 1 added (emu/new.png)" in str(scored.exception)
+
+
+def test_a_folder_that_has_moved_is_scored_where_it_is(tmp_path: Path) -> None:
+    class_folders(tmp_path / "photos", cat=3, dog=3)
+    few_shot = ("--protocol", "few-shot", "--backbone", "mini", "--epochs", "1", "--out", "runs/x")
+    assert rebapl("train", "--data", "photos", *few_shot).exit_code == 0
+    (tmp_path / "photos").rename(tmp_path / "pictures")
+    assert "if it has moved, say where with --data" in str(rebapl("evaluate", "runs/x").exception)
+    assert rebapl("evaluate", "runs/x", "--data", "pictures").exit_code == 0
+    assert "already trained" in rebapl("train", "--data", "pictures", *few_shot).stdout

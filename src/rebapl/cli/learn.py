@@ -51,6 +51,7 @@ def learn(
 
     What is done is kept; interrupted work goes on where it was.
     """
+    from rebapl.backbones import find_backbone
     from rebapl.cli.console import RunProgress
     from rebapl.reports.learned import plan_lines, result_lines
     from rebapl.runs.config import RunConfig
@@ -76,6 +77,7 @@ def learn(
         chosen = WHY if (method, inference) == (METHOD, INFERENCE) else "you asked for it"
         for line in [*plan_lines(lesson), f"chosen because {chosen}", *warnings]:
             print(line, file=sys.stderr)
+        find_backbone(config.backbone_name)
         lesson.refuse_broken()
         with RunProgress() as progress:
             do_lesson(lesson, engine, risk, progress.show)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,6 +12,21 @@ ONLY_DRAWINGS = (
     "warning: the backbone mini knows only drawings. On photos its answers are hardly better than chance; name a CLIP "
     "with --backbone, a hub id or a local folder in Hugging Face format"
 )
+
+
+def half_remarks(config: RunConfig, root: Path | None) -> list[str]:
+    """A line that says which classes of somebody's own photos are learned, if not all of them are."""
+    from rebapl.data.catalogue import is_own
+    from rebapl.data.splits import few
+
+    if not is_own(config.data) or config.protocol not in ("base-to-novel", "selection"):
+        return []
+    task = config.task(root)
+    trained, names = task.train.class_names, task.dataset.class_names
+    return [
+        f"warning: learning {len(trained)} of {len(names)} classes ({few(trained)}), because the protocol "
+        f"{config.protocol} keeps the others to test with. To learn all of them: rebapl learn {config.data}"
+    ]
 
 
 def backbone_remarks(config: RunConfig) -> list[str]:

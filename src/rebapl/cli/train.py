@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rebapl.cli.remarks import backbone_remarks, half_remarks
 from rebapl.cli.values import parse_names, parse_seeds
 from rebapl.errors import UserError
 
@@ -89,6 +90,7 @@ def train(
     """Learn prompts from a few labelled images. Finished runs are kept; interrupted ones go on where they were."""
     from rich.console import Console
 
+    from rebapl.backbones import find_backbone
     from rebapl.cli.console import RunProgress
     from rebapl.reports.base_novel import scores_table
     from rebapl.runs.config_file import build_config, merged, read_config_file, read_words
@@ -126,7 +128,12 @@ def train(
     todo = [Job.of(each, runs, out=out, root=root, score=evaluate, wait=False) for each in configs]
     if configs[0].backbone is None:
         print(f"backbone: {configs[0].backbone_name}, since none is given", file=sys.stderr)
+    remarks = backbone_remarks(configs[0])
     trained_before = {job.folder for each, job in zip(configs, todo, strict=True) if is_trained(each, job.folder)}
+    if len(trained_before) < len(todo):
+        find_backbone(configs[0].backbone_name)
+        for line in [*half_remarks(configs[0], root), *remarks]:
+            print(line, file=sys.stderr)
     with RunProgress() as progress:
         outcomes = list(engine.run(todo, progress.show))
     for outcome in outcomes:
@@ -137,6 +144,8 @@ def train(
             if evaluate:
                 Console().print(scores_table(read_result(folder), title=str(folder)).to_rich())
     check_outcomes(outcomes)
+    for line in remarks:
+        print(line)
 
 
 def _refuse_idle_template(config: RunConfig) -> None:
