@@ -33,13 +33,7 @@ def predict(
         str | None,
         typer.Option(help="What to average over samples: probabilities or logits; as trained, if not given."),
     ] = None,
-    abstain: Annotated[
-        bool | None,
-        typer.Option(
-            "--abstain/--answer-all",
-            help="Say 'I don't know' above the fitted threshold, or never. If not given, where there is a threshold.",
-        ),
-    ] = None,
+    abstain: Annotated[bool, typer.Option("--abstain", help="Say 'I don't know' above the fitted threshold.")] = False,
     backbone: Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
 ) -> None:
@@ -63,11 +57,10 @@ def predict(
     if len(posterior) == 1:
         print(ONE_SAMPLE, file=sys.stderr)
     averaged = average or posterior.average
-    bound = posterior.bind(names or posterior.class_names, template)
-    has_threshold = bound.threshold is not None and bound.threshold.suits(bound.class_names, averaged)
-    if abstain and not has_threshold:
-        raise UserError(NO_THRESHOLD)
-    abstain = has_threshold if abstain is None else abstain
+    if abstain:
+        bound = posterior.bind(names or posterior.class_names, template)
+        if bound.threshold is None or not bound.threshold.suits(bound.class_names, averaged):
+            raise UserError(NO_THRESHOLD)
     prediction = posterior.predict(files, class_names=names, template=template, average=cast(Average, averaged))
     answers = records(prediction, top, abstain)
     if format_ == "json":
