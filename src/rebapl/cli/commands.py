@@ -31,7 +31,6 @@ _debug: ContextVar[bool] = ContextVar("debug", default=False)
 app = typer.Typer(
     name="rebapl",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

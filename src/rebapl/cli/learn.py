@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rebapl.cli.completion import kinds_of_inference, methods
 from rebapl.cli.remarks import backbone_remarks
-from rebapl.cli.values import parse_names
+from rebapl.cli.values import QuietOption, parse_names
 from rebapl.errors import UserError
 
 METHOD, INFERENCE = "maple", "rebapl"
@@ -38,14 +38,19 @@ def learn(
     ] = RISK,
     anew: Annotated[bool, typer.Option("--anew", help="Delete what was learned before in this folder.")] = False,
     shots: Annotated[int, typer.Option(min=1, help="Learn from at most so many images of each class.")] = SHOTS,
-    method: Annotated[str, typer.Option(help="What is learned; `rebapl list` names the methods.")] = METHOD,
-    inference: Annotated[str, typer.Option(help="How; `rebapl list` names the kinds of inference.")] = INFERENCE,
+    method: Annotated[
+        str, typer.Option(help="What is learned; `rebapl list` names the methods.", autocompletion=methods)
+    ] = METHOD,
+    inference: Annotated[
+        str, typer.Option(help="How; `rebapl list` names the kinds of inference.", autocompletion=kinds_of_inference)
+    ] = INFERENCE,
     epochs: Annotated[int | None, typer.Option(help="Epochs instead of the number that was published.")] = None,
     template: Annotated[str | None, typer.Option(help="Text with {} for the class name.")] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, or several: cuda:0,cuda:1; the GPU if there is one.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Trainings at a time on each device.")] = 1,
+    quiet: QuietOption = False,
 ) -> None:
     """Learn all classes of your photos, measure how well, and choose when to say "I don't know".
 
@@ -75,11 +80,13 @@ def learn(
         print(f"already learned: {lesson.out} (--anew learns it again)")
     else:
         chosen = WHY if (method, inference) == (METHOD, INFERENCE) else "you asked for it"
-        for line in [*plan_lines(lesson), f"chosen because {chosen}", *warnings]:
-            print(line, file=sys.stderr)
         find_backbone(config.backbone_name)
-        lesson.refuse_broken()
-        with RunProgress() as progress:
+        with RunProgress(quiet) as progress:
+            for line in [*plan_lines(lesson), f"chosen because {chosen}"]:
+                progress.note(line)
+            for line in warnings:
+                progress.warn(line)
+            lesson.refuse_broken()
             do_lesson(lesson, engine, risk, progress.show)
         print(f"learned: {lesson.out}")
     for line in [*result_lines(lesson, *read_learned(lesson.out)), *warnings]:

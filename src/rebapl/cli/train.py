@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rebapl.cli.completion import datasets, kinds_of_inference, methods
 from rebapl.cli.remarks import backbone_remarks, half_remarks
-from rebapl.cli.values import parse_names, parse_seeds
+from rebapl.cli.values import QuietOption, parse_names, parse_seeds
 from rebapl.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,16 +30,23 @@ def train(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Data set (`rebapl list` names them), or the path of a folder of images or a CSV."),
+        typer.Option(
+            help="Data set (`rebapl list` names them), or the path of a folder of images or a CSV.",
+            autocompletion=datasets,
+        ),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="What is learned; `rebapl list` names the methods. coop if not given.")
+        str | None,
+        typer.Option(
+            help="What is learned; `rebapl list` names the methods. coop if not given.", autocompletion=methods
+        ),
     ] = None,
     inference: Annotated[
         str | None,
         typer.Option(
             help="How; `rebapl list` names the kinds of inference. If not given, as the method was published: svgd for "
-            "app, mle for all others."
+            "app, mle for all others.",
+            autocompletion=kinds_of_inference,
         ),
     ] = None,
     protocol: Annotated[
@@ -86,6 +93,7 @@ def train(
         str | None, typer.Option(help="cpu, cuda, or several: cuda:0,cuda:1; the GPU if there is one.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time on each device.")] = 1,
+    quiet: QuietOption = False,
 ) -> None:
     """Learn prompts from a few labelled images. Finished runs are kept; interrupted ones go on where they were."""
     from rich.console import Console
@@ -126,15 +134,16 @@ def train(
         _refuse_idle_template(each)
     engine = LocalEngine(parse_names(device), jobs)
     todo = [Job.of(each, runs, out=out, root=root, score=evaluate, wait=False) for each in configs]
-    if configs[0].backbone is None:
-        print(f"backbone: {configs[0].backbone_name}, since none is given", file=sys.stderr)
     remarks = backbone_remarks(configs[0])
     trained_before = {job.folder for each, job in zip(configs, todo, strict=True) if is_trained(each, job.folder)}
-    if len(trained_before) < len(todo):
+    begins = len(trained_before) < len(todo)
+    if begins:
         find_backbone(configs[0].backbone_name)
-        for line in [*half_remarks(configs[0], root), *remarks]:
-            print(line, file=sys.stderr)
-    with RunProgress() as progress:
+    with RunProgress(quiet) as progress:
+        if configs[0].backbone is None:
+            progress.note(f"backbone: {configs[0].backbone_name}, since none is given")
+        for line in [*half_remarks(configs[0], root), *remarks] if begins else []:
+            progress.warn(line)
         outcomes = list(engine.run(todo, progress.show))
     for outcome in outcomes:
         if outcome.state == "done":

@@ -20,7 +20,14 @@ from rebapl.data.identity import changes, recorded_images, touched
 from rebapl.data.task import TARGETS, target_splits
 from rebapl.errors import UserError
 from rebapl.evaluation.diversity import diversity_record
-from rebapl.evaluation.tasks import diversity_on_test, evaluate, fit_on_validation, score_outside, target_settings
+from rebapl.evaluation.tasks import (
+    Predicted,
+    diversity_on_test,
+    evaluate,
+    fit_on_validation,
+    score_outside,
+    target_settings,
+)
 from rebapl.files import read_json, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.runs.backbone import KeptBackbone, LoadBackbone, best_device, load_run_backbone, run_dtype
@@ -173,6 +180,7 @@ def evaluate_run(
     fit_threshold: Mapping[str, Any] | None = None,
     outside: str | None = None,
     only_missing: bool = False,
+    progress: Predicted | None = None,
     load: LoadBackbone = load_run_backbone,
     wait: bool = False,
 ) -> RunResult:
@@ -183,7 +191,7 @@ def evaluate_run(
     `fit_weights` and `fit_threshold` (`risk` or `coverage`, `by`) first fit these on the run's validation images; all
     are stored in the posterior. `outside` names a test part, a
     data set or a folder of images to be told from the trained classes; scores of other ones stay.
-    `load` and `wait` are as in `train_run`.
+    `progress` hears of the images of the test parts. `load` and `wait` are as in `train_run`.
     """
     if fit_weights and uniform_weights:
         raise UserError("weights are either fitted (--fit-weights) or uniform (--uniform-weights): give one of them")
@@ -215,7 +223,7 @@ def evaluate_run(
         if len(posterior) > 1 and not (only_missing and diversity):
             diversity = diversity_record(diversity_on_test(posterior, task))
         result = stored.changed(
-            parts={**stored.parts, **evaluate(posterior, task, parts)},
+            parts={**stored.parts, **evaluate(posterior, task, parts, progress)},
             protocols={**stored.protocols, config.protocol: config.parts()},
             diversity=diversity,
             outside={**stored.outside, **told_apart},
