@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rebapl.cli.completion import kinds_of_inference, methods
-from rebapl.cli.remarks import backbone_remarks
+from rebapl.cli.remarks import backbone_remarks, one_sample
 from rebapl.cli.values import QuietOption, parse_names
 from rebapl.errors import UserError
 
@@ -89,5 +89,8 @@ def learn(
             lesson.refuse_broken()
             do_lesson(lesson, engine, risk, progress.show)
         print(f"learned: {lesson.out}")
+    trained = lesson.final.resolved().training.inference
+    if trained is not None and trained.samples == 1:
+        warnings.append(one_sample(lesson.out))
     for line in [*result_lines(lesson, *read_learned(lesson.out)), *warnings]:
         print(line)

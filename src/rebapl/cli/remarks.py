@@ -14,6 +14,20 @@ ONLY_DRAWINGS = (
 )
 
 
+def one_sample(run: Path) -> str:
+    """What a run with one sample cannot say, and what can be done about it."""
+    from rebapl.runs.learn import ANSWERS
+
+    measures = (
+        f"How well its probabilities tell unfamiliar images: rebapl evaluate {run} --outside FOLDER. When to say "
+        f'"I don\'t know": rebapl evaluate {run} --fit-threshold coverage=0.9. '
+    )
+    return (
+        "this run has one sample, so it has no uncertainty of its own: mutual information and disagreement are 0. "
+        f"{'' if (run / ANSWERS).exists() else measures}For more, take --inference rebapl or ensemble"
+    )
+
+
 def half_remarks(config: RunConfig, root: Path | None) -> list[str]:
     """A line that says which classes of somebody's own photos are learned, if not all of them are."""
     from rebapl.data.catalogue import is_own

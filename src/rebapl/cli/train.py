@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rebapl.cli.completion import datasets, kinds_of_inference, methods
-from rebapl.cli.remarks import backbone_remarks, half_remarks
+from rebapl.cli.remarks import backbone_remarks, half_remarks, one_sample
 from rebapl.cli.values import QuietOption, parse_names, parse_seeds
 from rebapl.errors import UserError
 
@@ -153,6 +153,9 @@ def train(
             if evaluate:
                 Console().print(scores_table(read_result(folder), title=str(folder)).to_rich())
     check_outcomes(outcomes)
+    trained = configs[0].resolved().training.inference
+    if trained is not None and trained.samples == 1:
+        remarks.append(one_sample(todo[0].folder))
     for line in remarks:
         print(line)
 
