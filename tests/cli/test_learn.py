@@ -5,13 +5,16 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import Result
 from drawn_folder import class_folders, draw
 from typer.testing import CliRunner
 
 from rebapl.cli.commands import app
 from rebapl.posterior import load_posterior
+from rebapl.posterior.prediction import predicted
 from rebapl.runs.folder import is_finished, read_config
+from rebapl.runs.learn import _threshold
 
 QUICK = ("--backbone", "mini", "--method", "coop", "--inference", "ensemble", "--epochs", "1")
 
@@ -103,6 +106,23 @@ def test_one_image_per_class_is_learned_and_not_measured(tmp_path: Path) -> None
     assert "no threshold can be chosen" in result.stdout
     assert load_posterior(tmp_path / "runs" / "photos" / "posterior").threshold is None
     assert "already learned" in rebapl("learn", "photos", *QUICK).stdout
+
+
+def test_the_threshold_keeps_the_risk_and_leaves_the_least_sure_unanswered() -> None:
+    """Of 40 answers with ever less confidence, all right: 38 are answered. With three wrong ones first: none can be."""
+    sure = torch.linspace(0.99, 0.6, 40)
+    logits = torch.stack([sure, 1 - sure], dim=1).log()[None]
+    prediction = predicted(logits, torch.ones(1), ["cat", "dog"], [str(number) for number in range(40)])
+    labels = torch.zeros(40, dtype=torch.long)
+    found = _threshold(prediction, labels, 0.05)
+    assert found is not None
+    assert (found.coverage, found.risk) == (0.95, 0.0)
+    labels[10:20] = 1
+    found = _threshold(prediction, labels, 0.05)
+    assert found is not None
+    assert (found.coverage, found.risk) == (0.25, 0.0)
+    labels[:3] = 1
+    assert _threshold(prediction, labels, 0.05) is None
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,9 @@ from rebapl.runs.results import PartScores, RunResult, write_result
 FULL_SHOTS = 8
 """With fewer images per class, a training has more epochs, so that it takes as many steps as it would with so many."""
 
+COVERAGE = 0.95
+"""The share of held-out images that are answered at most, as far as their number allows."""
+
 ESTIMATE, ANSWERS = "estimate", "held-out.csv"
 COLUMNS = ("image", "class", "answer", "probability", "uncertainty")
 
@@ -137,7 +140,8 @@ def learn(
 ) -> None:
     """Do what is missing of a lesson: train, and measure. Interrupted work goes on where it was.
 
-    The threshold answers as many held-out images as it can while at most the share `risk` of the answers is wrong.
+    The threshold answers as many held-out images as it can while at most the share `risk` of the answers is wrong, but
+    no more than 95 % of them.
     """
     if not 0 <= risk < 1:
         raise UserError(f"risk = {risk}: the share of wrong answers allowed is at least 0 and below 1")
@@ -188,11 +192,17 @@ def _held_out(jobs: Sequence[Job], device: str, load: KeptBackbone, root: Path |
 
 
 def _threshold(prediction: Prediction, labels: Tensor, risk: float) -> Threshold | None:
-    """The threshold for this risk; None if even the surest answers are wrong more often."""
+    """The threshold for this risk; None if even the surest answers are wrong more often.
+
+    It leaves the least sure of the held-out images unanswered in any case, so that where nearly all of them were right
+    it still says for which images it knows too little.
+    """
     try:
-        return choose_threshold(prediction, labels, risk=risk)
+        thresholds = [choose_threshold(prediction, labels, risk=risk)]
     except UserError:
         return None
+    thresholds.append(choose_threshold(prediction, labels, coverage=COVERAGE))
+    return min(thresholds, key=lambda threshold: threshold.value)
 
 
 def _as_csv(prediction: Prediction, labels: Tensor) -> str:
