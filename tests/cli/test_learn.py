@@ -29,6 +29,8 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         class_folders(folder / "photos", cat=3, dog=2, emu=1)
+        draw(folder / "photos" / "loose.png")
+        (folder / "photos" / "cat" / "notes.txt").touch()
         return folder, rebapl("learn", "photos/", *QUICK)
 
 
@@ -43,6 +45,7 @@ def test_it_says_what_it_chose_and_how_well_it_went(learned: tuple[Path, Result]
     assert result.exit_code == 0, result.output
     for words in (
         "photos: 6 images of 3 classes, 1 to 3 of each",
+        "passed over: 1 image beside the class folders; 1 file whose ending is not that of an image: 1 .txt",
         "learns all classes by coop · ensemble, backbone mini",
         "measures itself: by cross-validation: 3 trainings",
         "of 5 held-out images were right",

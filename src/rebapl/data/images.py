@@ -89,6 +89,20 @@ def _walk(folder: Path, passed_over: Counter[str], inside: tuple[str, ...]) -> I
             passed_over[path.suffix.lower()] += 1
 
 
+def said_of_endings(passed_over: Counter[str]) -> str:
+    """How many files of which endings are not called images, in words; nothing if there are none.
+
+    >>> said_of_endings(Counter({".txt": 2, "": 1}))
+    '3 files whose ending is not that of an image: 2 .txt, 1 without one'
+    """
+    if not passed_over:
+        return ""
+    counts = ", ".join(f"{count} {printable(end) or 'without one'}" for end, count in passed_over.most_common())
+    advice = f" ({HEIC_ADVICE})" if any(ending in passed_over for ending in HEIC) else ""
+    total = passed_over.total()
+    return f"{total} file{'s' * (total > 1)} whose ending is not that of an image: {counts}{advice}"
+
+
 def walked(folder: Path, skip: Callable[[Path], bool] | None = None) -> Iterator[tuple[str, list[str]]]:
     """Each folder from `folder` down, with the names of its files; hidden ones and those to `skip` are left out.
 

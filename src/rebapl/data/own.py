@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +15,17 @@ import numpy as np
 from PIL import Image
 
 from rebapl.data.dataset import Dataset, Item, check_template
-from rebapl.data.images import EXTENSIONS, FileImages, as_rgb, images_below, is_image, read_image, turned_upright
+from rebapl.data.images import (
+    EXTENSIONS,
+    FileImages,
+    as_rgb,
+    images_below,
+    is_image,
+    read_image,
+    said_of_endings,
+    turned_upright,
+    walk_images,
+)
 from rebapl.data.runs_inside import holds_runs
 from rebapl.data.splits import (
     SPLITS,
@@ -127,6 +138,17 @@ def load_folder(
         else:
             splits = kept_split(folder, SPLIT_FILE, split, groups, names, keep_split)
     return own_dataset(folder.resolve().name, folder, splits, template, whole)
+
+
+def passed_over(folder: Path) -> str:
+    """Which files in a folder of classes are not learned from, in words; nothing if there are none."""
+    endings: Counter[str] = Counter()
+    for group in _subfolders(folder):
+        for _ in walk_images(folder / group, endings):
+            pass
+    beside = sum(is_image(path) and path.name[0] != "." for path in folder.iterdir())
+    said = [f"{beside} image{'s' * (beside > 1)} beside the class folders"] if beside else []
+    return "; ".join([*said, *filter(None, [said_of_endings(endings)])])
 
 
 def is_flat(folder: Path) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rebapl.data.folds import ENOUGH, TEST
+from rebapl.data.own import passed_over
 from rebapl.data.splits import few
 from rebapl.errors import printable
 from rebapl.evaluation.scores import proportion_interval
@@ -27,6 +28,8 @@ def plan_lines(lesson: Lesson) -> list[str]:
         f"{printable(dataset.name)}: {len(items)} images of {len(counts)} classes, {each} of each",
         f"learns all classes by {config.method} · {config.inference_name}, backbone {config.backbone_name}",
     ]
+    if (folder := Path(config.data).expanduser()).is_dir() and (others := passed_over(folder)):
+        lines.append(f"passed over: {others}")
     if max(counts) > config.shots:
         lines.append(f"learns from at most {config.shots} images of each class (--shots)")
     return [*lines, f"measures itself: {_how(lesson)}"]
