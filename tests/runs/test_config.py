@@ -108,6 +108,8 @@ def test_ones_own_data_are_known_by_their_images_wherever_they_lie(
     assert run_folder(whole, Path()).name.startswith("my_photos-maple-rebapl-s1-")
     shutil.copytree(photos, tmp_path / "elsewhere")  # with other times
     assert changed(data="elsewhere").hash() == first
+    run_folder(whole, tmp_path / "runs").mkdir(parents=True)
+    assert run_folder(changed(data="elsewhere"), tmp_path / "runs") == run_folder(whole, tmp_path / "runs")
     (photos / "template.txt").write_text("a sketch of a {}.")
     assert changed(data="my photos").hash() != first
 

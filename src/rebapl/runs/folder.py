@@ -121,6 +121,8 @@ def run_folder(config: RunConfig, runs: Path) -> Path:
         f"s{config.seed}",
         resolved.hash(),
     )
+    if is_own(config.data) and (there := sorted(runs.glob(f"*-{resolved.hash()}"))):
+        return there[0]  # the same images may have been in a folder of another name
     return runs / "-".join(words)
 
 
