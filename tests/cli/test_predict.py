@@ -5,6 +5,7 @@ import io
 import json
 import os
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -280,7 +281,7 @@ def test_it_goes_on_after_what_is_written(run: Path, images: Path, tmp_path: Pat
     out = tmp_path / f"x.{ending}"
     rebapl("predict", run, images / "c.jpg", "--out", out)
     shown = rebapl("predict", run, images, "--out", out)
-    assert shown == f"3 images (1 were there before): {out}\n"
+    assert shown == f"3 images (1 was there before): {out}\n"
     assert rebapl("predict", run, images, "--out", out).startswith("3 images (3 were there before)")
     frame = {"csv": pandas.read_csv, "jsonl": partial(pandas.read_json, lines=True), "parquet": pandas.read_parquet}
     found = frame[ending](out)
@@ -327,6 +328,25 @@ def test_one_clear_line_names_the_bad_image(
     assert shown.err.startswith("error: bad.png cannot be read as an image")
     assert shown.err.count("\n") == 1
     assert shown.out == ""
+
+
+def test_damaged_exif_is_no_reason_for_warnings(
+    run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exif = Image.Exif()
+    exif[0x010E] = "a long description"
+    with Image.open(images / "c.jpg") as image:
+        image.save(tmp_path / "x.jpg", exif=exif.tobytes()[:-12])
+    monkeypatch.setattr(sys, "argv", ["rebapl", "predict", str(run), str(tmp_path / "x.jpg"), "--format", "csv"])
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with Image.open(tmp_path / "x.jpg") as image:
+            image.getexif()
+        assert warned
+        with pytest.raises(SystemExit):
+            main()
+        assert len(warned) == 1
+    assert capsys.readouterr().out.count("x.jpg") == 1
 
 
 @pytest.mark.parametrize("given", ["", "risk", "risk=low", "risk=0.1,coverage=0.5", "by=entropy", "risk=0.1,x=2"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated
@@ -43,6 +44,8 @@ def main() -> None:
     """
     # Threads that wait for one another by spinning long are many times slower when other programs want the cores too.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    # Pillow warns of damaged EXIF and of large photos, which are read all the same; what cannot be read is an error.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
         app()
     except (UserError, OSError) as error:

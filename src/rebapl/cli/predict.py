@@ -178,7 +178,7 @@ class Watch:
     def summary(self) -> str:
         """How many images there are rows for, and how many of them are no answers or are not new."""
         count = self.answered + self.broken + self.before
-        remarks = [f"{self.before} were there before"] if self.before else []
+        remarks = [f"{self.before} {'was' if self.before == 1 else 'were'} there before"] if self.before else []
         remarks += [f"{self.broken} cannot be read"] if self.broken else []
         return f"{count} image{'s' * (count != 1)}" + (f" ({', '.join(remarks)})" if remarks else "")
 

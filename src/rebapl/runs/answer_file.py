@@ -53,27 +53,27 @@ def write_answers(
     with the number of images that are done and with the portion's records.
     """
     top = min(asked.top, len(posterior.class_names))
-    done, before, now = set[str](), 0, 0
+    seen, before, done = set[str](), 0, 0
 
-    def new() -> Iterator[Path]:
-        nonlocal before
+    def new(there: set[str]) -> Iterator[Path]:
+        nonlocal before, done
         for file in files:
             name = as_text(str(file))
-            if name in done:
-                before += 1
+            if name in seen or name in there:
+                before += name not in seen
+                done += 1
             else:
-                done.add(name)
                 yield file
+            seen.add(name)
 
     with alone_in(out):
         _check_about(out, _about(posterior, form, run, top, asked))
         with _opened(out, form, top) as rows:
-            done.update(rows.names)
-            for records in answer_files(posterior, new(), asked):
+            for records in answer_files(posterior, new(rows.names), asked):
                 rows.write(records)
-                now += len(records)
+                done += len(records)
                 if progress is not None:
-                    progress(before + now, records)
+                    progress(done, records)
     return before
 
 
