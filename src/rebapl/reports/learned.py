@@ -87,7 +87,7 @@ def _threshold(answers: Sequence[Answer], threshold: Threshold | None) -> str:
     answered = [answer for answer in answers if answer.uncertainty <= threshold.value]
     wrong = sum(not answer.right for answer in answered)
     return (
-        f'"I don\'t know": where no class has a probability of {1 - threshold.value:.2f} or more. Of {len(answers)} '
+        f'"I don\'t know": where no class has a probability of {1 - threshold.value:.3f} or more. Of {len(answers)} '
         f"held-out images {len(answered)} ({100 * len(answered) / len(answers):.0f} %) are answered, {wrong} of them "
         f"wrongly: {_share(wrong, len(answered))}"
     )
