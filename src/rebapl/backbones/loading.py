@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rebapl.backbones.encoder import ARCHITECTURES, Architecture, DualEncoder
+from rebapl.backbones.hub import ask_hub, fetched_before
 from rebapl.backbones.text import TextTokenizer
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.transforms import Preprocessing
@@ -38,7 +39,7 @@ def load_backbone(
     >>> encoder.vision.width, len(encoder.vision.layers)
     (128, 5)
     """
-    source = _source(str(name_or_path))
+    source = find_backbone(str(name_or_path))
     kind = _read_json(source, "config.json").get("model_type")
     if kind not in ARCHITECTURES:
         raise UserError(
@@ -50,8 +51,8 @@ def load_backbone(
     tokenizer = _load_tokenizer(source, architecture, config)
     preprocessing = _load_preprocessing(source, architecture, config)
     model = _load_model(source, architecture)
-    name = name_or_path if str(name_or_path) == "mini" else source
-    encoder = DualEncoder(str(name), model, tokenizer, preprocessing)
+    name = source if Path(name_or_path).expanduser().is_dir() else str(name_or_path)
+    encoder = DualEncoder(name, model, tokenizer, preprocessing)
     _ = encoder.fingerprint  # before the cast: it names the checkpoint, whatever type it computes in
     encoder.model.to(device=device, dtype=dtype)
     return encoder
@@ -69,8 +70,12 @@ def default_backbone(data: str) -> str:
     return "mini" if data in EMBEDDED else DEFAULT_BACKBONE
 
 
-def _source(name: str) -> str:
-    """A folder path, or the hub id unchanged."""
+def find_backbone(name: str) -> str:
+    """The folder of a backbone: its own, or that of the local cache. If it must be fetched first, the hub id.
+
+    A name that is neither, or a hub that does not answer, is an error. So this tells within seconds whether
+    `load_backbone` has something to load.
+    """
     if name == "mini":
         return str(Path(__file__).parent / "mini")
     folder = Path(name).expanduser()
@@ -80,6 +85,9 @@ def _source(name: str) -> str:
         raise UserError(f"backbone '{name}' is a file. Accepted: {_ACCEPTED}")
     if not _HUB_ID.fullmatch(name) or name.startswith("."):
         raise UserError(f"unknown backbone '{name}': no such folder. Accepted: {_ACCEPTED}")
+    if (fetched := fetched_before(name)) is not None:
+        return str(fetched)
+    ask_hub(name)
     return name
 
 

@@ -16,6 +16,7 @@ from rebapl import __version__
 from rebapl.cli.config import config as config_commands
 from rebapl.cli.data import data as data_commands
 from rebapl.cli.evaluate import evaluate
+from rebapl.cli.learn import learn
 from rebapl.cli.predict import predict
 from rebapl.cli.reproduce import reproduce
 from rebapl.cli.results import results
@@ -120,6 +121,7 @@ def demo(
     print(f"the table is in {out / 'table.md'}, the figure in {out / 'figure.png'}")
 
 
+app.command()(learn)
 app.command()(train)
 app.command()(run)
 app.command()(evaluate)

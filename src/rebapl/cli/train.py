@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rebapl.cli.completion import datasets, kinds_of_inference, methods
+from rebapl.cli.remarks import backbone_remarks, half_remarks, one_sample
 from rebapl.cli.values import QuietOption, parse_names, parse_seeds
 from rebapl.errors import UserError
 
@@ -97,6 +98,7 @@ def train(
     """Learn prompts from a few labelled images. Finished runs are kept; interrupted ones go on where they were."""
     from rich.console import Console
 
+    from rebapl.backbones import find_backbone
     from rebapl.cli.console import RunProgress
     from rebapl.reports.base_novel import scores_table
     from rebapl.runs.config_file import build_config, merged, read_config_file, read_words
@@ -132,10 +134,16 @@ def train(
         _refuse_idle_template(each)
     engine = LocalEngine(parse_names(device), jobs)
     todo = [Job.of(each, runs, out=out, root=root, score=evaluate, wait=False) for each in configs]
+    remarks = backbone_remarks(configs[0])
     trained_before = {job.folder for each, job in zip(configs, todo, strict=True) if is_trained(each, job.folder)}
+    begins = len(trained_before) < len(todo)
+    if begins:
+        find_backbone(configs[0].backbone_name)
     with RunProgress(quiet) as progress:
         if configs[0].backbone is None:
             progress.note(f"backbone: {configs[0].backbone_name}, since none is given")
+        for line in [*half_remarks(configs[0], root), *remarks] if begins else []:
+            progress.warn(line)
         outcomes = list(engine.run(todo, progress.show))
     for outcome in outcomes:
         if outcome.state == "done":
@@ -145,6 +153,11 @@ def train(
             if evaluate:
                 Console().print(scores_table(read_result(folder), title=str(folder)).to_rich())
     check_outcomes(outcomes)
+    trained = configs[0].resolved().training.inference
+    if trained is not None and trained.samples == 1:
+        remarks.append(one_sample(todo[0].folder))
+    for line in remarks:
+        print(line)
 
 
 def _refuse_idle_template(config: RunConfig) -> None:
