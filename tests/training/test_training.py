@@ -46,6 +46,8 @@ def quick(method: str, inference: str) -> dict[str, Any]:
     settings: dict[str, Any] = {"batch": 5}
     if "cycles" in values and values["cycles"].value > 1:
         settings["cycles"] = 2
+    if "chains" in values:
+        settings["chains"] = 1
     if "averaging.mean" in values:
         settings["averaging"] = None
     if "sampler.samples_per_cycle" in values:
