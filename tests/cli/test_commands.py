@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from rebapl.errors import UserError
 from rebapl.learners import METHODS
 from rebapl.runs.jobs import Job
 from rebapl.sampling import PRESETS
+from rebapl.training.checkpoint import load_checkpoint
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
 COMMAND = "from rebapl.cli import main; main()"
@@ -143,9 +145,12 @@ def test_one_run_that_fails_ends_with_1_and_names_the_traceback(
     assert "Traceback" in kept.read_text()
 
 
-def test_one_run_that_is_interrupted_ends_with_130(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_one_run_that_is_interrupted_says_so_and_keeps_its_last_step(
+    tmp_path: Path, sent: signal.Signals, code: int
+) -> None:
     (tmp_path / "run.yaml").write_text(SMALL.replace("epochs: 1", "epochs: 100000"))
-    command = [sys.executable, "-c", COMMAND, "run", "run.yaml"]
+    command = [sys.executable, "-c", COMMAND, "run", "run.yaml", "--device", "cpu"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=tmp_path)
     try:
         until = time.monotonic() + 120
@@ -153,13 +158,17 @@ def test_one_run_that_is_interrupted_ends_with_130(tmp_path: Path) -> None:
             assert process.poll() is None
             assert time.monotonic() < until
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        process.send_signal(sent)
         _, shown = process.communicate(timeout=120)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 130
-    assert "what was finished is kept" in shown
+    assert process.returncode == code
+    said = re.search(r"stopped; step (\d+) of 100000 is kept. Go on with: rebapl run run.yaml --device cpu", shown)
+    assert said is not None, shown
+    (kept,) = tmp_path.glob("runs/*/checkpoint.safetensors")
+    assert load_checkpoint(kept)["loop"]["schedule"]["steps"] == int(said[1]) > 0
     assert not list(tmp_path.glob("runs/*/error.txt"))
 
 
@@ -264,7 +273,7 @@ def test_mistakes_are_named_and_leave_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interruption_says_that_nothing_is_lost(
+def test_an_interruption_promises_nothing_that_is_not_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object) -> None:
@@ -275,7 +284,7 @@ def test_an_interruption_says_that_nothing_is_lost(
     with pytest.raises(SystemExit) as ending:
         main()
     assert ending.value.code == 130
-    assert capsys.readouterr().err.strip() == "stopped; what was finished is kept"
+    assert capsys.readouterr().err.strip() == "stopped"
 
 
 def test_a_template_that_would_change_nothing_is_refused(tmp_path: Path) -> None:

@@ -297,7 +297,7 @@ def test_saving_replaces_whole_or_not_at_all(
 
     with monkeypatch.context() as patch:
         patch.setattr("rebapl.posterior.storage.write_json", fail)
-        with pytest.raises(OSError, match="no space"):
+        with pytest.raises(UserError, match="no space"):
             save_posterior(make("maple"), saved)
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
     assert [path.name for path in saved.parent.iterdir()] == ["posterior"]
@@ -305,13 +305,13 @@ def test_saving_replaces_whole_or_not_at_all(
 
     def fail_second(path: Path, target: Path) -> Path:
         moves.append(path)
-        if len(moves) == 3:  # the manifest is moved once, the old folder away, then the new one into its place
+        if len(moves) == 4:  # the manifest, the new folder beside its place, the old one away, the new one into its place
             raise OSError("interrupted")
         return replace(path, target)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", fail_second)
-        with pytest.raises(OSError, match="interrupted"):
+        with pytest.raises(UserError, match="interrupted"):
             save_posterior(make("maple"), saved)
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
     assert [path.name for path in saved.parent.iterdir()] == ["posterior"]

@@ -1,16 +1,17 @@
 """A run: a configuration and a folder. Finished work is kept, and interrupted work goes on where it was.
 
 The folder holds `config.json` (the settings as asked for, and as `resolved`), `environment.json`, `log.csv` and
-`posterior/`. Evaluation adds `results.json`. While the run trains there is a `checkpoint.safetensors`, and after a
-failure an `error.txt`.
+`posterior/`. Evaluation adds `results.json`. While the run trains there is a `checkpoint.safetensors` and the one before
+it, `checkpoint.previous.safetensors`. After a failure there is an `error.txt`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rebapl.data.task import TARGETS, target_splits
 from rebapl.errors import UserError
 from rebapl.evaluation.diversity import diversity_record
 from rebapl.evaluation.tasks import diversity_on_test, evaluate, fit_on_validation, score_outside, target_settings
-from rebapl.files import read_json, write_json
+from rebapl.files import finish_replacement, is_leftover, read_json, remove_leftovers, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.runs.backbone import KeptBackbone, LoadBackbone, best_device, load_run_backbone, run_dtype
 from rebapl.runs.config import RunConfig, data_name, first_difference, with_full_paths
@@ -27,6 +28,7 @@ from rebapl.runs.lock import alone_in
 from rebapl.runs.results import RESULTS, PartScores, RunResult, Seconds, read_result, write_result
 from rebapl.settings import SettingError
 from rebapl.training import Progress, Training
+from rebapl.training.checkpoint import Checkpoints
 
 CONFIG, ENVIRONMENT, LOG, POSTERIOR = "config.json", "environment.json", "log.csv", "posterior"
 CHECKPOINT, ERROR = "checkpoint.safetensors", "error.txt"
@@ -120,12 +122,13 @@ def train_run(
     backbone, perhaps one that is loaded already. If another process is at work in the folder, this is an error; with
     `wait`, it waits for that process instead.
     """
-    if is_trained(config, out):
+    if is_trained(config, out) and not Checkpoints(out / CHECKPOINT).there():
         return False
     device = best_device(device)
     task = config.task(root)
-    with alone_in(out, wait=wait):
+    with _alone(out, wait=wait):
         if is_trained(config, out):
+            Checkpoints(out / CHECKPOINT).remove()  # whoever trained it was killed before
             return False
         resolved, made_in = config.resolved(), environment(device)
         training = Training(task, load(config.backbone_name, device), resolved.training, config.seed)
@@ -134,8 +137,17 @@ def train_run(
         posterior = training.run(out / CHECKPOINT, progress, out / LOG)
         write_json(out / ENVIRONMENT, {**made_in, "training_seconds": training.seconds})
         save_posterior(posterior, out / POSTERIOR)
-        (out / CHECKPOINT).unlink(missing_ok=True)
+        Checkpoints(out / CHECKPOINT).remove()
     return True
+
+
+@contextlib.contextmanager
+def _alone(out: Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a run's folder, see `alone_in`, and put right what a killed process has left in it."""
+    with alone_in(out, wait=wait):
+        finish_replacement(out / POSTERIOR)
+        remove_leftovers(out)
+        yield
 
 
 def evaluate_run(
@@ -166,7 +178,7 @@ def evaluate_run(
     asked = read_config(out)
     config = asked if config is None else config
     _refuse_other_training(asked, config, out)
-    with alone_in(out, wait=wait):
+    with _alone(out, wait=wait):
         stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
         parts = missing_parts(stored, config) if only_missing else config.parts()
         if not parts:
@@ -297,7 +309,7 @@ def is_trained(config: RunConfig, out: Path) -> bool:
                 f"{out} holds a run with {name} = {theirs!r}, not {ours!r}: choose another --out, or delete the folder"
             )
         return (out / POSTERIOR).exists()
-    if out.exists() and (not out.is_dir() or any(path.name != ERROR for path in out.iterdir())):
+    if out.exists() and (not out.is_dir() or any(path.name != ERROR and not is_leftover(path) for path in out.iterdir())):
         raise UserError(f"{out} exists and is not a run of rebapl: choose another --out")
     return False
 

@@ -167,8 +167,7 @@ class Chain(Loop):
             self.average.add(epoch, self.parameters)
         checking = self.schedule.at_sample or (now + 1) % self.check_every == 0
         if checking:
-            self.guard.note(now, parameters=total_norm([p.detach() for p in self.parameters.values()]))
-            self._refuse_what_is_not_finite()
+            self.refuse_what_is_not_finite()
             self.last_loss = found.loss.item()
         if self.schedule.at_sample:
             self._keep(cycle, chain)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rebapl.errors import UserError
 from rebapl.learnable import Learnable
 from rebapl.randomness import generator
-from rebapl.sampling.guard import Guard, NonFiniteError
+from rebapl.sampling.guard import Guard, NonFiniteError, total_norm
 from rebapl.sampling.schedule import CyclicalSchedule
 from rebapl.sampling.settings import Inference
 
@@ -129,7 +129,9 @@ class Loop(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict` of a run with the same learner and settings."""
 
-    def _refuse_what_is_not_finite(self) -> None:
+    def refuse_what_is_not_finite(self) -> None:
+        """If a number was not finite, put the last good state back and raise the error. This waits for the device."""
+        self.guard.note(self.schedule.steps - 1, parameters=total_norm([p.detach() for p in self.parameters.values()]))
         found = self.guard.first()
         if found is None:
             return
@@ -137,6 +139,16 @@ class Loop(ABC):
         self.guard.clear()
         self.load_state_dict(self._good)
         raise NonFiniteError(*found, good_step=self.schedule.steps)
+
+    def check_restored(self) -> None:
+        """Raise a `ValueError` if what was restored cannot be of this run."""
+        steps = self.schedule.steps
+        if not isinstance(steps, int) or not 0 <= steps <= self.steps_in_all:
+            raise ValueError(f"it was taken after {steps!r} of {self.steps_in_all} steps")
+        shapes = {name: p.shape for name, p in self.parameters.items()}
+        for sample in self.samples:
+            if {name: value.shape for name, value in sample.parameters.items()} != shapes:
+                raise ValueError("its samples are of another learner")
 
     def _common_state(self) -> dict[str, Any]:
         return {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,11 +20,12 @@ from rebapl.data.dataset import Dataset
 from rebapl.data.own import Picture, dataset_of
 from rebapl.data.task import Task, load_task, task_of
 from rebapl.errors import UserError
+from rebapl.interruption import HeldBack, Interrupted
 from rebapl.learners import Learner, build_learner
 from rebapl.posterior import Posterior
 from rebapl.randomness import generator
 from rebapl.sampling import LOOPS, Inference, Loop
-from rebapl.training.checkpoint import load_checkpoint, save_checkpoint
+from rebapl.training.checkpoint import Checkpoints, load_checkpoint
 from rebapl.training.log import EVERY, read_log, write_log
 from rebapl.training.resolution import ResolvedTraining, resolve_training, with_inference
 
@@ -30,7 +33,12 @@ Progress = Callable[[int, int, float], None]
 """Called now and then with the steps done, the steps in all, and the latest loss."""
 
 CHECKPOINT_SECONDS = 30
-"""How many seconds of work an interruption may cost."""
+"""How many seconds of work the loss of a machine may cost."""
+
+_UNFIT = (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError)
+"""What a state that does not fit makes a loop raise."""
+
+_log = logging.getLogger(__name__)
 
 
 class Training:
@@ -65,57 +73,121 @@ class Training:
             "data": task.dataset.name,
         }
         self.loop: Loop | None = None
+        self.images = ""
         self.seconds = 0.0
         if resolved.inference is not None:
-            self.loop = _build_loop(task, encoder, self.learner, resolved, resolved.inference, seed)
+            self.loop, self.images = _build_loop(task, encoder, self.learner, resolved, resolved.inference, seed)
 
     def run(
         self, checkpoint: Path | None = None, progress: Progress | None = None, log: Path | None = None
     ) -> Posterior:
         """Train, and give the posterior.
 
-        If the file `checkpoint` exists, the training goes on from it; the file is renewed while the training goes on.
+        If the file `checkpoint` exists, the training goes on from it. The file is renewed while the training goes on,
+        and the one before it is kept beside it. Ctrl-C, SIGTERM and an interruption by `progress` write one at once.
         `log` names the file for the rows of the log. Afterwards `seconds` says how long the training took, including
         the time before an interruption.
         """
         if self.loop is None:
             return Posterior.of(self.learner.eval(), [{}], self.about)
-        before = self._resume(checkpoint)
-        rows = [] if log is None else [row for row in read_log(log) if row["step"] < self.loop.steps_done]
-        self.loop.record_every = 0 if log is None else EVERY
-        start = saved = time.monotonic()
+        keeping = _Keeping(self.loop, checkpoint, self.images, log)
         try:
-            while not self.loop.done:
-                self.loop.step()
-                if progress is not None:
-                    progress(self.loop.steps_done, self.loop.steps_in_all, self.loop.last_loss)
-                if checkpoint is not None and time.monotonic() - saved > CHECKPOINT_SECONDS:
-                    self._write_log(rows, log)
-                    spent = before + time.monotonic() - start
-                    save_checkpoint({"loop": self.loop.state_dict(), "seconds": spent}, checkpoint)
-                    saved = time.monotonic()
+            with HeldBack(active=checkpoint is not None) as held:
+                while not self.loop.done:
+                    self.loop.step()
+                    keeping.between_steps(held, progress)
         finally:
-            self.seconds = before + time.monotonic() - start
-            self._write_log(rows, log)
+            self.seconds = keeping.seconds
+            keeping.write_log()
         return Posterior.of(self.learner.eval(), [sample.parameters for sample in self.loop.samples], self.about)
 
-    def _resume(self, checkpoint: Path | None) -> float:
-        """Go on from the checkpoint if there is one. Return the seconds that were spent before it was written."""
-        if checkpoint is None or not checkpoint.exists():
-            return 0.0
-        assert self.loop is not None
-        state = load_checkpoint(checkpoint)
-        if not isinstance(state, dict) or state.keys() != {"loop", "seconds"}:
-            raise UserError(f"{checkpoint} is of another version of rebapl: delete it to begin this run anew")
-        self.loop.load_state_dict(state["loop"])
-        return state["seconds"]
 
-    def _write_log(self, rows: list[dict[str, float]], log: Path | None) -> None:
-        """Move what the loop has recorded to `rows`, and write them all."""
-        assert self.loop is not None
-        rows += self.loop.rows()
-        if log is not None:
-            write_log(log, rows)
+class _Keeping:
+    """Keeps what a loop has done, in checkpoints and a log, and first goes on from what was kept before.
+
+    `images` identifies the training images: work on other ones is not continued.
+    """
+
+    def __init__(self, loop: Loop, checkpoint: Path | None, images: str, log: Path | None) -> None:
+        self.loop, self.images, self.log = loop, images, log
+        self.checkpoints = None if checkpoint is None else Checkpoints(checkpoint)
+        self._before = 0.0 if self.checkpoints is None else self._resume(self.checkpoints)
+        self._rows = [] if log is None else [row for row in read_log(log) if row.get("step", math.inf) < loop.steps_done]
+        loop.record_every = 0 if log is None else EVERY
+        self._start = self._saved = time.monotonic()
+        self._saved_step = -1
+
+    @property
+    def seconds(self) -> float:
+        """How long the training has taken, including the time before an interruption."""
+        return self._before + time.monotonic() - self._start
+
+    def between_steps(self, held: HeldBack, progress: Progress | None) -> None:
+        """Report the step, write a checkpoint if it is time to or if somebody wants to end, and then let them."""
+        loop = self.loop
+        try:
+            if progress is not None:
+                progress(loop.steps_done, loop.steps_in_all, loop.last_loss)
+            if held.pending or time.monotonic() - self._saved > CHECKPOINT_SECONDS:
+                self._keep()
+            held.deliver()
+        except (KeyboardInterrupt, SystemExit) as error:
+            if self.checkpoints is None:
+                raise
+            if self._saved_step != loop.steps_done:
+                self._keep()
+            if isinstance(error, SystemExit):
+                raise
+            number = error.signal if isinstance(error, Interrupted) else signal.SIGINT
+            raise Interrupted(number, f"step {loop.steps_done} of {loop.steps_in_all} is kept") from error
+
+    def write_log(self) -> None:
+        """Move what the loop has recorded to the rows so far, and write them all."""
+        self._rows += self.loop.rows()
+        if self.log is not None:
+            write_log(self.log, self._rows)
+
+    def _keep(self) -> None:
+        if self.checkpoints is None:
+            return
+        self.loop.refuse_what_is_not_finite()
+        self.write_log()
+        self.checkpoints.save({"loop": self.loop.state_dict(), "seconds": self.seconds, "images": self.images})
+        self._saved, self._saved_step = time.monotonic(), self.loop.steps_done
+
+    def _resume(self, checkpoints: Checkpoints) -> float:
+        """Go on from the last checkpoint that is whole. Return the seconds that were spent before it was written."""
+        there = checkpoints.there()
+        for index, path in enumerate(there):
+            try:
+                return self._load(path)
+            except UserError as error:
+                if index + 1 == len(there):
+                    raise
+                _log.warning("%s; the one before it is taken", error)
+                path.unlink()
+        return 0.0
+
+    def _load(self, path: Path) -> float:
+        state = load_checkpoint(path)
+        if not isinstance(state, dict) or state.keys() != {"loop", "seconds", "images"}:
+            raise UserError(f"{path} is of another version of rebapl: delete it to begin this run anew")
+        if state["images"] != self.images:
+            raise UserError(
+                f"{path} was made with other training images: put back those that this run began with, or delete it to "
+                "begin anew"
+            )
+        try:
+            self.loop.load_state_dict(state["loop"])
+            self.loop.check_restored()
+            return float(state["seconds"])
+        except torch.OutOfMemoryError:
+            raise
+        except _UNFIT as error:
+            raise UserError(
+                f"{path} does not fit this run ({type(error).__name__}: {' '.join(str(error).split())}): delete it to "
+                "begin this run anew"
+            ) from error
 
 
 def fit(
@@ -220,12 +292,13 @@ def _of_learner(
 
 def _build_loop(
     task: Task, encoder: DualEncoder, learner: Learner[Any], resolved: ResolvedTraining, inference: Inference, seed: int
-) -> Loop:
+) -> tuple[Loop, str]:
+    """The loop of a training, and what identifies its training images."""
     data = LabelledImages(task.dataset, task.train.items)
     batches = TrainBatches(data, encoder.preprocessing, inference.batch, resolved.crop_scale, seed, encoder.device)
     inference = inference.changed(batch=batches.batch)  # fewer where there are fewer images in all
     pool = _pool(data, batches, encoder, inference, seed)
-    return LOOPS[inference.sampler.kind](
+    loop = LOOPS[inference.sampler.kind](
         learner.train(),
         inference,
         batches,
@@ -236,6 +309,7 @@ def _build_loop(
         anchor=_anchor(learner, inference, pool),
         held_out=_held_out(task, encoder, inference),
     )
+    return loop, batches.fingerprint
 
 
 def _pool(
