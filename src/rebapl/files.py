@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -126,6 +127,8 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
     with clear_refusals(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         finish_replacement(folder)
+        for left in folder.parent.glob(f".{glob.escape(folder.name)}.*{_UNFINISHED}"):
+            shutil.rmtree(left, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=_UNFINISHED))
         try:
             temporary.chmod(0o755)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,31 @@ def edit(folder: Path, change: Callable[[dict], Any], sign: bool = True) -> None
     if sign:
         manifest["sha256"] = content_sha256(manifest)
     path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a":' * 100_000 + "1" + "}" * 100_000, '{"format": ' + "9" * 5000 + "}", "[" * 9999]
+)
+def test_a_manifest_that_no_reader_bears_is_refused_in_one_line(saved: Path, encoder: DualEncoder, text: str) -> None:
+    (saved / "posterior.json").write_text(text)
+    with pytest.raises(UserError, match="is damaged") as refused:
+        load_posterior(saved, encoder)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 500
+
+
+def test_a_manifest_is_not_asked_to_hold_a_thousand_million_tokens(saved: Path, encoder: DualEncoder) -> None:
+    edit(saved, lambda manifest: manifest["method_settings"].update(tokens=10**9, init=None))
+    with pytest.raises(UserError, match=r"tokens is 1000000000: it must be .*512"):
+        load_posterior(saved, encoder)
+
+
+@pytest.mark.parametrize("name", ["posterior.json", "samples.safetensors"])
+def test_a_pipe_is_not_waited_for(saved: Path, encoder: DualEncoder, name: str) -> None:
+    (saved / name).unlink()
+    os.mkfifo(saved / name)
+    with pytest.raises(UserError, match=r"no plain file|it has no samples.safetensors"):
+        load_posterior(saved, encoder)
 
 
 def test_laying_the_manifest_out_otherwise_is_no_edit(saved: Path, encoder: DualEncoder) -> None:
@@ -305,7 +331,9 @@ def test_saving_replaces_whole_or_not_at_all(
 
     def fail_second(path: Path, target: Path) -> Path:
         moves.append(path)
-        if len(moves) == 4:  # the manifest, the new folder beside its place, the old one away, the new one into its place
+        if (
+            len(moves) == 4
+        ):  # the manifest, the new folder beside its place, the old one away, the new one into its place
             raise OSError("interrupted")
         return replace(path, target)
 

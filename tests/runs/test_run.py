@@ -207,7 +207,10 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
     other = context.Process(target=hold, args=(tmp_path / "run", begun, enough, over))
     other.start()
     assert begun.wait(60)
-    with pytest.raises(UserError, match=rf"another process \({other.pid} on .*\) is at work"), alone_in(tmp_path / "run"):
+    with (
+        pytest.raises(UserError, match=rf"another process \({other.pid} on .*\) is at work"),
+        alone_in(tmp_path / "run"),
+    ):
         pass
     with alone_in(tmp_path / "elsewhere"):
         pass

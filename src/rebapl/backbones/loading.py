@@ -92,7 +92,7 @@ def _read_json(source: str, *names: str) -> dict[str, Any]:
     path = _find(source, names)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({error}): fetch the checkpoint again") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} does not hold a JSON object: fetch the checkpoint again")
@@ -127,7 +127,7 @@ def _load_config(source: str) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(source)
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # whatever a wrong value makes the library raise
         raise UserError(
             f"config.json of backbone '{source}' cannot be used ({' '.join(str(error).split())})"
@@ -143,7 +143,7 @@ def _load_tokenizer(source: str, architecture: Architecture, config: Any) -> Tex
             f"spiece.model is needed beside config.json"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # whatever a broken tokenizer file makes the library raise
         raise UserError(
             f"the tokenizer of backbone '{source}' cannot be read ({type(error).__name__}: {_first_line(error)}): "
@@ -166,16 +166,15 @@ def _load_preprocessing(source: str, architecture: Architecture, config: Any) ->
 
 def _load_model(source: str, architecture: Architecture) -> Any:
     import transformers
-    from safetensors import SafetensorError
     from transformers.utils import logging
 
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         model, report = getattr(transformers, architecture.model_class).from_pretrained(
-            source, dtype=torch.float32, output_loading_info=True
+            source, dtype=torch.float32, output_loading_info=True, weights_only=True
         )
-    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+    except Exception as error:  # whatever a broken file, or one that would execute code, makes the libraries raise
         raise UserError(
             f"the weights of backbone '{source}' cannot be read ({type(error).__name__}: "
             f"{_first_line(error)}): the file is missing, truncated or of another model; fetch it again"

@@ -1,8 +1,8 @@
 """A run: a configuration and a folder. Finished work is kept, and interrupted work goes on where it was.
 
 The folder holds `config.json` (the settings as asked for, and as `resolved`), `environment.json`, `log.csv` and
-`posterior/`. Evaluation adds `results.json`. While the run trains there is a `checkpoint.safetensors` and the one before
-it, `checkpoint.previous.safetensors`. After a failure there is an `error.txt`.
+`posterior/`. Evaluation adds `results.json`. While the run trains there is a `checkpoint.safetensors` and, as
+`checkpoint.previous.safetensors`, the one before it. After a failure there is an `error.txt`.
 """
 
 from __future__ import annotations
@@ -309,7 +309,9 @@ def is_trained(config: RunConfig, out: Path) -> bool:
                 f"{out} holds a run with {name} = {theirs!r}, not {ours!r}: choose another --out, or delete the folder"
             )
         return (out / POSTERIOR).exists()
-    if out.exists() and (not out.is_dir() or any(path.name != ERROR and not is_leftover(path) for path in out.iterdir())):
+    if out.exists() and (
+        not out.is_dir() or any(path.name != ERROR and not is_leftover(path) for path in out.iterdir())
+    ):
         raise UserError(f"{out} exists and is not a run of rebapl: choose another --out")
     return False
 

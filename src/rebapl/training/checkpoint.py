@@ -1,7 +1,7 @@
 """The state of unfinished work in one file. It holds nested tensors and plain values, and is never a pickle.
 
-The file is a safetensors file. Its metadata hold the outline of the nested state and a checksum: the SHA-256 of the whole
-file in which the digits of the checksum are zeros.
+The file is a safetensors file. Its metadata hold the outline of the nested state and a checksum: the SHA-256 of the
+whole file in which the digits of the checksum are zeros.
 """
 
 from __future__ import annotations

@@ -112,7 +112,9 @@ class _Keeping:
         self.loop, self.images, self.log = loop, images, log
         self.checkpoints = None if checkpoint is None else Checkpoints(checkpoint)
         self._before = 0.0 if self.checkpoints is None else self._resume(self.checkpoints)
-        self._rows = [] if log is None else [row for row in read_log(log) if row.get("step", math.inf) < loop.steps_done]
+        self._rows = (
+            [] if log is None else [row for row in read_log(log) if row.get("step", math.inf) < loop.steps_done]
+        )
         loop.record_every = 0 if log is None else EVERY
         self._start = self._saved = time.monotonic()
         self._saved_step = -1
