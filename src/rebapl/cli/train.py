@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rebapl.cli.engine_options import Address, CpusPerRun, Device, EngineName, GpusPerRun, Jobs, Partition, Time
 from rebapl.cli.values import parse_names, parse_seeds
 from rebapl.errors import UserError
 
@@ -81,18 +82,23 @@ def train(
     ] = Path("runs"),
     out: Annotated[Path | None, typer.Option(help="Folder of this run, if you would rather name it.")] = None,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Score it on the test images as well.")] = False,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, or several: cuda:0,cuda:1; the GPU if there is one.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time on each device.")] = 1,
+    engine: EngineName = "local",
+    device: Device = None,
+    jobs: Jobs = None,
+    address: Address = None,
+    partition: Partition = None,
+    time: Time = None,
+    cpus_per_run: CpusPerRun = None,
+    gpus_per_run: GpusPerRun = None,
 ) -> None:
     """Learn prompts from a few labelled images. Finished runs are kept; interrupted ones go on where they were."""
     from rich.console import Console
 
     from rebapl.cli.console import RunProgress
+    from rebapl.cli.live import LiveRuns
     from rebapl.reports.base_novel import scores_table
     from rebapl.runs.config_file import build_config, merged, read_config_file, read_words
-    from rebapl.runs.engine import LocalEngine
+    from rebapl.runs.engines import EngineOptions
     from rebapl.runs.folder import is_trained
     from rebapl.runs.jobs import Job, check_outcomes
     from rebapl.runs.results import read_result
@@ -122,13 +128,15 @@ def train(
     configs = [build_config(each) for each in wanted]
     for each in configs:
         _refuse_idle_template(each)
-    engine = LocalEngine(parse_names(device), jobs)
+    where = EngineOptions(
+        engine, parse_names(device), jobs, address, partition, time, cpus_per_run, gpus_per_run
+    ).build(runs if out is None else out.absolute().parent)
     todo = [Job.of(each, runs, out=out, root=root, score=evaluate, wait=False) for each in configs]
     if configs[0].backbone is None:
         print(f"backbone: {configs[0].backbone_name}, since none is given", file=sys.stderr)
     trained_before = {job.folder for each, job in zip(configs, todo, strict=True) if is_trained(each, job.folder)}
-    with RunProgress() as progress:
-        outcomes = list(engine.run(todo, progress.show))
+    with LiveRuns(todo) if len(todo) > 1 or engine != "local" else RunProgress() as progress:
+        outcomes = list(where.run(todo, progress.show))
     for outcome in outcomes:
         if outcome.state == "done":
             folder = outcome.folder

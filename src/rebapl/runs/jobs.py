@@ -132,7 +132,10 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Started:
-    """An attempt at a job has begun, in the process with the id `process`."""
+    """An attempt at a job has begun, in the process with the id `process`.
+
+    `device` says where: a device of this machine, or the name of another one.
+    """
 
     job: Job
     attempt: int
@@ -242,6 +245,21 @@ def check_outcomes(outcomes: Sequence[Outcome]) -> None:
         f"{len(failed)} of {len(outcomes)} runs failed; the others are kept in {kept}, and the same command again does "
         f"only what is missing:\n{lines}"
     )
+
+
+def outcome_of(job: Job, failure: Failure | None, attempts: int, start: float) -> Outcome:
+    """The outcome of a job whose last attempt began at `start` of the monotonic clock and has just ended."""
+    return Outcome(job, "done" if failure is None else "failed", failure, attempts, time.monotonic() - start)
+
+
+def ended(outcome: Outcome, emit: OnEvent) -> Outcome:
+    """Report the end of a job, and give its outcome."""
+    emit(Ended(outcome))
+    return outcome
+
+
+def ignore(_event: object) -> None:
+    """Where nobody listens to events."""
 
 
 def is_done_already(job: Job) -> bool:
