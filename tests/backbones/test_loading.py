@@ -57,7 +57,11 @@ def test_a_hub_id_is_loaded_from_the_cache(clip_folder: Path, hub: Path) -> None
     (entry / "refs").mkdir()
     (entry / "refs" / "main").write_text(commit)
     encoder = load_backbone("somebody/tiny-clip")
-    assert encoder.name == "somebody/tiny-clip"
+    assert (encoder.name, encoder.revision) == ("somebody/tiny-clip", commit)
+    pinned = load_backbone(f"somebody/tiny-clip@{commit}")
+    assert (pinned.name, pinned.revision) == (f"somebody/tiny-clip@{commit}", commit)
+    assert pinned.fingerprint == encoder.fingerprint
+    assert "could its config.json be fetched" in message("somebody/tiny-clip@" + "f" * 40)
     assert encoder.fingerprint == load_backbone(clip_folder).fingerprint
     assert encoder.tokenize([["cat"]]).ids.tolist() == load_backbone(clip_folder).tokenize([["cat"]]).ids.tolist()
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))

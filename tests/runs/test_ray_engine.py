@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_jobs import LONG, jobs, made, tiny
+from small_jobs import LONG, jobs, made, scores, tiny
+from tiny_suite import TINY
 
 from rebapl.errors import UserError
-from rebapl.runs.engine import LocalEngine
+from rebapl.reproduce.make import PAPER_TARGETS
+from rebapl.runs.engine import LocalEngine, run_all
 from rebapl.runs.folder import CHECKPOINT, ERROR
 from rebapl.runs.jobs import Ended, Event, Job, Retried, Started, Stepped
 from rebapl.runs.ray_engine import RayEngine
 from rebapl.runs.remote import RemoteEngine
+from rebapl.runs.slurm_engine import SlurmEngine
 from rebapl.training.checkpoint import load_checkpoint
 
 ROOM = 80 * 1024 * 1024
@@ -83,6 +88,23 @@ def test_what_is_lost_is_done_again_and_the_results_are_those_of_the_local_engin
     assert [each.state for each in LocalEngine(["cpu"]).run(here)] == ["done"] * 2
     assert [made(job.folder) for job in wanted] == [made(job.folder) for job in here]
     assert [outcome.attempts for outcome in engine.run(wanted)] == [0, 0]
+
+
+def test_the_miniature_suite_is_the_same_on_every_engine(engine: RayEngine, tmp_path: Path) -> None:
+    """Two of its runs, smaller still: byte for byte the same results, times aside."""
+    suite = replace(TINY, methods=("zero-shot", "coop"), epochs={"*": 1}, shots=1)
+    configs = PAPER_TARGETS["table1"].runs(suite)[:2]
+    assert [config.method for config in configs] == ["zero-shot", "coop"]
+    engines = {
+        "local": LocalEngine(["cpu"]),
+        "ray": engine,
+        "slurm": SlurmEngine(tmp_path / "slurm" / ".slurm", cluster="local", time="30"),
+    }
+    results = {
+        name: [scores(folder) for folder in run_all(configs, tmp_path / name, engine=each)]
+        for name, each in engines.items()
+    }
+    assert json.dumps(results["local"]) == json.dumps(results["ray"]) == json.dumps(results["slurm"])
 
 
 def test_an_interruption_keeps_the_step_of_every_run(engine: RayEngine, tmp_path: Path) -> None:

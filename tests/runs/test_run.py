@@ -55,6 +55,12 @@ def test_the_environment_is_kept(trained: Path) -> None:
     assert kept["versions"]["rebapl"] == rebapl.__version__
     assert kept["device"].startswith("cpu")
     assert kept["training_seconds"] > 0
+    assert kept["backbone"]["name"] == "mini"
+    assert kept["backbone"]["revision"] is None
+    assert (
+        kept["backbone"]["sha256"]
+        == json.loads((trained / "posterior/posterior.json").read_text())["backbone"]["sha256"]
+    )
 
 
 def test_results_are_stored_unrounded_and_evaluation_repeats_itself(trained: Path) -> None:

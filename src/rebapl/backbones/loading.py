@@ -21,7 +21,7 @@ _ACCEPTED = (
     "'mini' (embedded), a local folder in Hugging Face format (config.json, model.safetensors, tokenizer and "
     f"preprocessor_config.json), or a hub id such as '{DEFAULT_BACKBONE}'"
 )
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "spiece.model")
 
 
@@ -32,26 +32,29 @@ def load_backbone(
 ) -> DualEncoder:
     """The frozen dual encoder of that name: `mini`, a local Hugging Face folder, or a hub id.
 
+    A hub id may be pinned to a commit, a tag or a branch: `openai/clip-vit-base-patch16@57c216476eef`. All files come
+    from one commit, which the encoder keeps as its `revision`; the code that a repository may hold is never executed.
     The towers compute in `dtype`; learnable parameters and features stay float32.
 
     >>> encoder = load_backbone("mini")
     >>> encoder.vision.width, len(encoder.vision.layers)
     (128, 5)
     """
-    source = _source(str(name_or_path))
-    kind = _read_json(source, "config.json").get("model_type")
+    source, revision = _source(str(name_or_path))
+    revision = _commit(source, revision)
+    kind = _read_json(source, revision, "config.json").get("model_type")
     if kind not in ARCHITECTURES:
         raise UserError(
             f"backbone '{name_or_path}' is a '{kind}' checkpoint, not a dual encoder that is supported. Accepted "
             f"model types: {', '.join(ARCHITECTURES)}"
         )
     architecture = ARCHITECTURES[kind]
-    config = _load_config(source)
-    tokenizer = _load_tokenizer(source, architecture, config)
-    preprocessing = _load_preprocessing(source, architecture, config)
-    model = _load_model(source, architecture)
-    name = name_or_path if str(name_or_path) == "mini" else source
-    encoder = DualEncoder(str(name), model, tokenizer, preprocessing)
+    config = _load_config(source, revision)
+    tokenizer = _load_tokenizer(source, revision, architecture, config)
+    preprocessing = _load_preprocessing(source, revision, architecture, config)
+    model = _load_model(source, revision, architecture)
+    name = source if _is_local(source) and str(name_or_path) != "mini" else name_or_path
+    encoder = DualEncoder(str(name), model, tokenizer, preprocessing, revision)
     _ = encoder.fingerprint  # before the cast: it names the checkpoint, whatever type it computes in
     encoder.model.to(device=device, dtype=dtype)
     return encoder
@@ -69,27 +72,36 @@ def default_backbone(data: str) -> str:
     return "mini" if data in EMBEDDED else DEFAULT_BACKBONE
 
 
-def _source(name: str) -> str:
-    """A folder path, or the hub id unchanged."""
+def _source(name: str) -> tuple[str, str | None]:
+    """A folder path; or the repository of a hub id, and the revision if it names one."""
     if name == "mini":
-        return str(Path(__file__).parent / "mini")
+        return str(Path(__file__).parent / "mini"), None
     folder = Path(name).expanduser()
     if name and folder.is_dir():
-        return str(folder.resolve())
+        return str(folder.resolve()), None
     if folder.is_file():
         raise UserError(f"backbone '{name}' is a file. Accepted: {_ACCEPTED}")
-    if not _HUB_ID.fullmatch(name) or name.startswith("."):
+    found = _HUB_ID.fullmatch(name)
+    if found is None or name.startswith("."):
         raise UserError(f"unknown backbone '{name}': no such folder. Accepted: {_ACCEPTED}")
-    return name
+    return found["repository"], found["revision"]
+
+
+def _commit(source: str, revision: str | None) -> str | None:
+    """The commit of the hub that a revision, or none, stands for now; None for a folder."""
+    if _is_local(source):
+        return None
+    snapshot = _find(source, revision, ["config.json"]).parent
+    return snapshot.name if snapshot.parent.name == "snapshots" else revision
 
 
 def _is_local(source: str) -> bool:
     return Path(source).is_dir()
 
 
-def _read_json(source: str, *names: str) -> dict[str, Any]:
+def _read_json(source: str, revision: str | None, *names: str) -> dict[str, Any]:
     """The first of these JSON files that the checkpoint has, from the folder or fetched from the hub."""
-    path = _find(source, names)
+    path = _find(source, revision, names)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -99,7 +111,7 @@ def _read_json(source: str, *names: str) -> dict[str, Any]:
     return content
 
 
-def _find(source: str, names: Sequence[str]) -> Path:
+def _find(source: str, revision: str | None, names: Sequence[str]) -> Path:
     if _is_local(source):
         for name in names:
             if (Path(source) / name).is_file():
@@ -110,7 +122,7 @@ def _find(source: str, names: Sequence[str]) -> Path:
     failures: list[OSError] = []
     for name in names:
         try:
-            return Path(cached_file(source, name))
+            return Path(cached_file(source, name, revision=revision))
         except OSError as error:
             failures.append(error)
     raise UserError(
@@ -123,18 +135,18 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _load_config(source: str) -> Any:
+def _load_config(source: str, revision: str | None) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+        return AutoConfig.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
     except Exception as error:  # whatever a wrong value makes the library raise
         raise UserError(
             f"config.json of backbone '{source}' cannot be used ({' '.join(str(error).split())})"
         ) from error
 
 
-def _load_tokenizer(source: str, architecture: Architecture, config: Any) -> TextTokenizer:
+def _load_tokenizer(source: str, revision: str | None, architecture: Architecture, config: Any) -> TextTokenizer:
     from transformers import AutoTokenizer
 
     if _is_local(source) and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
@@ -143,7 +155,7 @@ def _load_tokenizer(source: str, architecture: Architecture, config: Any) -> Tex
             f"spiece.model is needed beside config.json"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
     except Exception as error:  # whatever a broken tokenizer file makes the library raise
         raise UserError(
             f"the tokenizer of backbone '{source}' cannot be read ({type(error).__name__}: {_first_line(error)}): "
@@ -155,8 +167,8 @@ def _load_tokenizer(source: str, architecture: Architecture, config: Any) -> Tex
         raise UserError(f"the tokenizer of backbone '{source}' does not fit: {error}") from error
 
 
-def _load_preprocessing(source: str, architecture: Architecture, config: Any) -> Preprocessing:
-    given = _read_json(source, "preprocessor_config.json", "processor_config.json")
+def _load_preprocessing(source: str, revision: str | None, architecture: Architecture, config: Any) -> Preprocessing:
+    given = _read_json(source, revision, "preprocessor_config.json", "processor_config.json")
     given = given.get("image_processor", given)
     try:
         return read_preprocessing(given, config.vision_config.image_size, architecture.crops)
@@ -164,7 +176,7 @@ def _load_preprocessing(source: str, architecture: Architecture, config: Any) ->
         raise UserError(f"preprocessor_config.json of backbone '{source}': {error}") from error
 
 
-def _load_model(source: str, architecture: Architecture) -> Any:
+def _load_model(source: str, revision: str | None, architecture: Architecture) -> Any:
     import transformers
     from transformers.utils import logging
 
@@ -172,7 +184,7 @@ def _load_model(source: str, architecture: Architecture) -> Any:
     logging.disable_progress_bar()
     try:
         model, report = getattr(transformers, architecture.model_class).from_pretrained(
-            source, dtype=torch.float32, output_loading_info=True, weights_only=True
+            source, revision=revision or "main", dtype=torch.float32, output_loading_info=True, weights_only=True
         )
     except Exception as error:  # whatever a broken file, or one that would execute code, makes the libraries raise
         raise UserError(

@@ -131,7 +131,9 @@ def train_run(
             Checkpoints(out / CHECKPOINT).remove()  # whoever trained it was killed before
             return False
         resolved, made_in = config.resolved(), environment(device)
-        training = Training(task, load(config.backbone_name, device), resolved.training, config.seed)
+        encoder = load(config.backbone_name, device)
+        made_in["backbone"] = {"name": encoder.name, "revision": encoder.revision, "sha256": encoder.fingerprint}
+        training = Training(task, encoder, resolved.training, config.seed)
         write_json(out / CONFIG, {**config_as_json(config), "hash": resolved.hash(), "resolved": resolved.plain()})
         write_json(out / ENVIRONMENT, made_in)
         posterior = training.run(out / CHECKPOINT, progress, out / LOG)
