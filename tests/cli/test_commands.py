@@ -246,6 +246,23 @@ def test_runs_by_config_and_words_go_to_hashed_folders_and_into_a_table(
     assert len(Path("r.csv").read_text().splitlines()) == 1 + 2 * 2 * 2
 
 
+def test_several_runs_are_shown_as_lines_and_their_cycles_may_be_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(SMALL + "inference: {name: ensemble, cycles: 2}\n")
+    shown = inside("train", "--config", "run.yaml", "--seeds", "1,2", "--cycles-apart", "--device", "cpu")
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.count("trained: runs/digits-coop-ensemble-s") == 2
+    for line in (
+        r"s1-\w+, cycle 2: started on cpu",
+        r"s2-\w+, cycle 1: done in .* \(1 queued, 3 done\)",
+        r"s2-\w+: done",
+    ):
+        assert re.search(line, shown.stderr), shown.stderr
+    assert not list(Path("runs").glob("*/cycles"))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -259,6 +276,12 @@ def test_runs_by_config_and_words_go_to_hashed_folders_and_into_a_table(
         ("run no.yaml", "cannot be read"),
         ("train --data digits --backbone mini method.tokns=2", "did you mean 'tokens'"),
         ("train --data digit --backbone mini", "did you mean 'digits'"),
+        ("train --data digits --engine rai", "did you mean 'ray'"),
+        ("train --data digits --address auto", "--address is for --engine ray, not for local"),
+        ("train --data digits --engine ray --jobs 2", "--jobs is for --engine local, not for ray"),
+        ("train --data digits --engine slurm --time soon", "--time is 'soon'"),
+        ("reproduce table1 --suite mini --engine ray --cpus-per-run 0", "--cpus-per-run is 0"),
+        ("train --data digits --cycles-apart", "--cycles-apart is for several cycles"),
         ("results nowhere", "is not a folder of runs"),
         ("results . --export x.xls", "Accepted: .csv, .md, .tex"),
     ],

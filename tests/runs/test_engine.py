@@ -19,7 +19,7 @@ from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.errors import UserError
 from rebapl.runs.backbone import KeptBackbone
 from rebapl.runs.engine import LocalEngine, run_all, work
-from rebapl.runs.folder import ERROR, RESULTS, RunConfig, run_folder
+from rebapl.runs.folder import CHECKPOINT, ERROR, RESULTS, RunConfig, run_folder
 from rebapl.runs.jobs import Ended, Event, Job, Retried, Started, Stepped, check_outcomes
 
 
@@ -260,3 +260,4 @@ def test_an_interruption_ends_the_workers_and_is_reported(tmp_path: Path, jobs_p
     assert states == ["interrupted"] * jobs_per_device
     assert not multiprocessing.active_children()
     assert not any(job.is_done() for job in jobs)
+    assert any((job.folder / CHECKPOINT).exists() for job in jobs), "the very step is kept"

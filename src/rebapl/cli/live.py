@@ -59,7 +59,7 @@ class LiveRuns:
 
     def __init__(self, jobs: Sequence[Job], console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
-        self.runs = {job.folder: Shown(printable(job.folder.name), _inference(job)) for job in jobs}
+        self.runs = {job.folder: Shown(_name(job), _inference(job)) for job in jobs}
         self.live: Live | None = None
 
     def __enter__(self) -> LiveRuns:
@@ -162,7 +162,13 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
+def _name(job: Job) -> str:
+    return printable(job.run_folder.name) + ("" if job.cycle is None else f", cycle {job.cycle + 1}")
+
+
 def _inference(job: Job) -> Inference | None:
+    if job.cycle is not None:
+        return None
     try:
         return job.run_config().resolved().training.inference
     except UserError:  # the attempt at the job will say what is wrong

@@ -82,6 +82,14 @@ def train(
     ] = Path("runs"),
     out: Annotated[Path | None, typer.Option(help="Folder of this run, if you would rather name it.")] = None,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Score it on the test images as well.")] = False,
+    cycles_apart: Annotated[
+        bool,
+        typer.Option(
+            "--cycles-apart",
+            help="Sample the cycles of a posterior side by side, as jobs of their own, if they do not depend on one "
+            "another.",
+        ),
+    ] = False,
     engine: EngineName = "local",
     device: Device = None,
     jobs: Jobs = None,
@@ -100,7 +108,7 @@ def train(
     from rebapl.runs.config_file import build_config, merged, read_config_file, read_words
     from rebapl.runs.engines import EngineOptions
     from rebapl.runs.folder import is_trained
-    from rebapl.runs.jobs import Job, check_outcomes
+    from rebapl.runs.jobs import Job, check_outcomes, cycle_jobs
     from rebapl.runs.results import read_result
 
     options = {
@@ -135,6 +143,10 @@ def train(
     if configs[0].backbone is None:
         print(f"backbone: {configs[0].backbone_name}, since none is given", file=sys.stderr)
     trained_before = {job.folder for each, job in zip(configs, todo, strict=True) if is_trained(each, job.folder)}
+    if cycles_apart:
+        parts = [part for job in todo if job.folder not in trained_before for part in cycle_jobs(job)]
+        with LiveRuns(parts) as live:
+            check_outcomes(list(where.run(parts, live.show)))
     with LiveRuns(todo) if len(todo) > 1 or engine != "local" else RunProgress() as progress:
         outcomes = list(where.run(todo, progress.show))
     for outcome in outcomes:

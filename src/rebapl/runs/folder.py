@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,12 +24,13 @@ from rebapl.files import finish_replacement, is_leftover, read_json, remove_left
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.runs.backbone import KeptBackbone, LoadBackbone, best_device, load_run_backbone, run_dtype
 from rebapl.runs.config import RunConfig, data_name, first_difference, with_full_paths
+from rebapl.runs.cycles import CYCLES, cycle_file, cycle_folder, read_cycles
 from rebapl.runs.environment import device_name, environment
 from rebapl.runs.lock import alone_in
 from rebapl.runs.results import RESULTS, PartScores, RunResult, Seconds, read_result, write_result
 from rebapl.settings import SettingError
 from rebapl.training import Progress, Training
-from rebapl.training.checkpoint import Checkpoints
+from rebapl.training.checkpoint import Checkpoints, save_checkpoint
 
 CONFIG, ENVIRONMENT, LOG, POSTERIOR = "config.json", "environment.json", "log.csv", "posterior"
 CHECKPOINT, ERROR = "checkpoint.safetensors", "error.txt"
@@ -53,6 +55,7 @@ __all__ = [
     "read_config",
     "run_folder",
     "scored_as",
+    "train_cycle",
     "train_run",
 ]
 
@@ -129,18 +132,54 @@ def train_run(
     with _alone(out, wait=wait):
         if is_trained(config, out):
             Checkpoints(out / CHECKPOINT).remove()  # whoever trained it was killed before
+            shutil.rmtree(out / CYCLES, ignore_errors=True)
             return False
         resolved, made_in = config.resolved(), environment(device)
         encoder = load(config.backbone_name, device)
         made_in["backbone"] = {"name": encoder.name, "revision": encoder.revision, "sha256": encoder.fingerprint}
         training = Training(task, encoder, resolved.training, config.seed)
-        write_json(out / CONFIG, {**config_as_json(config), "hash": resolved.hash(), "resolved": resolved.plain()})
+        _write_config(config, out)
         write_json(out / ENVIRONMENT, made_in)
-        posterior = training.run(out / CHECKPOINT, progress, out / LOG)
+        posterior = training.run(out / CHECKPOINT, progress, out / LOG, read_cycles(out))
         write_json(out / ENVIRONMENT, {**made_in, "training_seconds": training.seconds})
         save_posterior(posterior, out / POSTERIOR)
         Checkpoints(out / CHECKPOINT).remove()
+        shutil.rmtree(out / CYCLES, ignore_errors=True)
     return True
+
+
+def train_cycle(
+    config: RunConfig,
+    out: Path,
+    cycle: int,
+    *,
+    root: Path | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+    load: LoadBackbone = load_run_backbone,
+    wait: bool = False,
+) -> None:
+    """Sample one cycle of a run by itself, as far as that is not done; `train_run` then takes it over.
+
+    The cycle must not depend on the others, see `Inference.independent_cycles`. Arguments are those of `train_run`.
+    """
+    if is_trained(config, out) or cycle_file(out, cycle).exists():
+        return
+    device, task, folder = best_device(device), config.task(root), cycle_folder(out, cycle)
+    with alone_in(folder, wait=wait):
+        if cycle_file(out, cycle).exists():
+            return
+        remove_leftovers(folder)
+        training = Training(task, load(config.backbone_name, device), config.resolved().training, config.seed)
+        if not (out / CONFIG).exists():
+            _write_config(config, out)
+        save_checkpoint(training.run_cycle(cycle, folder / CHECKPOINT, progress, folder / LOG), cycle_file(out, cycle))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_config(config: RunConfig, out: Path) -> None:
+    resolved = config.resolved()
+    write_json(out / CONFIG, {**config_as_json(config), "hash": resolved.hash(), "resolved": resolved.plain()})
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rebapl.errors import UserError
 from rebapl.learnable import Learnable
-from rebapl.randomness import generator
+from rebapl.randomness import derived_seed, generator
 from rebapl.sampling.guard import Guard, NonFiniteError, total_norm
 from rebapl.sampling.schedule import CyclicalSchedule
 from rebapl.sampling.settings import Inference
@@ -68,6 +68,7 @@ class Loop(ABC):
         if not self.parameters:
             raise UserError("this learner has no parameters to learn")
         self.device = next(iter(self.parameters.values())).device
+        self.seed = seed
         self.generators = {name: generator(seed, *name.split("/"), device=self.device) for name in streams}
         self.guard = Guard(self.device)
         self.samples: list[Sample] = []
@@ -87,6 +88,12 @@ class Loop(ABC):
     @property
     def done(self) -> bool:
         return self.schedule.done
+
+    def begin_at(self, cycle: int) -> None:
+        """Go to the beginning of a cycle, counted over all chains, that does not depend on those before it."""
+        if cycle > 0 and not 0 < cycle <= self.inference.independent_cycles:
+            raise UserError(f"cycle {cycle} of this run cannot be sampled by itself")
+        self.schedule.load_state_dict({**self.schedule.state_dict(), "steps": self.schedule.start_of(cycle)})
 
     def run(self) -> Iterator[Sample]:
         """All samples that are still to come, as they are taken."""
@@ -149,6 +156,12 @@ class Loop(ABC):
         for sample in self.samples:
             if {name: value.shape for name, value in sample.parameters.items()} != shapes:
                 raise ValueError("its samples are of another learner")
+
+    def _own_streams(self, cycle: int) -> None:
+        """Give a later cycle that is independent of the others random streams of its own."""
+        if cycle > 0 and self.inference.independent_cycles > 1:
+            for name, stream in self.generators.items():
+                stream.manual_seed(derived_seed(self.seed, *name.split("/"), "cycle", cycle))
 
     def _common_state(self) -> dict[str, Any]:
         return {

@@ -24,7 +24,7 @@ from rebapl.interruption import HeldBack, Interrupted
 from rebapl.learners import Learner, build_learner
 from rebapl.posterior import Posterior
 from rebapl.randomness import generator
-from rebapl.sampling import LOOPS, Inference, Loop
+from rebapl.sampling import LOOPS, Inference, Loop, Sample
 from rebapl.training.checkpoint import Checkpoints, load_checkpoint
 from rebapl.training.log import EVERY, read_log, write_log
 from rebapl.training.resolution import ResolvedTraining, resolve_training, with_inference
@@ -79,14 +79,18 @@ class Training:
             self.loop, self.images = _build_loop(task, encoder, self.learner, resolved, resolved.inference, seed)
 
     def run(
-        self, checkpoint: Path | None = None, progress: Progress | None = None, log: Path | None = None
+        self,
+        checkpoint: Path | None = None,
+        progress: Progress | None = None,
+        log: Path | None = None,
+        cycles: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> Posterior:
         """Train, and give the posterior.
 
         If the file `checkpoint` exists, the training goes on from it. The file is renewed while the training goes on,
         and the one before it is kept beside it. Ctrl-C, SIGTERM and an interruption by `progress` write one at once.
-        `log` names the file for the rows of the log. Afterwards `seconds` says how long the training took, including
-        the time before an interruption.
+        `log` names the file for the rows of the log. `cycles` are those that `run_cycle` has sampled elsewhere.
+        Afterwards `seconds` says how long the training took, including the time before an interruption.
         """
         if self.loop is None:
             return Posterior.of(self.learner.eval(), [{}], self.about)
@@ -94,12 +98,38 @@ class Training:
         try:
             with HeldBack(active=checkpoint is not None) as held:
                 while not self.loop.done:
-                    self.loop.step()
+                    if not keeping.took_over(cycles or {}):
+                        self.loop.step()
                     keeping.between_steps(held, progress)
         finally:
             self.seconds = keeping.seconds
             keeping.write_log()
         return Posterior.of(self.learner.eval(), [sample.parameters for sample in self.loop.samples], self.about)
+
+    def run_cycle(
+        self, cycle: int, checkpoint: Path, progress: Progress | None = None, log: Path | None = None
+    ) -> dict[str, Any]:
+        """Sample one cycle that does not depend on the others. What it gives, `run` takes in the place of that cycle.
+
+        `progress` counts the steps of this cycle alone; everything else is as in `run`.
+        """
+        if self.loop is None:
+            raise UserError("a method that learns nothing has no cycles")
+        self.loop.begin_at(cycle)
+        start, end = (self.loop.schedule.start_of(each) for each in (cycle, cycle + 1))
+
+        def moved(done: int, _total: int, loss: float) -> None:
+            if progress is not None:
+                progress(done - start, end - start, loss)
+
+        keeping = _Keeping(self.loop, checkpoint, self.images, log)
+        with HeldBack() as held:
+            while self.loop.steps_done < end:
+                self.loop.step()
+                keeping.between_steps(held, moved)
+        keeping.write_log()
+        samples = [vars(sample) for sample in self.loop.samples]
+        return {"samples": samples, "rows": keeping.rows, "seconds": keeping.seconds, "images": self.images}
 
 
 class _Keeping:
@@ -112,9 +142,7 @@ class _Keeping:
         self.loop, self.images, self.log = loop, images, log
         self.checkpoints = None if checkpoint is None else Checkpoints(checkpoint)
         self._before = 0.0 if self.checkpoints is None else self._resume(self.checkpoints)
-        self._rows = (
-            [] if log is None else [row for row in read_log(log) if row.get("step", math.inf) < loop.steps_done]
-        )
+        self.rows = [] if log is None else [row for row in read_log(log) if row.get("step", math.inf) < loop.steps_done]
         loop.record_every = 0 if log is None else EVERY
         self._start = self._saved = time.monotonic()
         self._saved_step = -1
@@ -143,11 +171,30 @@ class _Keeping:
             number = error.signal if isinstance(error, Interrupted) else signal.SIGINT
             raise Interrupted(number, f"step {loop.steps_done} of {loop.steps_in_all} is kept") from error
 
+    def took_over(self, cycles: Mapping[int, Mapping[str, Any]]) -> bool:
+        """Take over the cycle that begins now, if it was sampled elsewhere from the same images."""
+        schedule = self.loop.schedule
+        part = cycles.get(schedule.cycle) if schedule.at_cycle_start else None
+        if part is None or part["images"] != self.images:
+            return False
+        self.write_log()
+        try:
+            self.rows += part["rows"]
+            self.loop.samples += [Sample(**sample) for sample in part["samples"]]
+            self._before += part["seconds"]
+            self.loop.begin_at(schedule.cycle + 1)
+            self.loop.check_restored()
+        except _UNFIT as error:
+            raise UserError(
+                f"the samples of cycle {schedule.cycle} do not fit this run ({error}): delete them"
+            ) from error
+        return True
+
     def write_log(self) -> None:
         """Move what the loop has recorded to the rows so far, and write them all."""
-        self._rows += self.loop.rows()
+        self.rows += self.loop.rows()
         if self.log is not None:
-            write_log(self.log, self._rows)
+            write_log(self.log, self.rows)
 
     def _keep(self) -> None:
         if self.checkpoints is None:
