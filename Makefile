@@ -12,7 +12,7 @@ demo: $(CORE)
 	$(BIN)/rebapl demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 # A thousand tiny runs through the local pool and through Ray: half an hour. The record goes to docs/benchmarks.
 soak: $(DEV)

@@ -26,6 +26,8 @@ from rebapl.runs.remote import RemoteEngine
 from rebapl.runs.slurm_engine import SlurmEngine
 from rebapl.training.checkpoint import load_checkpoint
 
+pytestmark = pytest.mark.xdist_group("ray")  # one cluster for all, also where tests run side by side
+
 ROOM = 80 * 1024 * 1024
 
 
@@ -36,7 +38,7 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     before = signal.getsignal(signal.SIGTERM)
-    quick = {"health_check_period_ms": 300, "health_check_timeout_ms": 600, "health_check_failure_threshold": 2}
+    quick = {"health_check_period_ms": 1000, "health_check_timeout_ms": 4000, "health_check_failure_threshold": 3}
     head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": ROOM, "_system_config": quick}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(2):
