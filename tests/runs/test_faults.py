@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import multiprocessing
 import os
@@ -37,7 +36,6 @@ from rebapl.training.checkpoint import Checkpoints, load_checkpoint, save_checkp
 CONFIG = RunConfig(
     "digits", "vpt", "csghmc", backbone="mini", shots=1, epochs=5, test_images=20, inference_settings={"batch": 1}
 )
-fit_module = importlib.import_module("rebapl.training.fit")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +84,7 @@ def stopped_at(train: Callable[..., bool], out: Path, step: int) -> Path:
 def test_a_run_that_is_killed_at_twenty_moments_equals_one_that_is_not(
     train: Callable[..., bool], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit_module, "CHECKPOINT_SECONDS", 0.01)
+    monkeypatch.setattr("rebapl.training.keeping.CHECKPOINT_SECONDS", 0.01)
     context, moments, kills = multiprocessing.get_context("fork"), random.Random(14), 0
     out = tmp_path / "run"
     for _ in range(60):
@@ -272,7 +270,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_leaves_the_last_good_chec
     train: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checkpoints are written at every step here, also in the steps between the break and its discovery."""
-    monkeypatch.setattr(fit_module, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr("rebapl.training.keeping.CHECKPOINT_SECONDS", 0)
     out, step = tmp_path / "run", Chain.step
 
     def breaks(chain: Chain) -> None:

@@ -1,6 +1,5 @@
 """A run in its folder: finished work is kept, broken work goes on, another configuration is refused."""
 
-import importlib
 import json
 import multiprocessing
 import threading
@@ -175,7 +174,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_its_log_has_no_gap(
     config = CONFIG.changed(method="vpt", inference="csghmc", epochs=8, inference_settings={"batch": 5})
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train_run(config, whole, device="cpu")
-    monkeypatch.setattr(importlib.import_module("rebapl.training.fit"), "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr("rebapl.training.keeping.CHECKPOINT_SECONDS", 0)
     step = Chain.step
 
     def interrupted(chain: Chain) -> object:

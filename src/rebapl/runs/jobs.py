@@ -35,7 +35,7 @@ from rebapl.runs.folder import (
     run_folder,
     train_cycle,
 )
-from rebapl.training.fit import Progress
+from rebapl.training.keeping import Progress
 
 ATTEMPTS = 2
 """How often a job is tried if trying again can help."""
