@@ -19,6 +19,16 @@ from rebapl.errors import UserError
 _UNFINISHED = ".tmp"
 
 
+class NotWrittenError(UserError):
+    """The system refused to write a file or folder; `why` is what it said."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(
+            f"{path} cannot be written ({why}): make room or choose another folder; what was there before is unchanged"
+        )
+        self.why = why
+
+
 def write_atomically(path: Path, content: bytes | str, previous: Path | None = None) -> None:
     """Write a file beside its place and move it there. File and folder are on the disk when this returns.
 
@@ -49,10 +59,7 @@ def clear_refusals(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = error.strerror or str(error) or type(error).__name__
-        raise UserError(
-            f"{path} cannot be written ({why}): make room or choose another folder; what was there before is unchanged"
-        ) from error
+        raise NotWrittenError(path, error.strerror or str(error) or type(error).__name__) from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -91,7 +91,13 @@ def test_cycles_are_jobs_of_any_engine(tmp_path: Path) -> None:
     assert sorted(path.name for path in (job.folder / "cycles").iterdir()) == [f"{n}.safetensors" for n in range(3)]
 
 
-DEPENDENT = [config("csghmc"), config("rebapl"), config("mle"), tiny(method="zero-shot", epochs=None)]
+DEPENDENT = [
+    config("csghmc"),
+    config("ensemble", cycles=1, chains=2, restart=None),
+    config("rebapl"),
+    config("mle"),
+    tiny(method="zero-shot", epochs=None),
+]
 
 
 @pytest.mark.parametrize("case", DEPENDENT)

@@ -304,8 +304,7 @@ class Inference(Settings):
         They can if each begins afresh, nothing repels it from earlier samples, and none decides whether another
         follows.
         """
-        afresh = isinstance(self.restart, Cold) or self.cycles == 1
-        alone = afresh and self.repulsion is None and self.adaptive is None
+        alone = isinstance(self.restart, Cold) and self.repulsion is None and self.adaptive is None
         return self.cycles * self.chains if alone else 1
 
     @property
