@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from rebapl.files import read_json
 from rebapl.reports.style import BLUE, DARK_GREY, GREY, VERMILION, bare_axes, save_figure
-from study import DRAWN, OURS, REAL, difference
+from study import DRAWN, OURS, REAL, cells, difference, of_row
 
 AGAINST = "ensemble"
 SCORES = {"hm": "harmonic mean, points", "nll": "NLL, nats", "ece": "ECE, points"}
@@ -27,15 +27,14 @@ NAMES = {
 def plot(records: list[dict[str, Any]], out: Path) -> None:
     """A column for the average and for each task, a row for each score; bars are one standard error to each side."""
     records = [each for each in records if each["stage"] == "compare"]
-    seeds = {
-        name: {e["seed"] for e in records if e["row"] == name} for name in dict.fromkeys(e["row"] for e in records)
-    }
-    kinds = [name for name, found in seeds.items() if name not in ("zero-shot", AGAINST) and len(found) > 2]
+    rows = dict.fromkeys(each["row"] for each in records)
+    complete = [name for name in rows if cells(of_row(records, name)) == cells(records)]
+    kinds = [name for name in complete if name not in ("zero-shot", AGAINST)]
     real = [each for each in records if each["task"] in REAL]
     columns = {"the five real tasks": real} | {
         NAMES.get(task, task): [each for each in records if each["task"] == task] for task in (*REAL, *DRAWN)
     }
-    figure = Figure(figsize=(16, 4.2), layout="constrained")
+    figure = Figure(figsize=(16, 2 + 0.75 * len(kinds)), layout="constrained")
     grid = figure.subplots(len(SCORES), len(columns), sharey=True)
     for row, (score, label) in zip(grid, SCORES.items(), strict=True):
         for axes, (title, own) in zip(row, columns.items(), strict=True):
@@ -53,7 +52,7 @@ def plot(records: list[dict[str, Any]], out: Path) -> None:
                 axes.set_title(title, fontsize=10)
         row[len(columns) // 2].set_xlabel(f"{label} ({'more' if score == 'hm' else 'less'} is better)")
     figure.suptitle(
-        "MaPLe and MMRL: difference to an ensemble with as many epochs; bars: one standard error over three seeds",
+        "MaPLe and MMRL: difference to the ensemble (mle has a third of its epochs); bars: one standard error",
         fontsize=11,
     )
     save_figure(figure, out, dpi=130)

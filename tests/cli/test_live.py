@@ -35,7 +35,7 @@ def wanted(tmp_path: Path) -> list[Job]:
 
 def test_a_terminal_has_one_table(wanted: list[Job]) -> None:
     screen = io.StringIO()
-    live = LiveRuns(wanted, Console(file=screen, force_terminal=True, width=160, color_system=None))
+    live = LiveRuns(wanted, console=Console(file=screen, force_terminal=True, width=160, color_system=None))
     with live:
         for event in events(wanted):
             live.show(event)
@@ -51,7 +51,7 @@ def test_a_terminal_has_one_table(wanted: list[Job]) -> None:
 
 
 def test_a_pipe_has_plain_lines(wanted: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
-    with LiveRuns(wanted, Console(file=io.StringIO())) as live:
+    with LiveRuns(wanted, console=Console(file=io.StringIO())) as live:
         for event in events(wanted):
             live.show(event)
     first, second, third = (job.folder.name for job in wanted[:3])

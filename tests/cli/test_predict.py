@@ -5,9 +5,12 @@ import io
 import json
 import os
 import sys
+import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import small_run
 import torch
@@ -93,7 +96,7 @@ def test_the_table_shows_every_image_and_its_answer(run: Path, images: Path, mon
 def test_one_sample_says_that_it_has_no_uncertainty_between_samples(run: Path, images: Path, tmp_path: Path) -> None:
     alone = load_trained(run, device="cpu").sample(0).save_pretrained(tmp_path / "alone")
     said = CliRunner().invoke(app, ["predict", str(alone), str(images)])
-    assert said.stderr.count("one sample, so there is no uncertainty between samples") == 1
+    assert said.stderr.count("one sample, so it has no uncertainty of its own") == 1
     for word in ("max-probability", "rebapl", "ensemble"):
         assert word in said.stderr
     assert "one sample, so" not in said.stdout
@@ -164,7 +167,9 @@ def test_it_says_that_it_does_not_know_above_the_threshold(
     assert rebapl("predict", run, images, "--abstain").count("I don't know") == sum(unsure)
     rows = csv.DictReader(io.StringIO(rebapl("predict", run, images, "--abstain", "--format", "csv")))
     assert [row["answer"] == "I don't know" for row in rows] == unsure
-    monkeypatch.setattr(Posterior, "predict", lambda *_, **__: pytest.fail("worked before refusing"))
+    assert "I don't know" not in rebapl("predict", run, images, "--no-abstain")
+    assert rebapl("predict", run, images).count("I don't know") == sum(unsure)  # a threshold that is there is used
+    monkeypatch.setattr(Posterior, "predict_portions", lambda *_: pytest.fail("worked before refusing"))
     for other in (("--classes", "cat,dog"), ("--average", "logits")):
         with pytest.raises(UserError, match="no threshold was chosen"):
             rebapl("predict", run, images, "--abstain", *other)
@@ -209,6 +214,9 @@ def test_the_heat_map_is_drawn(run: Path) -> None:
     ("words", "message"),
     [
         (["--format", "xml"], "unknown format 'xml'"),
+        (["--format", "parquet"], "--format parquet needs a file"),
+        (["--out", "x.xls"], "its ending does not say the format"),
+        (["--out", "x.csv", "--format", "json"], "contradict each other"),
         (["--average", "mean"], "unknown average 'mean'"),
         (["--classes", "cat", "--classes-file", "x"], "not both"),
         (["--classes", "cat,,dog"], "is empty"),
@@ -244,6 +252,68 @@ def test_control_characters_in_names_are_shown_as_escapes(
     assert (said.count("\n"), said.count("\x1b")) == (1, 0)
 
 
+def test_a_broken_image_is_named_and_skipped_and_strict_stops(run: Path, images: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name in ("a.png", "c.jpg"):
+        (folder / name).write_bytes((images / name).read_bytes())
+    (folder / "b.png").write_bytes(b"no image")
+    (folder / "notes.txt").write_text("no image either")
+    said = CliRunner().invoke(app, ["predict", str(run), str(folder), "--out", str(tmp_path / "x.csv")])
+    assert said.exit_code == 0, said.output
+    assert said.stdout == f"3 images (1 cannot be read): {tmp_path / 'x.csv'}\n"
+    assert f"skipped: {folder / 'b.png'} cannot be read (it is in no format" in said.stderr
+    assert "passed over: 1 file whose ending is not that of an image: 1 .txt" in said.stderr
+    rows = list(csv.DictReader((tmp_path / "x.csv").read_text().splitlines()))
+    assert [bool(row["error"]) for row in rows] == [False, True, False]
+    assert (rows[1]["answer"], rows[1]["class_1"]) == ("", "")
+    broken = json.loads(rebapl("predict", run, folder, "--format", "json"))["images"][1]
+    assert (broken["answer"], broken["top"], broken["error"]) == (None, [], rows[1]["error"])
+    assert "cannot be read" in rebapl("predict", run, folder)
+    with pytest.raises(UserError, match=r"b\.png cannot be read as an image"):
+        rebapl("predict", run, folder, "--strict")
+    with pytest.raises(UserError, match=r"none of the 2 images can be read; the first: .*b\.png"):
+        rebapl("predict", run, folder / "b.png", folder / "notes.txt")
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_it_goes_on_after_what_is_written(run: Path, images: Path, tmp_path: Path, ending: str) -> None:
+    out = tmp_path / f"x.{ending}"
+    rebapl("predict", run, images / "c.jpg", "--out", out)
+    shown = rebapl("predict", run, images, "--out", out)
+    assert shown == f"3 images (1 was there before): {out}\n"
+    assert rebapl("predict", run, images, "--out", out).startswith("3 images (3 were there before)")
+    frame = {"csv": pandas.read_csv, "jsonl": partial(pandas.read_json, lines=True), "parquet": pandas.read_parquet}
+    found = frame[ending](out)
+    assert [Path(name).name for name in found["image"]] == ["c.jpg", "a.png", "b [1].png"]
+    whole = load_trained(run, device="cpu").predict([images / "c.jpg", images / "a.png", images / "b [1].png"])
+    assert found["entropy"].tolist() == pytest.approx(whole.predictive_entropy.tolist(), rel=1e-5)
+    for words, difference in ((["--top", 2], "top = 3, not 2"), (["--classes", "x,y"], "class_names = .* not")):
+        with pytest.raises(UserError, match=rf"x\.{ending} was made with {difference}.*another --out, or delete"):
+            rebapl("predict", run, images, "--out", out, *words)
+    other = load_trained(run, device="cpu").sample(0).save_pretrained(tmp_path / "other")
+    with pytest.raises(UserError, match="holds answers of another run"):
+        rebapl("predict", other, images, "--out", out)
+
+
+def test_lists_and_paths_through_a_pipe(run: Path, images: Path, tmp_path: Path) -> None:
+    (images / "names.txt").write_text("a.png\n\nc.jpg\n")
+    (images / "names.csv").write_text("path,label\nb [1].png,x\nnowhere.png,y\n")
+    lists = ["--list", images / "names.txt", "--list", images / "names.csv"]
+    lines = [json.loads(line) for line in rebapl("predict", run, *lists, "--format", "jsonl").splitlines()]
+    assert [Path(line["image"]).name for line in lines] == ["a.png", "c.jpg", "b [1].png", "nowhere.png"]
+    assert [line["error"] for line in lines] == [None, None, None, "no such image"]
+    piped = CliRunner().invoke(app, ["predict", str(run), "-", "--format", "csv"], input=f"{images / 'a.png'}\n")
+    assert [row["image"] for row in csv.DictReader(piped.stdout.splitlines())] == [str(images / "a.png")]
+    for name in ("names.txt", "names.csv"):
+        (images / name).unlink()
+    with pytest.raises(UserError, match="no path came through the pipe"):
+        rebapl("predict", run, "-")
+    (tmp_path / "far.txt").write_text("a.png\n")
+    with pytest.raises(UserError, match="none of the 1 paths in it is there; they are taken from the folder"):
+        rebapl("predict", run, "--list", tmp_path / "far.txt")
+
+
 def test_one_clear_line_names_the_bad_image(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,6 +328,25 @@ def test_one_clear_line_names_the_bad_image(
     assert shown.err.startswith("error: bad.png cannot be read as an image")
     assert shown.err.count("\n") == 1
     assert shown.out == ""
+
+
+def test_damaged_exif_is_no_reason_for_warnings(
+    run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exif = Image.Exif()
+    exif[0x010E] = "a long description"
+    with Image.open(images / "c.jpg") as image:
+        image.save(tmp_path / "x.jpg", exif=exif.tobytes()[:-12])
+    monkeypatch.setattr(sys, "argv", ["rebapl", "predict", str(run), str(tmp_path / "x.jpg"), "--format", "csv"])
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with Image.open(tmp_path / "x.jpg") as image:
+            image.getexif()
+        assert warned
+        with pytest.raises(SystemExit):
+            main()
+        assert len(warned) == 1
+    assert capsys.readouterr().out.count("x.jpg") == 1
 
 
 @pytest.mark.parametrize("given", ["", "risk", "risk=low", "risk=0.1,coverage=0.5", "by=entropy", "risk=0.1,x=2"])

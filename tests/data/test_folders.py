@@ -159,6 +159,19 @@ def test_linked_class_folders_are_followed(tmp_path: Path) -> None:
     assert load_dataset(str(tmp_path / "photos")).class_names == ["cat", "dog"]
 
 
+def test_linked_folders_inside_a_class_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    class_folders(tmp_path / "disk", more=2)
+    photos = class_folders(tmp_path / "photos", cat=1, dog=3)
+    (photos / "cat" / "on another disk").symlink_to(tmp_path / "disk" / "more")
+    (photos / "cat" / "circle").symlink_to(photos / "cat")
+    found = load_dataset(str(photos), whole=True).train
+    assert [item.key for item in found if item.class_name == "cat"] == [
+        "cat/0.png",
+        "cat/on another disk/0.png",
+        "cat/on another disk/1.png",
+    ]
+
+
 @pytest.mark.parametrize(
     ("images", "message"),
     [

@@ -9,11 +9,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from rebapl.data.images import read_image, reads_heic
 from rebapl.data.own import dataset_of
 from rebapl.data.transforms import Preprocessing
 from rebapl.data.workers import portions
 from rebapl.errors import UserError
 from rebapl.posterior import images as module
+from rebapl.posterior.sources import ImageFiles
 
 SIZES = Preprocessing(resize=16, crop=16, mean=(0.5,) * 3, std=(0.5,) * 3)
 
@@ -140,3 +142,27 @@ def test_portions_are_read_when_they_are_asked_for(make: Any, tmp_path: Path, mo
     parted = posterior.predict(tmp_path)
     assert parted.names == whole.names
     torch.testing.assert_close(parted.probabilities, whole.probabilities, atol=1e-6, rtol=1e-5)
+
+
+def test_heic_photos_are_read_where_pillow_heif_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reads_heic()
+    Image.new("RGB", (64, 48), (200, 30, 30)).save(tmp_path / "a.HEIC", quality=90)
+    assert [path.name for path in ImageFiles([tmp_path])] == ["a.HEIC"]
+    red, green, _ = np.asarray(read_image(tmp_path / "a.HEIC")).mean((0, 1))
+    assert red > 150 > 80 > green
+    monkeypatch.setattr("rebapl.data.images.reads_heic", lambda: False)
+    with pytest.raises(UserError, match=r"1 \.heic \(HEIC photos need pillow-heif: pip install 'rebapl\[heic\]'\)"):
+        ImageFiles([tmp_path])
+    with pytest.raises(UserError, match=r"a\.HEIC cannot be read as an image \(HEIC photos need pillow-heif"):
+        read_image(tmp_path / "a.HEIC")
+
+
+def test_links_to_folders_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    picture(0).save(tmp_path / "far" / "a.png")
+    (tmp_path / "near").mkdir()
+    (tmp_path / "near" / "link").symlink_to(tmp_path / "far")
+    (tmp_path / "near" / "back").symlink_to(tmp_path / "near")
+    files = ImageFiles([tmp_path / "near"])
+    assert list(files) == [tmp_path / "near" / "link" / "a.png"]
+    assert files.known == 1

@@ -1,6 +1,8 @@
 """Averages and uncertainties, counted out in plain Python."""
 
+import dataclasses
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -191,3 +193,53 @@ def test_other_refusals() -> None:
         prediction.interval(1)
     with pytest.raises(UserError, match="unknown average 'mean'"):
         make_prediction("mean")
+
+
+def test_a_prediction_is_indexed_and_iterated_like_a_list() -> None:
+    whole = make_prediction()
+    one, last, some = whole[3], whole[-1], whole[5:9]
+    assert (len(one), one.names, last.names, some.names) == (1, ["3"], ["29"], ["5", "6", "7", "8"])
+    assert torch.equal(one.probabilities, whole.probabilities[3:4])
+    assert torch.equal(some.mutual_information, whole.mutual_information[5:9])
+    assert [each.names[0] for each in whole] == whole.names
+    with pytest.raises(IndexError):
+        whole[30]
+
+
+def test_plain_values_and_a_data_frame_hold_the_same() -> None:
+    whole = make_prediction()
+    plain, frame = whole.to_dict(top=2), whole.to_pandas(top=9)
+    assert (plain["class_names"], plain["samples"], len(plain["images"])) == (CLASSES, 4, 30)
+    assert frame.shape == (30, 6 + 4 * 5 + 1)
+    for index, image in enumerate(plain["images"]):
+        best = int(whole.labels[index])
+        assert image["answer"] == frame["answer"][index] == CLASSES[best]
+        assert image["top"][0]["probability"] == frame["probability_1"][index] == whole.probabilities[index, best]
+        assert image["disagreement"] == frame["disagreement"][index] == whole.disagreement[index]
+        assert len(image["top"]) == 2
+
+
+def test_it_abstains_where_a_threshold_was_chosen() -> None:
+    whole = make_prediction()
+    chosen = dataclasses.replace(whole, threshold=choose_threshold(whole, whole.labels, coverage=0.5))
+    assert [each["answer"] is None for each in chosen.records()] == chosen.unsure().tolist()
+    assert all(each["answer"] for each in chosen.records(abstain=False))
+    assert chosen[int(chosen.unsure().int().argmax())]._repr_html_().count("I don&#x27;t know") == 1
+
+
+def test_it_says_what_it_is_in_a_line_and_in_a_notebook() -> None:
+    whole = dataclasses.replace(make_prediction(), names=["<b>\x1b[31m.png", *"b" * 29])
+    answer, probability = CLASSES[int(whole.labels[0])], float(whole.probabilities[0].max())
+    assert (
+        repr(whole) == f"Prediction(30 images, 5 classes, 4 samples, <b>\\x1b[31m.png: {answer} {probability:.2f}, …)"
+    )
+    page = whole._repr_html_()
+    assert "&lt;b&gt;\\x1b[31m.png" in page
+    assert page.count("<tr>") == 1 + 10
+    assert "20 more images" in page
+
+
+def test_without_pandas_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match="pip install pandas"):
+        make_prediction().to_pandas()

@@ -135,8 +135,8 @@ def test_epochs_are_at_most_so_many() -> None:
     capped = MINI.changed(epochs=3)
     assert capped.config("digits", Choice("maple", "maple"), 1).resolved().plain()["inference"]["epochs"] == 3
     derived = capped.inference_of("digits", capped.rebapl("maple"))
-    assert (derived.first_epochs, derived.epochs, derived.all_epochs) == (1, 1, 10)  # 0.4 and 0.2 of three, rounded
-    assert capped.config("digits", capped.longer("digits"), 1).resolved().plain()["inference"]["epochs"] == 10
+    assert (derived.first_epochs, derived.epochs, derived.all_epochs) == (2, 1, 12)  # 0.6 and 0.2 of three, rounded
+    assert capped.config("digits", capped.longer("digits"), 1).resolved().plain()["inference"]["epochs"] == 12
     more = PAPER.changed(epochs=1000)
     assert more.config("dtd", Choice("maple", "maple"), 1).resolved().plain()["inference"]["epochs"] == 5
 

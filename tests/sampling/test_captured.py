@@ -12,6 +12,8 @@ from rebapl.data.task import load_task
 from rebapl.learners import METHODS
 from rebapl.repulsion import Absolute, Capped, Fading, Normalised
 from rebapl.sampling import Chain, Inference, Repelling, captured
+from rebapl.training.fit import Training
+from rebapl.training.resolution import resolve_training
 
 from .toy import ToyLearner, batches, data
 
@@ -118,19 +120,21 @@ def test_an_interrupted_captured_run_goes_on_as_if_it_were_not():
         torch.testing.assert_close(a.parameters, b.parameters, rtol=1e-4, atol=1e-5)
 
 
+def chain_of(task, encoder, method, inference, **settings):
+    resolved = resolve_training(method, inference, protocol="base-to-novel", data="digits", shots=4, **settings)
+    return Training(task, encoder, resolved, task.seed).loop
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "zero-shot"])
 def test_every_method_is_captured_and_equals_itself_uncaptured(method):
     """Parameters after 12 steps in float32, with repulsion in the second cycle, relative to how far they moved."""
-    from rebapl.training.fit import Training
-
     task = load_task("digits", shots=4, seed=1, test_images=20)
     settings = {"batch": 5, "cycles": 2, "repulsion.force.measure_every": 2}
     found = []
     for capture in (True, False):
         encoder = load_backbone("mini", "cuda", torch.float32)
-        training = Training(task, encoder, method, "rebapl", epochs=3, inference_settings=settings)
-        chain = training.chain
+        chain = chain_of(task, encoder, method, "rebapl", epochs=3, inference_settings=settings)
         if not capture:
             chain.passes.capturing = None
         start = torch.cat([p.detach().flatten() for p in chain.parameters.values()])
@@ -146,13 +150,10 @@ def test_every_method_is_captured_and_equals_itself_uncaptured(method):
 
 @pytest.mark.gpu
 def test_a_captured_step_is_faster():
-    from rebapl.training.fit import Training
-
     task = load_task("digits", shots=4, seed=1, test_images=20)
     seconds = {}
     for capture in (True, False):
-        training = Training(task, load_backbone("mini", "cuda", torch.bfloat16), "maple", "mle", epochs=30)
-        chain = training.chain
+        chain = chain_of(task, load_backbone("mini", "cuda", torch.bfloat16), "maple", "mle", epochs=30)
         if not capture:
             chain.passes.capturing = None
         for _ in range(10):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rebapl.backbones.encoder import ARCHITECTURES, Architecture, DualEncoder
+from rebapl.backbones.hub import ask_hub, fetched_before, split_revision
 from rebapl.backbones.text import TextTokenizer
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.transforms import Preprocessing
@@ -21,7 +22,7 @@ _ACCEPTED = (
     "'mini' (embedded), a local folder in Hugging Face format (config.json, model.safetensors, tokenizer and "
     f"preprocessor_config.json), or a hub id such as '{DEFAULT_BACKBONE}'"
 )
-_HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "spiece.model")
 
 
@@ -40,8 +41,9 @@ def load_backbone(
     >>> encoder.vision.width, len(encoder.vision.layers)
     (128, 5)
     """
-    source, revision = _source(str(name_or_path))
-    revision = _commit(source, revision)
+    found = find_backbone(str(name_or_path))
+    source, asked = (found, None) if _is_local(found) else split_revision(found)
+    revision = _commit(source, asked)
     kind = _read_json(source, revision, "config.json").get("model_type")
     if kind not in ARCHITECTURES:
         raise UserError(
@@ -53,8 +55,8 @@ def load_backbone(
     tokenizer = _load_tokenizer(source, revision, architecture, config)
     preprocessing = _load_preprocessing(source, revision, architecture, config)
     model = _load_model(source, revision, architecture)
-    name = source if _is_local(source) and str(name_or_path) != "mini" else name_or_path
-    encoder = DualEncoder(str(name), model, tokenizer, preprocessing, revision)
+    name = source if Path(name_or_path).expanduser().is_dir() else str(name_or_path)
+    encoder = DualEncoder(name, model, tokenizer, preprocessing, revision)
     _ = encoder.fingerprint  # before the cast: it names the checkpoint, whatever type it computes in
     encoder.model.to(device=device, dtype=dtype)
     return encoder
@@ -72,26 +74,30 @@ def default_backbone(data: str) -> str:
     return "mini" if data in EMBEDDED else DEFAULT_BACKBONE
 
 
-def _source(name: str) -> tuple[str, str | None]:
-    """A folder path; or the repository of a hub id, and the revision if it names one."""
+def find_backbone(name: str) -> str:
+    """The folder of a backbone: its own, or that of the local cache. If it must be fetched first, the hub id.
+
+    A name that is neither, or a hub that does not answer, is an error. So this tells within seconds whether
+    `load_backbone` has something to load.
+    """
     if name == "mini":
-        return str(Path(__file__).parent / "mini"), None
+        return str(Path(__file__).parent / "mini")
     folder = Path(name).expanduser()
     if name and folder.is_dir():
-        return str(folder.resolve()), None
+        return str(folder.resolve())
     if folder.is_file():
         raise UserError(f"backbone '{name}' is a file. Accepted: {_ACCEPTED}")
-    found = _HUB_ID.fullmatch(name)
-    if found is None or name.startswith("."):
+    if not _HUB_ID.fullmatch(name) or name.startswith("."):
         raise UserError(f"unknown backbone '{name}': no such folder. Accepted: {_ACCEPTED}")
-    return found["repository"], found["revision"]
+    if (fetched := fetched_before(name)) is not None:
+        return str(fetched)
+    ask_hub(name)
+    return name
 
 
 def _commit(source: str, revision: str | None) -> str | None:
-    """The commit of the hub that a revision, or none, stands for now; None for a folder."""
-    if _is_local(source):
-        return None
-    snapshot = _find(source, revision, ["config.json"]).parent
+    """The commit of the hub that a revision, or none, stands for now; None for a folder that is not of its cache."""
+    snapshot = Path(source) if _is_local(source) else _find(source, revision, ["config.json"]).parent
     return snapshot.name if snapshot.parent.name == "snapshots" else revision
 
 

@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import traceback
+import warnings
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,7 @@ from rebapl import __version__
 from rebapl.cli.config import config as config_commands
 from rebapl.cli.data import data as data_commands
 from rebapl.cli.evaluate import evaluate
+from rebapl.cli.learn import learn
 from rebapl.cli.predict import predict
 from rebapl.cli.reproduce import reproduce
 from rebapl.cli.results import results
@@ -28,7 +30,7 @@ from rebapl.interruption import Interrupted, interrupt
 CTRL_C, TERMINATED = 130, 143
 """The exit codes of interrupted work: after Ctrl-C, with which typer ends, and after SIGTERM."""
 
-RESUMABLE = ("train", "run", "reproduce")
+RESUMABLE = ("train", "run", "reproduce", "learn")
 """The commands that go on where they were when they are given again."""
 
 _debug: ContextVar[bool] = ContextVar("debug", default=False)
@@ -36,7 +38,6 @@ _debug: ContextVar[bool] = ContextVar("debug", default=False)
 app = typer.Typer(
     name="rebapl",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -49,6 +50,8 @@ def main() -> None:
     """
     # Threads that wait for one another by spinning long are many times slower when other programs want the cores too.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    # Pillow warns of damaged EXIF and of large photos, which are read all the same; what cannot be read is an error.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         app()
@@ -146,6 +149,7 @@ def demo(
     print(f"the table is in {out / 'table.md'}, the figure in {out / 'figure.png'}")
 
 
+app.command()(learn)
 app.command()(train)
 app.command()(run)
 app.command()(evaluate)

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rebapl.cli.values import parse_names, parse_threshold
-from rebapl.errors import UserError
+from rebapl.cli.completion import runs
+from rebapl.cli.values import QuietOption, parse_names, parse_threshold
+from rebapl.errors import UserError, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a trained run.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a trained run.", autocompletion=runs)],
     root: Annotated[
         Path | None, typer.Option(help="Folder of the published data sets; $REBAPL_DATA if not given.")
     ] = None,
@@ -43,26 +44,36 @@ def evaluate(
     heat_map: Annotated[
         bool, typer.Option("--heat-map", help="Draw how far apart samples are: diversity.png.")
     ] = False,
+    data: Annotated[str | None, typer.Option(help="Where the images are now, if they have moved.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Score a trained run on its test images and store the results in it."""
     import torch
     from rich.console import Console
 
+    from rebapl.cli.console import StepProgress
     from rebapl.reports.base_novel import scores_table
     from rebapl.reports.figures import diversity_figure
     from rebapl.runs.folder import evaluate_run, read_config, scored_as
 
-    result = evaluate_run(
-        run,
-        root=root,
-        device=device,
-        config=scored_as(read_config(run), protocol, parse_names(targets)),
-        fit_weights=fit_weights,
-        uniform_weights=uniform_weights,
-        fit_threshold=None if fit_threshold is None else parse_threshold(fit_threshold),
-        outside=outside,
-    )
+    moved = {key: value for key, value in (("data", data), ("backbone", backbone)) if value is not None}
+    config = scored_as(read_config(run).changed(**moved), protocol, parse_names(targets))
+    wanted = None if fit_threshold is None else parse_threshold(fit_threshold)
+    with StepProgress(quiet, "images") as progress:
+        progress.start_line(f"scoring {run}")
+        result = evaluate_run(
+            run,
+            root=root,
+            device=device,
+            config=config,
+            fit_weights=fit_weights,
+            uniform_weights=uniform_weights,
+            fit_threshold=wanted,
+            outside=outside,
+            progress=progress.begin(f"scoring {printable(str(run))}"),
+        )
     Console().print(scores_table(result, title=str(run)).to_rich())
     if fit_weights or uniform_weights:
         _say_weights(run, torch.tensor(result.weights))

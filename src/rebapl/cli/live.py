@@ -55,15 +55,19 @@ class Shown:
 
 
 class LiveRuns:
-    """Shows the events of an engine on stderr. `jobs` are those that it was given."""
+    """Shows the events of an engine on stderr. `jobs` are those that it was given.
 
-    def __init__(self, jobs: Sequence[Job], console: Console | None = None) -> None:
+    If it is `quiet`, it says only what is tried again.
+    """
+
+    def __init__(self, jobs: Sequence[Job], quiet: bool = False, console: Console | None = None) -> None:
+        self.quiet = quiet
         self.console = console or Console(stderr=True)
         self.runs = {job.folder: Shown(_name(job), _inference(job)) for job in jobs}
         self.live: Live | None = None
 
     def __enter__(self) -> LiveRuns:
-        if self.console.is_terminal:
+        if self.console.is_terminal and not self.quiet:
             self.live = Live(console=self.console, get_renderable=self.table, refresh_per_second=2)
             self.live.start()
         return self
@@ -128,9 +132,9 @@ class LiveRuns:
         return Group(*([table] if table.row_count else []), Text(self.summary(), style="bold"))
 
     def _say(self, line: str, always: bool = False) -> None:
-        if self.live is None:
+        if self.live is None and (always or not self.quiet):
             print(printable(line), file=sys.stderr, flush=True)
-        elif always:
+        elif self.live is not None and always:
             self.console.print(printable(line), markup=False, highlight=False)
 
 

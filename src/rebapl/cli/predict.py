@@ -2,85 +2,211 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from rebapl.errors import UserError, unknown
+from rebapl.cli.completion import runs
+from rebapl.cli.remarks import one_sample
+from rebapl.cli.values import QuietOption
+from rebapl.errors import UserError, printable, unknown
 
-ONE_SAMPLE = (
-    "this run has one sample, so there is no uncertainty between samples: mutual information and disagreement are 0. "
-    "For unfamiliar images it has max-probability (rebapl evaluate RUN --fit-threshold coverage=0.9, then --abstain). "
-    "Train with --inference rebapl or ensemble for more"
-)
+if TYPE_CHECKING:
+    from rebapl.cli.console import StepProgress
+    from rebapl.posterior.records import Record
+
+PIPE = Path("-")
+NAMED = 10
+"""How many images that cannot be read are named."""
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="Folder of a trained run, or of a posterior.")],
-    images: Annotated[list[Path], typer.Argument(help="Images, and folders of images.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a trained run, or of a posterior.", autocompletion=runs)],
+    images: Annotated[
+        list[Path] | None, typer.Argument(help="Images, folders of images, and - for paths that come through a pipe.")
+    ] = None,
+    list_: Annotated[
+        list[Path] | None,
+        typer.Option("--list", help="List of images: a path per line, or a CSV with a column path. Repeatable."),
+    ] = None,
     classes: Annotated[str | None, typer.Option(help="Other class names, separated by commas.")] = None,
     classes_file: Annotated[Path | None, typer.Option(help="Other class names, one per line of a file.")] = None,
     template: Annotated[
         str | None, typer.Option(help="Text with {} for the class name, if the method uses one.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="How many classes to show per image.")] = 3,
-    format_: Annotated[str, typer.Option("--format", help="table, json or csv.")] = "table",
-    out: Annotated[Path | None, typer.Option(help="File to write to instead of the terminal.")] = None,
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format", help="table, json, csv, jsonl or parquet; if not given, by the ending of --out, else table."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to write to. Answers go to .csv, .jsonl and .parquet as they come, and the same command goes on "
+            "after those that are there."
+        ),
+    ] = None,
     average: Annotated[
         str | None,
         typer.Option(help="What to average over samples: probabilities or logits; as trained, if not given."),
     ] = None,
-    abstain: Annotated[bool, typer.Option("--abstain", help="Say 'I don't know' above the fitted threshold.")] = False,
+    abstain: Annotated[
+        bool | None,
+        typer.Option(
+            "--abstain/--no-abstain",
+            help="Say 'I don't know' above the fitted threshold, or never; if not given, where there is one.",
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Stop at the first image that cannot be read, instead of skipping it.")
+    ] = False,
     backbone: Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
+    quiet: QuietOption = False,
 ) -> None:
-    """Predict images with all samples of a run, and say how sure they are."""
-    from rebapl.cli.answers import FORMATS, as_csv, as_json, as_table, records
+    """Predict images with all samples of a run, and say how sure they are.
+
+    An image that cannot be read is named and skipped; its row says why.
+    """
+    from rebapl.cli.answers import as_table
+    from rebapl.cli.console import StepProgress
     from rebapl.files import write_atomically
-    from rebapl.posterior.images import image_files
-    from rebapl.posterior.prediction import NO_THRESHOLD, Average
+    from rebapl.posterior.answers import Asked, answer_files
+    from rebapl.posterior.prediction import NO_THRESHOLD, Average, check_average
+    from rebapl.posterior.records import made_with
+    from rebapl.posterior.sources import ImageFiles
+    from rebapl.runs.answer_file import ENDINGS, refuse_unwritable, text_head, text_rows, write_answers
     from rebapl.runs.folder import load_trained
 
-    if format_ not in FORMATS:
-        raise unknown("format", format_, FORMATS)
     if out is not None:
-        _check_writable(out)
+        refuse_unwritable(out)
+    form = _format(format_, out)
     names = _class_names(classes, classes_file)
-    files = [file for each in images for file in image_files(each)]
+    piped = PIPE in (images or [])
+    files = ImageFiles(
+        [path for path in images or [] if path != PIPE],
+        list_ or [],
+        (os.fsdecode(line) for line in sys.stdin.buffer) if piped else (),
+    )
+    if not files.known and not piped:
+        raise UserError("which images? Name files or folders, --list FILE, or - for paths that come through a pipe")
     posterior = load_trained(run, device=device, backbone=backbone)
     learner = posterior.learner
     if template is not None and not learner.reads_template(learner.config):
         raise UserError(f"--template has no effect: {learner.method} does not use it as it was trained; leave it out")
-    if len(posterior) == 1:
-        print(ONE_SAMPLE, file=sys.stderr)
-    averaged = average or posterior.average
-    if abstain:
-        bound = posterior.bind(names or posterior.class_names, template)
-        if bound.threshold is None or not bound.threshold.suits(bound.class_names, averaged):
-            raise UserError(NO_THRESHOLD)
-    prediction = posterior.predict(files, class_names=names, template=template, average=cast(Average, averaged))
-    answers = records(prediction, top, abstain)
-    if format_ == "json":
-        text = as_json(prediction, answers)
-    elif format_ == "csv":
-        text = as_csv(answers)
-    else:
-        text = as_table(answers, len(posterior), coloured=out is None and sys.stdout.isatty())
+    averaged = cast(Average, average or posterior.average)
+    check_average(averaged)
+    posterior = posterior.among(names, template)
+    suits = posterior.threshold is not None and posterior.threshold.suits(posterior.class_names, averaged)
+    if abstain and not suits:
+        raise UserError(NO_THRESHOLD)
+    asked = Asked(top, averaged, suits if abstain is None else abstain, strict or (files.known == 1 and not piped))
+    rows = form in ENDINGS.values()
+    kept: list[Record] = []
+    with StepProgress(quiet, "images", bars=out is not None or not sys.stdout.isatty()) as progress:
+        if len(posterior) == 1:
+            progress.note(one_sample(run))
+        if said := files.said_of_others():
+            progress.note(f"passed over: {said}")
+        watch = Watch(progress, None if piped else files.known)
+        if rows and out is not None:
+            progress.start_line(f"predicting {'' if piped else f'{files.known} '}images into {out}")
+            watch.before = write_answers(posterior, files, out, asked, form=form, run=str(run), progress=watch)
+        else:
+            shown = min(top, len(posterior.class_names))
+            for records in answer_files(posterior, files, asked):
+                if rows:
+                    head = b"" if watch.done else text_head(form, shown)
+                    sys.stdout.write((head + text_rows(records, form, shown)).decode())
+                else:
+                    kept += records
+                watch(watch.done + len(records), records)
+    watch.refuse_nothing()
+    if not rows:
+        if form == "json":
+            about = made_with(posterior.class_names, averaged, len(posterior))
+            text = json.dumps({**about, "images": kept}, indent=2, ensure_ascii=False)
+        else:
+            text = as_table(kept, len(posterior), coloured=out is None and sys.stdout.isatty())
+        if out is None:
+            print(text)
+        else:
+            write_atomically(out, text + "\n")
+    if out is not None:
+        print(f"{watch.summary()}: {printable(str(out))}")
+
+
+class Watch:
+    """Shows how far a prediction is, names the first images that cannot be read, and counts all of them."""
+
+    def __init__(self, progress: StepProgress, total: int | None) -> None:
+        self.progress, self.total = progress, total
+        self.done = self.answered = self.broken = self.before = 0
+        self.first_broken = ""
+        self._moved = progress.begin("predicting")
+
+    def __call__(self, done: int, records: list[Record]) -> None:
+        """Take note of a portion, after which `done` images are done."""
+        self.done = done
+        for record in records:
+            if record["error"] is None:
+                self.answered += 1
+                continue
+            self.broken += 1
+            said = f"{record['image']} cannot be read ({record['error']})"
+            self.first_broken = self.first_broken or said
+            if self.broken <= NAMED:
+                self.progress.warn(f"skipped: {said}")
+            elif self.broken == NAMED + 1:
+                self.progress.warn("skipped: more, which are counted at the end")
+        self._moved(done, self.total)
+
+    def refuse_nothing(self) -> None:
+        """Refuse an end at which no image has an answer."""
+        if self.answered or self.before:
+            return
+        if self.broken:
+            raise UserError(f"none of the {self.broken} images can be read; the first: {self.first_broken}")
+        raise UserError("no path came through the pipe: write one per line")
+
+    def summary(self) -> str:
+        """How many images there are rows for, and how many of them are no answers or are not new."""
+        count = self.answered + self.broken + self.before
+        remarks = [f"{self.before} {'was' if self.before == 1 else 'were'} there before"] if self.before else []
+        remarks += [f"{self.broken} cannot be read"] if self.broken else []
+        return f"{count} image{'s' * (count != 1)}" + (f" ({', '.join(remarks)})" if remarks else "")
+
+
+def _format(given: str | None, out: Path | None) -> str:
+    """The format that is asked for, by name or by the ending of the file."""
+    from rebapl.runs.answer_file import ENDINGS, import_parquet
+
+    endings = {**ENDINGS, ".json": "json", ".txt": "table"}
+    formats = list(dict.fromkeys(["table", "json", *ENDINGS.values()]))
+    if given is not None and given not in formats:
+        raise unknown("format", given, formats)
     if out is None:
-        print(text)
-    else:
-        write_atomically(out, text + "\n")
-        print(f"{len(answers)} images: {out}")
-
-
-def _check_writable(out: Path) -> None:
-    """Refuse, before any work, a path where no file can be written."""
-    folder = next(folder for folder in out.absolute().parents if folder.exists())
-    if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UserError(f"--out {out} cannot be written: name a file, in a folder that you may write to")
+        if given == "parquet":
+            raise UserError("--format parquet needs a file: name it with --out")
+        return given or "table"
+    by_ending = endings.get(out.suffix.lower())
+    if given is None and by_ending is None:
+        raise UserError(
+            f"--out {printable(str(out))}: its ending does not say the format: end it in {' '.join(endings)}, or name "
+            "one with --format"
+        )
+    if given is not None and by_ending not in (None, given):
+        raise UserError(f"--out {printable(str(out))} and --format {given} contradict each other: give one of them")
+    form = given or by_ending or "table"
+    if form == "parquet":
+        import_parquet()
+    return form
 
 
 def _class_names(classes: str | None, file: Path | None) -> list[str] | None:

@@ -25,7 +25,9 @@ def reproduce(
         typer.Option(help="paper (ViT-B/16, the real data), mini (embedded, on two cores), or photo (your backbone)."),
     ] = "paper",
     list_: Annotated[bool, typer.Option("--list", help="Name the targets and stop.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and an estimate of the time.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the runs, which data are missing, and an estimate of the time here.")
+    ] = False,
     root: Annotated[Path | None, typer.Option(help="Folder of the data sets; else $REBAPL_DATA.")] = None,
     backbone: Annotated[str | None, typer.Option(help="Another backbone: a folder or a hub id.")] = None,
     data: Annotated[str | None, typer.Option(help="Only these data sets, separated by commas.")] = None,
@@ -60,8 +62,10 @@ def reproduce(
     from rebapl.cli.live import LiveRuns
     from rebapl.evaluation.scores import check_hm_convention
     from rebapl.reports.results import short_value
+    from rebapl.reproduce.estimate import measured_pace
     from rebapl.reproduce.make import PAPER_TARGETS, chosen, make_target, planned
     from rebapl.reproduce.target import Context
+    from rebapl.runs.backbone import best_device
     from rebapl.runs.engines import EngineOptions
     from rebapl.runs.jobs import Job
 
@@ -83,7 +87,8 @@ def reproduce(
         inference=inference,
     )
     if dry_run:
-        table, each = planned(targets, selected, runs)
+        here = measured_pace(selected.backbone, (parse_names(device) or [best_device()])[0])
+        table, each = planned(targets, selected, runs, root, here)
         for one in each:
             config, state = one.config, "done" if one.done else f"{one.seconds:.0f} s"
             transfers = "" if config.protocol == "base-to-novel" else f" {config.protocol}"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rebapl.cli.completion import datasets, kinds_of_inference, methods
 from rebapl.cli.engine_options import Address, CpusPerRun, Device, EngineName, GpusPerRun, Jobs, Partition, Time
-from rebapl.cli.values import parse_names, parse_seeds
+from rebapl.cli.remarks import backbone_remarks, half_remarks, one_sample
+from rebapl.cli.values import QuietOption, parse_names, parse_seeds
 from rebapl.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,16 +31,23 @@ def train(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Data set (`rebapl list` names them), or the path of a folder of images or a CSV."),
+        typer.Option(
+            help="Data set (`rebapl list` names them), or the path of a folder of images or a CSV.",
+            autocompletion=datasets,
+        ),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(help="What is learned; `rebapl list` names the methods. coop if not given.")
+        str | None,
+        typer.Option(
+            help="What is learned; `rebapl list` names the methods. coop if not given.", autocompletion=methods
+        ),
     ] = None,
     inference: Annotated[
         str | None,
         typer.Option(
             help="How; `rebapl list` names the kinds of inference. If not given, as the method was published: svgd for "
-            "app, mle for all others."
+            "app, mle for all others.",
+            autocompletion=kinds_of_inference,
         ),
     ] = None,
     protocol: Annotated[
@@ -98,10 +106,12 @@ def train(
     time: Time = None,
     cpus_per_run: CpusPerRun = None,
     gpus_per_run: GpusPerRun = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Learn prompts from a few labelled images. Finished runs are kept; interrupted ones go on where they were."""
     from rich.console import Console
 
+    from rebapl.backbones import find_backbone
     from rebapl.cli.console import RunProgress
     from rebapl.cli.live import LiveRuns
     from rebapl.reports.base_novel import scores_table
@@ -140,15 +150,25 @@ def train(
         engine, parse_names(device), jobs, address, partition, time, cpus_per_run, gpus_per_run
     ).build(runs if out is None else out.absolute().parent)
     todo = [Job.of(each, runs, out=out, root=root, score=evaluate, wait=False) for each in configs]
-    if configs[0].backbone is None:
-        print(f"backbone: {configs[0].backbone_name}, since none is given", file=sys.stderr)
+    remarks = backbone_remarks(configs[0])
     trained_before = {job.folder for each, job in zip(configs, todo, strict=True) if is_trained(each, job.folder)}
-    if cycles_apart:
-        parts = [part for job in todo if job.folder not in trained_before for part in cycle_jobs(job)]
-        with LiveRuns(parts) as live:
+    begins = len(trained_before) < len(todo)
+    parts = [part for job in todo if cycles_apart and job.folder not in trained_before for part in cycle_jobs(job)]
+    if begins:
+        find_backbone(configs[0].backbone_name)
+    with RunProgress(quiet) as progress:
+        if configs[0].backbone is None:
+            progress.note(f"backbone: {configs[0].backbone_name}, since none is given")
+        for line in [*half_remarks(configs[0], root), *remarks] if begins else []:
+            progress.warn(line)
+        if alone := len(todo) == 1 and engine == "local" and not parts:
+            outcomes = list(where.run(todo, progress.show))
+    if parts:
+        with LiveRuns(parts, quiet) as live:
             check_outcomes(list(where.run(parts, live.show)))
-    with LiveRuns(todo) if len(todo) > 1 or engine != "local" else RunProgress() as progress:
-        outcomes = list(where.run(todo, progress.show))
+    if not alone:
+        with LiveRuns(todo, quiet) as live:
+            outcomes = list(where.run(todo, live.show))
     for outcome in outcomes:
         if outcome.state == "done":
             folder = outcome.folder
@@ -157,6 +177,11 @@ def train(
             if evaluate:
                 Console().print(scores_table(read_result(folder), title=str(folder)).to_rich())
     check_outcomes(outcomes)
+    trained = configs[0].resolved().training.inference
+    if trained is not None and trained.samples == 1:
+        remarks.append(one_sample(todo[0].folder))
+    for line in remarks:
+        print(line)
 
 
 def _refuse_idle_template(config: RunConfig) -> None:

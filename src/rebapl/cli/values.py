@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from rebapl.errors import UserError
+
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Show no progress and no notes; results, warnings and errors stay.")
+]
 
 
 def parse_seeds(given: str) -> list[int]:

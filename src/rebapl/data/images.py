@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from rebapl.errors import UserError, printable
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif")
 """What counts as an image in a folder. A file named outright may be anything that Pillow reads."""
+
+HEIC = (".heic", ".heif")
+"""What counts as an image, too, where pillow-heif is installed."""
+
+HEIC_ADVICE = "HEIC photos need pillow-heif: pip install 'rebapl[heic]'"
 
 BROKEN = (
     OSError,
@@ -27,15 +36,88 @@ BROKEN = (
 """What Pillow raises for broken files of one format or another."""
 
 
+class UnreadableImageError(UserError):
+    """An image that is missing or broken; `reason` says why, without its name."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 def is_image(path: Path) -> bool:
     """Whether it is a file that is called an image."""
-    return path.suffix.lower() in EXTENSIONS and path.is_file()
+    ending = path.suffix.lower()
+    return (ending in EXTENSIONS or (ending in HEIC and reads_heic())) and path.is_file()
+
+
+@cache
+def reads_heic() -> bool:
+    """Whether HEIC photos can be read; then Pillow reads them from now on."""
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError:
+        return False
+    register_heif_opener()
+    return True
 
 
 def images_below(folder: Path) -> list[Path]:
     """All images in a folder and the folders in it, in the order of their paths; hidden ones are left out."""
-    found = [path for path in folder.rglob("*") if is_image(path)]
-    return sorted(path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts))
+    return list(walk_images(folder))
+
+
+def walk_images(folder: Path, passed_over: Counter[str] | None = None) -> Iterator[Path]:
+    """The same one by one. Links to folders are followed, but not back to a folder that they lie in.
+
+    The endings of files that are not called images are counted in `passed_over`.
+    """
+    yield from _walk(folder, Counter() if passed_over is None else passed_over, ())
+
+
+def _walk(folder: Path, passed_over: Counter[str], inside: tuple[str, ...]) -> Iterator[Path]:
+    real = os.path.realpath(folder)
+    if real in inside:
+        return
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
+        if path.is_dir():
+            yield from _walk(path, passed_over, (*inside, real))
+        elif is_image(path):
+            yield path
+        else:
+            passed_over[path.suffix.lower()] += 1
+
+
+def said_of_endings(passed_over: Counter[str]) -> str:
+    """How many files of which endings are not called images, in words; nothing if there are none.
+
+    >>> said_of_endings(Counter({".txt": 2, "": 1}))
+    '3 files whose ending is not that of an image: 2 .txt, 1 without one'
+    """
+    if not passed_over:
+        return ""
+    counts = ", ".join(f"{count} {printable(end) or 'without one'}" for end, count in passed_over.most_common())
+    advice = f" ({HEIC_ADVICE})" if any(ending in passed_over for ending in HEIC) else ""
+    total = passed_over.total()
+    return f"{total} file{'s' * (total > 1)} whose ending is not that of an image: {counts}{advice}"
+
+
+def walked(folder: Path, skip: Callable[[Path], bool] | None = None) -> Iterator[tuple[str, list[str]]]:
+    """Each folder from `folder` down, with the names of its files; hidden ones and those to `skip` are left out.
+
+    Links to folders are followed; what was reached already, as in a circle of links, is passed over.
+    """
+    seen: set[str] = set()
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        shown = sorted(name for name in folders if name[0] != ".")
+        folders[:] = [name for name in shown if skip is None or not skip(Path(parent, name))]
+        yield parent, files
 
 
 def read_image(path: Path, upright: bool = True) -> Image.Image:
@@ -48,17 +130,27 @@ def read_image(path: Path, upright: bool = True) -> Image.Image:
     try:
         if path.stat().st_size == 0:
             raise OSError("the file is empty")
+        if path.suffix.lower() in HEIC and not reads_heic():
+            raise OSError(HEIC_ADVICE)
         with Image.open(path) as image:
             return as_rgb(turned_upright(image) if upright else image)
     except FileNotFoundError as error:
-        raise UserError(f"{printable(str(path))}: no such image") from error
+        raise UnreadableImageError(f"{printable(str(path))}: no such image", "no such image") from error
     except BROKEN as error:
         raise unreadable(str(path), error) from error
 
 
-def unreadable(name: str, error: Exception) -> UserError:
+def unreadable(name: str, error: Exception) -> UnreadableImageError:
     """The error for an image that is broken."""
-    return UserError(f"{printable(name)} cannot be read as an image ({error}): remove it or replace it")
+    if isinstance(error, UnidentifiedImageError):
+        reason = "it is in no format of images that is known"
+    elif isinstance(error, OSError) and error.strerror is not None:
+        reason = error.strerror
+    else:
+        reason = printable(" ".join(str(error).split())) or type(error).__name__
+    return UnreadableImageError(
+        f"{printable(name)} cannot be read as an image ({reason}): remove it or replace it", reason
+    )
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

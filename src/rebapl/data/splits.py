@@ -85,11 +85,12 @@ def check_key(key: str, where: str) -> str:
     return str(PurePosixPath(key))
 
 
-def check_items(splits: Splits, where: str, repeats: bool = False) -> None:
+def check_items(splits: Splits, where: str, repeats: bool = False, tested: bool = True) -> None:
     """Refuse a split that would train or score wrongly.
 
     Refused are labels that leave out a number, a class with two names, a name with two classes (unless `repeats`), an
-    image that is listed twice, and a class that cannot be learned or tested.
+    image that is listed twice, a class that cannot be learned or tested, and, where it is to be `tested`, a split
+    without test images.
     """
     names: dict[int, str] = {}
     keys: dict[str, str] = {}
@@ -102,7 +103,7 @@ def check_items(splits: Splits, where: str, repeats: bool = False) -> None:
             if key in keys:
                 raise UserError(f"{where}: {key} is listed twice, in {keys[key]} and in {split}")
             keys[key] = split
-    if not splits.test:
+    if tested and not splits.test:
         raise UserError(f"{where} has no test images")
     if set(names) != set(range(len(names))):
         missing = few(sorted(set(range(len(names))) - set(names)))

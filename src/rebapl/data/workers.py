@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
@@ -41,6 +41,23 @@ def portions(items: Sequence[Given], size: int = PORTION) -> Iterator[Sequence[G
     ['ab', 'cd', 'e']
     """
     return (items[begin : begin + size] for begin in range(0, len(items), size))
+
+
+def one_ahead(function: Callable[[Given], Result], items: Iterable[Given]) -> Iterator[Result]:
+    """`map(function, items)`, with the next result made by a thread while the caller works on this one.
+
+    >>> list(one_ahead(str.upper, ["a", "b"]))
+    ['A', 'B']
+    """
+    with ThreadPoolExecutor(1) as pool:
+        begun: Future[Result] | None = None
+        for item in items:
+            following = pool.submit(function, item)
+            if begun is not None:
+                yield begun.result()
+            begun = following
+        if begun is not None:
+            yield begun.result()
 
 
 class Ahead(Generic[Result]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +30,40 @@ from rebapl.evaluation.temperature import fit_temperature, tempered
 from rebapl.learners import METHODS, build_learner, published, resolve_method
 from rebapl.posterior import Posterior, Prediction
 
-IMAGES_AT_ONCE = 4096
-"""How many images are held decoded while a part is scored."""
+IMAGES_AT_ONCE = 256
+"""How many images are held decoded while a part is scored, as many as go into one pass."""
+
+Predicted = Callable[[int, int], None]
+"""Called now and then with the number of images that are predicted, and with that of all images."""
 
 
-def evaluate(posterior: Posterior, task: Task, parts: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+def evaluate(
+    posterior: Posterior, task: Task, parts: Iterable[str] | None = None, progress: Predicted | None = None
+) -> dict[str, dict[str, Any]]:
     """Scores the posterior on all test parts of a task, or on the named `parts`: name → accuracy, nll, ece …
 
     The scores are those of `prediction_scores`. A part of another data set is predicted as a transfer, with the
     settings that the method's authors change for that data set. These (`target_settings`) and the name of the part's
     own `split` file are kept with its scores. Where the task has validation images that are not tested on, a
-    `temperature` is fitted on them, and `tempered_nll` and `tempered_ece` are the scores with it.
+    `temperature` is fitted on them, and `tempered_nll` and `tempered_ece` are the scores with it. `progress` counts
+    the images of both.
     """
     scored = {}
-    temperature = _temperature(posterior, task)
-    for name in task.tests if parts is None else parts:
-        part = task.tests[name]
-        prediction, labels = predict_part(bound_to(posterior, task, part), part), part_labels(part)
+    wanted = {name: task.tests[name] for name in (task.tests if parts is None else parts)}
+    fitting = task.protocol != "selection" and bool(task.val.items)
+    total = sum(len(part.items) for part in [*wanted.values(), *([task.val] if fitting else [])])
+    done = 0
+
+    def predicted(part: Part) -> Prediction:
+        nonlocal done
+        before = done
+        done += len(part.items)
+        moved = None if progress is None else lambda images: progress(before + images, total)
+        return predict_part(bound_to(posterior, task, part), part, moved)
+
+    temperature = fit_temperature(predicted(task.val).probabilities, part_labels(task.val)) if fitting else None
+    for name, part in wanted.items():
+        prediction, labels = predicted(part), part_labels(part)
         found = prediction_scores(prediction, labels)
         if temperature is not None:
             softer = scores(tempered(prediction.probabilities, temperature), labels)
@@ -54,14 +71,6 @@ def evaluate(posterior: Posterior, task: Task, parts: Iterable[str] | None = Non
         about = {"target_settings": _changed_for(posterior, task, part), "split": part.split}
         scored[name] = {**found, **{key: value for key, value in about.items() if value}}
     return scored
-
-
-def _temperature(posterior: Posterior, task: Task) -> float | None:
-    """The temperature fitted on validation images of the trained classes; None if there are none to spare."""
-    if task.protocol == "selection" or not task.val.items:
-        return None
-    prediction = predict_part(bound_to(posterior, task, task.val), task.val)
-    return fit_temperature(prediction.probabilities, part_labels(task.val))
 
 
 def prediction_scores(prediction: Prediction, labels: torch.Tensor) -> dict[str, Any]:
@@ -102,14 +111,23 @@ def bound_to(posterior: Posterior, task: Task, part: Part) -> Posterior:
     return dataclasses.replace(posterior, learner=learner).bind(part.class_names, part.dataset.template, transfer=True)
 
 
-def predict_part(posterior: Posterior, part: Part) -> Prediction:
-    """Predicts all images of a part, a portion of them at a time. The posterior must be bound to the part already."""
+def predict_part(posterior: Posterior, part: Part, progress: Callable[[int], None] | None = None) -> Prediction:
+    """Predicts all images of a part, a portion of them at a time. The posterior must be bound to the part already.
+
+    `progress` is called with the number of images done.
+    """
     if not part.items:
         return posterior.predict_views(part_views(posterior, part))
-    views = (
-        part_views(posterior, dataclasses.replace(part, items=items)) for items in portions(part.items, IMAGES_AT_ONCE)
-    )
-    return posterior.predict_views(views, names=[item.key for item in part.items])
+
+    def views() -> Iterator[torch.Tensor]:
+        done = 0
+        for items in portions(part.items, IMAGES_AT_ONCE):
+            yield part_views(posterior, dataclasses.replace(part, items=items))
+            done += len(items)
+            if progress is not None:
+                progress(done)
+
+    return posterior.predict_views(views(), names=[item.key for item in part.items])
 
 
 def part_views(posterior: Posterior, part: Part) -> torch.Tensor:

@@ -67,7 +67,6 @@ def room_for(frozen: States) -> int:
     return max(1, MAPPED_BYTES // (hidden.numel() * hidden.element_size() * WORKING_COPIES))
 
 
-@torch.no_grad()
 def sample_logits(
     learner: Learner,
     samples: Mapping[str, Tensor],
@@ -80,20 +79,33 @@ def sample_logits(
     If the views come in portions, one portion is read after the other, and none is kept. `together` samples go into one
     mapped call; by default `samples_together` decides how many.
     """
+    whole = [views] if isinstance(views, Tensor) else views
+    return torch.cat(list(portion_logits(learner, samples, count, whole, together)), dim=1)
+
+
+@torch.no_grad()
+def portion_logits(
+    learner: Learner,
+    samples: Mapping[str, Tensor],
+    count: int,
+    portions: Iterable[Tensor],
+    together: int | None = None,
+) -> Iterator[Tensor]:
+    """The same for portions of views, one after the other: logits (S, n, C) for each. Texts are encoded only once."""
     stacks = {name: stack.to(learner.encoder.device) for name, stack in samples.items()}
     classes = [call("encode_classes") for call in _calls(learner, stacks, count)]
-    chunks = []
-    whole = [views] if isinstance(views, Tensor) else views
-    for chunk in (chunk for portion in whole for chunk in portion.split(CHUNK)):
-        frozen = _frozen(learner, chunk)
-        size = samples_together(frozen) if together is None else together
-        if size > 1 and stacks:
-            logits = _mapped(learner, stacks, classes, frozen, size)
-        else:
-            calls = zip(_calls(learner, stacks, count), classes, strict=True)
-            logits = torch.stack([call("respond", frozen, of_sample).logits for call, of_sample in calls])
-        chunks.append(logits.float().cpu())
-    return torch.cat(chunks, dim=1)
+    for portion in portions:
+        chunks = []
+        for chunk in portion.split(CHUNK):
+            frozen = _frozen(learner, chunk)
+            size = samples_together(frozen) if together is None else together
+            if size > 1 and stacks:
+                logits = _mapped(learner, stacks, classes, frozen, size)
+            else:
+                calls = zip(_calls(learner, stacks, count), classes, strict=True)
+                logits = torch.stack([call("respond", frozen, of_sample).logits for call, of_sample in calls])
+            chunks.append(logits.float().cpu())
+        yield torch.cat(chunks, dim=1)
 
 
 @torch.no_grad()

@@ -5,7 +5,10 @@ p(y|x) = Σ_s ω_s p(y|x, θ_s), the ω uniform unless said otherwise: probabili
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -118,6 +121,17 @@ class Posterior:
         bound = self.learner.bind(class_names, template, transfer)
         return replace(self, learner=bound, threshold=self.threshold if alike else None)
 
+    def among(
+        self, class_names: Sequence[str] | None = None, template: str | None = None, transfer: bool = False
+    ) -> Posterior:
+        """The posterior that answers among other class names, which must differ; where nothing is given, itself."""
+        if class_names is None and template is None and not transfer:
+            return self
+        bound = self.bind(self.class_names if class_names is None else class_names, template, transfer)
+        if bound.class_names != self.class_names:
+            refuse_repeats(bound.class_names, "class_names")
+        return bound
+
     def to(self, device: str | torch.device) -> Posterior:
         """The same posterior on another device, with a copy of the backbone there. If it is there already, itself."""
         encoder = self.learner.encoder.to(device)
@@ -173,11 +187,7 @@ class Posterior:
         """
         check_average(average or self.average)
         names, views = read_images(images, self.learner.encoder.preprocessing)
-        bound = self
-        if class_names is not None or template is not None or transfer:
-            bound = self.bind(self.class_names if class_names is None else class_names, template, transfer)
-            if bound.class_names != self.class_names:
-                refuse_repeats(bound.class_names, "class_names")
+        bound = self.among(class_names, template, transfer)
         return bound.predict_views(views, average=average, names=names)
 
     def predict_proba(self, images: Images) -> np.ndarray:
@@ -195,6 +205,34 @@ class Posterior:
         logits = self.sample_logits(views)
         names = [f"image {index}" for index in range(logits.shape[1])] if names is None else names
         return predicted(logits, self.weights, self.class_names, names, average or self.average, self.threshold)
+
+    def predict_portions(
+        self, portions: Iterable[tuple[Sequence[str], Tensor]], average: Average | None = None
+    ) -> Iterator[Prediction]:
+        """Predictions of portions of names (n) and views (n, 3, H, W), one after the other: any number of images.
+
+        Each is what `predict_views` gives for these views; texts are encoded once for all portions.
+        """
+        waiting: deque[Sequence[str]] = deque()
+
+        def views() -> Iterator[Tensor]:
+            for names, portion in portions:
+                waiting.append(names)
+                yield portion
+
+        average = average or self.average
+        for logits in per_sample.portion_logits(self.learner, self.samples, len(self), views()):
+            yield predicted(logits, self.weights, self.class_names, waiting.popleft(), average, self.threshold)
+
+    @property
+    def fingerprint(self) -> str:
+        """A checksum of all that its predictions follow from, but for the class names bound: samples, weights …"""
+        learner = self.learner
+        about = (learner.encoder.fingerprint, learner.method, learner.config.plain(), self.weights.tolist())
+        found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+        for name in sorted(self.samples):
+            found.update(name.encode() + self.samples[name].detach().cpu().contiguous().numpy().tobytes())
+        return found.hexdigest()
 
     def with_weights(self, weights: Tensor, why: str = "weights given by hand") -> Posterior:
         """The same samples weighted otherwise; the present weights join `earlier_weights`, with the reason `why`.

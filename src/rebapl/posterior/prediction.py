@@ -18,19 +18,26 @@ sample has no interval: both ends are its probability, and the command line show
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from rebapl.errors import UserError, unknown
+from rebapl.errors import UserError, printable, unknown
 from rebapl.numbers import entropy
+from rebapl.posterior.records import LEVEL, Record, columns, made_with, records_of, row_of
+
+if TYPE_CHECKING:
+    import pandas
 
 Average = Literal["probabilities", "logits"]
-LEVEL = 0.9
 WEIGHT_TOLERANCE = 1e-4
+UNSURE = "I don't know"
+SHOWN = 10
+"""How many images a notebook shows of a prediction."""
 NO_THRESHOLD = (
     "no threshold was chosen for these class names, this template and this averaging: choose one on validation images "
     "(`choose_threshold`, or `rebapl evaluate RUN --fit-threshold coverage=0.9`)"
@@ -67,9 +74,13 @@ class Top(NamedTuple):
     high: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
-    """Probabilities (N, C) of N images (`names`) among C classes, with those of each sample (S, N, C)."""
+    """Probabilities (N, C) of N images (`names`) among C classes, with those of each sample (S, N, C).
+
+    `prediction[3]` and `prediction[:10]` are predictions of these images alone, and a loop goes through the images.
+    `to_pandas()` and `to_dict()` give the answers as plain values.
+    """
 
     class_names: list[str]
     names: list[str]
@@ -82,6 +93,68 @@ class Prediction:
 
     def __len__(self) -> int:
         return len(self.probabilities)
+
+    def __getitem__(self, index: int | slice) -> Prediction:
+        if isinstance(index, slice):
+            rows = index
+        else:
+            position = range(len(self))[index]  # an index out of range is an IndexError, as in a list
+            rows = slice(position, position + 1)
+        return replace(
+            self,
+            names=self.names[rows],
+            probabilities=self.probabilities[rows],
+            per_sample=self.per_sample[:, rows],
+        )
+
+    def __iter__(self) -> Iterator[Prediction]:
+        return (self[index] for index in range(len(self)))
+
+    def __repr__(self) -> str:
+        images = "1 image" if len(self) == 1 else f"{len(self)} images"
+        samples = "1 sample" if len(self.weights) == 1 else f"{len(self.weights)} samples"
+        said = [
+            f"{printable(each['image'])}: {_said(each)} {each['top'][0]['probability']:.2f}"
+            for each in self[:1].records(top=1)
+        ]
+        more = ["…"] if len(self) > 1 else []
+        return f"Prediction({', '.join([images, f'{len(self.class_names)} classes', samples, *said, *more])})"
+
+    def _repr_html_(self) -> str:
+        """A small table for notebooks, of the first images."""
+        head = "".join(f"<th>{title}</th>" for title in ("image", "answer", "probability", "interval", "disagreement"))
+        rows = []
+        for each in self[:SHOWN].records(top=1):
+            (best,) = each["top"]
+            interval = "–" if best["low"] is None else f"{best['low']:.3f} … {best['high']:.3f}"
+            cells = (each["image"], _said(each), f"{best['probability']:.3f}", interval, f"{each['disagreement']:.3f}")
+            rows.append("".join(f"<td>{escape(printable(cell))}</td>" for cell in cells))
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        more = f"<p>… and {len(self) - SHOWN} more images</p>" if len(self) > SHOWN else ""
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+    def records(self, top: int = 3, abstain: bool | None = None) -> list[Record]:
+        """A dictionary of plain values per image, unrounded: image, answer, the measures and the `top` classes.
+
+        Where it should not answer, `answer` is None. It abstains by the posterior's threshold if that was chosen for
+        these class names; `abstain=False` answers always.
+        """
+        return records_of(self, top, self.threshold is not None if abstain is None else abstain)
+
+    def to_dict(self, top: int = 3, abstain: bool | None = None) -> dict[str, Any]:
+        """All `records`, with the class names, the averaging and the level of the intervals: what JSON output has."""
+        head = made_with(self.class_names, self.average, len(self.weights))
+        return {**head, "images": self.records(top, abstain)}
+
+    def to_pandas(self, top: int = 3, abstain: bool | None = None) -> pandas.DataFrame:
+        """The `records` as a data frame with a row per image; its columns are those of CSV output."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise UserError("to_pandas() needs pandas, which is not installed: pip install pandas") from error
+        top = min(top, len(self.class_names))
+        rows = [row_of(record, top) for record in self.records(top, abstain)]
+        return pandas.DataFrame(rows, columns=columns(top))
 
     @property
     def labels(self) -> Tensor:
@@ -140,6 +213,11 @@ class Prediction:
         if threshold is None:
             raise UserError(NO_THRESHOLD)
         return self.uncertainty(threshold.by) > threshold.value
+
+
+def _said(record: Record) -> str:
+    """The answer in words."""
+    return UNSURE if record["answer"] is None else record["answer"]
 
 
 UNCERTAINTIES: dict[str, Callable[[Prediction], Tensor]] = {

@@ -11,7 +11,7 @@ from rebapl.files import read_json, write_atomically, write_json
 from rebapl.reports.style import save_for_paper
 from rebapl.reports.tables import Cell, Row, Table
 from rebapl.reproduce import ablations, main_tables, plug_and_play, settings_table, timing, toy
-from rebapl.reproduce.estimate import pace, seconds
+from rebapl.reproduce.estimate import Pace, missing_data, pace, seconds
 from rebapl.reproduce.suites import Suite
 from rebapl.reproduce.target import Context, Product, Target, no_runs
 from rebapl.runs.config import RunConfig
@@ -116,8 +116,14 @@ class Planned:
     seconds: float
 
 
-def planned(targets: Sequence[Target], suite: Suite, runs: Path) -> tuple[Table, list[Planned]]:
-    """What it takes to make these targets: a table with a row per target, and the list of their runs, each once."""
+def planned(
+    targets: Sequence[Target], suite: Suite, runs: Path, root: Path | None = None, here: Pace | None = None
+) -> tuple[Table, list[Planned]]:
+    """What it takes to make these targets: a table with a row per target, and the list of their runs, each once.
+
+    `here` is the pace of this machine; without it, the estimate is for the one that is known. The notes say which data
+    are missing below `root`.
+    """
     seen: dict[tuple[Path, tuple[str, ...]], Planned] = {}
     rows: list[Row] = []
     missing: list[str] = []
@@ -135,7 +141,7 @@ def planned(targets: Sequence[Target], suite: Suite, runs: Path) -> tuple[Table,
             if (folder, parts) not in seen:
                 trained = (folder / POSTERIOR).exists() or any(other == folder for other, _ in seen)
                 is_done = is_finished(config, folder)
-                each = Planned(config, is_done, 0.0 if is_done else seconds(config, trained=trained))
+                each = Planned(config, is_done, 0.0 if is_done else seconds(config, here, trained=trained))
                 seen[folder, parts] = each
                 spent += each.seconds
             done += seen[folder, parts].done
@@ -144,8 +150,10 @@ def planned(targets: Sequence[Target], suite: Suite, runs: Path) -> tuple[Table,
     done = sum(each.done for each in seen.values())
     rows.append(["all together", "", _count(len(seen)), _count(done), clock(total)])
     notes = [
-        f"An estimate for {pace(suite.backbone).machine}; runs that targets share are counted once, with the first.",
+        f"An estimate for {(here or pace(suite.backbone)).machine}, perhaps wrong by a factor of two or three; runs "
+        "that targets share are counted once, with the first.",
         "--jobs N makes N runs at a time.",
+        *(f"Missing data: {line}." for line in missing_data([each.config for each in seen.values()], root)),
         *missing,
     ]
     columns = ["target", "what", "runs", "done", "time"]

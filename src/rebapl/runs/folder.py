@@ -1,8 +1,9 @@
 """A run: a configuration and a folder. Finished work is kept, and interrupted work goes on where it was.
 
-The folder holds `config.json` (the settings as asked for, and as `resolved`), `environment.json`, `log.csv` and
-`posterior/`. Evaluation adds `results.json`. While the run trains there is a `checkpoint.safetensors` and, as
-`checkpoint.previous.safetensors`, the one before it. After a failure there is an `error.txt`.
+The folder holds `config.json` (the settings as asked for, and as `resolved`), `environment.json`, `log.csv`,
+`posterior/` and, if somebody's own images are trained on, `data.json`, which says what they were. Evaluation adds
+`results.json`. While the run trains there is a `checkpoint.safetensors` and, as `checkpoint.previous.safetensors`, the
+one before it. After a failure there is an `error.txt`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rebapl.data.catalogue import is_own, load_dataset
+from rebapl.data.folds import ALL
+from rebapl.data.identity import changes, recorded_images, touched
 from rebapl.data.task import TARGETS, target_splits
 from rebapl.errors import UserError
 from rebapl.evaluation.diversity import diversity_record
-from rebapl.evaluation.tasks import diversity_on_test, evaluate, fit_on_validation, score_outside, target_settings
+from rebapl.evaluation.tasks import (
+    Predicted,
+    diversity_on_test,
+    evaluate,
+    fit_on_validation,
+    score_outside,
+    target_settings,
+)
 from rebapl.files import finish_replacement, is_leftover, read_json, remove_leftovers, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.runs.backbone import KeptBackbone, LoadBackbone, best_device, load_run_backbone, run_dtype
@@ -33,7 +44,7 @@ from rebapl.training import Progress, Training
 from rebapl.training.checkpoint import Checkpoints, save_checkpoint
 
 CONFIG, ENVIRONMENT, LOG, POSTERIOR = "config.json", "environment.json", "log.csv", "posterior"
-CHECKPOINT, ERROR = "checkpoint.safetensors", "error.txt"
+CHECKPOINT, ERROR, DATA = "checkpoint.safetensors", "error.txt", "data.json"
 
 __all__ = [
     "RESULTS",
@@ -44,9 +55,11 @@ __all__ = [
     "complete_run",
     "config_as_json",
     "config_from_json",
+    "data_changes",
     "evaluate_run",
     "find_runs",
     "finish_run",
+    "folder_name",
     "is_finished",
     "is_trained",
     "load_run_backbone",
@@ -97,6 +110,9 @@ def load_trained(
     return load_posterior(folder, encoder, device, run_dtype(device))
 
 
+_ANEW = "To train anew, choose another --out or delete that folder"
+
+
 def run_folder(config: RunConfig, runs: Path) -> Path:
     """The folder of a run in `runs`. Its name says what the run is, and ends in the hash of all its resolved settings.
 
@@ -104,9 +120,25 @@ def run_folder(config: RunConfig, runs: Path) -> Path:
     'digits-maple-rebapl-s1'
     """
     resolved = config.resolved()
-    data = re.sub(r"[^\w.+]+", "_", data_name(config.data)).strip("_.") or "data"
-    words = (data, config.method, resolved.training.inference_name, f"s{config.seed}", resolved.hash())
+    words = (
+        folder_name(config.data),
+        config.method,
+        resolved.training.inference_name,
+        f"s{config.seed}",
+        resolved.hash(),
+    )
+    if is_own(config.data) and (there := sorted(runs.glob(f"*-{resolved.hash()}"))):
+        return there[0]  # the same images may have been in a folder of another name
     return runs / "-".join(words)
+
+
+def folder_name(data: str) -> str:
+    """The name of a data set with only such characters as the name of a folder may have.
+
+    >>> folder_name("my photos/")
+    'my_photos'
+    """
+    return re.sub(r"[^\w.+]+", "_", data_name(data)).strip("_.") or "data"
 
 
 def train_run(
@@ -140,6 +172,8 @@ def train_run(
         training = Training(task, encoder, resolved.training, config.seed)
         _write_config(config, out)
         write_json(out / ENVIRONMENT, made_in)
+        if is_own(config.data) and not (out / DATA).exists():
+            write_json(out / DATA, recorded_images(task.dataset, task.train.items))
         posterior = training.run(out / CHECKPOINT, progress, out / LOG, read_cycles(out))
         write_json(out / ENVIRONMENT, {**made_in, "training_seconds": training.seconds})
         save_posterior(posterior, out / POSTERIOR)
@@ -202,6 +236,7 @@ def evaluate_run(
     fit_threshold: Mapping[str, Any] | None = None,
     outside: str | None = None,
     only_missing: bool = False,
+    progress: Predicted | None = None,
     load: LoadBackbone = load_run_backbone,
     wait: bool = False,
 ) -> RunResult:
@@ -212,12 +247,17 @@ def evaluate_run(
     `fit_weights` and `fit_threshold` (`risk` or `coverage`, `by`) first fit these on the run's validation images; all
     are stored in the posterior. `outside` names a test part, a
     data set or a folder of images to be told from the trained classes; scores of other ones stay.
-    `load` and `wait` are as in `train_run`.
+    `progress` hears of the images of the test parts. `load` and `wait` are as in `train_run`.
     """
     if fit_weights and uniform_weights:
         raise UserError("weights are either fitted (--fit-weights) or uniform (--uniform-weights): give one of them")
     asked = read_config(out)
     config = asked if config is None else config
+    if config.fold == ALL:
+        raise UserError(
+            f"{out} was learned from every image of its data, so there are none left to score it on; "
+            f"`rebapl learn {config.data}` shows the estimate that was made with held-out images"
+        )
     _refuse_other_training(asked, config, out)
     with _alone(out, wait=wait):
         stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
@@ -239,7 +279,7 @@ def evaluate_run(
         if len(posterior) > 1 and not (only_missing and diversity):
             diversity = diversity_record(diversity_on_test(posterior, task))
         result = stored.changed(
-            parts={**stored.parts, **evaluate(posterior, task, parts)},
+            parts={**stored.parts, **evaluate(posterior, task, parts, progress)},
             protocols={**stored.protocols, config.protocol: config.parts()},
             diversity=diversity,
             outside={**stored.outside, **told_apart},
@@ -328,6 +368,13 @@ def scored_as(config: RunConfig, protocol: str | None = None, targets: Sequence[
 
 
 def _refuse_other_training(trained: RunConfig, wanted: RunConfig, out: Path) -> None:
+    if is_own(wanted.data) and not Path(wanted.data).expanduser().exists():
+        raise UserError(
+            f"{out} was trained on {wanted.data}, which is not there: if it has moved, say where with --data"
+        )
+    trained = trained.changed(data=wanted.data, backbone=wanted.backbone)
+    if changed := data_changes(wanted, out):
+        raise UserError(f"the images in {wanted.data} are not those that {out} was trained on: {changed}. {_ANEW}")
     if trained == wanted:
         return
     difference = first_difference(trained.resolved().plain(), wanted.resolved().plain())
@@ -339,9 +386,27 @@ def _refuse_other_training(trained: RunConfig, wanted: RunConfig, out: Path) -> 
         )
 
 
+def data_changes(config: RunConfig, out: Path) -> str | None:
+    """What has changed of somebody's own images since the run in `out` was begun, in words, or None.
+
+    `config.data` says where they are now. They may have moved: that is no change.
+    """
+    if not is_own(config.data) or not (out / DATA).exists():
+        return None
+    recorded, path = read_json(out / DATA, "a run"), Path(config.data).expanduser()
+    begun_with = read_json(out / CONFIG, "a run").get("resolved", {}).get("data")
+    if begun_with == config.resolved().data and not touched(recorded, path if path.is_dir() else path.parent):
+        return None
+    whole = config.fold is not None
+    dataset = load_dataset(config.data, split=config.split, template=config.template, keep_split=False, whole=whole)
+    return changes(recorded, dataset)
+
+
 def is_trained(config: RunConfig, out: Path) -> bool:
     """Whether a folder holds the trained run of this configuration. A folder with something else in it is refused."""
     if (out / CONFIG).exists():
+        if changed := data_changes(config, out):
+            raise UserError(f"the images in {config.data} have changed since {out} was begun: {changed}. {_ANEW}")
         there = read_json(out / CONFIG, "a run").get("resolved") or read_config(out).resolved().plain()
         difference = first_difference(there, config.resolved().plain())
         if difference:

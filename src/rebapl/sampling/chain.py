@@ -274,7 +274,7 @@ class Chain(Loop):
         terms = {"loss": found.loss, "gradient": total_norm(grads)}
         if found.term is not None:
             beside = [grad for grad in found.beside if grad is not None]
-            terms |= {"repulsion": found.term, "force": total_norm(beside).to(found.term.device)}
+            terms |= {"repulsion": found.term, "force": total_norm(beside) if beside else torch.zeros_like(found.term)}
         self.guard.note(step, **terms)
 
     def rows(self) -> list[dict[str, float]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.backbones import DualEncoder, default_backbone, load_backbone
 from rebapl.data.batches import LabelledImages, TrainBatches
 from rebapl.data.dataset import Dataset
 from rebapl.data.own import Picture, dataset_of
@@ -119,10 +120,11 @@ class Training:
 
 def fit(
     task_or_images: Task | Dataset | str | Sequence[Picture] | np.ndarray,
-    encoder: DualEncoder | str,
+    encoder: DualEncoder | str | Sequence[int] | np.ndarray | None = None,
     method: str | Learner[Any] = "coop",
     inference: str | Inference | None = None,
     *,
+    backbone: DualEncoder | str | None = None,
     labels: Sequence[int] | np.ndarray | None = None,
     class_names: Sequence[str] | None = None,
     template: str | None = None,
@@ -131,7 +133,7 @@ def fit(
     method_settings: Mapping[str, Any] | None = None,
     inference_settings: Mapping[str, Any] | None = None,
     checkpoint: Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Posterior:
     """Learn the prompts of `method` from labelled images, by `inference`, or as the method was published if not given.
 
@@ -139,6 +141,10 @@ def fit(
     its classes are learned, from 16 images each. Or it may be a sequence of images (arrays, Pillow pictures or paths);
     then `labels` and `class_names` are needed, and all of these images are learned from. Label 2 stands for
     `class_names[2]`, and `template` has `{}` where the class name goes. A task or a data set has these itself.
+
+    The second argument is the backbone, or the labels of the images: `fit(task, "mini")`, and
+    `fit(images, labels, class_names=names)`. Both can also be given by name, as `backbone` and `labels`. Without a
+    backbone, embedded tasks use `mini` and all others use CLIP ViT-B/16. `progress=True` shows a bar.
 
     The other arguments are names or objects as well: a backbone, a learner that is bound to the class names of the
     task, an `Inference`. Settings that are not given are those that were published for the method, this protocol and
@@ -148,16 +154,21 @@ def fit(
 
     >>> import numpy as np
     >>> pictures = np.random.default_rng(0).integers(256, size=(4, 64, 64, 3), dtype=np.uint8)
-    >>> fit(pictures, "mini", "coop", epochs=1, labels=[0, 1, 0, 1], class_names=["cat", "dog"])
+    >>> fit(pictures, [0, 1, 0, 1], class_names=["cat", "dog"], backbone="mini", method="coop", epochs=1)
     Posterior(coop · mle, 1 sample, 2 classes, backbone mini)
     """
+    if encoder is None or isinstance(encoder, DualEncoder | str):
+        backbone = _either("backbone", encoder, backbone)
+    else:
+        labels = _either("labels", encoder, labels)
     task = _task(task_or_images, labels, class_names, template, seed)
-    if isinstance(encoder, str):
-        encoder = load_backbone(encoder)
+    encoder = backbone or default_backbone(task.dataset.name)
+    encoder = load_backbone(encoder) if isinstance(encoder, str) else encoder
     seed = task.seed if seed is None else seed
     if isinstance(method, Learner):
         resolved = _of_learner(method, inference, task, epochs, method_settings, inference_settings)
-        return Training(task, encoder, resolved, seed, method).run(checkpoint, progress)
+        with _shown(progress, resolved) as shown:
+            return Training(task, encoder, resolved, seed, method).run(checkpoint, shown)
     resolved = resolve_training(
         method,
         inference,
@@ -168,7 +179,32 @@ def fit(
         method_settings=method_settings,
         inference_settings=inference_settings,
     )
-    return Training(task, encoder, resolved, seed).run(checkpoint, progress)
+    with _shown(progress, resolved) as shown:
+        return Training(task, encoder, resolved, seed).run(checkpoint, shown)
+
+
+def _either(name: str, given: Any, by_name: Any) -> Any:
+    """The one of two values that is not None; both together are refused."""
+    if given is not None and by_name is not None:
+        raise UserError(f"{name} is given twice, as the second argument and by name: give it once")
+    return by_name if given is None else given
+
+
+@contextlib.contextmanager
+def _shown(progress: Progress | bool | None, resolved: ResolvedTraining) -> Iterator[Progress | None]:
+    """The callback that was given, or one that moves a bar, in a terminal or a notebook."""
+    if not isinstance(progress, bool):
+        yield progress
+    elif not progress:
+        yield None
+    else:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Bars(*columns) as bars:
+            bar = bars.add_task(f"{resolved.method} · {resolved.inference_name}")
+            yield lambda done, total, _: bars.update(bar, completed=done, total=total)
 
 
 def _task(

@@ -1,0 +1,89 @@
+"""What is said of each image: a record of plain values, and the same as a flat row for tables.
+
+    image               the path or name that was given
+    answer              the likeliest class; None where the posterior should not answer
+    entropy, expected_entropy, mutual_information, disagreement        see `Prediction`
+    top                 the likeliest classes: class, probability, and the ends low and high of its interval
+    error               why the image could not be read, and then all else is None; None otherwise
+
+A flat row has the likeliest classes in columns numbered from 1: class_1, probability_1, low_1, high_1, class_2 …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rebapl.posterior.prediction import Prediction
+
+Record = dict[str, Any]
+
+MEASURES = ("entropy", "expected_entropy", "mutual_information", "disagreement")
+RANKED = ("class", "probability", "low", "high")
+LEVEL = 0.9
+"""The level of intervals."""
+
+
+def made_with(class_names: Sequence[str], average: str, samples: int) -> Record:
+    """What stands at the head of records: the class names, the averaging, the level of intervals, how many samples."""
+    return {"class_names": list(class_names), "average": average, "interval_level": LEVEL, "samples": samples}
+
+
+def records_of(prediction: Prediction, top: int, abstain: bool) -> list[Record]:
+    """One record per image, unrounded. With one sample there is no interval: `low` and `high` are None."""
+    alone = len(prediction.weights) == 1
+    columns = [part.tolist() for part in prediction.top(top)]
+    unsure = prediction.unsure().tolist() if abstain else [False] * len(prediction)
+    measures = (
+        prediction.predictive_entropy,
+        prediction.expected_entropy,
+        prediction.mutual_information,
+        prediction.disagreement,
+    )
+    measured = zip(*(values.tolist() for values in measures), strict=True)
+    records = []
+    for name, doubt, numbers, *best in zip(prediction.names, unsure, measured, *columns, strict=True):
+        classes = [
+            {
+                "class": prediction.class_names[label],
+                "probability": probability,
+                "low": None if alone else low,
+                "high": None if alone else high,
+            }
+            for label, probability, low, high in zip(*best, strict=True)
+        ]
+        answer = None if doubt else classes[0]["class"]
+        record = {"image": as_text(name), "answer": answer, **dict(zip(MEASURES, numbers, strict=True))}
+        records.append({**record, "top": classes, "error": None})
+    return records
+
+
+def record_of_broken(name: str, error: str) -> Record:
+    """The record of an image that cannot be read."""
+    return {"image": as_text(name), "answer": None, **dict.fromkeys(MEASURES), "top": [], "error": error}
+
+
+def as_text(name: str) -> str:
+    r"""A name that is valid text: bytes of a file's name that are none become escapes.
+
+    >>> print(as_text("caf\udce9.png"))
+    caf\udce9.png
+    """
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
+def columns(top: int) -> list[str]:
+    """The names of a row's columns, with `top` classes.
+
+    >>> columns(1)[6:]
+    ['class_1', 'probability_1', 'low_1', 'high_1', 'error']
+    """
+    return ["image", "answer", *MEASURES, *(f"{key}_{rank + 1}" for rank in range(top) for key in RANKED), "error"]
+
+
+def row_of(record: Record, top: int) -> list[Any]:
+    """The values of `columns(top)`."""
+    best: Sequence[Record] = record["top"] or [dict.fromkeys(RANKED)] * top
+    ranked = [each[key] for each in best for key in RANKED]
+    return [record["image"], record["answer"], *(record[key] for key in MEASURES), *ranked, record["error"]]
