@@ -14,6 +14,7 @@ from rebapl.data.catalogue import load_dataset
 from rebapl.data.fixture import make_fixture
 from rebapl.data.own import SPLIT_FILE
 from rebapl.errors import UserError
+from rebapl.files import NotWrittenError
 
 
 def keys(items) -> list[str]:
@@ -134,7 +135,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 
     def read_only(path: Path, content: str) -> None:
         if path.parent == tmp_path / "photos":
-            raise PermissionError(13, "Permission denied")
+            raise NotWrittenError(path, "Permission denied")
         write(path, content)
 
     monkeypatch.setattr(splits, "write_atomically", read_only)

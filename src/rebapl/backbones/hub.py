@@ -20,11 +20,22 @@ _NEEDED = (
 _log = logging.getLogger(__name__)
 
 
+def split_revision(hub_id: str) -> tuple[str, str | None]:
+    """A hub id as its repository, and the revision if it names one.
+
+    >>> split_revision("somebody/clip@v2"), split_revision("somebody/clip")
+    (('somebody/clip', 'v2'), ('somebody/clip', None))
+    """
+    repository, _, revision = hub_id.partition("@")
+    return repository, revision or None
+
+
 def fetched_before(hub_id: str) -> Path | None:
     """The folder of the local cache that holds the whole checkpoint; None if there is none."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(hub_id, "config.json")
+    repository, revision = split_revision(hub_id)
+    found = try_to_load_from_cache(repository, "config.json", revision=revision)
     if not isinstance(found, str):
         return None
     folder = Path(found).parent
@@ -37,8 +48,9 @@ def ask_hub(hub_id: str) -> None:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
 
+    repository, revision = split_revision(hub_id)
     try:
-        HfApi().model_info(hub_id, timeout=HUB_SECONDS)
+        HfApi().model_info(repository, revision=revision, timeout=HUB_SECONDS)
     except RepositoryNotFoundError as error:
         raise UserError(f"backbone '{hub_id}': the hub has no such model, or only for those who log in") from error
     except Exception as error:  # whatever the connection makes the library raise

@@ -39,7 +39,7 @@ from rebapl.data.splits import (
     write_split,
 )
 from rebapl.errors import UserError, unknown
-from rebapl.files import read_lines
+from rebapl.files import NotWrittenError, read_lines
 from rebapl.randomness import python_random
 
 TEMPLATE = "a photo of a {}."
@@ -349,9 +349,9 @@ def kept_split(
         return splits
     try:
         write_split(file, splits)
-    except OSError as error:
+    except NotWrittenError as error:
         raise UserError(
-            f"the split is made once and kept in {file}, which cannot be written ({error}): let the first run "
+            f"the split is made once and kept in {file}, which cannot be written ({error.why}): let the first run "
             "write it, or say with --split PATH/FILE.json where to keep it"
         ) from error
     counts = " : ".join(str(len(items)) for items in splits)

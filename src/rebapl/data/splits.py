@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rebapl.data.dataset import Item
 from rebapl.errors import UserError, printable
-from rebapl.files import write_atomically
+from rebapl.files import refuse_special, write_atomically
 
 SPLITS = ("train", "val", "test")
 
@@ -30,12 +30,13 @@ class Splits(NamedTuple):
 def read_split(path: Path, repeats: bool = False) -> Splits:
     """The items that a split file lists, checked; see `check_items`."""
     try:
+        refuse_special(path)
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise UserError(f"there is no split file {path}") from error
     except OSError as error:
         raise UserError(f"split file {path} cannot be read: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"split file {path} is damaged ({error}): get it again") from error
     if not isinstance(content, dict) or set(content) != set(SPLITS):
         found = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__

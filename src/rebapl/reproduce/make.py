@@ -15,8 +15,9 @@ from rebapl.reproduce.estimate import Pace, missing_data, pace, seconds
 from rebapl.reproduce.suites import Suite
 from rebapl.reproduce.target import Context, Product, Target, no_runs
 from rebapl.runs.config import RunConfig
-from rebapl.runs.engine import Finished, run_all
+from rebapl.runs.engine import LocalEngine, run_all
 from rebapl.runs.folder import POSTERIOR, is_finished, run_folder
+from rebapl.runs.jobs import Engine, OnEvent
 
 PAGE = "README.md"
 
@@ -56,15 +57,15 @@ def chosen(names: Sequence[str]) -> list[Target]:
 
 
 def make_target(
-    target: Target, context: Context, out: Path, *, jobs: int = 1, progress: Finished | None = None
+    target: Target, context: Context, out: Path, *, engine: Engine | None = None, on_event: OnEvent | None = None
 ) -> Product:
-    """Finish the runs of a target, and write what it makes of them into the folder `out`.
+    """Finish the runs of a target on an engine, and write what it makes of them into the folder `out`.
 
     Tables become .md, .csv and .tex files, figures .png and .pdf files, and all numbers, unrounded, a .json file.
     `README.md` then shows everything that was made in that folder, and says where a result is opposite to the paper's.
     """
     configs = target.runs(context.suite)
-    run_all(configs, context.runs, root=context.root, devices=context.devices, jobs=jobs, progress=progress)
+    run_all(configs, context.runs, root=context.root, engine=engine or LocalEngine(context.devices), on_event=on_event)
     product = target.make(context)
     for name, table in product.tables.items():
         table.write(out, name)

@@ -2,15 +2,18 @@
 
 The folder holds `config.json` (the settings as asked for, and as `resolved`), `environment.json`, `log.csv`,
 `posterior/` and, if somebody's own images are trained on, `data.json`, which says what they were. Evaluation adds
-`results.json`. While the run trains there is a `checkpoint.safetensors`, and after a failure an `error.txt`.
+`results.json`. While the run trains there is a `checkpoint.safetensors` and, as `checkpoint.previous.safetensors`, the
+one before it. After a failure there is an `error.txt`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
+import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +31,17 @@ from rebapl.evaluation.tasks import (
     score_outside,
     target_settings,
 )
-from rebapl.files import read_json, write_json
+from rebapl.files import finish_replacement, is_leftover, read_json, remove_leftovers, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.runs.backbone import KeptBackbone, LoadBackbone, best_device, load_run_backbone, run_dtype
 from rebapl.runs.config import RunConfig, data_name, first_difference, with_full_paths
+from rebapl.runs.cycles import CYCLES, cycle_file, cycle_folder, read_cycles
 from rebapl.runs.environment import device_name, environment
 from rebapl.runs.lock import alone_in
 from rebapl.runs.results import RESULTS, PartScores, RunResult, Seconds, read_result, write_result
 from rebapl.settings import SettingError
 from rebapl.training import Progress, Training
+from rebapl.training.checkpoint import Checkpoints, save_checkpoint
 
 CONFIG, ENVIRONMENT, LOG, POSTERIOR = "config.json", "environment.json", "log.csv", "posterior"
 CHECKPOINT, ERROR, DATA = "checkpoint.safetensors", "error.txt", "data.json"
@@ -63,6 +68,7 @@ __all__ = [
     "read_config",
     "run_folder",
     "scored_as",
+    "train_cycle",
     "train_run",
 ]
 
@@ -151,24 +157,72 @@ def train_run(
     backbone, perhaps one that is loaded already. If another process is at work in the folder, this is an error; with
     `wait`, it waits for that process instead.
     """
-    if is_trained(config, out):
+    if is_trained(config, out) and not Checkpoints(out / CHECKPOINT).there():
         return False
     device = best_device(device)
     task = config.task(root)
-    with alone_in(out, wait=wait):
+    with _alone(out, wait=wait):
         if is_trained(config, out):
+            Checkpoints(out / CHECKPOINT).remove()  # whoever trained it was killed before
+            shutil.rmtree(out / CYCLES, ignore_errors=True)
             return False
         resolved, made_in = config.resolved(), environment(device)
-        training = Training(task, load(config.backbone_name, device), resolved.training, config.seed)
-        write_json(out / CONFIG, {**config_as_json(config), "hash": resolved.hash(), "resolved": resolved.plain()})
+        encoder = load(config.backbone_name, device)
+        made_in["backbone"] = {"name": encoder.name, "revision": encoder.revision, "sha256": encoder.fingerprint}
+        training = Training(task, encoder, resolved.training, config.seed)
+        _write_config(config, out)
         write_json(out / ENVIRONMENT, made_in)
         if is_own(config.data) and not (out / DATA).exists():
             write_json(out / DATA, recorded_images(task.dataset, task.train.items))
-        posterior = training.run(out / CHECKPOINT, progress, out / LOG)
+        posterior = training.run(out / CHECKPOINT, progress, out / LOG, read_cycles(out))
         write_json(out / ENVIRONMENT, {**made_in, "training_seconds": training.seconds})
         save_posterior(posterior, out / POSTERIOR)
-        (out / CHECKPOINT).unlink(missing_ok=True)
+        Checkpoints(out / CHECKPOINT).remove()
+        shutil.rmtree(out / CYCLES, ignore_errors=True)
     return True
+
+
+def train_cycle(
+    config: RunConfig,
+    out: Path,
+    cycle: int,
+    *,
+    root: Path | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+    load: LoadBackbone = load_run_backbone,
+    wait: bool = False,
+) -> None:
+    """Sample one cycle of a run by itself, as far as that is not done; `train_run` then takes it over.
+
+    The cycle must not depend on the others, see `Inference.independent_cycles`. Arguments are those of `train_run`.
+    """
+    if is_trained(config, out) or cycle_file(out, cycle).exists():
+        return
+    device, task, folder = best_device(device), config.task(root), cycle_folder(out, cycle)
+    with alone_in(folder, wait=wait):
+        if cycle_file(out, cycle).exists():
+            return
+        remove_leftovers(folder)
+        training = Training(task, load(config.backbone_name, device), config.resolved().training, config.seed)
+        if not (out / CONFIG).exists():
+            _write_config(config, out)
+        save_checkpoint(training.run_cycle(cycle, folder / CHECKPOINT, progress, folder / LOG), cycle_file(out, cycle))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_config(config: RunConfig, out: Path) -> None:
+    resolved = config.resolved()
+    write_json(out / CONFIG, {**config_as_json(config), "hash": resolved.hash(), "resolved": resolved.plain()})
+
+
+@contextlib.contextmanager
+def _alone(out: Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a run's folder, see `alone_in`, and put right what a killed process has left in it."""
+    with alone_in(out, wait=wait):
+        finish_replacement(out / POSTERIOR)
+        remove_leftovers(out)
+        yield
 
 
 def evaluate_run(
@@ -205,7 +259,7 @@ def evaluate_run(
             f"`rebapl learn {config.data}` shows the estimate that was made with held-out images"
         )
     _refuse_other_training(asked, config, out)
-    with alone_in(out, wait=wait):
+    with _alone(out, wait=wait):
         stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
         parts = missing_parts(stored, config) if only_missing else config.parts()
         if not parts:
@@ -361,7 +415,9 @@ def is_trained(config: RunConfig, out: Path) -> bool:
                 f"{out} holds a run with {name} = {theirs!r}, not {ours!r}: choose another --out, or delete the folder"
             )
         return (out / POSTERIOR).exists()
-    if out.exists() and (not out.is_dir() or any(path.name != ERROR for path in out.iterdir())):
+    if out.exists() and (
+        not out.is_dir() or any(path.name != ERROR and not is_leftover(path) for path in out.iterdir())
+    ):
         raise UserError(f"{out} exists and is not a run of rebapl: choose another --out")
     return False
 
