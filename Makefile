@@ -6,13 +6,17 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 
-.PHONY: demo test lint format clean FORCE
+.PHONY: demo test soak lint format clean FORCE
 
 demo: $(CORE)
 	$(BIN)/rebapl demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# A thousand tiny runs through the local pool and through Ray: half an hour. The record goes to docs/benchmarks.
+soak: $(DEV)
+	$(BIN)/python tools/soak.py
 
 lint: $(DEV)
 	$(BIN)/ruff check

@@ -21,7 +21,7 @@ def unknown(kind: str, given: str, accepted: Iterable[str], more: str = "") -> U
     names = list(accepted)
     near = difflib.get_close_matches(given, names, n=1)
     hint = f" did you mean '{near[0]}'?" if near else ""
-    return UserError(f"unknown {kind} '{given}':{hint} Accepted: {', '.join(names)}{more}")
+    return UserError(f"unknown {kind} '{printable(given)}':{hint} Accepted: {', '.join(names)}{more}")
 
 
 def printable(text: str, keep: str = "") -> str:

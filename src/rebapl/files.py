@@ -1,35 +1,89 @@
-"""Writing so that a reader finds the old file or the new one, never half of one."""
+"""Writing so that a reader finds the old file or the new one, never half of one, also after a loss of power."""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rebapl.errors import UserError
 
+_UNFINISHED = ".tmp"
 
-def write_atomically(path: Path, content: bytes | str) -> None:
-    """Write a file beside its place and move it there."""
+
+class NotWrittenError(UserError):
+    """The system refused to write a file or folder; `why` is what it said."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(
+            f"{path} cannot be written ({why}): make room or choose another folder; what was there before is unchanged"
+        )
+        self.why = why
+
+
+def write_atomically(path: Path, content: bytes | str, previous: Path | None = None) -> None:
+    """Write a file beside its place and move it there. File and folder are on the disk when this returns.
+
+    If `previous` is given, the file that was in that place is kept there.
+    """
     data = content.encode() if isinstance(content, str) else content
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with clear_refusals(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_UNFINISHED)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).chmod(0o644)
+            if previous is not None and path.exists():
+                path.replace(previous)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+@contextmanager
+def clear_refusals(path: Path) -> Iterator[None]:
+    """Say in one line that the system refused to write `path`: the disk is full, or the folder is not ours."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        yield
+    except OSError as error:
+        raise NotWrittenError(path, error.strerror or str(error) or type(error).__name__) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Put the names in a folder on the disk, where the system can."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # some network file systems refuse it
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a file or folder is one that a process was writing when it was killed, if none is writing now."""
+    return path.name.startswith(".") and path.name.endswith(_UNFINISHED)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes have left in a folder in which no other process is at work."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if is_leftover(path):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -40,21 +94,29 @@ def write_json(path: Path, content: Any) -> None:
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """Read a JSON object that this package wrote; `what` names it in the error."""
     try:
+        refuse_special(path)
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path.parent} is not {what}: it has no {path.name}") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): it should be a file that you may read") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, and endless nesting
         raise UserError(f"{path} is damaged ({error}): make {what} again") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} is damaged (no JSON object): make {what} again")
     return content
 
 
+def refuse_special(path: Path) -> None:
+    """Refuse what is no plain file, such as a pipe, which would be waited for without end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(0, "it is no plain file", str(path))
+
+
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file that are not blank, without the spaces around them."""
     try:
+        refuse_special(path)
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({error}): save it as UTF-8 text") from error
@@ -63,28 +125,67 @@ def read_lines(path: Path) -> list[str]:
 
 @contextmanager
 def folder_written_whole(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder` to write into; it takes that place only if nothing went wrong."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    temporary.chmod(0o755)
-    try:
-        yield temporary
-        if folder.exists():
-            old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.old."))
-            folder.replace(old)
-            try:
+    """A temporary folder beside `folder` to write into; it takes that place only if nothing went wrong.
+
+    Where another folder is in that place, two renames are needed. What a kill between them leaves is put right by
+    `finish_replacement`.
+    """
+    new, old = _places(folder)
+    with clear_refusals(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        finish_replacement(folder)
+        for left in folder.parent.glob(f".{glob.escape(folder.name)}.*{_UNFINISHED}"):
+            shutil.rmtree(left, ignore_errors=True)
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=_UNFINISHED))
+        try:
+            temporary.chmod(0o755)
+            yield temporary
+            for path in (*temporary.rglob("*"), temporary):
+                _sync(path)
+            if folder.exists():
+                temporary.replace(new)
+                folder.replace(old)
+                new.replace(folder)
+                shutil.rmtree(old)
+            else:
                 temporary.replace(folder)
-            except BaseException:
+        except BaseException:
+            if old.exists() and not folder.exists():
                 old.replace(folder)
-                raise
-            shutil.rmtree(old)
-        else:
-            temporary.replace(folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+            for unused in (temporary, new):
+                shutil.rmtree(unused, ignore_errors=True)
+            raise
+        sync_folder(folder.parent)
+
+
+def finish_replacement(folder: Path) -> None:
+    """Finish what a kill between the two renames of `folder_written_whole` has left. Otherwise nothing is done."""
+    new, old = _places(folder)
+    with suppress(OSError):
+        if not folder.exists() and (new.exists() or old.exists()):
+            (new if new.exists() else old).replace(folder)
+        for left in (new, old):
+            if left.exists() and folder.exists():
+                shutil.rmtree(left)
+
+
+def _places(folder: Path) -> tuple[Path, Path]:
+    """Where the new folder waits, complete, and where the old one goes, while one replaces the other."""
+    return folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir():
+        sync_folder(path)
+        return
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def sha256(path: Path) -> str:
-    """The checksum of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """The checksum of a file, read in portions."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while portion := file.read(1 << 22):
+            digest.update(portion)
+    return digest.hexdigest()

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
-from rebapl.errors import UserError, unknown
+from rebapl.errors import UserError, printable, unknown
 
 Model = TypeVar("Model", bound="Settings")
 
@@ -24,7 +24,7 @@ class SettingError(UserError):
     """A setting that is refused: its `path` from the object that is built, and what is `wrong` with it."""
 
     def __init__(self, path: tuple[str, ...], wrong: str) -> None:
-        super().__init__(f"{'.'.join(path)}{'' if wrong.startswith(':') or not path else ' '}{wrong}")
+        super().__init__(f"{printable('.'.join(path))}{'' if wrong.startswith(':') or not path else ' '}{wrong}")
         self.path, self.wrong = path, wrong
 
     def below(self, *outer: str) -> SettingError:

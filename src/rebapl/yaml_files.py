@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from rebapl.errors import UserError
+from rebapl.files import refuse_special
 
 
 class _Loader(yaml.SafeLoader):
@@ -53,10 +54,11 @@ def parse_yaml(text: str) -> Any:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a file; an empty file is an empty one."""
     try:
+        refuse_special(path)
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({error})") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if content is None:
         return {}

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -57,18 +59,58 @@ def test_a_hub_id_is_loaded_from_the_cache(clip_folder: Path, hub: Path) -> None
     (entry / "refs").mkdir()
     (entry / "refs" / "main").write_text(commit)
     encoder = load_backbone("somebody/tiny-clip")
-    assert encoder.name == "somebody/tiny-clip"
+    assert (encoder.name, encoder.revision) == ("somebody/tiny-clip", commit)
+    pinned = load_backbone(f"somebody/tiny-clip@{commit}")
+    assert (pinned.name, pinned.revision) == (f"somebody/tiny-clip@{commit}", commit)
+    assert pinned.fingerprint == encoder.fingerprint
+    assert "is not on this machine" in message("somebody/tiny-clip@" + "f" * 40)
     assert encoder.fingerprint == load_backbone(clip_folder).fingerprint
     assert encoder.tokenize([["cat"]]).ids.tolist() == load_backbone(clip_folder).tokenize([["cat"]]).ids.tolist()
     pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     assert torch.equal(encoder.image_features(pixels), load_backbone(clip_folder).image_features(pixels))
 
 
+class _Code:
+    """What a pickle makes when it is read: here a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_weights_that_would_execute_code_are_refused_and_do_not(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"logit_scale": _Code(tmp_path / "executed")}, folder / "pytorch_model.bin")
+    assert "the weights of backbone" in message(folder)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_code_beside_a_checkpoint_is_not_executed(folder: Path, tmp_path: Path) -> None:
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
+    rewrite(folder / "config.json", lambda content: content.update(auto_map={"AutoConfig": "own.Config"}))
+    load_backbone(folder)
+    assert not (tmp_path / "executed").exists()
+
+
 @pytest.mark.usefixtures("hub")
 def test_a_hub_id_that_cannot_be_fetched() -> None:
     text = message("somebody/no-such-clip")
-    assert "'somebody/no-such-clip' is neither a local folder nor could its config.json be fetched" in text
-    assert "Accepted: 'mini'" in text
+    assert "'somebody/no-such-clip' is not on this machine, and the hub cannot be reached" in text
+    assert "give --backbone a local folder" in text
+    assert "\n" not in text
+
+
+def test_without_a_connection_that_is_said_within_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(*_: object, **__: object) -> None:
+        raise OSError("the network is unreachable")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    start = time.monotonic()
+    assert "the hub cannot be reached" in message("somebody/no-such-clip")
+    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize("name", ["vit-b16", "./nowhere/at/all", "", "a/b/c", "../no-such-clip"])

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from rebapl.errors import UserError
 from rebapl.learners import METHODS
 from rebapl.runs.jobs import Job
 from rebapl.sampling import PRESETS
+from rebapl.training.checkpoint import load_checkpoint
 
 ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
 COMMAND = "from rebapl.cli import main; main()"
@@ -143,9 +145,12 @@ def test_one_run_that_fails_ends_with_1_and_names_the_traceback(
     assert "Traceback" in kept.read_text()
 
 
-def test_one_run_that_is_interrupted_ends_with_130(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_one_run_that_is_interrupted_says_so_and_keeps_its_last_step(
+    tmp_path: Path, sent: signal.Signals, code: int
+) -> None:
     (tmp_path / "run.yaml").write_text(SMALL.replace("epochs: 1", "epochs: 100000"))
-    command = [sys.executable, "-c", COMMAND, "run", "run.yaml"]
+    command = [sys.executable, "-c", COMMAND, "run", "run.yaml", "--device", "cpu"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=tmp_path)
     try:
         until = time.monotonic() + 120
@@ -153,13 +158,17 @@ def test_one_run_that_is_interrupted_ends_with_130(tmp_path: Path) -> None:
             assert process.poll() is None
             assert time.monotonic() < until
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)
+        process.send_signal(sent)
         _, shown = process.communicate(timeout=120)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == 130
-    assert "what was finished is kept" in shown
+    assert process.returncode == code
+    said = re.search(r"stopped; step (\d+) of 100000 is kept. Go on with: rebapl run run.yaml --device cpu", shown)
+    assert said is not None, shown
+    (kept,) = tmp_path.glob("runs/*/checkpoint.safetensors")
+    assert load_checkpoint(kept)["loop"]["schedule"]["steps"] == int(said[1]) > 0
     assert not list(tmp_path.glob("runs/*/error.txt"))
 
 
@@ -237,6 +246,23 @@ def test_runs_by_config_and_words_go_to_hashed_folders_and_into_a_table(
     assert len(Path("r.csv").read_text().splitlines()) == 1 + 2 * 2 * 2
 
 
+def test_several_runs_are_shown_as_lines_and_their_cycles_may_be_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(SMALL + "inference: {name: ensemble, cycles: 2}\n")
+    shown = inside("train", "--config", "run.yaml", "--seeds", "1,2", "--cycles-apart", "--device", "cpu")
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.count("trained: runs/digits-coop-ensemble-s") == 2
+    for line in (
+        r"s1-\w+, cycle 2: started on cpu",
+        r"s2-\w+, cycle 1: done in .* \(1 queued, 3 done\)",
+        r"s2-\w+: done",
+    ):
+        assert re.search(line, shown.stderr), shown.stderr
+    assert not list(Path("runs").glob("*/cycles"))
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -250,6 +276,12 @@ def test_runs_by_config_and_words_go_to_hashed_folders_and_into_a_table(
         ("run no.yaml", "cannot be read"),
         ("train --data digits --backbone mini method.tokns=2", "did you mean 'tokens'"),
         ("train --data digit --backbone mini", "did you mean 'digits'"),
+        ("train --data digits --engine rai", "did you mean 'ray'"),
+        ("train --data digits --address auto", "--address is for --engine ray, not for local"),
+        ("train --data digits --engine ray --jobs 2", "--jobs is for --engine local, not for ray"),
+        ("train --data digits --engine slurm --time soon", "--time is 'soon'"),
+        ("reproduce table1 --suite mini --engine ray --cpus-per-run 0", "--cpus-per-run is 0"),
+        ("train --data digits --cycles-apart", "--cycles-apart is for several cycles"),
         ("results nowhere", "is not a folder of runs"),
         ("results . --export x.xls", "Accepted: .csv, .md, .tex"),
     ],
@@ -264,7 +296,7 @@ def test_mistakes_are_named_and_leave_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interruption_says_that_nothing_is_lost(
+def test_an_interruption_promises_nothing_that_is_not_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object) -> None:
@@ -275,7 +307,7 @@ def test_an_interruption_says_that_nothing_is_lost(
     with pytest.raises(SystemExit) as ending:
         main()
     assert ending.value.code == 130
-    assert capsys.readouterr().err.strip() == "stopped; what was finished is kept"
+    assert capsys.readouterr().err.strip() == "stopped"
 
 
 def test_a_template_that_would_change_nothing_is_refused(tmp_path: Path) -> None:

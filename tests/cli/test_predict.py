@@ -96,7 +96,7 @@ def test_the_table_shows_every_image_and_its_answer(run: Path, images: Path, mon
 def test_one_sample_says_that_it_has_no_uncertainty_between_samples(run: Path, images: Path, tmp_path: Path) -> None:
     alone = load_trained(run, device="cpu").sample(0).save_pretrained(tmp_path / "alone")
     said = CliRunner().invoke(app, ["predict", str(alone), str(images)])
-    assert said.stderr.count("one sample, so there is no uncertainty between samples") == 1
+    assert said.stderr.count("one sample, so it has no uncertainty of its own") == 1
     for word in ("max-probability", "rebapl", "ensemble"):
         assert word in said.stderr
     assert "one sample, so" not in said.stdout

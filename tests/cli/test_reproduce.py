@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rebapl.cli.commands import app
+from rebapl.data.fixture import make_fixture
 from rebapl.errors import UserError
 from rebapl.reproduce.make import PAPER_TARGETS
 
@@ -32,11 +33,22 @@ def test_a_dry_run_shows_runs_and_time_and_leaves_nothing(tmp_path: Path, monkey
     assert "shapes cross-dataset maple · rebapl" in shown
     assert "samples_per_cycle=5" in shown
     assert "min" in shown
+    assert "An estimate for this machine (an image takes" in shown
+    assert "Missing data" not in shown
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_dry_run_of_the_paper_needs_no_data() -> None:
-    assert "imagenet" in reproduce("table1", "--dry-run", "--methods", "maple")
+def test_the_dry_run_of_the_paper_needs_no_data_and_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    shown = reproduce("table1", "--dry-run", "--methods", "maple", "--data", "eurosat,dtd")
+    assert "An estimate for an H200" in shown
+    assert "Missing data: eurosat: no --root is given." in shown
+    make_fixture("dtd", tmp_path)
+    shown = reproduce("table1", "--dry-run", "--methods", "maple", "--data", "eurosat,dtd", "--root", str(tmp_path))
+    assert f"Missing data: eurosat: there is no {tmp_path / 'eurosat' / '2750'}." in shown.replace("\n", "")
+    assert "Missing data: dtd" not in shown
 
 
 def test_any_method_may_be_named() -> None:

@@ -14,6 +14,7 @@ from rebapl.data.catalogue import load_dataset
 from rebapl.data.fixture import make_fixture
 from rebapl.data.own import SPLIT_FILE
 from rebapl.errors import UserError
+from rebapl.files import NotWrittenError
 
 
 def keys(items) -> list[str]:
@@ -134,7 +135,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 
     def read_only(path: Path, content: str) -> None:
         if path.parent == tmp_path / "photos":
-            raise PermissionError(13, "Permission denied")
+            raise NotWrittenError(path, "Permission denied")
         write(path, content)
 
     monkeypatch.setattr(splits, "write_atomically", read_only)
@@ -156,6 +157,19 @@ def test_linked_class_folders_are_followed(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / "photos" / name).symlink_to(tmp_path / "disk" / name)
     assert load_dataset(str(tmp_path / "photos")).class_names == ["cat", "dog"]
+
+
+def test_linked_folders_inside_a_class_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    class_folders(tmp_path / "disk", more=2)
+    photos = class_folders(tmp_path / "photos", cat=1, dog=3)
+    (photos / "cat" / "on another disk").symlink_to(tmp_path / "disk" / "more")
+    (photos / "cat" / "circle").symlink_to(photos / "cat")
+    found = load_dataset(str(photos), whole=True).train
+    assert [item.key for item in found if item.class_name == "cat"] == [
+        "cat/0.png",
+        "cat/on another disk/0.png",
+        "cat/on another disk/1.png",
+    ]
 
 
 @pytest.mark.parametrize(

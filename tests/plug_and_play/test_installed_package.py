@@ -79,6 +79,7 @@ about: one chain with a distance from outside
 extends: rebapl
 ours:
   chains: 1
+  cycles: 2
   repulsion.distance.kind: their-mean-shift
   repulsion.images: 4
 """

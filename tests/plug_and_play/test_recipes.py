@@ -43,7 +43,7 @@ class TestALearnerOfYourOwn:
     def test_every_cycle_gives_another_sample(self, learner_recipe: dict[str, Any]) -> None:
         shifts = learner_recipe["posterior"].samples["shift"]
         assert list(learner_recipe["posterior"].samples) == ["shift"]
-        assert len(shifts) == 4  # two chains of two cycles
+        assert len(shifts) == 6  # two chains of three cycles
         assert torch.pdist(shifts).min() > 1e-3
 
     def test_samples_fit_the_data_better_than_the_start(self, learner_recipe: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ class TestALearnerOfYourOwn:
         def samples(**changes: Any) -> list[torch.Tensor]:
             learner = self.fresh(learner_recipe["FeatureShift"], learner_recipe)
             learner.reset(torch.Generator().manual_seed(0))
-            chain = self.chain(learner, learner_recipe, chains=1, **changes)
+            chain = self.chain(learner, learner_recipe, chains=1, cycles=2, **changes)
             return [sample.parameters["shift"] for sample in chain.run()]
 
         repelled, free = samples(), samples(repulsion={"force": {"fraction": 0.0}})
@@ -97,7 +97,7 @@ class TestALearnerOfYourOwn:
         assert learner_recipe["learner"].method == "feature-shift"
         assert METHODS["feature-shift"].learner is learner_recipe["FeatureShift"]
         settings, recipe = published("feature-shift", "few-shot", "digits")
-        assert (settings, recipe.lr, recipe.epochs) == ({}, 0.01, 10)
+        assert (settings, recipe.lr, recipe.epochs) == ({}, 0.01, 5)
         with pytest.raises(UserError, match=r"method\.smoothing is 2: it must be below 1"):
             resolve_method("feature-shift", {"smoothing": 2})
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,31 @@ def edit(folder: Path, change: Callable[[dict], Any], sign: bool = True) -> None
     path.write_text(json.dumps(manifest))
 
 
+@pytest.mark.parametrize(
+    "text", ['{"a":' * 100_000 + "1" + "}" * 100_000, '{"format": ' + "9" * 5000 + "}", "[" * 9999]
+)
+def test_a_manifest_that_no_reader_bears_is_refused_in_one_line(saved: Path, encoder: DualEncoder, text: str) -> None:
+    (saved / "posterior.json").write_text(text)
+    with pytest.raises(UserError, match="is damaged") as refused:
+        load_posterior(saved, encoder)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 500
+
+
+def test_a_manifest_is_not_asked_to_hold_a_thousand_million_tokens(saved: Path, encoder: DualEncoder) -> None:
+    edit(saved, lambda manifest: manifest["method_settings"].update(tokens=10**9, init=None))
+    with pytest.raises(UserError, match=r"tokens is 1000000000: it must be .*512"):
+        load_posterior(saved, encoder)
+
+
+@pytest.mark.parametrize("name", ["posterior.json", "samples.safetensors"])
+def test_a_pipe_is_not_waited_for(saved: Path, encoder: DualEncoder, name: str) -> None:
+    (saved / name).unlink()
+    os.mkfifo(saved / name)
+    with pytest.raises(UserError, match=r"no plain file|it has no samples.safetensors"):
+        load_posterior(saved, encoder)
+
+
 def test_laying_the_manifest_out_otherwise_is_no_edit(saved: Path, encoder: DualEncoder) -> None:
     edit(saved, lambda _: None, sign=False)
     assert len(load_posterior(saved, encoder)) == 3
@@ -297,7 +323,7 @@ def test_saving_replaces_whole_or_not_at_all(
 
     with monkeypatch.context() as patch:
         patch.setattr("rebapl.posterior.storage.write_json", fail)
-        with pytest.raises(OSError, match="no space"):
+        with pytest.raises(UserError, match="no space"):
             save_posterior(make("maple"), saved)
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
     assert [path.name for path in saved.parent.iterdir()] == ["posterior"]
@@ -305,13 +331,15 @@ def test_saving_replaces_whole_or_not_at_all(
 
     def fail_second(path: Path, target: Path) -> Path:
         moves.append(path)
-        if len(moves) == 3:  # the manifest is moved once, the old folder away, then the new one into its place
+        if (
+            len(moves) == 4
+        ):  # the manifest, the new folder beside its place, the old one away, the new one into its place
             raise OSError("interrupted")
         return replace(path, target)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", fail_second)
-        with pytest.raises(OSError, match="interrupted"):
+        with pytest.raises(UserError, match="interrupted"):
             save_posterior(make("maple"), saved)
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
     assert [path.name for path in saved.parent.iterdir()] == ["posterior"]

@@ -70,6 +70,17 @@ def test_seeds_are_averaged_and_data_sets_too(tmp_path: Path) -> None:
     assert numbers(other.rows[-1])[2] == pytest.approx(statistics.fmean(of_each))
 
 
+def test_runs_with_fitted_weights_are_not_averaged_with_others(tmp_path: Path) -> None:
+    weights = {1: [0.5, 0.5], 2: [0.5, 0.5], 3: [0.9, 0.1]}
+    for seed, given in weights.items():
+        out = store(tmp_path, CONFIG.changed(seed=seed), base=60.0, novel=60.0)
+        results = json.loads((out / "results.json").read_text())
+        (out / "results.json").write_text(json.dumps({**results, "weights": given}))
+    (table,) = tables(tmp_path)
+    assert [(row[3], row[-1]) for row in table.rows] == [("", "1, 2"), ("fitted weights", "3")]
+    assert "fitted weights" in long_list(find_runs([tmp_path]).runs)
+
+
 def test_an_average_is_over_the_seeds_that_all_data_sets_have(tmp_path: Path) -> None:
     for data, seed in (("digits", 1), ("digits", 2), ("shapes", 2), ("shapes", 3)):
         store(tmp_path, CONFIG.changed(seed=seed, data=data), base=60.0 + seed, novel=60.0)

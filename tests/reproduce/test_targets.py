@@ -89,13 +89,13 @@ def test_base_to_novel_and_what_shares_its_runs(tmp_path: Path) -> None:
     assert spread["with repulsion"] != pytest.approx(spread["without repulsion"], rel=1e-3), "two runs, not one"
     times = rows(tmp_path, "efficiency")
     assert [(row["epochs"], row["steps"]) for row in times] == [
-        ("2", "10"),
-        ("10", "50"),
-        ("10 × 1", "50"),
-        ("10 × 1", "50"),
+        ("1", "5"),
+        ("9", "45"),
+        ("9 × 1", "45"),
+        ("9 × 1", "45"),
     ]
     assert all(float(row["seconds"]) > 0 for row in times)
-    assert [row["epochs"] for row in rows(tmp_path, "overfitting")] == ["2", "10", "10 × 1"]
+    assert [row["epochs"] for row in rows(tmp_path, "overfitting")] == ["1", "9", "9 × 1"]
     assert [row["K"] for row in rows(tmp_path, "samples")] == ["1", "2"]
 
 

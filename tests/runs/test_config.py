@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from drawn_folder import class_folders
 
 import rebapl.backbones.loading
 from rebapl.errors import UserError
@@ -25,7 +26,7 @@ def changed(**values) -> RunConfig:
     "same",
     [
         changed(epochs=5),  # what MaPLe was published with
-        changed(inference_settings={"cycles": 2, "sampler": {"temperature": 0.001}}),
+        changed(inference_settings={"cycles": 3, "sampler": {"temperature": 0.001}}),
         changed(inference_settings={"repulsion.distance": "wasserstein"}),
         changed(inference_settings={"repulsion.distance": {"kind": "wasserstein"}}),
         changed(inference_settings={"repulsion": {"force": {"fraction": 1}}}),  # 1.0 written otherwise
@@ -96,19 +97,31 @@ def test_a_local_backbone_is_known_by_its_content_wherever_it_lies(tmp_path: Pat
     assert first.hash() != second.hash()
 
 
-def test_ones_own_data_are_known_by_path_and_a_list_by_its_content(
+def test_ones_own_data_are_known_by_their_images_wherever_they_lie(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "my photos").mkdir()
+    photos = class_folders(tmp_path / "my photos", cat=3, dog=3, emu=3, fox=3)
     monkeypatch.chdir(tmp_path)
-    whole = changed(data=str(tmp_path / "my photos"))
-    assert changed(data="my photos").hash() == changed(data="./my photos/").hash() == whole.hash()
+    whole = changed(data=str(photos))
+    first = whole.hash()
+    assert changed(data="my photos").hash() == changed(data="./my photos/").hash() == first
     assert run_folder(whole, Path()).name.startswith("my_photos-maple-rebapl-s1-")
+    shutil.copytree(photos, tmp_path / "elsewhere")  # with other times
+    assert changed(data="elsewhere").hash() == first
+    run_folder(whole, tmp_path / "runs").mkdir(parents=True)
+    assert run_folder(changed(data="elsewhere"), tmp_path / "runs") == run_folder(whole, tmp_path / "runs")
+    (photos / "template.txt").write_text("a sketch of a {}.")
+    assert changed(data="my photos").hash() != first
+
+
+def test_a_list_of_images_is_known_by_its_content(tmp_path: Path) -> None:
+    class_folders(tmp_path, cat=3, dog=3)
     csv = tmp_path / "list.csv"
-    csv.write_text("a.png,cat\n")
-    before = changed(data="list.csv").hash()
-    csv.write_text("a.png,dog\n")
-    assert changed(data="list.csv").hash() != before
+    rows = [f"{name}/{number}.png" for name in ("cat", "dog") for number in range(3)]
+    csv.write_text("path,label\n" + "".join(f"{row},{row[:3]}\n" for row in rows))
+    before = changed(data=str(csv)).hash()
+    csv.write_text("path,label\n" + "".join(f"{row},{'emu' if row[0] == 'd' else 'cat'}\n" for row in rows))
+    assert changed(data=str(csv)).hash() != before
 
 
 @pytest.mark.parametrize(

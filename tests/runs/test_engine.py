@@ -19,7 +19,7 @@ from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.errors import UserError
 from rebapl.runs.backbone import KeptBackbone
 from rebapl.runs.engine import LocalEngine, run_all, work
-from rebapl.runs.folder import ERROR, RESULTS, RunConfig, run_folder
+from rebapl.runs.folder import CHECKPOINT, ERROR, RESULTS, RunConfig, run_folder
 from rebapl.runs.jobs import Ended, Event, Job, Retried, Started, Stepped, check_outcomes
 
 
@@ -28,38 +28,36 @@ def tiny(**changes) -> RunConfig:
     return RunConfig(**{**given, **changes})
 
 
+CPU = LocalEngine(["cpu"])
+
+
 def parts(folder: Path):
     return json.loads((folder / RESULTS).read_text())["parts"]
 
 
 def test_processes_side_by_side_give_what_one_gives(tmp_path: Path) -> None:
     configs = [tiny(seed=seed) for seed in (1, 2)]
-    ended: list[tuple[int, int]] = []
-    one = run_all(configs, tmp_path / "one", devices=["cpu"])
-    two = run_all(
-        configs,
-        tmp_path / "two",
-        devices=["cpu", "cpu:0"],
-        progress=lambda done, total, _name: ended.append((done, total)),
-    )
+    events: list[Event] = []
+    one = run_all(configs, tmp_path / "one", engine=CPU)
+    two = run_all(configs, tmp_path / "two", engine=LocalEngine(["cpu", "cpu:0"]), on_event=events.append)
     assert [folder.name for folder in one] == [folder.name for folder in two]
     assert [parts(folder) for folder in one] == [parts(folder) for folder in two]
-    assert ended == [(1, 2), (2, 2)]
+    assert len([event for event in events if isinstance(event, Ended)]) == 2
 
 
 def test_what_is_finished_is_not_done_again(tmp_path: Path) -> None:
-    (folder,) = run_all([tiny()], tmp_path, devices=["cpu"])
+    (folder,) = run_all([tiny()], tmp_path, engine=CPU)
     before = (folder / RESULTS).stat().st_mtime_ns
-    ended: list[str] = []
-    assert run_all([tiny(), tiny()], tmp_path, devices=["cpu"], progress=lambda *x: ended.append(x[2])) == [folder] * 2
+    events: list[Event] = []
+    assert run_all([tiny(), tiny()], tmp_path, engine=CPU, on_event=events.append) == [folder] * 2
     assert (folder / RESULTS).stat().st_mtime_ns == before
-    assert not ended
+    assert [event.outcome.attempts for event in events if isinstance(event, Ended)] == [0, 0]
 
 
 def test_two_protocols_of_one_training_are_both_scored(tmp_path: Path) -> None:
     """They share a folder."""
     configs = [tiny(data="shapes", protocol="cross-dataset", targets=(name,)) for name in ("digits", "letters")]
-    first, second = run_all(configs, tmp_path, devices=["cpu"])
+    first, second = run_all(configs, tmp_path, engine=CPU)
     assert first == second
     assert parts(first).keys() >= {"digits", "letters"}
 
@@ -71,13 +69,13 @@ REFUSED = {"inference": "rebapl", "inference_settings": ONE_POINT}
 
 def test_a_run_that_fails_is_named_and_does_not_stop_the_others(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"1 of 2 runs failed(.|\n)*digits-coop-rebapl-s1"):
-        run_all([tiny(**REFUSED), tiny()], tmp_path, devices=["cpu"])
+        run_all([tiny(**REFUSED), tiny()], tmp_path, engine=CPU)
     assert [path.parent.name[:15] for path in tmp_path.glob(f"*/{RESULTS}")] == ["digits-coop-mle"]
 
 
 def test_no_job_at_all_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="jobs = 0"):
-        run_all([tiny()], tmp_path, jobs=0)
+        run_all([tiny()], tmp_path, engine=LocalEngine(["cpu"], 0))
 
 
 def test_a_job_travels_as_json(tmp_path: Path) -> None:
@@ -156,11 +154,11 @@ def test_the_traceback_is_kept_and_named_until_the_run_succeeds(
     with monkeypatch.context() as broken:
         broken.setattr("rebapl.runs.folder.Training.run", lambda *_: 1 / 0)
         with pytest.raises(UserError, match=r"ZeroDivisionError: division by zero \(the traceback is in .*error.txt\)"):
-            run_all([tiny(), tiny(seed=2)], tmp_path, devices=["cpu"])
+            run_all([tiny(), tiny(seed=2)], tmp_path, engine=CPU)
     kept = (folder / ERROR).read_text()
     assert "Traceback (most recent call last)" in kept
     assert "1 / 0" in kept
-    run_all([tiny(), tiny(seed=2)], tmp_path, devices=["cpu"])
+    run_all([tiny(), tiny(seed=2)], tmp_path, engine=CPU)
     assert not (folder / ERROR).exists()
 
 
@@ -199,7 +197,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_backbone_is_loaded_once_for_all_runs_of_this_process(tmp_path: Path, loads: list[str]) -> None:
-    run_all([tiny(seed=1), tiny(seed=2)], tmp_path, devices=["cpu"])
+    run_all([tiny(seed=1), tiny(seed=2)], tmp_path, engine=CPU)
     assert loads == ["mini"]
 
 
@@ -262,3 +260,4 @@ def test_an_interruption_ends_the_workers_and_is_reported(tmp_path: Path, jobs_p
     assert states == ["interrupted"] * jobs_per_device
     assert not multiprocessing.active_children()
     assert not any(job.is_done() for job in jobs)
+    assert any((job.folder / CHECKPOINT).exists() for job in jobs), "the very step is kept"

@@ -1,6 +1,5 @@
 """A run in its folder: finished work is kept, broken work goes on, another configuration is refused."""
 
-import importlib
 import json
 import multiprocessing
 import threading
@@ -56,6 +55,12 @@ def test_the_environment_is_kept(trained: Path) -> None:
     assert kept["device"].startswith("cpu")
     assert kept["training_seconds"] > 0
     assert 50e6 < kept["peak_memory"]["process"] < 1e12  # bytes: with torch it is more than 50 MB
+    assert kept["backbone"]["name"] == "mini"
+    assert kept["backbone"]["revision"] is None
+    assert (
+        kept["backbone"]["sha256"]
+        == json.loads((trained / "posterior/posterior.json").read_text())["backbone"]["sha256"]
+    )
 
 
 def test_results_are_stored_unrounded_and_evaluation_repeats_itself(trained: Path) -> None:
@@ -170,7 +175,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_its_log_has_no_gap(
     config = CONFIG.changed(method="vpt", inference="csghmc", epochs=8, inference_settings={"batch": 5})
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train_run(config, whole, device="cpu")
-    monkeypatch.setattr(importlib.import_module("rebapl.training.fit"), "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr("rebapl.training.keeping.CHECKPOINT_SECONDS", 0)
     step = Chain.step
 
     def interrupted(chain: Chain) -> object:
@@ -208,7 +213,10 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
     other = context.Process(target=hold, args=(tmp_path / "run", begun, enough, over))
     other.start()
     assert begun.wait(60)
-    with pytest.raises(UserError, match="another process is at work"), alone_in(tmp_path / "run"):
+    with (
+        pytest.raises(UserError, match=rf"another process \({other.pid} on .*\) is at work"),
+        alone_in(tmp_path / "run"),
+    ):
         pass
     with alone_in(tmp_path / "elsewhere"):
         pass

@@ -1,4 +1,4 @@
-"""The miniature suite, smaller still: one task, four shots, two epochs, ten test images."""
+"""The miniature suite, smaller still: one task, four shots, one epoch, four test images."""
 
 from dataclasses import replace
 
@@ -13,8 +13,8 @@ TINY = replace(
     shifted=("shapes-rotated",),
     seeds=(1,),
     shots=4,
-    test_images=10,
-    epochs={"*": 2, "cocoop": 1},
+    test_images=4,
+    epochs={"*": 1},
     strengths=(1e-2, 1e-1),
     references=(4,),
     cycles=(1, 2, 3),
@@ -23,5 +23,5 @@ TINY = replace(
     repeats=2,
     latency_cycles=(1, 3),
     latency_images=4,
-    toy_runs=20,
+    toy_runs=10,
 )

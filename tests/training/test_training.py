@@ -1,6 +1,5 @@
 """From a task to a posterior and its scores, on the embedded backbone."""
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +45,8 @@ def quick(method: str, inference: str) -> dict[str, Any]:
     settings: dict[str, Any] = {"batch": 5}
     if "cycles" in values and values["cycles"].value > 1:
         settings["cycles"] = 2
+    if "chains" in values:
+        settings["chains"] = 1
     if "averaging.mean" in values:
         settings["averaging"] = None
     if "sampler.samples_per_cycle" in values:
@@ -84,7 +85,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
 ) -> None:
     settings = {"inference_settings": {"cycles": 2, "repulsion": {"images": 4, "pool": 6}}, "epochs": 3}
     whole = fit(task, encoder, "maple", "rebapl", **settings)
-    monkeypatch.setattr(importlib.import_module("rebapl.training.fit"), "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr("rebapl.training.keeping.CHECKPOINT_SECONDS", 0)
     step, stops = Chain.step, 7
 
     def interrupted(chain: Chain) -> object:

@@ -46,17 +46,20 @@ class DualEncoder:
     """A frozen image tower and a frozen text tower with a joint feature space.
 
     `model` is a model of `transformers`; what is particular to its architecture stands in `ARCHITECTURES`. Every size
-    is read from the checkpoint. This class is not an `nn.Module`, so that the parameters of the encoder do not become
-    parameters of a learner that holds it.
+    is read from the checkpoint. `revision` is the commit of the hub that it comes from, if it does. This class is not
+    an `nn.Module`, so that the parameters of the encoder do not become parameters of a learner that holds it.
     """
 
-    def __init__(self, name: str, model: Any, tokenizer: TextTokenizer, preprocessing: Preprocessing):
+    def __init__(
+        self, name: str, model: Any, tokenizer: TextTokenizer, preprocessing: Preprocessing, revision: str | None = None
+    ):
         model.eval().requires_grad_(False)
         kind = getattr(model.config, "model_type", type(model).__name__)
         if kind not in ARCHITECTURES:
             raise unknown("kind of dual encoder", kind, ARCHITECTURES)
         model.set_attn_implementation("sdpa")  # the layers are called with causality as a flag, which "eager" ignores
         self.name = name
+        self.revision = revision
         self.model = model
         self.tokenizer = tokenizer
         self.preprocessing = preprocessing
@@ -83,7 +86,8 @@ class DualEncoder:
         moved = torch.empty(0, device=device).device  # with its number, as the model has it
         if moved == self.device:
             return self
-        other = DualEncoder(self.name, copy.deepcopy(self.model).to(moved), self.tokenizer, self.preprocessing)
+        model = copy.deepcopy(self.model).to(moved)
+        other = DualEncoder(self.name, model, self.tokenizer, self.preprocessing, self.revision)
         other.__dict__["fingerprint"] = self.fingerprint
         return other
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rebapl.backbones.encoder import ARCHITECTURES, Architecture, DualEncoder
+from rebapl.backbones.hub import ask_hub, fetched_before, split_revision
 from rebapl.backbones.text import TextTokenizer
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.transforms import Preprocessing
@@ -21,7 +22,7 @@ _ACCEPTED = (
     "'mini' (embedded), a local folder in Hugging Face format (config.json, model.safetensors, tokenizer and "
     f"preprocessor_config.json), or a hub id such as '{DEFAULT_BACKBONE}'"
 )
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "spiece.model")
 
 
@@ -32,26 +33,30 @@ def load_backbone(
 ) -> DualEncoder:
     """The frozen dual encoder of that name: `mini`, a local Hugging Face folder, or a hub id.
 
+    A hub id may be pinned to a commit, a tag or a branch: `openai/clip-vit-base-patch16@57c216476eef`. All files come
+    from one commit, which the encoder keeps as its `revision`; the code that a repository may hold is never executed.
     The towers compute in `dtype`; learnable parameters and features stay float32.
 
     >>> encoder = load_backbone("mini")
     >>> encoder.vision.width, len(encoder.vision.layers)
     (128, 5)
     """
-    source = _source(str(name_or_path))
-    kind = _read_json(source, "config.json").get("model_type")
+    found = find_backbone(str(name_or_path))
+    source, asked = (found, None) if _is_local(found) else split_revision(found)
+    revision = _commit(source, asked)
+    kind = _read_json(source, revision, "config.json").get("model_type")
     if kind not in ARCHITECTURES:
         raise UserError(
             f"backbone '{name_or_path}' is a '{kind}' checkpoint, not a dual encoder that is supported. Accepted "
             f"model types: {', '.join(ARCHITECTURES)}"
         )
     architecture = ARCHITECTURES[kind]
-    config = _load_config(source)
-    tokenizer = _load_tokenizer(source, architecture, config)
-    preprocessing = _load_preprocessing(source, architecture, config)
-    model = _load_model(source, architecture)
-    name = name_or_path if str(name_or_path) == "mini" else source
-    encoder = DualEncoder(str(name), model, tokenizer, preprocessing)
+    config = _load_config(source, revision)
+    tokenizer = _load_tokenizer(source, revision, architecture, config)
+    preprocessing = _load_preprocessing(source, revision, architecture, config)
+    model = _load_model(source, revision, architecture)
+    name = source if Path(name_or_path).expanduser().is_dir() else str(name_or_path)
+    encoder = DualEncoder(name, model, tokenizer, preprocessing, revision)
     _ = encoder.fingerprint  # before the cast: it names the checkpoint, whatever type it computes in
     encoder.model.to(device=device, dtype=dtype)
     return encoder
@@ -69,8 +74,12 @@ def default_backbone(data: str) -> str:
     return "mini" if data in EMBEDDED else DEFAULT_BACKBONE
 
 
-def _source(name: str) -> str:
-    """A folder path, or the hub id unchanged."""
+def find_backbone(name: str) -> str:
+    """The folder of a backbone: its own, or that of the local cache. If it must be fetched first, the hub id.
+
+    A name that is neither, or a hub that does not answer, is an error. So this tells within seconds whether
+    `load_backbone` has something to load.
+    """
     if name == "mini":
         return str(Path(__file__).parent / "mini")
     folder = Path(name).expanduser()
@@ -80,26 +89,35 @@ def _source(name: str) -> str:
         raise UserError(f"backbone '{name}' is a file. Accepted: {_ACCEPTED}")
     if not _HUB_ID.fullmatch(name) or name.startswith("."):
         raise UserError(f"unknown backbone '{name}': no such folder. Accepted: {_ACCEPTED}")
+    if (fetched := fetched_before(name)) is not None:
+        return str(fetched)
+    ask_hub(name)
     return name
+
+
+def _commit(source: str, revision: str | None) -> str | None:
+    """The commit of the hub that a revision, or none, stands for now; None for a folder that is not of its cache."""
+    snapshot = Path(source) if _is_local(source) else _find(source, revision, ["config.json"]).parent
+    return snapshot.name if snapshot.parent.name == "snapshots" else revision
 
 
 def _is_local(source: str) -> bool:
     return Path(source).is_dir()
 
 
-def _read_json(source: str, *names: str) -> dict[str, Any]:
+def _read_json(source: str, revision: str | None, *names: str) -> dict[str, Any]:
     """The first of these JSON files that the checkpoint has, from the folder or fetched from the hub."""
-    path = _find(source, names)
+    path = _find(source, revision, names)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({error}): fetch the checkpoint again") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} does not hold a JSON object: fetch the checkpoint again")
     return content
 
 
-def _find(source: str, names: Sequence[str]) -> Path:
+def _find(source: str, revision: str | None, names: Sequence[str]) -> Path:
     if _is_local(source):
         for name in names:
             if (Path(source) / name).is_file():
@@ -110,7 +128,7 @@ def _find(source: str, names: Sequence[str]) -> Path:
     failures: list[OSError] = []
     for name in names:
         try:
-            return Path(cached_file(source, name))
+            return Path(cached_file(source, name, revision=revision))
         except OSError as error:
             failures.append(error)
     raise UserError(
@@ -123,18 +141,18 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def _load_config(source: str) -> Any:
+def _load_config(source: str, revision: str | None) -> Any:
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(source)
+        return AutoConfig.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
     except Exception as error:  # whatever a wrong value makes the library raise
         raise UserError(
             f"config.json of backbone '{source}' cannot be used ({' '.join(str(error).split())})"
         ) from error
 
 
-def _load_tokenizer(source: str, architecture: Architecture, config: Any) -> TextTokenizer:
+def _load_tokenizer(source: str, revision: str | None, architecture: Architecture, config: Any) -> TextTokenizer:
     from transformers import AutoTokenizer
 
     if _is_local(source) and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
@@ -143,7 +161,7 @@ def _load_tokenizer(source: str, architecture: Architecture, config: Any) -> Tex
             f"spiece.model is needed beside config.json"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
     except Exception as error:  # whatever a broken tokenizer file makes the library raise
         raise UserError(
             f"the tokenizer of backbone '{source}' cannot be read ({type(error).__name__}: {_first_line(error)}): "
@@ -155,8 +173,8 @@ def _load_tokenizer(source: str, architecture: Architecture, config: Any) -> Tex
         raise UserError(f"the tokenizer of backbone '{source}' does not fit: {error}") from error
 
 
-def _load_preprocessing(source: str, architecture: Architecture, config: Any) -> Preprocessing:
-    given = _read_json(source, "preprocessor_config.json", "processor_config.json")
+def _load_preprocessing(source: str, revision: str | None, architecture: Architecture, config: Any) -> Preprocessing:
+    given = _read_json(source, revision, "preprocessor_config.json", "processor_config.json")
     given = given.get("image_processor", given)
     try:
         return read_preprocessing(given, config.vision_config.image_size, architecture.crops)
@@ -164,18 +182,17 @@ def _load_preprocessing(source: str, architecture: Architecture, config: Any) ->
         raise UserError(f"preprocessor_config.json of backbone '{source}': {error}") from error
 
 
-def _load_model(source: str, architecture: Architecture) -> Any:
+def _load_model(source: str, revision: str | None, architecture: Architecture) -> Any:
     import transformers
-    from safetensors import SafetensorError
     from transformers.utils import logging
 
     bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         model, report = getattr(transformers, architecture.model_class).from_pretrained(
-            source, dtype=torch.float32, output_loading_info=True
+            source, revision=revision or "main", dtype=torch.float32, output_loading_info=True, weights_only=True
         )
-    except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+    except Exception as error:  # whatever a broken file, or one that would execute code, makes the libraries raise
         raise UserError(
             f"the weights of backbone '{source}' cannot be read ({type(error).__name__}: "
             f"{_first_line(error)}): the file is missing, truncated or of another model; fetch it again"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import sys
 import traceback
 import warnings
@@ -16,6 +18,7 @@ from rebapl import __version__
 from rebapl.cli.config import config as config_commands
 from rebapl.cli.data import data as data_commands
 from rebapl.cli.evaluate import evaluate
+from rebapl.cli.learn import learn
 from rebapl.cli.predict import predict
 from rebapl.cli.report import report
 from rebapl.cli.reproduce import reproduce
@@ -24,9 +27,13 @@ from rebapl.cli.run import run
 from rebapl.cli.serve import serve
 from rebapl.cli.train import train
 from rebapl.errors import UserError, printable
+from rebapl.interruption import Interrupted, interrupt
 
-INTERRUPTED = 130
-"""The exit code that typer ends with when somebody presses Ctrl-C."""
+CTRL_C, TERMINATED = 130, 143
+"""The exit codes of interrupted work: after Ctrl-C, with which typer ends, and after SIGTERM."""
+
+RESUMABLE = ("train", "run", "reproduce", "learn")
+"""The commands that go on where they were when they are given again."""
 
 _debug: ContextVar[bool] = ContextVar("debug", default=False)
 
@@ -41,12 +48,13 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line; a `UserError` or an `OSError` becomes one line on stderr and exit code 2.
 
-    `--debug` shows the traceback before that line.
+    `--debug` shows the traceback before that line. After Ctrl-C or SIGTERM a line says what is kept.
     """
     # Threads that wait for one another by spinning long are many times slower when other programs want the cores too.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     # Pillow warns of damaged EXIF and of large photos, which are read all the same; what cannot be read is an error.
     warnings.filterwarnings("ignore", module=r"PIL\.")
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         app()
     except (UserError, OSError) as error:
@@ -55,9 +63,30 @@ def main() -> None:
         _show_error(str(error) if isinstance(error, UserError) else _of_the_system(error))
         sys.exit(2)
     except SystemExit as ending:
-        if ending.code == INTERRUPTED:
-            print("stopped; what was finished is kept", file=sys.stderr)
-        raise
+        if ending.code != CTRL_C:
+            raise
+        found = _interruption(ending)
+        print(_how_to_go_on(found.kept), file=sys.stderr)
+        sys.exit(TERMINATED if found.signal == signal.SIGTERM else CTRL_C)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interruption(ending: BaseException) -> Interrupted:
+    """What made typer end: it raises its own exception while it handles that of the interruption."""
+    error: BaseException | None = ending
+    while error is not None and not isinstance(error, Interrupted):
+        error = error.__context__
+    return error or Interrupted()
+
+
+def _how_to_go_on(kept: str) -> str:
+    """What is kept, and the command that goes on with it."""
+    words = sys.argv[1:]
+    if not any(word in RESUMABLE for word in words):
+        return "stopped"
+    what = kept or "finished runs are kept, and the others go on from their last checkpoint, if they have one"
+    return f"stopped; {what}. Go on with: rebapl {shlex.join(words)}"
 
 
 def _of_the_system(error: OSError) -> str:
@@ -122,6 +151,7 @@ def demo(
     print(f"the table is in {out / 'table.md'}, the figure in {out / 'figure.png'}")
 
 
+app.command()(learn)
 app.command()(train)
 app.command()(run)
 app.command()(evaluate)

@@ -161,6 +161,9 @@ class RunProgress(StepProgress):
             config = job.config
             inference = config["inference"] or job.run_config().resolved().training.inference_name
             title = printable(f"{config['method']} · {inference} on {config['data']}, seed {config['seed']}")
+            fold = config.get("fold")
+            if fold not in (None, "all"):
+                title += f", without part {fold}" if "/" in fold else ", without its test images"
             self._titles[job.folder] = title if event.attempt == 1 else f"{title} (attempt {event.attempt})"
             self._moved.pop(job.folder, None)
         elif isinstance(event, Stepped):

@@ -44,6 +44,8 @@ def evaluate(
     heat_map: Annotated[
         bool, typer.Option("--heat-map", help="Draw how far apart samples are: diversity.png.")
     ] = False,
+    data: Annotated[str | None, typer.Option(help="Where the images are now, if they have moved.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
     quiet: QuietOption = False,
 ) -> None:
@@ -56,7 +58,8 @@ def evaluate(
     from rebapl.reports.figures import diversity_figure
     from rebapl.runs.folder import evaluate_run, read_config, scored_as
 
-    config = scored_as(read_config(run), protocol, parse_names(targets))
+    moved = {key: value for key, value in (("data", data), ("backbone", backbone)) if value is not None}
+    config = scored_as(read_config(run).changed(**moved), protocol, parse_names(targets))
     wanted = None if fit_threshold is None else parse_threshold(fit_threshold)
     with StepProgress(quiet, "images") as progress:
         progress.start_line(f"scoring {run}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from rebapl.cli.completion import runs
+from rebapl.cli.remarks import one_sample
 from rebapl.cli.values import QuietOption
 from rebapl.errors import UserError, printable, unknown
 
@@ -21,13 +22,6 @@ if TYPE_CHECKING:
 PIPE = Path("-")
 NAMED = 10
 """How many images that cannot be read are named."""
-
-ONE_SAMPLE = (
-    "this run has one sample, so there is no uncertainty between samples: mutual information and disagreement are 0. "
-    "For unfamiliar images it has max-probability (after rebapl evaluate RUN --fit-threshold coverage=0.9 it can say "
-    "'I don't know'). "
-    "Train with --inference rebapl or ensemble for more"
-)
 
 
 def predict(
@@ -117,7 +111,7 @@ def predict(
     kept: list[Record] = []
     with StepProgress(quiet, "images", bars=out is not None or not sys.stdout.isatty()) as progress:
         if len(posterior) == 1:
-            progress.note(ONE_SAMPLE)
+            progress.note(one_sample(run))
         if said := files.said_of_others():
             progress.note(f"passed over: {said}")
         watch = Watch(progress, None if piped else files.known)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rebapl.cli.engine_options import Address, CpusPerRun, Device, EngineName, GpusPerRun, Jobs, Partition, Time
 from rebapl.cli.values import parse_names, parse_seeds
 from rebapl.errors import UserError, unknown
 
@@ -24,7 +25,9 @@ def reproduce(
         typer.Option(help="paper (ViT-B/16, the real data), mini (embedded, on two cores), or photo (your backbone)."),
     ] = "paper",
     list_: Annotated[bool, typer.Option("--list", help="Name the targets and stop.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs and an estimate of the time.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the runs, which data are missing, and an estimate of the time here.")
+    ] = False,
     root: Annotated[Path | None, typer.Option(help="Folder of the data sets; else $REBAPL_DATA.")] = None,
     backbone: Annotated[str | None, typer.Option(help="Another backbone: a folder or a hub id.")] = None,
     data: Annotated[str | None, typer.Option(help="Only these data sets, separated by commas.")] = None,
@@ -45,21 +48,27 @@ def reproduce(
     ] = "of-averages",
     runs: Annotated[Path, typer.Option(help="Folder of the runs; finished ones are used again.")] = Path("runs"),
     out: Annotated[Path | None, typer.Option(help="Folder for tables and figures, if not reproduced/SUITE.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, or several: cuda:0,cuda:1; the GPU if there is one.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time on each device.")] = 1,
+    engine: EngineName = "local",
+    device: Device = None,
+    jobs: Jobs = None,
+    address: Address = None,
+    partition: Partition = None,
+    time: Time = None,
+    cpus_per_run: CpusPerRun = None,
+    gpus_per_run: GpusPerRun = None,
 ) -> None:
     """Make the paper's tables and figures from stored runs, beside the paper's own. What is finished is kept."""
-    from rich.console import Console
-
     from rebapl.cli.console import print_table
+    from rebapl.cli.live import LiveRuns
     from rebapl.evaluation.scores import check_hm_convention
     from rebapl.reports.results import short_value
+    from rebapl.reproduce.estimate import measured_pace
     from rebapl.reproduce.make import PAPER_TARGETS, chosen, make_target, planned
     from rebapl.reproduce.target import Context
+    from rebapl.runs.backbone import best_device
+    from rebapl.runs.engines import EngineOptions
+    from rebapl.runs.jobs import Job
 
-    console = Console()
     if list_:
         wide = max(map(len, PAPER_TARGETS))
         for target in PAPER_TARGETS.values():
@@ -78,7 +87,8 @@ def reproduce(
         inference=inference,
     )
     if dry_run:
-        table, each = planned(targets, selected, runs)
+        here = measured_pace(selected.backbone, (parse_names(device) or [best_device()])[0])
+        table, each = planned(targets, selected, runs, root, here)
         for one in each:
             config, state = one.config, "done" if one.done else f"{one.seconds:.0f} s"
             transfers = "" if config.protocol == "base-to-novel" else f" {config.protocol}"
@@ -89,6 +99,9 @@ def reproduce(
             )
         print_table(table)
         return
+    where = EngineOptions(
+        engine, parse_names(device), jobs, address, partition, time, cpus_per_run, gpus_per_run
+    ).build(runs)
     context = Context(selected, runs, root, parse_names(device), hm)
     folder = out or Path("reproduced") / selected.name
     for target in targets:
@@ -99,16 +112,9 @@ def reproduce(
                 raise
             print(f"{target.name}: left out, {error}")
             continue
-        with console.status(f"{target.name}: {target.what}") as status:
-
-            def moved(done: int, total: int, name: str, title: str = target.name) -> None:
-                state = f"{title}: {done} of {total} runs, last {name}"
-                if console.is_terminal:
-                    status.update(state)
-                else:
-                    print(state, file=sys.stderr)
-
-            product = make_target(target, context, folder, jobs=jobs, progress=moved)
+        print(f"{target.name}: {target.what}", file=sys.stderr)
+        with LiveRuns([Job.of(config, runs, root=root) for config in target.runs(selected)]) as live:
+            product = make_target(target, context, folder, engine=where, on_event=live.show)
         for made in product.tables.values():
             print_table(made)
         for name in product.figures:

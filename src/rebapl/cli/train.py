@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rebapl.cli.completion import datasets, kinds_of_inference, methods
+from rebapl.cli.engine_options import Address, CpusPerRun, Device, EngineName, GpusPerRun, Jobs, Partition, Time
+from rebapl.cli.remarks import backbone_remarks, half_remarks, one_sample
 from rebapl.cli.values import QuietOption, parse_names, parse_seeds
 from rebapl.errors import UserError
 
@@ -88,21 +90,35 @@ def train(
     ] = Path("runs"),
     out: Annotated[Path | None, typer.Option(help="Folder of this run, if you would rather name it.")] = None,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Score it on the test images as well.")] = False,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, or several: cuda:0,cuda:1; the GPU if there is one.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time on each device.")] = 1,
+    cycles_apart: Annotated[
+        bool,
+        typer.Option(
+            "--cycles-apart",
+            help="Sample the cycles of a posterior side by side, as jobs of their own, if they do not depend on one "
+            "another.",
+        ),
+    ] = False,
+    engine: EngineName = "local",
+    device: Device = None,
+    jobs: Jobs = None,
+    address: Address = None,
+    partition: Partition = None,
+    time: Time = None,
+    cpus_per_run: CpusPerRun = None,
+    gpus_per_run: GpusPerRun = None,
     quiet: QuietOption = False,
 ) -> None:
     """Learn prompts from a few labelled images. Finished runs are kept; interrupted ones go on where they were."""
     from rich.console import Console
 
+    from rebapl.backbones import find_backbone
     from rebapl.cli.console import RunProgress
+    from rebapl.cli.live import LiveRuns
     from rebapl.reports.base_novel import scores_table
     from rebapl.runs.config_file import build_config, merged, read_config_file, read_words
-    from rebapl.runs.engine import LocalEngine
+    from rebapl.runs.engines import EngineOptions
     from rebapl.runs.folder import is_trained
-    from rebapl.runs.jobs import Job, check_outcomes
+    from rebapl.runs.jobs import Job, check_outcomes, cycle_jobs
     from rebapl.runs.results import read_result
 
     options = {
@@ -130,13 +146,29 @@ def train(
     configs = [build_config(each) for each in wanted]
     for each in configs:
         _refuse_idle_template(each)
-    engine = LocalEngine(parse_names(device), jobs)
+    where = EngineOptions(
+        engine, parse_names(device), jobs, address, partition, time, cpus_per_run, gpus_per_run
+    ).build(runs if out is None else out.absolute().parent)
     todo = [Job.of(each, runs, out=out, root=root, score=evaluate, wait=False) for each in configs]
+    remarks = backbone_remarks(configs[0])
     trained_before = {job.folder for each, job in zip(configs, todo, strict=True) if is_trained(each, job.folder)}
+    begins = len(trained_before) < len(todo)
+    parts = [part for job in todo if cycles_apart and job.folder not in trained_before for part in cycle_jobs(job)]
+    if begins:
+        find_backbone(configs[0].backbone_name)
     with RunProgress(quiet) as progress:
         if configs[0].backbone is None:
             progress.note(f"backbone: {configs[0].backbone_name}, since none is given")
-        outcomes = list(engine.run(todo, progress.show))
+        for line in [*half_remarks(configs[0], root), *remarks] if begins else []:
+            progress.warn(line)
+        if alone := len(todo) == 1 and engine == "local" and not parts:
+            outcomes = list(where.run(todo, progress.show))
+    if parts:
+        with LiveRuns(parts, quiet) as live:
+            check_outcomes(list(where.run(parts, live.show)))
+    if not alone:
+        with LiveRuns(todo, quiet) as live:
+            outcomes = list(where.run(todo, live.show))
     for outcome in outcomes:
         if outcome.state == "done":
             folder = outcome.folder
@@ -145,6 +177,11 @@ def train(
             if evaluate:
                 Console().print(scores_table(read_result(folder), title=str(folder)).to_rich())
     check_outcomes(outcomes)
+    trained = configs[0].resolved().training.inference
+    if trained is not None and trained.samples == 1:
+        remarks.append(one_sample(todo[0].folder))
+    for line in remarks:
+        print(line)
 
 
 def _refuse_idle_template(config: RunConfig) -> None:

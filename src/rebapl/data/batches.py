@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
@@ -39,6 +40,14 @@ class LabelledImages:
     def forget(self) -> None:
         """Free the memory of the decoded images. They are decoded again when they are needed."""
         self._images = None
+
+    def fingerprint(self) -> str:
+        """What identifies these images: a checksum of keys, labels, sizes and 64 pixels of each, evenly spread."""
+        digest = hashlib.sha256()
+        for item, image in zip(self.items, self.images, strict=True):
+            digest.update(f"{item.key}\n{item.label} {image.size}\n".encode("utf-8", "surrogatepass"))
+            digest.update(image.resize((8, 8), Image.Resampling.NEAREST).tobytes())
+        return digest.hexdigest()
 
     def views(self, preprocessing: Preprocessing, rows: Sequence[int] | None = None) -> Tensor:
         """The test-time views of all images, or of those in `rows` in that order, uint8 (N, 3, H, W).
@@ -93,6 +102,7 @@ class TrainBatches:
         self.device = torch.device(device)
         self.labels = data.labels
         self.sizes: list[tuple[int, int]] = [image.size for image in data.images]
+        self.fingerprint = data.fingerprint()
         self.resident: ResidentImages | None = None
         self.images: list[Image.Image] = []
         if resident is None:

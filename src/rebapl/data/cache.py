@@ -18,7 +18,7 @@ from PIL import Image
 from rebapl.data.dataset import Dataset
 from rebapl.data.splits import check_key
 from rebapl.errors import UserError
-from rebapl.files import write_atomically
+from rebapl.files import NotWrittenError, write_atomically
 
 CACHE_VARIABLE = "REBAPL_CACHE"
 """The environment variable with the folder of the cache."""
@@ -96,10 +96,10 @@ def _write(path: Path, stamp: str, image: Image.Image) -> None:
     head = f"P6\n# {stamp}\n{image.width} {image.height}\n255\n"
     try:
         write_atomically(path, head.encode() + image.tobytes())
-    except OSError as error:
+    except NotWrittenError as error:
         raise UserError(
-            f"cannot keep a cached image in {path.parent} ({error.strerror or error}): make room, name another folder "
-            f"in ${CACHE_VARIABLE}, or leave the cache out"
+            f"cannot keep a cached image in {path.parent} ({error.why}): make room, name another folder in "
+            f"${CACHE_VARIABLE}, or leave the cache out"
         ) from error
 
 

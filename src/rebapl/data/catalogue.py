@@ -48,13 +48,15 @@ def load_dataset(
     split: str | None = None,
     template: str | None = None,
     keep_split: bool = True,
+    whole: bool = False,
 ) -> Dataset:
     """The data set of that name. Images are drawn or read when they are asked for.
 
     `name` is an embedded task, a published data set below `root` (None: the folder in $REBAPL_DATA), a data set
     registered from outside, or the path of a folder of images or of a CSV file. `split` names another split file in
     the data set's folder, or its path. `template` replaces the data set's own. Without `keep_split`,
-    a split that is made of somebody's own images is not written.
+    a split that is made of somebody's own images is not written. With `whole`, images that have no split are not split:
+    all of them train.
 
     >>> load_dataset("digits").class_names[:3]
     ['zero', 'one', 'two']
@@ -71,7 +73,7 @@ def load_dataset(
         return load_published(PUBLISHED[name], data_root(name, root), split, template)
     path = Path(name).expanduser()
     load = load_csv if kind == "csv" else load_folder
-    return load(path, split, template, keep_split=keep_split)
+    return load(path, split, template, keep_split=keep_split, whole=whole)
 
 
 def kind_of(name: str) -> Literal["embedded", "published", "registered", "csv", "folder"]:

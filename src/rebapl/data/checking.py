@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rebapl.data.catalogue import data_root, kind_of, load_dataset
 from rebapl.data.dataset import Dataset, Item
-from rebapl.data.images import EXTENSIONS
+from rebapl.data.images import EXTENSIONS, walked
 from rebapl.data.names import class_name, has_rule, names_by_label
 from rebapl.data.published import PUBLISHED, Entry
 from rebapl.data.runs_inside import holds_runs
@@ -143,29 +142,19 @@ def _check_present(dataset: Dataset, folder: Path, report: Report) -> list[Item]
     if len(present) == len(dataset.train) + len(dataset.val) + len(dataset.test):
         report.fine.append("all images are there")
     listed = {item.key for item in (*dataset.train, *dataset.val, *dataset.test)}
-    unlisted = sum(key not in listed for key in _image_keys(folder))
+    files = (Path(parent, name) for parent, names in walked(folder, holds_runs) for name in names)
+    found = (path.relative_to(folder).as_posix() for path in files if path.name.lower().endswith(EXTENSIONS))
+    unlisted = sum(key not in listed for key in found)
     if unlisted:
         report.notes.append(f"{unlisted} more images below {folder} are in no split")
     return present
 
 
-def _image_keys(folder: Path) -> Iterator[str]:
-    """The paths of all images below a folder but in runs; links to folders are followed, in a circle only once."""
-    seen: set[str] = set()
-    for parent, folders, files in os.walk(folder, followlinks=True):
-        real = os.path.realpath(parent)
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = [each for each in folders if not holds_runs(Path(parent, each))]
-        below = Path(parent).relative_to(folder)
-        yield from ((below / file).as_posix() for file in files if file.lower().endswith(EXTENSIONS))
+def broken_images(
+    dataset: Dataset, items: Sequence[Item], progress: Callable[[int, int], None] | None = None
+) -> list[str]:
+    """Decode every image, and give the error of each that cannot be read."""
 
-
-def _check_readable(
-    dataset: Dataset, items: Sequence[Item], report: Report, progress: Callable[[int, int], None] | None
-) -> None:
     def error(item: Item) -> str | None:
         try:
             dataset.load(item.key)
@@ -180,6 +169,13 @@ def _check_readable(
         done += len(portion)
         if progress is not None:
             progress(done, len(items))
+    return broken
+
+
+def _check_readable(
+    dataset: Dataset, items: Sequence[Item], report: Report, progress: Callable[[int, int], None] | None
+) -> None:
+    broken = broken_images(dataset, items, progress)
     if broken:
         report.problems.append(f"{len(broken)} images cannot be read:\n  " + "\n  ".join(broken))
     elif items:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -87,6 +87,37 @@ def _walk(folder: Path, passed_over: Counter[str], inside: tuple[str, ...]) -> I
             yield path
         else:
             passed_over[path.suffix.lower()] += 1
+
+
+def said_of_endings(passed_over: Counter[str]) -> str:
+    """How many files of which endings are not called images, in words; nothing if there are none.
+
+    >>> said_of_endings(Counter({".txt": 2, "": 1}))
+    '3 files whose ending is not that of an image: 2 .txt, 1 without one'
+    """
+    if not passed_over:
+        return ""
+    counts = ", ".join(f"{count} {printable(end) or 'without one'}" for end, count in passed_over.most_common())
+    advice = f" ({HEIC_ADVICE})" if any(ending in passed_over for ending in HEIC) else ""
+    total = passed_over.total()
+    return f"{total} file{'s' * (total > 1)} whose ending is not that of an image: {counts}{advice}"
+
+
+def walked(folder: Path, skip: Callable[[Path], bool] | None = None) -> Iterator[tuple[str, list[str]]]:
+    """Each folder from `folder` down, with the names of its files; hidden ones and those to `skip` are left out.
+
+    Links to folders are followed; what was reached already, as in a circle of links, is passed over.
+    """
+    seen: set[str] = set()
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(parent)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        shown = sorted(name for name in folders if name[0] != ".")
+        folders[:] = [name for name in shown if skip is None or not skip(Path(parent, name))]
+        yield parent, files
 
 
 def read_image(path: Path, upright: bool = True) -> Image.Image:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +15,17 @@ import numpy as np
 from PIL import Image
 
 from rebapl.data.dataset import Dataset, Item, check_template
-from rebapl.data.images import EXTENSIONS, FileImages, as_rgb, images_below, is_image, read_image, turned_upright
+from rebapl.data.images import (
+    EXTENSIONS,
+    FileImages,
+    as_rgb,
+    images_below,
+    is_image,
+    read_image,
+    said_of_endings,
+    turned_upright,
+    walk_images,
+)
 from rebapl.data.runs_inside import holds_runs
 from rebapl.data.splits import (
     SPLITS,
@@ -28,7 +39,7 @@ from rebapl.data.splits import (
     write_split,
 )
 from rebapl.errors import UserError, unknown
-from rebapl.files import read_lines
+from rebapl.files import NotWrittenError, read_lines
 from rebapl.randomness import python_random
 
 TEMPLATE = "a photo of a {}."
@@ -97,27 +108,47 @@ def _rgb(picture: Picture) -> Image.Image:
 
 
 def load_folder(
-    folder: Path, split: str | None = None, template: str | None = None, *, keep_split: bool = True
+    folder: Path,
+    split: str | None = None,
+    template: str | None = None,
+    *,
+    keep_split: bool = True,
+    whole: bool = False,
 ) -> Dataset:
     """The data set of a folder: `train/`, `val/` (may be missing) and `test/` with class folders in each, or class
     folders alone, whose split is made once and kept in `split_rebapl.json` or in the file `split`; see
     `kept_split`.
 
-    Without `keep_split`, a split that is made now is not written. Folders that hold runs of rebapl are no classes.
+    Without `keep_split`, a split that is made now is not written. With `whole`, class folders alone are not split: all
+    their images train. Folders that hold runs of rebapl are no classes.
     Classes are numbered in the order of their folders' names. `classnames.txt` may give other names than the folders',
     `template.txt` a template.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder of images")
-    if runs := [path.name for path in sorted(folder.iterdir()) if path.is_dir() and holds_runs(path)]:
+    if keep_split and (runs := [path.name for path in sorted(folder.iterdir()) if path.is_dir() and holds_runs(path)]):
         _log.warning("%s: passed over, since runs of rebapl are in it: %s", folder, few(runs))
     if is_split(folder):
         splits = _split_folders(folder) if split is None else read_split(named_split(folder, split))
     else:
         groups = _groups(folder)
         names = read_names(folder / "classnames.txt", groups)
-        splits = kept_split(folder, SPLIT_FILE, split, groups, names, keep_split)
-    return own_dataset(folder.resolve().name, folder, splits, template)
+        if whole:
+            splits = Splits(_items(groups, names), [], [])
+        else:
+            splits = kept_split(folder, SPLIT_FILE, split, groups, names, keep_split)
+    return own_dataset(folder.resolve().name, folder, splits, template, whole)
+
+
+def passed_over(folder: Path) -> str:
+    """Which files in a folder of classes are not learned from, in words; nothing if there are none."""
+    endings: Counter[str] = Counter()
+    for group in _subfolders(folder):
+        for _ in walk_images(folder / group, endings):
+            pass
+    beside = sum(is_image(path) and path.name[0] != "." for path in folder.iterdir())
+    said = [f"{beside} image{'s' * (beside > 1)} beside the class folders"] if beside else []
+    return "; ".join([*said, *filter(None, [said_of_endings(endings)])])
 
 
 def is_flat(folder: Path) -> bool:
@@ -186,13 +217,20 @@ def _subfolders(folder: Path) -> list[str]:
     return sorted(path.name for path in found if not holds_runs(path))
 
 
-def load_csv(file: Path, split: str | None = None, template: str | None = None, *, keep_split: bool = True) -> Dataset:
+def load_csv(
+    file: Path,
+    split: str | None = None,
+    template: str | None = None,
+    *,
+    keep_split: bool = True,
+    whole: bool = False,
+) -> Dataset:
     """The data set of a CSV file with the columns `path`, `label` and perhaps `split` (train, val or test).
 
     Paths lie below the file's folder; so may `classnames.txt` and `template.txt`, as for folders. Labels are class
     names, or numbers that `classnames.txt` names; numbers may skip, classes are numbered in their order. Without
     splits, one is made once and kept in `<file>.split.json`, or in the file `split`; see `kept_split`. Without
-    `keep_split`, a split that is made now is not written.
+    `keep_split`, a split that is made now is not written. With `whole`, images without splits all train.
     """
     rows = _read_rows(file)
     labels = sorted({label for _, label, _ in rows}, key=lambda label: (int(label) if label.isdecimal() else -1, label))
@@ -204,7 +242,10 @@ def load_csv(file: Path, split: str | None = None, template: str | None = None, 
         groups: dict[str, list[str]] = {label: [] for label in labels}
         for path, label, _ in rows:
             groups[label].append(path)
-        splits = kept_split(file.parent, f"{file.stem}.split.json", split, groups, names, keep_split)
+        if whole:
+            splits = Splits(_items(groups, names), [], [])
+        else:
+            splits = kept_split(file.parent, f"{file.stem}.split.json", split, groups, names, keep_split)
     elif split is not None:
         splits = read_split(named_split(file.parent, split))
     else:
@@ -217,7 +258,7 @@ def load_csv(file: Path, split: str | None = None, template: str | None = None, 
         )
         if not splits.train:
             raise UserError(f"{file} lists no training images")
-    return own_dataset(file.stem, file.parent, splits, template)
+    return own_dataset(file.stem, file.parent, splits, template, whole)
 
 
 def _read_rows(file: Path) -> list[Row]:
@@ -250,6 +291,11 @@ def _read_rows(file: Path) -> list[Row]:
     if 0 < len(without) < len(rows):
         raise UserError(f"{file}: line {lines[without[0]]} has no split, but others have: give all of them or none")
     return rows
+
+
+def _items(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> list[Item]:
+    """The images of all classes; labels follow the order of the classes."""
+    return [Item(key, label, names[group]) for label, (group, keys) in enumerate(groups.items()) for key in keys]
 
 
 def make_split(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> Splits:
@@ -303,9 +349,9 @@ def kept_split(
         return splits
     try:
         write_split(file, splits)
-    except OSError as error:
+    except NotWrittenError as error:
         raise UserError(
-            f"the split is made once and kept in {file}, which cannot be written ({error}): let the first run "
+            f"the split is made once and kept in {file}, which cannot be written ({error.why}): let the first run "
             "write it, or say with --split PATH/FILE.json where to keep it"
         ) from error
     counts = " : ".join(str(len(items)) for items in splits)
@@ -314,7 +360,7 @@ def kept_split(
 
 
 def _check_whole(file: Path, splits: Splits, groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> None:
-    found = {Item(key, label, names[group]) for label, (group, keys) in enumerate(groups.items()) for key in keys}
+    found = set(_items(groups, names))
     listed = {item for items in splits for item in items}
     anew = f"remove {file} to split anew by the same rule, or name another file with --split"
     keys = {item.key for item in found}
@@ -326,9 +372,12 @@ def _check_whole(file: Path, splits: Splits, groups: Mapping[str, Sequence[str]]
         raise UserError(f"class {changed[0].class_name!r} has another name or number in the split: {anew}")
 
 
-def own_dataset(name: str, folder: Path, splits: Splits, template: str | None) -> Dataset:
-    """The data set of these items in `folder`. Without a `template`, it has that of `template.txt` or the plain one."""
-    check_items(splits, str(folder))
+def own_dataset(name: str, folder: Path, splits: Splits, template: str | None, whole: bool = False) -> Dataset:
+    """The data set of these items in `folder`. Without a `template`, it has that of `template.txt` or the plain one.
+
+    With `whole` it needs no test images.
+    """
+    check_items(splits, str(folder), tested=not whole)
     given = template or read_template(folder / "template.txt") or TEMPLATE
     return Dataset(name, given, *splits, FileImages(folder, upright=True), folder=folder)
 

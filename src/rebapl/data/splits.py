@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from rebapl.data.dataset import Item
 from rebapl.errors import UserError, printable
-from rebapl.files import write_atomically
+from rebapl.files import refuse_special, write_atomically
 
 SPLITS = ("train", "val", "test")
 
@@ -30,12 +30,13 @@ class Splits(NamedTuple):
 def read_split(path: Path, repeats: bool = False) -> Splits:
     """The items that a split file lists, checked; see `check_items`."""
     try:
+        refuse_special(path)
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise UserError(f"there is no split file {path}") from error
     except OSError as error:
         raise UserError(f"split file {path} cannot be read: {error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"split file {path} is damaged ({error}): get it again") from error
     if not isinstance(content, dict) or set(content) != set(SPLITS):
         found = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
@@ -84,11 +85,12 @@ def check_key(key: str, where: str) -> str:
     return str(PurePosixPath(key))
 
 
-def check_items(splits: Splits, where: str, repeats: bool = False) -> None:
+def check_items(splits: Splits, where: str, repeats: bool = False, tested: bool = True) -> None:
     """Refuse a split that would train or score wrongly.
 
     Refused are labels that leave out a number, a class with two names, a name with two classes (unless `repeats`), an
-    image that is listed twice, and a class that cannot be learned or tested.
+    image that is listed twice, a class that cannot be learned or tested, and, where it is to be `tested`, a split
+    without test images.
     """
     names: dict[int, str] = {}
     keys: dict[str, str] = {}
@@ -101,7 +103,7 @@ def check_items(splits: Splits, where: str, repeats: bool = False) -> None:
             if key in keys:
                 raise UserError(f"{where}: {key} is listed twice, in {keys[key]} and in {split}")
             keys[key] = split
-    if not splits.test:
+    if tested and not splits.test:
         raise UserError(f"{where} has no test images")
     if set(names) != set(range(len(names))):
         missing = few(sorted(set(range(len(names))) - set(names)))

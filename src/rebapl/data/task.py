@@ -11,6 +11,7 @@ from rebapl.data.cache import cached
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.dataset import Dataset, Item
 from rebapl.data.fewshot import base_novel, few_shot, relabelled, spread
+from rebapl.data.folds import check_fold, folded
 from rebapl.data.published import PUBLISHED
 from rebapl.errors import UserError, unknown
 
@@ -72,6 +73,7 @@ def load_task(
     template: str | None = None,
     targets: Sequence[str] | None = None,
     cache: int | None = None,
+    fold: str | None = None,
 ) -> Task:
     """Make a task of a data set, which is an object, a name or a path.
 
@@ -87,7 +89,8 @@ def load_task(
       images of these. It sees no test image and no novel class.
 
     `test_images` keeps at most so many images per part, spread evenly over the list. With `cache`, images are kept on
-    disk, their short side so many pixels; see `rebapl.data.cache`.
+    disk, their short side so many pixels; see `rebapl.data.cache`. With a `fold` (only for `few-shot`), these
+    images are tested and all others train; see `rebapl.data.folds`. The fold `all` leaves no test part.
 
     >>> task = load_task("digits", shots=16, seed=1)
     >>> len(task.train.items), list(task.tests), task.tests["novel"].class_names
@@ -98,7 +101,10 @@ def load_task(
     if test_images is not None and test_images < 1:
         raise UserError(f"test_images = {test_images}: at least one is needed")
     wanted = target_names(protocol, data if isinstance(data, str) else data.name, targets)
-    dataset = load_dataset(data, root, split=split, template=template) if isinstance(data, str) else data
+    check_fold_use(fold, protocol, split)
+    whole = fold is not None
+    dataset = load_dataset(data, root, split=split, template=template, whole=whole) if isinstance(data, str) else data
+    dataset = dataset if fold is None else folded(dataset, fold)
     dataset = dataset if cache is None else cached(dataset, cache)
     train, val = few_shot(dataset, shots, seed)
     names = dataset.class_names
@@ -112,7 +118,7 @@ def load_task(
         source = dataset.val
         if not source:
             raise UserError(f"data set '{dataset.name}' has no validation images to select settings on")
-    tests = {name: _part(dataset, source, chosen, test_images) for name, chosen in tested.items()}
+    tests = {name: _part(dataset, source, chosen, test_images) for name, chosen in tested.items() if source}
     splits = target_splits(targets)
     for name in wanted:
         target = load_dataset(name, root, split=splits.get(name))
@@ -142,6 +148,15 @@ def task_of(dataset: Dataset, seed: int = 1, shots: int | None = None, *, cache:
     tests = {"test": _part(dataset, dataset.test, labels)} if dataset.test else {}
     parts = _part(dataset, train, labels), _part(dataset, val, labels)
     return Task(dataset, "few-shot", shots, seed, *parts, tests)
+
+
+def check_fold_use(fold: str | None, protocol: str, split: str | None = None) -> None:
+    """Refuse a fold that is none, or one beside a protocol or a split file that it has no effect on."""
+    if fold is None:
+        return
+    check_fold(fold)
+    if protocol != "few-shot" or split is not None:
+        raise UserError(f"fold {fold} is for the protocol few-shot without a split file: leave it out here")
 
 
 def _several_classes(dataset: Dataset) -> int:

@@ -40,7 +40,7 @@ SEQUENCES = 4096  # in one text pass
 class APPConfig(CoOpConfig):
     """CoOp's settings; `prior_weight` is λ, published as 1/shots; `particle_share` is α."""
 
-    tokens: int | None = Field(default=16, ge=1)
+    tokens: int | None = Field(default=16, ge=1, le=512)
     init: str | None = Field(default=None, min_length=1)
     prior_weight: float = Field(default=1 / 16, ge=0)
     particle_share: float = Field(default=0.7, ge=0, le=1)

@@ -32,7 +32,7 @@ from rebapl.settings import Settings
 class BayesianConfig(CoOpConfig):
     """CoOp's settings; `samples` is L, `divergence` is β; `conditional` on the image, or one q for all."""
 
-    samples: int = Field(default=10, ge=1)
+    samples: int = Field(default=10, ge=1, le=1024)
     divergence: float = Field(default=0.001, ge=0)
     conditional: bool = False
 

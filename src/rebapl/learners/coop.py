@@ -39,7 +39,7 @@ def pieces(name: str, tokens: int, position: Position) -> list[Piece]:
 class CoOpConfig(Settings):
     """`init` gives words whose embeddings the context starts from; without it, `tokens` vectors of N(0, 0.02²)."""
 
-    tokens: int | None = Field(default=None, ge=1)
+    tokens: int | None = Field(default=None, ge=1, le=512)
     init: str | None = Field(default="a photo of a", min_length=1)
     position: Position = "end"
     class_specific: bool = False

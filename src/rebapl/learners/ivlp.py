@@ -36,7 +36,7 @@ class IVLPConfig(Settings):
     `init`: the words the text opens with.
     """
 
-    tokens: int = Field(default=2, ge=1)
+    tokens: int = Field(default=2, ge=1, le=512)
     depth: Depth = "12/12"
     init: str | None = Field(default=OPENING, min_length=1)
 

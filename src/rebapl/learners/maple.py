@@ -41,7 +41,7 @@ class MaPLeConfig(Settings):
     `init`: the words the text opens with.
     """
 
-    tokens: int = Field(default=2, ge=1)
+    tokens: int = Field(default=2, ge=1, le=512)
     depth: Depth = "9/12"
     init: str | None = Field(default=OPENING, min_length=1)
 

@@ -40,8 +40,8 @@ AFTER_FIRST = 1  # the position behind the class token, and behind start-of-text
 class MMRLConfig(Settings):
     """`tokens` of `width` in the last `layers` (without a number: 7/12 of them); α and λ of the equation."""
 
-    tokens: int = Field(default=5, ge=1)
-    width: int = Field(default=512, ge=1)
+    tokens: int = Field(default=5, ge=1, le=512)
+    width: int = Field(default=512, ge=1, le=16384)
     layers: int | None = Field(default=None, ge=1)
     class_share: float = Field(default=0.7, ge=0, le=1)
     consistency: float = Field(default=0.5, ge=0)

@@ -31,8 +31,8 @@ class MMRLPlusConfig(MMRLConfig):
     """MMRL's settings; `mix` is β; the ranks of the layers' residuals and of the second head's."""
 
     mix: float = Field(default=MIX, ge=0, le=1)
-    rank: int = Field(default=4, ge=1)
-    projection_rank: int = Field(default=64, ge=1)
+    rank: int = Field(default=4, ge=1, le=16384)
+    projection_rank: int = Field(default=64, ge=1, le=16384)
 
     @model_validator(mode="after")
     def _mix_acts(self) -> MMRLPlusConfig:

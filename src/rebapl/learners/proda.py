@@ -40,8 +40,8 @@ class ProDAConfig(Settings):
     Where there are fewer than the published 4 prompts, a pass takes all of them.
     """
 
-    prompts: int = Field(default=32, ge=1)
-    tokens: int = Field(default=16, ge=1)
+    prompts: int = Field(default=32, ge=1, le=1024)
+    tokens: int = Field(default=16, ge=1, le=512)
     at_once: int = Field(default=AT_ONCE, ge=1)
     orthogonality: float = Field(default=ORTHOGONALITY, ge=0)
 

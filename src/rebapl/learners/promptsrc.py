@@ -34,7 +34,7 @@ TEMPLATES = "imagenet-60"
 class PromptSRCConfig(IVLPConfig):
     """IVLP's settings; the weights of the three terms; the `templates` of the frozen text features."""
 
-    tokens: int = Field(default=4, ge=1)
+    tokens: int = Field(default=4, ge=1, le=512)
     depth: Depth = "9/12"
     text_weight: float = Field(default=25.0, ge=0)
     image_weight: float = Field(default=10.0, ge=0)

@@ -26,7 +26,7 @@ from rebapl.settings import Settings
 class VPTConfig(Settings):
     """`depth`: layers with prompts, all by default, 1 for shallow. `text`: the fixed text, or None: the data set's."""
 
-    tokens: int = Field(default=8, ge=1)
+    tokens: int = Field(default=8, ge=1, le=512)
     depth: Depth = "12/12"
     text: str | None = "a photo of a {}."
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
-from rebapl.data.images import HEIC, HEIC_ADVICE, walk_images
+from rebapl.data.images import said_of_endings, walk_images
 from rebapl.errors import UserError, printable
 from rebapl.files import read_lines
 
@@ -55,14 +55,7 @@ class ImageFiles:
 
     def said_of_others(self) -> str:
         """How many files of which endings are not called images; nothing if there are none."""
-        if not self.passed_over:
-            return ""
-        counts = ", ".join(
-            f"{count} {printable(end) or 'without one'}" for end, count in self.passed_over.most_common()
-        )
-        advice = f" ({HEIC_ADVICE})" if any(ending in self.passed_over for ending in HEIC) else ""
-        total = self.passed_over.total()
-        return f"{total} file{'s' * (total > 1)} whose ending is not that of an image: {counts}{advice}"
+        return said_of_endings(self.passed_over)
 
 
 def read_list(file: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.errors import UserError
-from rebapl.files import folder_written_whole, read_json, sha256, write_json
+from rebapl.files import finish_replacement, folder_written_whole, read_json, sha256, write_json
 from rebapl.learners import METHODS, Learner, build_learner
 from rebapl.learners.registry import earlier_settings
 from rebapl.posterior.manifest import (
@@ -112,6 +112,7 @@ class Parts(NamedTuple):
 
 def read_folder(folder: Path, encoder: DualEncoder | None, device: str | torch.device, dtype: torch.dtype) -> Parts:
     """Read what `write_folder` wrote, see `load_posterior`."""
+    finish_replacement(folder)
     path, samples = folder / MANIFEST, folder / SAMPLES
     if folder.is_file():
         raise UserError(f"{folder} is a file: give the folder of a posterior, which holds {MANIFEST} and {SAMPLES}")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
+from rebapl.posterior.prediction import WEIGHT_TOLERANCE
 from rebapl.reports.tables import Cell, Table, mark_column
 from rebapl.runs.config import data_name, first_difference
 from rebapl.runs.folder import Found, Run, find_runs
@@ -71,7 +72,7 @@ def long_list(runs: Sequence[Run]) -> str:
                     run.folder.name,
                     protocol.get(part, ""),
                     *head,
-                    ", ".join([*asked_settings(run.config), *_splits(run)]),
+                    ", ".join([*asked_settings(run.config), *_scored_with(run)]),
                     part,
                     sample,
                 ]
@@ -81,7 +82,11 @@ def long_list(runs: Sequence[Run]) -> str:
 
 def asked_settings(config: Mapping[str, Any]) -> list[str]:
     """The settings of a run that its user chose, beyond data, method, inference, shots, seed and backbone."""
-    words = [f"{key}={config[key]}" for key in ("epochs", "split", "template", "cache") if config.get(key) is not None]
+    words = [
+        f"{key}={config[key]}"
+        for key in ("epochs", "split", "template", "cache", "fold")
+        if config.get(key) is not None
+    ]
     for section in ("method", "inference"):
         words += [
             f"{key}={short_value(value)}"
@@ -136,10 +141,12 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
     """
     by_rest: dict[str, list[Run]] = {}
     for run in runs:
-        rest = {**run.resolved, "seed": None, "splits": _splits(run)}
+        rest = {**run.resolved, "seed": None, "scored": _scored_with(run)}
         by_rest.setdefault(json.dumps(rest, sort_keys=True), []).append(run)
     groups = [
-        Group(sorted(each, key=lambda run: run.config["seed"]), [*asked_settings(each[0].config), *_splits(each[0])])
+        Group(
+            sorted(each, key=lambda run: run.config["seed"]), [*asked_settings(each[0].config), *_scored_with(each[0])]
+        )
         for each in by_rest.values()
     ]
     seen: dict[tuple[str, ...], Group] = {}
@@ -152,9 +159,13 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
     return sorted(groups, key=lambda group: group.data)
 
 
-def _splits(run: Run) -> list[str]:
-    """NAME=FILE for each target that was scored on another split file than its own."""
-    return [f"{name}={part.split}" for name, part in run.result.parts.items() if part.split]
+def _scored_with(run: Run) -> list[str]:
+    """What changed the scores after the training: NAME=FILE for each target that was scored on another split file than
+    its own, and whether the weights of the samples were fitted."""
+    splits = [f"{name}={part.split}" for name, part in run.result.parts.items() if part.split]
+    weights = run.result.weights
+    fitted = bool(weights) and max(weights) - min(weights) > WEIGHT_TOLERANCE
+    return [*splits, *(["fitted weights"] if fitted else [])]
 
 
 def _halved(groups: Sequence[Group], title: str, hm: str) -> Table:

@@ -1,15 +1,27 @@
-"""A rough estimate of how long runs will take, before any starts. It loads nothing but lists of embedded images."""
+"""Before any run starts: which data are missing, and a rough estimate of how long the runs will take here.
+
+The paces of two machines are known. How much slower or quicker this machine is, is measured: by the time that the image
+tower of the backbone takes here, if the backbone is on this machine.
+"""
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
 
-from rebapl.data.catalogue import load_dataset
+import torch
+
+from rebapl.backbones.hub import fetched_before
+from rebapl.data.catalogue import given_root, is_own, load_dataset
+from rebapl.data.checking import needed_files
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.published import PUBLISHED
-from rebapl.data.task import target_names
+from rebapl.data.task import target_names, target_splits
+from rebapl.runs.backbone import best_device, load_run_backbone
 from rebapl.runs.config import RunConfig
 from rebapl.sampling.settings import SVGDSettings
 
@@ -67,9 +79,59 @@ def pace(backbone: str) -> Pace:
     return PACES.get(backbone, PACES["other"])
 
 
-def seconds(config: RunConfig, *, trained: bool = False) -> float:
-    """The seconds that a run may take from start to stored results; without its training if it is `trained` already."""
-    of = pace(config.backbone_name)
+IMAGES, REPEATS = 8, 3
+"""How many images the measurement has, and how often; the quickest time counts."""
+
+
+def measured_pace(backbone: str, device: str) -> Pace | None:
+    """The pace of this machine: the known one, times how much longer an image takes here. None if it is unknown.
+
+    It is unknown if the backbone would have to be fetched first.
+    """
+    if backbone != "mini" and not Path(backbone).expanduser().is_dir() and fetched_before(backbone) is None:
+        return None
+    known, times = pace(backbone), []
+    encoder = load_run_backbone(backbone, best_device(device))
+    side = encoder.preprocessing.crop
+    pixels = torch.zeros(IMAGES, 3, side, side, device=device)
+    with torch.no_grad():
+        for _ in range(1 + REPEATS):  # the first does not count
+            start = time.perf_counter()
+            encoder.image_features(pixels).sum().item()
+            times.append(1000 * (time.perf_counter() - start) / IMAGES)
+    test = min(times[1:])
+    parts = ("step", "by_class", "by_image", "by_reference")
+    slower = {part: getattr(known, part) * test / known.test for part in parts}
+    return replace(known, machine=f"this machine (an image takes {test:.1f} ms)", test=test, **slower)
+
+
+def missing_data(configs: Iterable[RunConfig], root: Path | None) -> list[str]:
+    """What is missing of the data sets that these runs need, a line each."""
+    folder = given_root(root)
+    wanted: dict[str, str | None] = {}
+    for config in configs:
+        wanted.setdefault(config.data, config.split)
+        splits = target_splits(config.targets)
+        for target in target_names(config.protocol, config.data, config.targets):
+            wanted.setdefault(target, splits.get(target))
+    lines = []
+    for data, split in wanted.items():
+        if data in PUBLISHED and folder is None:
+            lines.append(f"{data}: no --root is given")
+        elif data in PUBLISHED and folder is not None:
+            gone = [path for path in needed_files(PUBLISHED[data], folder, split) if not path.exists()]
+            lines += [f"{data}: there is no {path}" for path in gone]
+        elif is_own(data) and not Path(data).expanduser().exists():
+            lines.append(f"{data}: there is no such folder or file")
+    return lines
+
+
+def seconds(config: RunConfig, of: Pace | None = None, *, trained: bool = False) -> float:
+    """The seconds that a run may take from start to stored results; without its training if it is `trained` already.
+
+    `of` is the pace of the machine, the known one if not given.
+    """
+    of = of or pace(config.backbone_name)
     settings = config.resolved().training.inference
     training = 0.0
     samples = 1

@@ -11,12 +11,13 @@ from rebapl.files import read_json, write_atomically, write_json
 from rebapl.reports.style import save_for_paper
 from rebapl.reports.tables import Cell, Row, Table
 from rebapl.reproduce import ablations, main_tables, plug_and_play, settings_table, timing, toy
-from rebapl.reproduce.estimate import pace, seconds
+from rebapl.reproduce.estimate import Pace, missing_data, pace, seconds
 from rebapl.reproduce.suites import Suite
 from rebapl.reproduce.target import Context, Product, Target, no_runs
 from rebapl.runs.config import RunConfig
-from rebapl.runs.engine import Finished, run_all
+from rebapl.runs.engine import LocalEngine, run_all
 from rebapl.runs.folder import POSTERIOR, is_finished, run_folder
+from rebapl.runs.jobs import Engine, OnEvent
 
 PAGE = "README.md"
 
@@ -56,15 +57,15 @@ def chosen(names: Sequence[str]) -> list[Target]:
 
 
 def make_target(
-    target: Target, context: Context, out: Path, *, jobs: int = 1, progress: Finished | None = None
+    target: Target, context: Context, out: Path, *, engine: Engine | None = None, on_event: OnEvent | None = None
 ) -> Product:
-    """Finish the runs of a target, and write what it makes of them into the folder `out`.
+    """Finish the runs of a target on an engine, and write what it makes of them into the folder `out`.
 
     Tables become .md, .csv and .tex files, figures .png and .pdf files, and all numbers, unrounded, a .json file.
     `README.md` then shows everything that was made in that folder, and says where a result is opposite to the paper's.
     """
     configs = target.runs(context.suite)
-    run_all(configs, context.runs, root=context.root, devices=context.devices, jobs=jobs, progress=progress)
+    run_all(configs, context.runs, root=context.root, engine=engine or LocalEngine(context.devices), on_event=on_event)
     product = target.make(context)
     for name, table in product.tables.items():
         table.write(out, name)
@@ -115,8 +116,14 @@ class Planned:
     seconds: float
 
 
-def planned(targets: Sequence[Target], suite: Suite, runs: Path) -> tuple[Table, list[Planned]]:
-    """What it takes to make these targets: a table with a row per target, and the list of their runs, each once."""
+def planned(
+    targets: Sequence[Target], suite: Suite, runs: Path, root: Path | None = None, here: Pace | None = None
+) -> tuple[Table, list[Planned]]:
+    """What it takes to make these targets: a table with a row per target, and the list of their runs, each once.
+
+    `here` is the pace of this machine; without it, the estimate is for the one that is known. The notes say which data
+    are missing below `root`.
+    """
     seen: dict[tuple[Path, tuple[str, ...]], Planned] = {}
     rows: list[Row] = []
     missing: list[str] = []
@@ -134,7 +141,7 @@ def planned(targets: Sequence[Target], suite: Suite, runs: Path) -> tuple[Table,
             if (folder, parts) not in seen:
                 trained = (folder / POSTERIOR).exists() or any(other == folder for other, _ in seen)
                 is_done = is_finished(config, folder)
-                each = Planned(config, is_done, 0.0 if is_done else seconds(config, trained=trained))
+                each = Planned(config, is_done, 0.0 if is_done else seconds(config, here, trained=trained))
                 seen[folder, parts] = each
                 spent += each.seconds
             done += seen[folder, parts].done
@@ -143,8 +150,10 @@ def planned(targets: Sequence[Target], suite: Suite, runs: Path) -> tuple[Table,
     done = sum(each.done for each in seen.values())
     rows.append(["all together", "", _count(len(seen)), _count(done), clock(total)])
     notes = [
-        f"An estimate for {pace(suite.backbone).machine}; runs that targets share are counted once, with the first.",
+        f"An estimate for {(here or pace(suite.backbone)).machine}, perhaps wrong by a factor of two or three; runs "
+        "that targets share are counted once, with the first.",
         "--jobs N makes N runs at a time.",
+        *(f"Missing data: {line}." for line in missing_data([each.config for each in seen.values()], root)),
         *missing,
     ]
     columns = ["target", "what", "runs", "done", "time"]

@@ -13,8 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rebapl.backbones import default_backbone
-from rebapl.data.catalogue import is_own
-from rebapl.data.task import Task, load_task, part_names
+from rebapl.data.catalogue import is_own, load_dataset
+from rebapl.data.identity import identity
+from rebapl.data.images import walked
+from rebapl.data.task import Task, check_fold_use, load_task, part_names
 from rebapl.settings import Settings
 from rebapl.training import ResolvedTraining, resolve_training
 
@@ -29,11 +31,11 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 class RunConfig(Settings):
     """Everything that the numbers of a run depend on, as a person asks for it.
 
-    The machine and the folder in which the data lie are no part of it. `split`, `template`, `targets` and `cache` are
-    as in `load_task`. `method_settings` replace settings that were published for the method, `epochs` takes the place
-    of the published number of epochs, and `inference_settings` replace values of the preset. Without an `inference`, a
-    method has the one that it was published with: `svgd` for APP, `mle` for the others. Without a `backbone`, embedded
-    tasks use the embedded `mini` and all other data use CLIP ViT-B/16.
+    The machine and the folder in which the data lie are no part of it. `split`, `template`, `targets`, `cache` and
+    `fold` are as in `load_task`. `method_settings` replace settings that were published for the method, `epochs` takes
+    the place of the published number of epochs, and `inference_settings` replace values of the preset. Without an
+    `inference`, a method has the one that it was published with: `svgd` for APP, `mle` for the others. Without a
+    `backbone`, embedded tasks use the embedded `mini` and all other data use CLIP ViT-B/16.
 
     >>> config = RunConfig("digits", "maple", "rebapl")
     >>> same = RunConfig("digits", "maple", "rebapl", backbone="mini", inference_settings={"cycles": 3})
@@ -56,6 +58,7 @@ class RunConfig(Settings):
     template: str | None = None
     targets: Names | None = None
     cache: int | None = Field(default=None, ge=1)
+    fold: str | None = None
     method_settings: dict[str, Any] = Field(default_factory=dict)
     inference_settings: dict[str, Any] = Field(default_factory=dict)
 
@@ -85,6 +88,7 @@ class RunConfig(Settings):
             template=self.template,
             targets=self.targets,
             cache=self.cache,
+            fold=self.fold,
         )
 
     def parts(self) -> list[str]:
@@ -97,6 +101,7 @@ class RunConfig(Settings):
         Protocols that train in the same way give the same result, because the targets of a transfer are left out.
         """
         self.parts()
+        check_fold_use(self.fold, self.protocol, self.split)
         training = resolve_training(
             self.method,
             self.inference,
@@ -108,7 +113,7 @@ class RunConfig(Settings):
             inference_settings=self.inference_settings,
         )
         return ResolvedRun(
-            data=_data_identity(self.data),
+            data=_data_identity(self.data, self.split, self.template, self.fold is not None),
             split=self.split,
             template=self.template,
             cache=self.cache,
@@ -117,6 +122,7 @@ class RunConfig(Settings):
             seed=self.seed,
             test_images=self.test_images,
             backbone=_backbone_identity(self.backbone_name),
+            fold=self.fold,
             training=training,
         )
 
@@ -129,7 +135,8 @@ class RunConfig(Settings):
 class ResolvedRun:
     """A run with every setting filled in. This is what is hashed, run and saved.
 
-    `data` and `backbone` are not paths but what identifies them: a name, or a name with a hash of the content.
+    `data` and `backbone` are not paths but what identifies them: a name, a name with a hash of the content, or for
+    somebody's own images their `identity`.
     """
 
     data: str
@@ -141,11 +148,13 @@ class ResolvedRun:
     seed: int
     test_images: int | None
     backbone: str
+    fold: str | None
     training: ResolvedTraining
 
     def plain(self) -> dict[str, Any]:
-        """Every setting as JSON has it."""
-        own = {name: value for name, value in vars(self).items() if name != "training"}
+        """Every setting as JSON has it. A run without a fold says nothing of it, as runs did before there were any."""
+        left_out = ("training", *(["fold"] if self.fold is None else []))
+        own = {name: value for name, value in vars(self).items() if name not in left_out}
         return {**own, **self.training.plain()}
 
     def hash(self) -> str:
@@ -183,12 +192,27 @@ def data_name(data: str) -> str:
     return (path.stem if path.suffix.lower() == ".csv" else path.name) if is_own(data) else data
 
 
-def _data_identity(data: str) -> str:
-    """What identifies a data set: its name; for own images the full path, and for a CSV the content as well."""
+def _data_identity(data: str, split: str | None, template: str | None, whole: bool) -> str:
+    """What identifies a data set: its name or, for somebody's own images, which there are; see `identity`."""
     path = Path(data).expanduser().resolve()
     if not is_own(data) or not path.exists():
         return data
-    return f"{path}:{_content(_stamps([path]))}" if path.is_file() else str(path)
+    asked = (str(path), split, template, whole)
+    if path.is_file():
+        return _identity_of_images(*asked)
+    files = [Path(parent, name) for parent, names in walked(path) for name in names]
+    others = [] if split is None else [Path(split)]
+    return _kept_identity(asked, hash(_stamps([file for file in [*files, *others] if file.exists()])))
+
+
+def _identity_of_images(path: str, split: str | None, template: str | None, whole: bool) -> str:
+    return f"images:{identity(load_dataset(path, split=split, template=template, keep_split=False, whole=whole))}"
+
+
+@functools.lru_cache(maxsize=8)
+def _kept_identity(asked: tuple[str, str | None, str | None, bool], stamp: int) -> str:  # noqa: ARG001
+    """The identity of a folder. It is asked for often, and kept as long as the `stamp` of the files is the same."""
+    return _identity_of_images(*asked)
 
 
 def _backbone_identity(backbone: str) -> str:
@@ -201,7 +225,8 @@ def _backbone_identity(backbone: str) -> str:
 
 
 def _stamps(files: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
-    return tuple((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files)
+    stats = [(str(path), path.stat()) for path in files]
+    return tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats)
 
 
 @functools.lru_cache(maxsize=32)

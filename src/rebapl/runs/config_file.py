@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from rebapl.errors import UserError, unknown
+from rebapl.errors import UserError, printable, unknown
 from rebapl.runs.config import RunConfig
 from rebapl.settings import nested, overlaid
 from rebapl.yaml_files import parse_yaml, read_yaml
@@ -82,13 +82,13 @@ def read_words(words: Sequence[str]) -> dict[str, Any]:
         key, equals, text = word.partition("=")
         path = key.strip().split(".")
         if not equals or not all(path):
-            raise UserError(f"'{word}': write key=value, such as seed=2 or inference.cycles=5")
+            raise UserError(f"'{printable(word)}': write key=value, such as seed=2 or inference.cycles=5")
         try:
             value: Any = parse_yaml(text)
         except yaml.YAMLError as error:
             raise UserError(
-                f"'{word}': the value is not YAML; text with signs such as {{}}, [] or : goes in quotes, as in "
-                f"\"{key}='…'\" ({' '.join(str(error).split())})"
+                f"'{printable(word)}': the value is not YAML; text with signs such as {{}}, [] or : goes in quotes, as "
+                f"in \"{printable(key)}='…'\" ({' '.join(str(error).split())})"
             ) from error
         for name in reversed(path):
             value = {name: value}

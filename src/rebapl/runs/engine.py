@@ -29,6 +29,7 @@ from rebapl.runs.config import RunConfig
 from rebapl.runs.jobs import (
     ATTEMPTS,
     Ended,
+    Engine,
     Failure,
     Job,
     OnEvent,
@@ -37,7 +38,10 @@ from rebapl.runs.jobs import (
     Started,
     Stepped,
     check_outcomes,
+    ended,
+    ignore,
     is_done_already,
+    outcome_of,
     perform,
     record_failure,
 )
@@ -45,14 +49,11 @@ from rebapl.runs.jobs import (
 STEP_SECONDS = 0.2
 """A worker reports the progress of its training at most once in so many seconds."""
 
-GRACE_SECONDS = 5.0
-"""How many seconds a worker may take to end when it is told to."""
+GRACE_SECONDS = 30.0
+"""How many seconds a worker may take to end when it is told to: it finishes its step and writes a checkpoint."""
 
 PRELOADED = ["rebapl.runs.engine", "rebapl.runs.folder", "transformers.models.clip.modeling_clip"]
 """What takes a process seconds to import: on Linux one server does, and workers are forked from it."""
-
-Finished = Callable[[int, int, str], None]
-"""Called when a run ends: with the number of runs that have ended, that of all runs, and the name of its folder."""
 
 
 def run_all(
@@ -60,23 +61,16 @@ def run_all(
     runs: Path,
     *,
     root: Path | None = None,
-    devices: Sequence[str] | None = None,
-    jobs: int = 1,
-    progress: Finished | None = None,
+    engine: Engine | None = None,
+    on_event: OnEvent | None = None,
 ) -> list[Path]:
     """Train and score all these runs, as far as that is not done, and return their folders.
 
-    `jobs` runs are done at a time on each device; `devices` None is the GPU if there is one. A run that fails does not
-    stop the others: a `UserError` at the end names every failure, and calling this again does only what is missing.
+    `engine` decides where, by default one run at a time in this process. A run that fails does not stop the others: a
+    `UserError` at the end names every failure, and calling this again does only what is missing.
     """
-    engine = LocalEngine(devices, jobs)
     wanted = [Job.of(config, runs, root=root) for config in configs]
-    outcomes = []
-    for outcome in engine.run(wanted):
-        outcomes.append(outcome)
-        if progress is not None and outcome.attempts:
-            progress(len(outcomes), len(wanted), outcome.folder.name)
-    check_outcomes(outcomes)
+    check_outcomes(list((engine or LocalEngine()).run(wanted, on_event)))
     return [job.folder for job in wanted]
 
 
@@ -96,11 +90,11 @@ class LocalEngine:
 
     def run(self, jobs: Sequence[Job], on_event: OnEvent | None = None) -> Iterator[Outcome]:
         """Do the jobs and give the outcome of each as it ends, see `Engine`."""
-        emit = on_event or _ignore
+        emit = on_event or ignore
         missing = []
         for job in jobs:
             if is_done_already(job):
-                yield _ended(Outcome(job, "done"), emit)
+                yield ended(Outcome(job, "done"), emit)
             else:
                 missing.append(job)
         workers = min(self.jobs_per_device * len(self.devices), len(missing))
@@ -124,7 +118,7 @@ class LocalEngine:
                     break
                 emit(Retried(job, failure))
                 _free_memory(load)
-            yield _ended(_outcome(job, failure, attempt, start), emit)
+            yield ended(outcome_of(job, failure, attempt, start), emit)
 
 
 def _context() -> Any:
@@ -189,15 +183,15 @@ class _Pool:
             while waiting or self._busy():
                 self._give_out(waiting)
                 for worker in self._wait():
-                    ended = self._listen(worker)
-                    if ended is None:
+                    finished = self._listen(worker)
+                    if finished is None:
                         continue
-                    job, attempt, failure = ended
+                    job, attempt, failure = finished
                     if failure is not None and failure.may_pass and attempt < ATTEMPTS:
                         self.emit(Retried(job, failure))
                         waiting.append((job, attempt + 1))
                     else:
-                        yield _ended(_outcome(job, failure, attempt, worker.start), self.emit)
+                        yield ended(outcome_of(job, failure, attempt, worker.start), self.emit)
             interrupted = False
         finally:
             if interrupted:  # what they were at goes on from its checkpoint the next time
@@ -305,19 +299,6 @@ def _steps_through(pipe: Connection) -> Callable[[int, int, float], None]:
 
 def _steps_of(job: Job, emit: OnEvent) -> Callable[[int, int, float], None]:
     return lambda done, total, loss: emit(Stepped(job, done, total, loss))
-
-
-def _outcome(job: Job, failure: Failure | None, attempts: int, start: float) -> Outcome:
-    return Outcome(job, "done" if failure is None else "failed", failure, attempts, time.monotonic() - start)
-
-
-def _ended(outcome: Outcome, emit: OnEvent) -> Outcome:
-    emit(Ended(outcome))
-    return outcome
-
-
-def _ignore(_event: object) -> None:
-    pass
 
 
 def _free_memory(load: KeptBackbone) -> None:

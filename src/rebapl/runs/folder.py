@@ -1,19 +1,25 @@
 """A run: a configuration and a folder. Finished work is kept, and interrupted work goes on where it was.
 
-The folder holds `config.json` (the settings as asked for, and as `resolved`), `environment.json`, `log.csv` and
-`posterior/`. Evaluation adds `results.json`. While the run trains there is a `checkpoint.safetensors`, and after a
-failure an `error.txt`.
+The folder holds `config.json` (the settings as asked for, and as `resolved`), `environment.json`, `log.csv`,
+`posterior/` and, if somebody's own images are trained on, `data.json`, which says what they were. Evaluation adds
+`results.json`. While the run trains there is a `checkpoint.safetensors` and, as `checkpoint.previous.safetensors`, the
+one before it. After a failure there is an `error.txt`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
+import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rebapl.data.catalogue import is_own, load_dataset
+from rebapl.data.folds import ALL
+from rebapl.data.identity import changes, recorded_images, touched
 from rebapl.data.task import TARGETS, target_splits
 from rebapl.errors import UserError
 from rebapl.evaluation.diversity import diversity_record
@@ -25,18 +31,20 @@ from rebapl.evaluation.tasks import (
     score_outside,
     target_settings,
 )
-from rebapl.files import read_json, write_json
+from rebapl.files import finish_replacement, is_leftover, read_json, remove_leftovers, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.runs.backbone import KeptBackbone, LoadBackbone, best_device, load_run_backbone, run_dtype
 from rebapl.runs.config import RunConfig, data_name, first_difference, with_full_paths
+from rebapl.runs.cycles import CYCLES, cycle_file, cycle_folder, read_cycles
 from rebapl.runs.environment import device_name, environment, peak_memory
 from rebapl.runs.lock import alone_in
 from rebapl.runs.results import RESULTS, PartScores, RunResult, Seconds, read_result, write_result
 from rebapl.settings import SettingError
 from rebapl.training import Progress, Training
+from rebapl.training.checkpoint import Checkpoints, save_checkpoint
 
 CONFIG, ENVIRONMENT, LOG, POSTERIOR = "config.json", "environment.json", "log.csv", "posterior"
-CHECKPOINT, ERROR = "checkpoint.safetensors", "error.txt"
+CHECKPOINT, ERROR, DATA = "checkpoint.safetensors", "error.txt", "data.json"
 
 __all__ = [
     "RESULTS",
@@ -47,9 +55,11 @@ __all__ = [
     "complete_run",
     "config_as_json",
     "config_from_json",
+    "data_changes",
     "evaluate_run",
     "find_runs",
     "finish_run",
+    "folder_name",
     "is_finished",
     "is_trained",
     "load_run_backbone",
@@ -58,6 +68,7 @@ __all__ = [
     "read_config",
     "run_folder",
     "scored_as",
+    "train_cycle",
     "train_run",
 ]
 
@@ -99,6 +110,9 @@ def load_trained(
     return load_posterior(folder, encoder, device, run_dtype(device))
 
 
+_ANEW = "To train anew, choose another --out or delete that folder"
+
+
 def run_folder(config: RunConfig, runs: Path) -> Path:
     """The folder of a run in `runs`. Its name says what the run is, and ends in the hash of all its resolved settings.
 
@@ -106,9 +120,25 @@ def run_folder(config: RunConfig, runs: Path) -> Path:
     'digits-maple-rebapl-s1'
     """
     resolved = config.resolved()
-    data = re.sub(r"[^\w.+]+", "_", data_name(config.data)).strip("_.") or "data"
-    words = (data, config.method, resolved.training.inference_name, f"s{config.seed}", resolved.hash())
+    words = (
+        folder_name(config.data),
+        config.method,
+        resolved.training.inference_name,
+        f"s{config.seed}",
+        resolved.hash(),
+    )
+    if is_own(config.data) and (there := sorted(runs.glob(f"*-{resolved.hash()}"))):
+        return there[0]  # the same images may have been in a folder of another name
     return runs / "-".join(words)
+
+
+def folder_name(data: str) -> str:
+    """The name of a data set with only such characters as the name of a folder may have.
+
+    >>> folder_name("my photos/")
+    'my_photos'
+    """
+    return re.sub(r"[^\w.+]+", "_", data_name(data)).strip("_.") or "data"
 
 
 def train_run(
@@ -127,23 +157,73 @@ def train_run(
     backbone, perhaps one that is loaded already. If another process is at work in the folder, this is an error; with
     `wait`, it waits for that process instead.
     """
-    if is_trained(config, out):
+    if is_trained(config, out) and not Checkpoints(out / CHECKPOINT).there():
         return False
     device = best_device(device)
     task = config.task(root)
-    with alone_in(out, wait=wait):
+    with _alone(out, wait=wait):
         if is_trained(config, out):
+            Checkpoints(out / CHECKPOINT).remove()  # whoever trained it was killed before
+            shutil.rmtree(out / CYCLES, ignore_errors=True)
             return False
         resolved, made_in = config.resolved(), environment(device)
-        training = Training(task, load(config.backbone_name, device), resolved.training, config.seed)
-        write_json(out / CONFIG, {**config_as_json(config), "hash": resolved.hash(), "resolved": resolved.plain()})
+        encoder = load(config.backbone_name, device)
+        made_in["backbone"] = {"name": encoder.name, "revision": encoder.revision, "sha256": encoder.fingerprint}
+        training = Training(task, encoder, resolved.training, config.seed)
+        _write_config(config, out)
         write_json(out / ENVIRONMENT, made_in)
-        posterior = training.run(out / CHECKPOINT, progress, out / LOG)
+        if is_own(config.data) and not (out / DATA).exists():
+            write_json(out / DATA, recorded_images(task.dataset, task.train.items))
+        posterior = training.run(out / CHECKPOINT, progress, out / LOG, read_cycles(out))
         spent = {"training_seconds": training.seconds, "peak_memory": peak_memory(device)}
         write_json(out / ENVIRONMENT, {**made_in, **spent})
         save_posterior(posterior, out / POSTERIOR)
-        (out / CHECKPOINT).unlink(missing_ok=True)
+        Checkpoints(out / CHECKPOINT).remove()
+        shutil.rmtree(out / CYCLES, ignore_errors=True)
     return True
+
+
+def train_cycle(
+    config: RunConfig,
+    out: Path,
+    cycle: int,
+    *,
+    root: Path | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+    load: LoadBackbone = load_run_backbone,
+    wait: bool = False,
+) -> None:
+    """Sample one cycle of a run by itself, as far as that is not done; `train_run` then takes it over.
+
+    The cycle must not depend on the others, see `Inference.independent_cycles`. Arguments are those of `train_run`.
+    """
+    if is_trained(config, out) or cycle_file(out, cycle).exists():
+        return
+    device, task, folder = best_device(device), config.task(root), cycle_folder(out, cycle)
+    with alone_in(folder, wait=wait):
+        if cycle_file(out, cycle).exists():
+            return
+        remove_leftovers(folder)
+        training = Training(task, load(config.backbone_name, device), config.resolved().training, config.seed)
+        if not (out / CONFIG).exists():
+            _write_config(config, out)
+        save_checkpoint(training.run_cycle(cycle, folder / CHECKPOINT, progress, folder / LOG), cycle_file(out, cycle))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_config(config: RunConfig, out: Path) -> None:
+    resolved = config.resolved()
+    write_json(out / CONFIG, {**config_as_json(config), "hash": resolved.hash(), "resolved": resolved.plain()})
+
+
+@contextlib.contextmanager
+def _alone(out: Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a run's folder, see `alone_in`, and put right what a killed process has left in it."""
+    with alone_in(out, wait=wait):
+        finish_replacement(out / POSTERIOR)
+        remove_leftovers(out)
+        yield
 
 
 def evaluate_run(
@@ -174,8 +254,13 @@ def evaluate_run(
         raise UserError("weights are either fitted (--fit-weights) or uniform (--uniform-weights): give one of them")
     asked = read_config(out)
     config = asked if config is None else config
+    if config.fold == ALL:
+        raise UserError(
+            f"{out} was learned from every image of its data, so there are none left to score it on; "
+            f"`rebapl learn {config.data}` shows the estimate that was made with held-out images"
+        )
     _refuse_other_training(asked, config, out)
-    with alone_in(out, wait=wait):
+    with _alone(out, wait=wait):
         stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
         parts = missing_parts(stored, config) if only_missing else config.parts()
         if not parts:
@@ -284,6 +369,13 @@ def scored_as(config: RunConfig, protocol: str | None = None, targets: Sequence[
 
 
 def _refuse_other_training(trained: RunConfig, wanted: RunConfig, out: Path) -> None:
+    if is_own(wanted.data) and not Path(wanted.data).expanduser().exists():
+        raise UserError(
+            f"{out} was trained on {wanted.data}, which is not there: if it has moved, say where with --data"
+        )
+    trained = trained.changed(data=wanted.data, backbone=wanted.backbone)
+    if changed := data_changes(wanted, out):
+        raise UserError(f"the images in {wanted.data} are not those that {out} was trained on: {changed}. {_ANEW}")
     if trained == wanted:
         return
     difference = first_difference(trained.resolved().plain(), wanted.resolved().plain())
@@ -295,9 +387,27 @@ def _refuse_other_training(trained: RunConfig, wanted: RunConfig, out: Path) -> 
         )
 
 
+def data_changes(config: RunConfig, out: Path) -> str | None:
+    """What has changed of somebody's own images since the run in `out` was begun, in words, or None.
+
+    `config.data` says where they are now. They may have moved: that is no change.
+    """
+    if not is_own(config.data) or not (out / DATA).exists():
+        return None
+    recorded, path = read_json(out / DATA, "a run"), Path(config.data).expanduser()
+    begun_with = read_json(out / CONFIG, "a run").get("resolved", {}).get("data")
+    if begun_with == config.resolved().data and not touched(recorded, path if path.is_dir() else path.parent):
+        return None
+    whole = config.fold is not None
+    dataset = load_dataset(config.data, split=config.split, template=config.template, keep_split=False, whole=whole)
+    return changes(recorded, dataset)
+
+
 def is_trained(config: RunConfig, out: Path) -> bool:
     """Whether a folder holds the trained run of this configuration. A folder with something else in it is refused."""
     if (out / CONFIG).exists():
+        if changed := data_changes(config, out):
+            raise UserError(f"the images in {config.data} have changed since {out} was begun: {changed}. {_ANEW}")
         there = read_json(out / CONFIG, "a run").get("resolved") or read_config(out).resolved().plain()
         difference = first_difference(there, config.resolved().plain())
         if difference:
@@ -306,7 +416,9 @@ def is_trained(config: RunConfig, out: Path) -> bool:
                 f"{out} holds a run with {name} = {theirs!r}, not {ours!r}: choose another --out, or delete the folder"
             )
         return (out / POSTERIOR).exists()
-    if out.exists() and (not out.is_dir() or any(path.name != ERROR for path in out.iterdir())):
+    if out.exists() and (
+        not out.is_dir() or any(path.name != ERROR and not is_leftover(path) for path in out.iterdir())
+    ):
         raise UserError(f"{out} exists and is not a run of rebapl: choose another --out")
     return False
 

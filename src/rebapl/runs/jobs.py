@@ -21,8 +21,9 @@ import torch
 from rebapl.errors import UserError
 from rebapl.files import write_atomically
 from rebapl.plugins import load_named_modules
-from rebapl.runs.backbone import LoadBackbone
+from rebapl.runs.backbone import KeptBackbone, LoadBackbone
 from rebapl.runs.config import RunConfig
+from rebapl.runs.cycles import cycle_file, cycle_folder
 from rebapl.runs.folder import (
     CONFIG,
     ERROR,
@@ -32,8 +33,9 @@ from rebapl.runs.folder import (
     is_finished,
     is_trained,
     run_folder,
+    train_cycle,
 )
-from rebapl.training.fit import Progress
+from rebapl.training.keeping import Progress
 
 ATTEMPTS = 2
 """How often a job is tried if trying again can help."""
@@ -47,7 +49,8 @@ class Job:
     """One run to be done: its configuration as plain data, its folder, and the folder of data sets.
 
     If `score` is false, the job trains only. If another process is at work in the folder, the job waits for it when
-    `wait` is true, and is refused otherwise.
+    `wait` is true, and is refused otherwise. If `cycle` is given, the job samples only this cycle of the run, in a
+    folder below that of the run, see `cycle_jobs`.
 
     >>> job = Job.of(RunConfig("digits", "coop", backbone="mini"), Path("runs"))
     >>> Job.from_json(job.as_json()) == job
@@ -59,6 +62,7 @@ class Job:
     root: Path | None = None
     score: bool = True
     wait: bool = True
+    cycle: int | None = None
 
     @classmethod
     def of(cls, config: RunConfig, runs: Path, *, out: Path | None = None, **more: Any) -> Job:
@@ -69,9 +73,16 @@ class Job:
         """The configuration as an object."""
         return config_from_json(self.config, f"the job of {self.folder}")
 
+    @property
+    def run_folder(self) -> Path:
+        """The folder of the run. That of a job for a cycle lies below it."""
+        return self.folder if self.cycle is None else self.folder.parents[1]
+
     def is_done(self) -> bool:
         """Whether the folder has everything that the job asks for."""
         config = self.run_config()
+        if self.cycle is not None:
+            return is_trained(config, self.run_folder) or cycle_file(self.run_folder, self.cycle).exists()
         return is_finished(config, self.folder) if self.score else is_trained(config, self.folder)
 
     def as_json(self) -> dict[str, Any]:
@@ -132,7 +143,10 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Started:
-    """An attempt at a job has begun, in the process with the id `process`."""
+    """An attempt at a job has begun, in the process with the id `process`.
+
+    `device` says where: a device of this machine, or the name of another one.
+    """
 
     job: Job
     attempt: int
@@ -185,18 +199,13 @@ def perform(
     job: Job, device: str, load: LoadBackbone | None = None, progress: Progress | None = None
 ) -> Failure | None:
     """Do a job in this process. An error is not raised: it is written to the folder of the run and returned."""
+    common: dict[str, Any] = {"root": job.root, "device": device, "progress": progress, "wait": job.wait}
     try:
         load_named_modules()
-        complete_run(
-            job.run_config(),
-            job.folder,
-            score=job.score,
-            root=job.root,
-            device=device,
-            progress=progress,
-            load=load,
-            wait=job.wait,
-        )
+        if job.cycle is None:
+            complete_run(job.run_config(), job.folder, score=job.score, load=load, **common)
+        else:
+            train_cycle(job.run_config(), job.run_folder, job.cycle, load=load or KeptBackbone(), **common)
     except UserError as error:
         return record_failure(job, "bad input", str(error), traceback.format_exc())
     except Exception as error:
@@ -217,11 +226,11 @@ def record_failure(job: Job, kind: Kind, message: str, details: str) -> Failure:
 
     Bad input leaves no folder behind where there was none, and the folder of something else is never written into.
     """
-    path = job.folder / ERROR
-    if kind == "bad input" and not (job.folder / CONFIG).exists():
+    path = job.run_folder / ERROR
+    if kind == "bad input" and not (job.run_folder / CONFIG).exists():
         return Failure(kind, message)
     try:
-        is_trained(job.run_config(), job.folder)
+        is_trained(job.run_config(), job.run_folder)
         write_atomically(path, f"{time.strftime('%Y-%m-%d %H:%M:%S')}, process {os.getpid()}: {kind}\n\n{details}\n")
     except (UserError, OSError):
         return Failure(kind, message)
@@ -242,6 +251,36 @@ def check_outcomes(outcomes: Sequence[Outcome]) -> None:
         f"{len(failed)} of {len(outcomes)} runs failed; the others are kept in {kept}, and the same command again does "
         f"only what is missing:\n{lines}"
     )
+
+
+def outcome_of(job: Job, failure: Failure | None, attempts: int, start: float) -> Outcome:
+    """The outcome of a job whose last attempt began at `start` of the monotonic clock and has just ended."""
+    return Outcome(job, "done" if failure is None else "failed", failure, attempts, time.monotonic() - start)
+
+
+def ended(outcome: Outcome, emit: OnEvent) -> Outcome:
+    """Report the end of a job, and give its outcome."""
+    emit(Ended(outcome))
+    return outcome
+
+
+def ignore(_event: object) -> None:
+    """Where nobody listens to events."""
+
+
+def cycle_jobs(job: Job) -> list[Job]:
+    """A job for each cycle of a run. It is refused if the cycles depend on one another or there is only one."""
+    inference = job.run_config().resolved().training.inference
+    count = 1 if inference is None else inference.independent_cycles
+    if count == 1:
+        raise UserError(
+            "--cycles-apart is for several cycles that do not depend on one another: cold restarts (such as those of "
+            "`ensemble`, or inference.restart=cold), no repulsion and no adaptive end"
+        )
+    return [
+        dataclasses.replace(job, folder=cycle_folder(job.folder, cycle), cycle=cycle, score=False)
+        for cycle in range(count)
+    ]
 
 
 def is_done_already(job: Job) -> bool:

@@ -9,7 +9,8 @@
             keep θ where the schedule marks a sample, and its features on the reference pool
 
 Chains meet only through samples of *earlier* cycles. So running them one after the other inside a cycle is
-the same as running them at once, and needs the memory of one.
+the same as running them at once, and needs the memory of one. Cold cycles without a force do not meet at all: each has
+random streams of its own, so that it can be sampled elsewhere, see `begin_at`.
 """
 
 from __future__ import annotations
@@ -167,8 +168,7 @@ class Chain(Loop):
             self.average.add(epoch, self.parameters)
         checking = self.schedule.at_sample or (now + 1) % self.check_every == 0
         if checking:
-            self.guard.note(now, parameters=total_norm([p.detach() for p in self.parameters.values()]))
-            self._refuse_what_is_not_finite()
+            self.refuse_what_is_not_finite()
             self.last_loss = found.loss.item()
         if self.schedule.at_sample:
             self._keep(cycle, chain)
@@ -178,6 +178,7 @@ class Chain(Loop):
 
     def _begin_cycle(self) -> None:
         """The start θ of this cycle and chain: as given, the chain's last with a kick, or drawn anew."""
+        self._own_streams(self.schedule.cycle)
         first = self.cycle == 0 and self.chain == 0
         restart = self.inference.restart
         if not first and (self.cycle == 0 or isinstance(restart, Cold)):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from rebapl.errors import UserError
 from rebapl.learnable import Learnable
-from rebapl.randomness import generator
-from rebapl.sampling.guard import Guard, NonFiniteError
+from rebapl.randomness import derived_seed, generator
+from rebapl.sampling.guard import Guard, NonFiniteError, total_norm
 from rebapl.sampling.schedule import CyclicalSchedule
 from rebapl.sampling.settings import Inference
 
@@ -68,6 +68,7 @@ class Loop(ABC):
         if not self.parameters:
             raise UserError("this learner has no parameters to learn")
         self.device = next(iter(self.parameters.values())).device
+        self.seed = seed
         self.generators = {name: generator(seed, *name.split("/"), device=self.device) for name in streams}
         self.guard = Guard(self.device)
         self.samples: list[Sample] = []
@@ -87,6 +88,12 @@ class Loop(ABC):
     @property
     def done(self) -> bool:
         return self.schedule.done
+
+    def begin_at(self, cycle: int) -> None:
+        """Go to the beginning of a cycle, counted over all chains, that does not depend on those before it."""
+        if cycle > 0 and not 0 < cycle <= self.inference.independent_cycles:
+            raise UserError(f"cycle {cycle} of this run cannot be sampled by itself")
+        self.schedule.load_state_dict({**self.schedule.state_dict(), "steps": self.schedule.start_of(cycle)})
 
     def run(self) -> Iterator[Sample]:
         """All samples that are still to come, as they are taken."""
@@ -129,7 +136,9 @@ class Loop(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict` of a run with the same learner and settings."""
 
-    def _refuse_what_is_not_finite(self) -> None:
+    def refuse_what_is_not_finite(self) -> None:
+        """If a number was not finite, put the last good state back and raise the error. This waits for the device."""
+        self.guard.note(self.schedule.steps - 1, parameters=total_norm([p.detach() for p in self.parameters.values()]))
         found = self.guard.first()
         if found is None:
             return
@@ -137,6 +146,22 @@ class Loop(ABC):
         self.guard.clear()
         self.load_state_dict(self._good)
         raise NonFiniteError(*found, good_step=self.schedule.steps)
+
+    def check_restored(self) -> None:
+        """Raise a `ValueError` if what was restored cannot be of this run."""
+        steps = self.schedule.steps
+        if not isinstance(steps, int) or not 0 <= steps <= self.steps_in_all:
+            raise ValueError(f"it was taken after {steps!r} of {self.steps_in_all} steps")
+        shapes = {name: p.shape for name, p in self.parameters.items()}
+        for sample in self.samples:
+            if {name: value.shape for name, value in sample.parameters.items()} != shapes:
+                raise ValueError("its samples are of another learner")
+
+    def _own_streams(self, cycle: int) -> None:
+        """Give a later cycle that is independent of the others random streams of its own."""
+        if cycle > 0 and self.inference.independent_cycles > 1:
+            for name, stream in self.generators.items():
+                stream.manual_seed(derived_seed(self.seed, *name.split("/"), "cycle", cycle))
 
     def _common_state(self) -> dict[str, Any]:
         return {

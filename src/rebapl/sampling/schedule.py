@@ -136,6 +136,11 @@ class CyclicalSchedule(LRScheduler):
         cycle, within = divmod(step - long, self._others.steps)
         return cycle + self.first_cycles, within
 
+    def start_of(self, cycle: int) -> int:
+        """How many iterations come before a cycle; the inverse of `locate`."""
+        long = min(cycle, self.first_cycles)
+        return long * self._first.steps + (cycle - long) * self._others.steps
+
     def _of_cycle(self, cycle: int) -> _Cycle:
         return self._first if cycle < self.first_cycles else self._others
 

@@ -298,6 +298,16 @@ class Inference(Settings):
         return self.sampler.samples_per_cycle if isinstance(self.sampler, LangevinSettings) else 1
 
     @property
+    def independent_cycles(self) -> int:
+        """How many cycles, of all chains together, can be sampled each by itself; 1 if they depend on one another.
+
+        They can if each begins afresh, nothing repels it from earlier samples, and none decides whether another
+        follows.
+        """
+        alone = isinstance(self.restart, Cold) and self.repulsion is None and self.adaptive is None
+        return self.cycles * self.chains if alone else 1
+
+    @property
     def all_epochs(self) -> int:
         """The epochs of all cycles and chains together."""
         return self.chains * ((self.first_epochs or self.epochs) + (self.cycles - 1) * self.epochs)

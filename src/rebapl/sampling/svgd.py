@@ -139,7 +139,7 @@ class SVGD(Loop):
         self.schedule.step()
         checking = self.schedule.done or (now + 1) % self.check_every == 0
         if checking:
-            self._refuse_what_is_not_finite()
+            self.refuse_what_is_not_finite()
             self.last_loss = torch.stack(losses).mean().item()
         if self.schedule.done:
             for chain, particle in enumerate(self.particles):

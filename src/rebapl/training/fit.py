@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.backbones import DualEncoder, default_backbone, load_backbone
 from rebapl.data.batches import LabelledImages, TrainBatches
 from rebapl.data.dataset import Dataset
 from rebapl.data.own import Picture, dataset_of
 from rebapl.data.task import Task, load_task, task_of
 from rebapl.errors import UserError
+from rebapl.interruption import HeldBack
 from rebapl.learners import Learner, build_learner
 from rebapl.posterior import Posterior
 from rebapl.randomness import generator
 from rebapl.sampling import LOOPS, Inference, Loop
-from rebapl.training.checkpoint import load_checkpoint, save_checkpoint
-from rebapl.training.log import EVERY, read_log, write_log
+from rebapl.training.keeping import Keeping, Progress
 from rebapl.training.resolution import ResolvedTraining, resolve_training, with_inference
-
-Progress = Callable[[int, int, float], None]
-"""Called now and then with the steps done, the steps in all, and the latest loss."""
-
-CHECKPOINT_SECONDS = 30
-"""How many seconds of work an interruption may cost."""
 
 
 class Training:
@@ -65,65 +59,72 @@ class Training:
             "data": task.dataset.name,
         }
         self.loop: Loop | None = None
+        self.images = ""
         self.seconds = 0.0
         if resolved.inference is not None:
-            self.loop = _build_loop(task, encoder, self.learner, resolved, resolved.inference, seed)
+            self.loop, self.images = _build_loop(task, encoder, self.learner, resolved, resolved.inference, seed)
 
     def run(
-        self, checkpoint: Path | None = None, progress: Progress | None = None, log: Path | None = None
+        self,
+        checkpoint: Path | None = None,
+        progress: Progress | None = None,
+        log: Path | None = None,
+        cycles: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> Posterior:
         """Train, and give the posterior.
 
-        If the file `checkpoint` exists, the training goes on from it; the file is renewed while the training goes on.
-        `log` names the file for the rows of the log. Afterwards `seconds` says how long the training took, including
-        the time before an interruption.
+        If the file `checkpoint` exists, the training goes on from it. The file is renewed while the training goes on,
+        and the one before it is kept beside it. Ctrl-C, SIGTERM and an interruption by `progress` write one at once.
+        `log` names the file for the rows of the log. `cycles` are those that `run_cycle` has sampled elsewhere.
+        Afterwards `seconds` says how long the training took, including the time before an interruption.
         """
         if self.loop is None:
             return Posterior.of(self.learner.eval(), [{}], self.about)
-        before = self._resume(checkpoint)
-        rows = [] if log is None else [row for row in read_log(log) if row["step"] < self.loop.steps_done]
-        self.loop.record_every = 0 if log is None else EVERY
-        start = saved = time.monotonic()
+        keeping = Keeping(self.loop, checkpoint, self.images, log)
         try:
-            while not self.loop.done:
-                self.loop.step()
-                if progress is not None:
-                    progress(self.loop.steps_done, self.loop.steps_in_all, self.loop.last_loss)
-                if checkpoint is not None and time.monotonic() - saved > CHECKPOINT_SECONDS:
-                    self._write_log(rows, log)
-                    spent = before + time.monotonic() - start
-                    save_checkpoint({"loop": self.loop.state_dict(), "seconds": spent}, checkpoint)
-                    saved = time.monotonic()
+            with HeldBack(active=checkpoint is not None) as held:
+                while not self.loop.done:
+                    if not keeping.took_over(cycles or {}):
+                        self.loop.step()
+                    keeping.between_steps(held, progress)
         finally:
-            self.seconds = before + time.monotonic() - start
-            self._write_log(rows, log)
+            self.seconds = keeping.seconds
+            keeping.write_log()
         return Posterior.of(self.learner.eval(), [sample.parameters for sample in self.loop.samples], self.about)
 
-    def _resume(self, checkpoint: Path | None) -> float:
-        """Go on from the checkpoint if there is one. Return the seconds that were spent before it was written."""
-        if checkpoint is None or not checkpoint.exists():
-            return 0.0
-        assert self.loop is not None
-        state = load_checkpoint(checkpoint)
-        if not isinstance(state, dict) or state.keys() != {"loop", "seconds"}:
-            raise UserError(f"{checkpoint} is of another version of rebapl: delete it to begin this run anew")
-        self.loop.load_state_dict(state["loop"])
-        return state["seconds"]
+    def run_cycle(
+        self, cycle: int, checkpoint: Path, progress: Progress | None = None, log: Path | None = None
+    ) -> dict[str, Any]:
+        """Sample one cycle that does not depend on the others. What it gives, `run` takes in the place of that cycle.
 
-    def _write_log(self, rows: list[dict[str, float]], log: Path | None) -> None:
-        """Move what the loop has recorded to `rows`, and write them all."""
-        assert self.loop is not None
-        rows += self.loop.rows()
-        if log is not None:
-            write_log(log, rows)
+        `progress` counts the steps of this cycle alone; everything else is as in `run`.
+        """
+        if self.loop is None:
+            raise UserError("a method that learns nothing has no cycles")
+        self.loop.begin_at(cycle)
+        start, end = (self.loop.schedule.start_of(each) for each in (cycle, cycle + 1))
+
+        def moved(done: int, _total: int, loss: float) -> None:
+            if progress is not None:
+                progress(done - start, end - start, loss)
+
+        keeping = Keeping(self.loop, checkpoint, self.images, log)
+        with HeldBack() as held:
+            while self.loop.steps_done < end:
+                self.loop.step()
+                keeping.between_steps(held, moved)
+        keeping.write_log()
+        samples = [vars(sample) for sample in self.loop.samples]
+        return {"samples": samples, "rows": keeping.rows, "seconds": keeping.seconds, "images": self.images}
 
 
 def fit(
     task_or_images: Task | Dataset | str | Sequence[Picture] | np.ndarray,
-    encoder: DualEncoder | str,
+    encoder: DualEncoder | str | Sequence[int] | np.ndarray | None = None,
     method: str | Learner[Any] = "coop",
     inference: str | Inference | None = None,
     *,
+    backbone: DualEncoder | str | None = None,
     labels: Sequence[int] | np.ndarray | None = None,
     class_names: Sequence[str] | None = None,
     template: str | None = None,
@@ -132,7 +133,7 @@ def fit(
     method_settings: Mapping[str, Any] | None = None,
     inference_settings: Mapping[str, Any] | None = None,
     checkpoint: Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Posterior:
     """Learn the prompts of `method` from labelled images, by `inference`, or as the method was published if not given.
 
@@ -140,6 +141,10 @@ def fit(
     its classes are learned, from 16 images each. Or it may be a sequence of images (arrays, Pillow pictures or paths);
     then `labels` and `class_names` are needed, and all of these images are learned from. Label 2 stands for
     `class_names[2]`, and `template` has `{}` where the class name goes. A task or a data set has these itself.
+
+    The second argument is the backbone, or the labels of the images: `fit(task, "mini")`, and
+    `fit(images, labels, class_names=names)`. Both can also be given by name, as `backbone` and `labels`. Without a
+    backbone, embedded tasks use `mini` and all others use CLIP ViT-B/16. `progress=True` shows a bar.
 
     The other arguments are names or objects as well: a backbone, a learner that is bound to the class names of the
     task, an `Inference`. Settings that are not given are those that were published for the method, this protocol and
@@ -149,16 +154,21 @@ def fit(
 
     >>> import numpy as np
     >>> pictures = np.random.default_rng(0).integers(256, size=(4, 64, 64, 3), dtype=np.uint8)
-    >>> fit(pictures, "mini", "coop", epochs=1, labels=[0, 1, 0, 1], class_names=["cat", "dog"])
+    >>> fit(pictures, [0, 1, 0, 1], class_names=["cat", "dog"], backbone="mini", method="coop", epochs=1)
     Posterior(coop · mle, 1 sample, 2 classes, backbone mini)
     """
+    if encoder is None or isinstance(encoder, DualEncoder | str):
+        backbone = _either("backbone", encoder, backbone)
+    else:
+        labels = _either("labels", encoder, labels)
     task = _task(task_or_images, labels, class_names, template, seed)
-    if isinstance(encoder, str):
-        encoder = load_backbone(encoder)
+    encoder = backbone or default_backbone(task.dataset.name)
+    encoder = load_backbone(encoder) if isinstance(encoder, str) else encoder
     seed = task.seed if seed is None else seed
     if isinstance(method, Learner):
         resolved = _of_learner(method, inference, task, epochs, method_settings, inference_settings)
-        return Training(task, encoder, resolved, seed, method).run(checkpoint, progress)
+        with _shown(progress, resolved) as shown:
+            return Training(task, encoder, resolved, seed, method).run(checkpoint, shown)
     resolved = resolve_training(
         method,
         inference,
@@ -169,7 +179,32 @@ def fit(
         method_settings=method_settings,
         inference_settings=inference_settings,
     )
-    return Training(task, encoder, resolved, seed).run(checkpoint, progress)
+    with _shown(progress, resolved) as shown:
+        return Training(task, encoder, resolved, seed).run(checkpoint, shown)
+
+
+def _either(name: str, given: Any, by_name: Any) -> Any:
+    """The one of two values that is not None; both together are refused."""
+    if given is not None and by_name is not None:
+        raise UserError(f"{name} is given twice, as the second argument and by name: give it once")
+    return by_name if given is None else given
+
+
+@contextlib.contextmanager
+def _shown(progress: Progress | bool | None, resolved: ResolvedTraining) -> Iterator[Progress | None]:
+    """The callback that was given, or one that moves a bar, in a terminal or a notebook."""
+    if not isinstance(progress, bool):
+        yield progress
+    elif not progress:
+        yield None
+    else:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bars
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Bars(*columns) as bars:
+            bar = bars.add_task(f"{resolved.method} · {resolved.inference_name}")
+            yield lambda done, total, _: bars.update(bar, completed=done, total=total)
 
 
 def _task(
@@ -220,12 +255,13 @@ def _of_learner(
 
 def _build_loop(
     task: Task, encoder: DualEncoder, learner: Learner[Any], resolved: ResolvedTraining, inference: Inference, seed: int
-) -> Loop:
+) -> tuple[Loop, str]:
+    """The loop of a training, and what identifies its training images."""
     data = LabelledImages(task.dataset, task.train.items)
     batches = TrainBatches(data, encoder.preprocessing, inference.batch, resolved.crop_scale, seed, encoder.device)
     inference = inference.changed(batch=batches.batch)  # fewer where there are fewer images in all
     pool = _pool(data, batches, encoder, inference, seed)
-    return LOOPS[inference.sampler.kind](
+    loop = LOOPS[inference.sampler.kind](
         learner.train(),
         inference,
         batches,
@@ -236,6 +272,7 @@ def _build_loop(
         anchor=_anchor(learner, inference, pool),
         held_out=_held_out(task, encoder, inference),
     )
+    return loop, batches.fingerprint
 
 
 def _pool(

@@ -46,7 +46,7 @@ def read_log(path: Path) -> list[dict[str, float]]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             return [{name: float(cell) for name, cell in row.items() if name and cell} for row in csv.DictReader(file)]
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, csv.Error) as error:
         raise UserError(f"{path} is damaged ({error}): delete it to go on without the log so far") from error
 
 

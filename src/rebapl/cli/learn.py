@@ -1,0 +1,96 @@
+"""`rebapl learn`: learn all classes of somebody's own photos, and say how well that works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rebapl.cli.completion import kinds_of_inference, methods
+from rebapl.cli.remarks import backbone_remarks, one_sample
+from rebapl.cli.values import QuietOption, parse_names
+from rebapl.errors import UserError
+
+METHOD, INFERENCE = "maple", "rebapl"
+WHY = (
+    "maple gave the best probabilities for its cost in the benchmarks, and rebapl is the inference for probabilities "
+    "that one acts on (docs/benchmarks.md)"
+)
+SHOTS = 32
+RISK = 0.05
+
+
+def learn(
+    photos: Annotated[str, typer.Argument(help="A folder with a folder of images for each class, or a CSV file.")],
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            help="A local Hugging Face folder, a hub id, or mini (which knows only drawings). "
+            "openai/clip-vit-base-patch16 if not given."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to keep it in; runs/ and the name of the photos' folder.")
+    ] = (None),
+    risk: Annotated[
+        float, typer.Option(min=0, max=0.99, help="Share of wrong answers to allow before it says 'I don't know'.")
+    ] = RISK,
+    anew: Annotated[bool, typer.Option("--anew", help="Delete what was learned before in this folder.")] = False,
+    shots: Annotated[int, typer.Option(min=1, help="Learn from at most so many images of each class.")] = SHOTS,
+    method: Annotated[
+        str, typer.Option(help="What is learned; `rebapl list` names the methods.", autocompletion=methods)
+    ] = METHOD,
+    inference: Annotated[
+        str, typer.Option(help="How; `rebapl list` names the kinds of inference.", autocompletion=kinds_of_inference)
+    ] = INFERENCE,
+    epochs: Annotated[int | None, typer.Option(help="Epochs instead of the number that was published.")] = None,
+    template: Annotated[str | None, typer.Option(help="Text with {} for the class name.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, or several: cuda:0,cuda:1; the GPU if there is one.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Trainings at a time on each device.")] = 1,
+    quiet: QuietOption = False,
+) -> None:
+    """Learn all classes of your photos, measure how well, and choose when to say "I don't know".
+
+    What is done is kept; interrupted work goes on where it was.
+    """
+    from rebapl.backbones import find_backbone
+    from rebapl.cli.console import RunProgress
+    from rebapl.reports.learned import plan_lines, result_lines
+    from rebapl.runs.config import RunConfig
+    from rebapl.runs.engine import LocalEngine
+    from rebapl.runs.folder import folder_name
+    from rebapl.runs.learn import Lesson, read_learned
+    from rebapl.runs.learn import learn as do_lesson
+
+    config = RunConfig(photos, method, inference, shots=shots, backbone=backbone, epochs=epochs, template=template)
+    engine = LocalEngine(parse_names(device), jobs)
+    lesson = Lesson.of(config, out or Path("runs") / folder_name(photos))
+    if anew:
+        lesson.forget()
+    elif changed := lesson.changed():
+        raise UserError(
+            f"{photos} has changed since {lesson.out} was learned: {changed}. To learn it anew in the same place, give "
+            "--anew; to keep what was learned before, too, give --out FOLDER"
+        )
+    warnings = backbone_remarks(config)
+    if lesson.is_done():
+        print(f"already learned: {lesson.out} (--anew learns it again)")
+    else:
+        chosen = WHY if (method, inference) == (METHOD, INFERENCE) else "you asked for it"
+        find_backbone(config.backbone_name)
+        with RunProgress(quiet) as progress:
+            for line in [*plan_lines(lesson), f"chosen because {chosen}"]:
+                progress.note(line)
+            for line in warnings:
+                progress.warn(line)
+            lesson.refuse_broken()
+            do_lesson(lesson, engine, risk, progress.show)
+        print(f"learned: {lesson.out}")
+    trained = lesson.final.resolved().training.inference
+    if trained is not None and trained.samples == 1:
+        warnings.append(one_sample(lesson.out))
+    for line in [*result_lines(lesson, *read_learned(lesson.out)), *warnings]:
+        print(line)

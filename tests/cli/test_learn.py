@@ -1,0 +1,180 @@
+"""The way of a person with photos: learn, predict, and what is said on the way."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import Result
+from drawn_folder import class_folders, draw
+from typer.testing import CliRunner
+
+from rebapl.cli.commands import app
+from rebapl.posterior import load_posterior
+from rebapl.posterior.prediction import predicted
+from rebapl.runs.folder import is_finished, read_config
+from rebapl.runs.learn import _threshold
+
+QUICK = ("--backbone", "mini", "--method", "coop", "--inference", "ensemble", "--epochs", "1")
+
+
+def rebapl(*words: str) -> Result:
+    return CliRunner(env={"COLUMNS": "100", "NO_COLOR": "1"}).invoke(app, words)
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    folder = tmp_path_factory.mktemp("own")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        class_folders(folder / "photos", cat=3, dog=2, emu=1)
+        draw(folder / "photos" / "loose.png")
+        (folder / "photos" / "cat" / "notes.txt").touch()
+        return folder, rebapl("learn", "photos/", *QUICK)
+
+
+@pytest.fixture(autouse=True)
+def _in_the_folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    named = "learned" in request.fixturenames
+    monkeypatch.chdir(request.getfixturevalue("learned")[0] if named else tmp_path)
+
+
+def test_it_says_what_it_chose_and_how_well_it_went(learned: tuple[Path, Result]) -> None:
+    folder, result = learned
+    assert result.exit_code == 0, result.output
+    for words in (
+        "photos: 6 images of 3 classes, 1 to 3 of each",
+        "passed over: 1 image beside the class folders; 1 file whose ending is not that of an image: 1 .txt",
+        "learns all classes by coop · ensemble, backbone mini",
+        "measures itself: by cross-validation: 3 trainings",
+        "of 5 held-out images were right",
+        "95 % interval",
+        "mixes up: ",
+        '"I don\'t know": ',
+        "not measured, because they have one image each: emu",
+        "runs/photos/held-out.csv",
+        "next: rebapl predict runs/photos NEW-PHOTOS/",
+    ):
+        assert words in result.output, words
+    assert result.output.count("mini knows only drawings") == 2
+    assert not list((folder / "photos").glob("*.json"))
+
+
+def test_the_posterior_is_of_every_image_and_the_answers_of_held_out_ones(learned: tuple[Path, Result]) -> None:
+    run = learned[0] / "runs" / "photos"
+    assert sorted(json.loads((run / "data.json").read_text())["trained"]) == sorted(
+        ["cat/0.png", "cat/1.png", "cat/2.png", "dog/0.png", "dog/1.png", "emu/0.png"]
+    )
+    rows = list(csv.DictReader((run / "held-out.csv").open()))
+    assert sorted(row["image"] for row in rows) == ["cat/0.png", "cat/1.png", "cat/2.png", "dog/0.png", "dog/1.png"]
+    assert all(row["class"] == row["image"][:3] for row in rows)
+    threshold = load_posterior(run / "posterior").threshold
+    if threshold is not None:
+        answered = [row for row in rows if float(row["uncertainty"]) <= threshold.value]
+        assert (len(answered) / len(rows), threshold.images) == (threshold.coverage, 5)
+    assert is_finished(read_config(run), run)
+    assert not (run / "estimate").exists()
+
+
+def test_the_same_command_again_says_that_it_is_done(learned: tuple[Path, Result]) -> None:
+    again = rebapl("learn", "photos", *QUICK)
+    assert again.stdout.startswith("already learned: runs/photos")
+    assert again.stdout.splitlines()[1:] == learned[1].stdout.splitlines()[1:]
+
+
+def test_it_cannot_be_scored_on_what_it_was_learned_from(learned: tuple[Path, Result]) -> None:  # noqa: ARG001
+    assert "there are none left to score it on" in str(rebapl("evaluate", "runs/photos").exception)
+
+
+def test_changed_photos_are_refused_with_what_changed_and_learned_anew_on_request(
+    learned: tuple[Path, Result], request: pytest.FixtureRequest
+) -> None:
+    new = learned[0] / "photos" / "emu" / "new.png"
+    draw(new)
+    request.addfinalizer(new.unlink)
+    refused = rebapl("learn", "photos", *QUICK)
+    assert "photos has changed since runs/photos was learned: 1 added (emu/new.png)" in str(refused.exception)
+    assert "--anew" in str(refused.exception)
+    other = rebapl("learn", "photos", *QUICK, "--out", "runs/other", "--anew")
+    assert "learned: runs/other" in other.stdout
+    assert "of 7 held-out images" in other.stdout
+
+
+def test_one_image_per_class_is_learned_and_not_measured(tmp_path: Path) -> None:
+    class_folders(tmp_path / "photos", cat=1, dog=1)
+    result = rebapl("learn", "photos", *QUICK)
+    assert result.exit_code == 0, result.output
+    assert "accuracy: unknown. Each class has one image" in result.stdout
+    assert "no threshold can be chosen" in result.stdout
+    assert load_posterior(tmp_path / "runs" / "photos" / "posterior").threshold is None
+    assert "already learned" in rebapl("learn", "photos", *QUICK).stdout
+
+
+def test_the_threshold_keeps_the_risk_and_leaves_the_least_sure_unanswered() -> None:
+    """Of 40 answers with ever less confidence, all right: 38 are answered. With three wrong ones first: none can be."""
+    sure = torch.linspace(0.99, 0.6, 40)
+    logits = torch.stack([sure, 1 - sure], dim=1).log()[None]
+    prediction = predicted(logits, torch.ones(1), ["cat", "dog"], [str(number) for number in range(40)])
+    labels = torch.zeros(40, dtype=torch.long)
+    found = _threshold(prediction, labels, 0.05)
+    assert found is not None
+    assert (found.coverage, found.risk) == (0.95, 0.0)
+    labels[10:20] = 1
+    found = _threshold(prediction, labels, 0.05)
+    assert found is not None
+    assert (found.coverage, found.risk) == (0.25, 0.0)
+    labels[:3] = 1
+    assert _threshold(prediction, labels, 0.05) is None
+
+
+@pytest.mark.parametrize(
+    ("counts", "spoil", "message"),
+    [
+        ({"cat": 2}, None, "has one class, 'cat'"),
+        ({"cat": 2, "dog": 0}, None, "has no images"),
+        ({"cat": 2, "dog": 2}, "cat/0.png", "0.png cannot be read as an image"),
+    ],
+)
+def test_bad_photos_are_one_line_before_any_work(
+    tmp_path: Path, counts: dict[str, int], spoil: str | None, message: str
+) -> None:
+    photos = class_folders(tmp_path / "photos", **counts)
+    for name in counts:
+        (photos / name).mkdir(exist_ok=True)
+    if spoil:
+        (photos / spoil).write_bytes(b"no image")
+    error = str(rebapl("learn", "photos", *QUICK).exception)
+    assert message in error
+    assert "\n" not in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_training_on_half_of_ones_classes_says_so_and_that_mini_knows_only_drawings(tmp_path: Path) -> None:
+    class_folders(tmp_path / "photos", cat=3, dog=3, emu=3, fox=3)
+    result = rebapl("train", "--data", "photos", "--backbone", "mini", "--epochs", "1", "--out", "runs/x")
+    assert "warning: learning 2 of 4 classes (cat, dog)" in result.stderr
+    assert "To learn all of them: rebapl learn photos" in result.stderr
+    assert "mini knows only drawings" in result.stderr
+    *_, warning, sampled = result.stdout.splitlines()
+    assert "mini knows only drawings" in warning
+    assert "this run has one sample, so it has no uncertainty of its own" in sampled
+    assert "rebapl evaluate runs/x --outside FOLDER" in sampled
+    draw(tmp_path / "photos" / "emu" / "new.png")
+    again = rebapl("train", "--data", "photos", "--backbone", "mini", "--epochs", "1", "--out", "runs/x")
+    assert "1 images are new since the split was made: emu/new.png" in str(again.exception)
+    (tmp_path / "photos" / "split_rebapl.json").unlink()
+    again = rebapl("train", "--data", "photos", "--backbone", "mini", "--epochs", "1", "--out", "runs/x")
+    assert "have changed since runs/x was begun: 1 added (emu/new.png)" in str(again.exception)
+    scored = rebapl("evaluate", "runs/x")
+    assert "are not those that runs/x was trained on: 1 added (emu/new.png)" in str(scored.exception)
+
+
+def test_a_folder_that_has_moved_is_scored_where_it_is(tmp_path: Path) -> None:
+    class_folders(tmp_path / "photos", cat=3, dog=3)
+    few_shot = ("--protocol", "few-shot", "--backbone", "mini", "--epochs", "1", "--out", "runs/x")
+    assert rebapl("train", "--data", "photos", *few_shot).exit_code == 0
+    (tmp_path / "photos").rename(tmp_path / "pictures")
+    assert "if it has moved, say where with --data" in str(rebapl("evaluate", "runs/x").exception)
+    assert rebapl("evaluate", "runs/x", "--data", "pictures").exit_code == 0
+    assert "already trained" in rebapl("train", "--data", "pictures", *few_shot).stdout

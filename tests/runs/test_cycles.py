@@ -1,0 +1,106 @@
+"""Cycles that do not depend on one another, sampled by themselves: the run is bit for bit what it would have been."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_jobs import tiny
+
+from rebapl.errors import UserError
+from rebapl.interruption import Interrupted
+from rebapl.runs.backbone import KeptBackbone
+from rebapl.runs.config import RunConfig
+from rebapl.runs.cycles import cycle_file
+from rebapl.runs.engine import LocalEngine
+from rebapl.runs.folder import train_cycle, train_run
+from rebapl.runs.jobs import Job, cycle_jobs
+
+MINI = KeptBackbone()
+COLD = {"restart": "cold", "cycles": 3, "batch": 2, "sampler.samples_per_cycle": 2}
+
+
+def config(inference: str, **settings: Any) -> RunConfig:
+    return tiny(method="vpt", inference=inference, epochs=3, inference_settings={"batch": 2, **settings})
+
+
+CASES = {
+    "ensemble": config("ensemble"),
+    "chains": config("ensemble", cycles=2, chains=2),
+    "csghmc": config("csghmc", **COLD),
+    "promptsrc": config("ensemble").changed(method="promptsrc"),  # with an average over epochs
+}
+
+
+def bytes_of(out: Path) -> tuple[bytes, bytes]:
+    return (out / "posterior/samples.safetensors").read_bytes(), (out / "log.csv").read_bytes()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_joined_cycles_equal_those_of_one_run(name: str, tmp_path: Path) -> None:
+    """Some of them, or all, and in another order."""
+    whole, some, every = tmp_path / "whole", tmp_path / "some", tmp_path / "every"
+    case = CASES[name]
+    train_run(case, whole, device="cpu", load=MINI)
+    train_cycle(case, some, 1, device="cpu", load=MINI)
+    assert cycle_file(some, 1).exists()
+    steps: list[int] = []
+    train_run(case, some, device="cpu", load=MINI, progress=lambda done, *_: steps.append(done))
+    assert len(steps) < steps[-1], "a cycle was not sampled again"
+    for job in reversed(cycle_jobs(Job.of(case, tmp_path, out=every))):
+        assert job.cycle is not None
+        train_cycle(case, every, job.cycle, device="cpu", load=MINI)
+    train_run(case, every, device="cpu", load=MINI)
+    assert bytes_of(some) == bytes_of(whole)
+    assert bytes_of(every) == bytes_of(whole)
+    assert sorted(path.name for path in every.iterdir()) == ["config.json", "environment.json", "log.csv", "posterior"]
+
+
+def test_a_cycle_that_is_interrupted_goes_on_and_a_damaged_one_is_sampled_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    case = CASES["csghmc"]
+
+    def stop(done: int, total: int, _loss: float) -> None:
+        assert total == 6
+        if done == 3:
+            raise KeyboardInterrupt
+
+    train_run(case, tmp_path / "whole", device="cpu", load=MINI)
+    with pytest.raises(Interrupted, match="step 9 of 18 is kept"):
+        train_cycle(case, tmp_path / "run", 1, device="cpu", load=MINI, progress=stop)
+    seen: list[int] = []
+    train_cycle(case, tmp_path / "run", 1, device="cpu", load=MINI, progress=lambda done, *_: seen.append(done))
+    assert seen[0] == 4
+    train_cycle(case, tmp_path / "run", 0, device="cpu", load=MINI)
+    path = cycle_file(tmp_path / "run", 0)
+    path.write_bytes(path.read_bytes()[:-1])
+    train_run(case, tmp_path / "run", device="cpu", load=MINI)
+    assert "this cycle is sampled again" in caplog.text
+    assert bytes_of(tmp_path / "run") == bytes_of(tmp_path / "whole")
+
+
+def test_cycles_are_jobs_of_any_engine(tmp_path: Path) -> None:
+    job = Job.of(CASES["ensemble"], tmp_path, score=False)
+    parts = cycle_jobs(job)
+    assert [Job.from_json(part.as_json()) for part in parts] == parts
+    outcomes = list(LocalEngine(["cpu"]).run(parts))
+    assert [outcome.state for outcome in outcomes] == ["done"] * 3
+    assert [outcome.attempts for outcome in LocalEngine(["cpu"]).run(parts)] == [0] * 3
+    assert sorted(path.name for path in (job.folder / "cycles").iterdir()) == [f"{n}.safetensors" for n in range(3)]
+
+
+DEPENDENT = [
+    config("csghmc"),
+    config("ensemble", cycles=1, chains=2, restart=None),
+    config("rebapl"),
+    config("mle"),
+    tiny(method="zero-shot", epochs=None),
+]
+
+
+@pytest.mark.parametrize("case", DEPENDENT)
+def test_cycles_that_depend_on_one_another_are_not_taken_apart(case: RunConfig, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--cycles-apart is for several cycles that do not depend on one another"):
+        cycle_jobs(Job.of(case, tmp_path))

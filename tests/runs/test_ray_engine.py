@@ -1,0 +1,198 @@
+"""Runs on a real Ray cluster of two machines with one core each: what is lost is done again, and only that."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_jobs import LONG, jobs, made, scores, tiny
+from tiny_suite import TINY
+
+from rebapl.errors import UserError
+from rebapl.reproduce.make import PAPER_TARGETS
+from rebapl.runs.engine import LocalEngine, run_all
+from rebapl.runs.folder import CHECKPOINT, ERROR
+from rebapl.runs.jobs import Ended, Event, Job, Retried, Started, Stepped
+from rebapl.runs.ray_engine import RayEngine
+from rebapl.runs.remote import RemoteEngine
+from rebapl.runs.slurm_engine import SlurmEngine
+from rebapl.training.checkpoint import load_checkpoint
+
+pytestmark = pytest.mark.xdist_group("ray")  # one cluster for all, also where tests run side by side
+
+ROOM = 80 * 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+    from ray.cluster_utils import Cluster
+
+    before = signal.getsignal(signal.SIGTERM)
+    quick = {"health_check_period_ms": 1000, "health_check_timeout_ms": 4000, "health_check_failure_threshold": 3}
+    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": ROOM, "_system_config": quick}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    for _ in range(2):
+        cluster.add_node(num_cpus=1, object_store_memory=ROOM)
+    ray.init(cluster.address, log_to_driver=False)  # once, so that processes of the cluster serve all tests
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def engine(cluster: Any) -> RayEngine:
+    return RayEngine(cluster.address, cpus_per_run=1, gpus_per_run=0)
+
+
+class Meets:
+    """Calls something once, amid the training of a job."""
+
+    def __init__(self, job: Job, what: Any) -> None:
+        self.job, self.what = job, what
+        self.events: list[Event] = []
+        self.process = 0
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, Started) and event.job == self.job:
+            self.process = event.process
+        if isinstance(event, Stepped) and event.job == self.job and self.what is not None:
+            what, self.what = self.what, None
+            what(self.process)
+
+
+def test_what_is_lost_is_done_again_and_the_results_are_those_of_the_local_engine(
+    engine: RayEngine, tmp_path: Path
+) -> None:
+    """A worker is killed. A wrong setting is not tried again, and stops nobody."""
+    wanted = jobs(tmp_path / "ray", 1, 2, **LONG)
+    wrong = Job.of(tiny(data="digit"), tmp_path / "ray")
+    meets = Meets(wanted[0], lambda process: os.kill(process, signal.SIGKILL))
+    found = {outcome.folder: outcome for outcome in engine.run([*wanted, wrong], meets)}
+    assert [(found[job.folder].state, found[job.folder].attempts) for job in wanted] == [("done", 2), ("done", 1)]
+    assert (found[wrong.folder].state, found[wrong.folder].attempts) == ("failed", 1)
+    (again,) = [event for event in meets.events if isinstance(event, Retried)]
+    assert (again.job, again.failure.kind) == (wanted[0], "worker died")
+    assert not (wanted[0].folder / ERROR).exists()
+
+    here = jobs(tmp_path / "local", 1, 2, **LONG)
+    assert [each.state for each in LocalEngine(["cpu"]).run(here)] == ["done"] * 2
+    assert [made(job.folder) for job in wanted] == [made(job.folder) for job in here]
+    assert [outcome.attempts for outcome in engine.run(wanted)] == [0, 0]
+
+
+def test_the_miniature_suite_is_the_same_on_every_engine(engine: RayEngine, tmp_path: Path) -> None:
+    """Two of its runs, smaller still: byte for byte the same results, times aside."""
+    suite = replace(TINY, methods=("zero-shot", "coop"), epochs={"*": 1}, shots=1)
+    configs = PAPER_TARGETS["table1"].runs(suite)[:2]
+    assert [config.method for config in configs] == ["zero-shot", "coop"]
+    engines = {
+        "local": LocalEngine(["cpu"]),
+        "ray": engine,
+        "slurm": SlurmEngine(tmp_path / "slurm" / ".slurm", cluster="local", time="30"),
+    }
+    results = {
+        name: [scores(folder) for folder in run_all(configs, tmp_path / name, engine=each)]
+        for name, each in engines.items()
+    }
+    assert json.dumps(results["local"]) == json.dumps(results["ray"]) == json.dumps(results["slurm"])
+
+
+def test_an_interruption_keeps_the_step_of_every_run(engine: RayEngine, tmp_path: Path) -> None:
+    wanted = jobs(tmp_path, 1, 2, **{**LONG, "epochs": 2000})
+    events: list[Event] = []
+
+    def interrupt(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Stepped) and len({each.job.folder for each in events if isinstance(each, Stepped)}) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(engine.run(wanted, interrupt))
+    assert [event.outcome.state for event in events if isinstance(event, Ended)] == ["interrupted"] * 2
+    for job in wanted:
+        assert load_checkpoint(job.folder / CHECKPOINT)["loop"]["schedule"]["steps"] > 0
+
+
+def test_a_driver_that_is_killed_is_started_again_and_goes_on(cluster: Any, engine: RayEngine, tmp_path: Path) -> None:
+    """The first driver is a process of its own; the one that goes on is another."""
+    wanted = jobs(tmp_path, 1, 2, 3, epochs=20)
+    code = (
+        "import sys; from pathlib import Path; from small_jobs import jobs\n"
+        "from rebapl.runs.ray_engine import RayEngine\n"
+        f"engine = RayEngine({cluster.address!r}, gpus_per_run=0)\n"
+        "for outcome in engine.run(jobs(Path(sys.argv[1]), 1, 2, 3, epochs=20)): print(outcome.state, flush=True)"
+    )
+    path = os.pathsep.join([str(Path(__file__).parents[1] / "support"), *sys.path])
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert driver.stdout is not None
+    assert driver.stdout.readline().strip() == "done"
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    before = {job.folder for job in wanted if job.is_done()}
+    assert before
+    outcomes = list(engine.run(wanted))
+    assert [outcome.state for outcome in outcomes] == ["done"] * 3
+    assert all(outcome.attempts == 0 for outcome in outcomes if outcome.folder in before)
+
+
+def test_what_no_machine_has_is_refused(cluster: Any, tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"no machine of this Ray cluster has 1 CPUs and 4 GPUs.*the largest has 1 and 0"
+    ):
+        list(RayEngine(cluster.address, gpus_per_run=4).run(jobs(tmp_path, 1)))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("given", [{"cpus_per_run": 0}, {"gpus_per_run": -1}, {"gpus_per_run": 1.5}])
+def test_impossible_shares_are_refused(given: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=r"--[cg]pus-per-run is"):
+        RayEngine(**given)
+
+
+def test_a_run_travels_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With full paths, and with the variables that say where the data are."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("REBAPL_DATA", "data")
+    (job,) = jobs(Path("runs"), 1)
+    text = RemoteEngine._text(RayEngine(cpus_per_run=2), job)
+    assert str(tmp_path / "runs") in text
+    assert str(tmp_path / "data") in text
+    assert '"threads": 2' in text
+
+
+def test_a_run_whose_machine_is_removed_goes_on_on_another(cluster: Any, engine: RayEngine, tmp_path: Path) -> None:
+    """The last test of this cluster, which has one machine less after it."""
+    (last,) = jobs(tmp_path, 3, **LONG)
+
+    def remove(process: int) -> None:
+        node = next(each for each in cluster.worker_nodes if _is_on(process, each))
+        cluster.remove_node(node)
+
+    meets = Meets(last, remove)
+    (outcome,) = engine.run([last], meets)
+    assert (outcome.state, outcome.attempts) == ("done", 2)
+    assert meets.what is None
+
+
+def _is_on(process: int, node: Any) -> bool:
+    """Whether a process is a child of a node's raylet."""
+    raylet = node.all_processes["raylet"][0].process.pid
+    return f" {raylet} " in Path(f"/proc/{process}/stat").read_text()

@@ -1,0 +1,122 @@
+"""Runs as jobs of SLURM: here of processes that stand for it, handed over by the real submitit."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import fake_slurm
+import pytest
+from small_jobs import LONG, jobs, made, tiny
+
+from rebapl.errors import UserError
+from rebapl.runs.engine import LocalEngine
+from rebapl.runs.folder import CHECKPOINT
+from rebapl.runs.jobs import Ended, Event, Job, Started, Stepped
+from rebapl.runs.slurm_engine import SlurmEngine, minutes
+from rebapl.training.checkpoint import load_checkpoint
+
+
+def test_bad_input_comes_back_and_is_not_tried_again(tmp_path: Path) -> None:
+    """By submitit's local executor. What it does of good input is compared in `test_ray_engine.py`."""
+    wrong = Job.of(tiny(data="digit"), tmp_path / "runs")
+    (outcome,) = SlurmEngine(tmp_path / "runs" / ".slurm", cluster="local", time="10").run([wrong])
+    assert (outcome.state, outcome.attempts) == ("failed", 1)
+    assert "did you mean 'digits'" in str(outcome.failure)
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [".slurm"]
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = fake_slurm.install(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return folder
+
+
+class At:
+    """Sends a signal to the process of a run amid its training, or raises."""
+
+    def __init__(self, what: signal.Signals | type[BaseException]) -> None:
+        self.what: signal.Signals | type[BaseException] | None = what
+        self.events: list[Event] = []
+        self.process = 0
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, Started):
+            self.process = event.process
+        if isinstance(event, Stepped) and self.what is not None:
+            what, self.what = self.what, None
+            if not isinstance(what, signal.Signals):
+                raise what
+            os.kill(self.process, what)
+
+
+def test_a_job_whose_time_is_over_keeps_its_step_and_is_queued_again(slurm: Path, tmp_path: Path) -> None:
+    """SLURM sends SIGUSR2 before the end, as submitit asks it to."""
+    wanted = jobs(tmp_path / "runs", 1, **{**LONG, "epochs": 80})
+    engine = SlurmEngine(tmp_path / "runs" / ".slurm", partition="gpu", time="2:00:00", cpus_per_run=1)
+    meets = At(signal.SIGUSR2)
+    (outcome,) = engine.run(wanted, meets)
+    assert (outcome.state, outcome.attempts) == ("done", 1)
+    assert len(list((slurm / "jobs").glob("*.requeued"))) == 1
+    (script,) = [path.read_text() for path in (slurm / "jobs").glob("*.sh")]
+    for word in ("--partition=gpu", "--time=120", "--cpus-per-task=1", "--signal=USR2@"):
+        assert word in script
+    steps = [event.done for event in meets.events if isinstance(event, Stepped)]
+    assert steps == sorted(steps), "it never went back"
+    here = jobs(tmp_path / "here", 1, **{**LONG, "epochs": 80})
+    assert [outcome.state for outcome in LocalEngine(["cpu"]).run(here)] == ["done"]
+    assert made(wanted[0].folder) == made(here[0].folder)
+
+
+def test_a_driver_that_dies_leaves_its_jobs_and_the_next_one_takes_them_up(slurm: Path, tmp_path: Path) -> None:
+    wanted = jobs(tmp_path / "runs", 1, **{**LONG, "epochs": 80})
+    meets = At(KeyboardInterrupt)
+    driver = SlurmEngine(tmp_path / "runs" / ".slurm")
+    driver._cancel = lambda _: None  # type: ignore[method-assign]  # a driver that is killed cancels nothing
+    with pytest.raises(KeyboardInterrupt):
+        list(driver.run(wanted, meets))
+    assert [event.outcome.state for event in meets.events if isinstance(event, Ended)] == ["interrupted"]
+    (outcome,) = SlurmEngine(tmp_path / "runs" / ".slurm").run(wanted)
+    assert outcome.state == "done"
+    assert len(list((slurm / "jobs").glob("*.sh"))) == 1, "no second job was made"
+
+
+def test_an_interrupted_driver_cancels_its_jobs_after_they_have_kept_their_step(slurm: Path, tmp_path: Path) -> None:
+    wanted = jobs(tmp_path / "runs", 1, **{**LONG, "epochs": 5000})
+    with pytest.raises(KeyboardInterrupt):
+        list(SlurmEngine(tmp_path / "runs" / ".slurm").run(wanted, At(KeyboardInterrupt)))
+    kept = wanted[0].folder / CHECKPOINT
+    until = time.monotonic() + 60
+    while not kept.exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert load_checkpoint(kept)["loop"]["schedule"]["steps"] > 0
+    os.kill(fake_slurm.process(slurm), signal.SIGKILL)  # as SLURM does a while after
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"time": "two hours"}, "--time is 'two hours'"),
+        ({"time": "0"}, "--time is '0'"),
+        ({"gpus_per_run": 0.25}, "whole CPUs and GPUs"),
+    ],
+)
+def test_what_slurm_cannot_do_is_refused(tmp_path: Path, given: dict, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        SlurmEngine(tmp_path, **given)
+
+
+def test_without_slurm_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match="there is no SLURM on this machine"):
+        list(SlurmEngine(tmp_path / ".slurm").run(jobs(tmp_path, 1)))
+
+
+def test_times_as_slurm_writes_them() -> None:
+    assert [minutes(time) for time in ("30", "1:30:00", "0:59:59", "2-00:00:00")] == [30, 90, 60, 2880]
