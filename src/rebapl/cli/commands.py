@@ -20,6 +20,7 @@ from rebapl.cli.predict import predict
 from rebapl.cli.reproduce import reproduce
 from rebapl.cli.results import results
 from rebapl.cli.run import run
+from rebapl.cli.share import share
 from rebapl.cli.train import train
 from rebapl.errors import UserError, printable
 
@@ -125,6 +126,7 @@ app.command()(run)
 app.command()(evaluate)
 app.command()(results)
 app.command()(predict)
+app.command()(share)
 app.command()(reproduce)
 app.add_typer(data_commands, name="data")
 app.add_typer(config_commands, name="config")

@@ -31,7 +31,9 @@ ONE_SAMPLE = (
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="Folder of a trained run, or of a posterior.", autocompletion=runs)],
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a run or a posterior, or hf://USER/NAME[@REVISION].", autocompletion=runs)
+    ],
     images: Annotated[
         list[Path] | None, typer.Argument(help="Images, folders of images, and - for paths that come through a pipe.")
     ] = None,

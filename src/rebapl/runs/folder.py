@@ -27,6 +27,7 @@ from rebapl.evaluation.tasks import (
 )
 from rebapl.files import read_json, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
+from rebapl.posterior.hub import fetch
 from rebapl.runs.backbone import KeptBackbone, LoadBackbone, best_device, load_run_backbone, run_dtype
 from rebapl.runs.config import RunConfig, data_name, first_difference, with_full_paths
 from rebapl.runs.environment import device_name, environment
@@ -37,6 +38,8 @@ from rebapl.training import Progress, Training
 
 CONFIG, ENVIRONMENT, LOG, POSTERIOR = "config.json", "environment.json", "log.csv", "posterior"
 CHECKPOINT, ERROR = "checkpoint.safetensors", "error.txt"
+
+_REMOTE = re.compile(r"hf:/+([^@]+)(?:@(.+))?")  # a path has no double slashes
 
 __all__ = [
     "RESULTS",
@@ -86,9 +89,12 @@ def load_trained(
 ) -> Posterior:
     """Load the posterior from the folder of a run, or from the folder of a posterior itself.
 
+    `hf://somebody/digits` is that repository of the Hugging Face hub; `@` and a branch, a tag or a commit may follow.
     `backbone` says where the backbone is now, if that is not where it was in training. `load` gives the named backbone,
     perhaps one that is loaded already.
     """
+    if remote := _REMOTE.fullmatch(path.as_posix()):
+        path = fetch(*remote.groups())
     folder = path / POSTERIOR if (path / CONFIG).exists() or (path / POSTERIOR).exists() else path
     if not folder.exists():
         if (path / CONFIG).exists():
