@@ -1,9 +1,10 @@
-"""`rebapl share`, and `rebapl predict` with what others have shared."""
+"""`rebapl share`, `rebapl predict` with what others have shared, and `rebapl export`."""
 
 import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import small_run
 from huggingface_hub import HfApi, constants
@@ -71,3 +72,13 @@ def test_an_upload_says_how_to_use_it(run: Path, tmp_path: Path, monkeypatch: py
     assert answers[0] == answers[1]
     with pytest.raises(UserError, match="revision 'v9' of it be fetched"):
         rebapl("predict", "hf://somebody/digits@v9", picture)
+
+
+def test_export_writes_what_the_ending_says(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "classes.npy"
+    assert rebapl("export", run, "--out", out, "--classes", "zero,one,nine") == f"{out}\n"
+    assert np.load(out).shape == (3, 128)
+    with pytest.raises(UserError, match=r"the ending says what is written"):
+        rebapl("export", run, "--out", tmp_path / "classes.txt")
+    with pytest.raises(UserError, match="there is no such run or posterior"):
+        rebapl("export", tmp_path / "none", "--out", out)

@@ -16,6 +16,7 @@ from rebapl import __version__
 from rebapl.cli.config import config as config_commands
 from rebapl.cli.data import data as data_commands
 from rebapl.cli.evaluate import evaluate
+from rebapl.cli.export import export
 from rebapl.cli.predict import predict
 from rebapl.cli.reproduce import reproduce
 from rebapl.cli.results import results
@@ -127,6 +128,7 @@ app.command()(evaluate)
 app.command()(results)
 app.command()(predict)
 app.command()(share)
+app.command()(export)
 app.command()(reproduce)
 app.add_typer(data_commands, name="data")
 app.add_typer(config_commands, name="config")

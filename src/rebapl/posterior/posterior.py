@@ -24,6 +24,7 @@ from rebapl.errors import UserError
 from rebapl.learners import Learner
 from rebapl.posterior import per_sample
 from rebapl.posterior.abstention import choose_threshold
+from rebapl.posterior.export import write_export
 from rebapl.posterior.hub import find_folder, push
 from rebapl.posterior.images import Images, read_images
 from rebapl.posterior.manifest import EarlierWeights, about_learner
@@ -109,6 +110,14 @@ class Posterior:
         folder: the backbone itself is not uploaded.
         """
         return push(self, repository, private, licence=licence, backbone=backbone, scores=scores, facts=facts)
+
+    def export(self, path: Path | str) -> Path:
+        """Write it for programs that know nothing of rebapl, for the class names that it is bound to.
+
+        The ending of `path` says what is written. `.safetensors` and `.npy` hold class embeddings, for methods that
+        learn text only. `.onnx` and `.pt2` hold the whole predictor with all samples.
+        """
+        return write_export(self, Path(path))
 
     def __len__(self) -> int:
         return len(self.weights)

@@ -1,0 +1,119 @@
+"""Exported posteriors, used as programs use them that know nothing of rebapl."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from methods import CASES
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from rebapl.backbones import DualEncoder
+from rebapl.data.batches import LabelledImages
+from rebapl.data.task import load_task
+from rebapl.errors import UserError
+from rebapl.posterior import Posterior
+from rebapl.posterior.export import class_embeddings
+
+Make = Callable[..., Posterior]
+TEXT_ONLY = {"zero-shot", "coop", "proda"}
+
+
+@pytest.fixture(scope="module")
+def digits(mini: DualEncoder) -> Tensor:
+    """Five real images, uint8 (5, 3, 64, 64)."""
+    task = load_task("digits", shots=1)
+    return LabelledImages(task.dataset, task.dataset.test[:5]).views(mini.preprocessing)
+
+
+def image_features(encoder: DualEncoder, views: Tensor) -> Tensor:
+    """As `transformers` computes them, normalised."""
+    pixels = encoder.preprocessing.normalize(views)
+    ids = torch.zeros(1, 2, dtype=torch.long)
+    with torch.no_grad():
+        return encoder.model(pixel_values=pixels, input_ids=ids).image_embeds
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_which_methods_are_a_matrix(make: Make, method: str) -> None:
+    posterior = make(method, 1 if method == "zero-shot" else 2)
+    if method in TEXT_ONLY:
+        assert class_embeddings(posterior).shape == (len(posterior), 4, 48)
+    else:
+        with pytest.raises(UserError, match=rf"'{method.replace('+', '.')}' with its settings is no matrix"):
+            class_embeddings(posterior)
+
+
+def test_one_matrix_drops_into_a_clip_pipeline(make: Make, mini: DualEncoder, digits: Tensor, tmp_path: Path) -> None:
+    """The formula that open_clip documents: softmax(scale · image_features @ text_features.T)."""
+    posterior = make("coop", 1, mini)
+    expected = posterior.predict_proba(digits)
+    image, scale = image_features(mini, digits), mini.model.logit_scale.exp()
+    stored = load_file(posterior.export(tmp_path / "classes.safetensors"))
+    text = stored["text_features"]
+    torch.testing.assert_close(text.norm(dim=-1), torch.ones(4))
+    torch.testing.assert_close(stored["logit_scale"], scale)
+    np.testing.assert_allclose((scale * image @ text.T).softmax(-1), expected, atol=1e-5)
+    array = np.load(posterior.export(tmp_path / "classes.npy"))
+    np.testing.assert_array_equal(array, text)
+    about = json.loads((tmp_path / "classes.json").read_text())
+    assert about["class_names"] == posterior.class_names
+    assert about["logit_scale"] == pytest.approx(float(scale))
+
+
+@pytest.mark.parametrize("method", ["coop", "proda"])
+def test_the_matrices_of_all_samples_give_the_posterior(
+    make: Make, mini: DualEncoder, digits: Tensor, tmp_path: Path, method: str
+) -> None:
+    posterior = make(method, 3, mini).with_weights(torch.tensor([0.5, 0.2, 0.3]))
+    path = posterior.bind(["zero", "one"]).export(tmp_path / "classes.safetensors")
+    stored = load_file(path)
+    logits = stored["logit_scale"] * image_features(mini, digits) @ stored["sample_text_features"].mT
+    found = torch.einsum("s,snc->nc", stored["weights"], logits.softmax(-1))
+    np.testing.assert_allclose(found, posterior.bind(["zero", "one"]).predict_proba(digits), atol=1e-5)
+    with safe_open(path, "pt") as file:
+        assert json.loads(file.metadata()["class_names"]) == ["zero", "one"]
+
+
+def test_a_whole_predictor_in_onnx(make: Make, mini: DualEncoder, digits: Tensor, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    posterior = make("maple", 2, mini).with_weights(torch.tensor([0.7, 0.3]))
+    path = posterior.export(tmp_path / "predictor.onnx")
+    session = runtime.InferenceSession(path)
+    for count in (1, 5):
+        pixels = mini.preprocessing.normalize(digits[:count]).numpy()
+        whole, each = session.run(["probabilities", "per_sample"], {"pixels": pixels})
+        expected = posterior.predict_views(digits[:count])
+        np.testing.assert_allclose(whole, expected.probabilities, atol=1e-5)
+        np.testing.assert_allclose(each, expected.per_sample, atol=1e-5)
+    about = session.get_modelmeta().custom_metadata_map
+    assert json.loads(about["class_names"]) == posterior.class_names
+    assert json.loads(about["preprocessing"])["mean"] == list(mini.preprocessing.mean)
+    assert path.stat().st_size < 8e6, "the image tower is there once, and the text tower is not"
+
+
+def test_a_whole_predictor_by_torch_export(make: Make, encoder: DualEncoder, views: Tensor, tmp_path: Path) -> None:
+    posterior = make("bpl", 2)
+    extra = {"class_names": ""}
+    program = torch.export.load(posterior.export(tmp_path / "predictor.pt2"), extra_files=extra).module()
+    whole, each = program(encoder.preprocessing.normalize(views))
+    torch.testing.assert_close(whole, posterior.predict_views(views).probabilities, atol=1e-5, rtol=0)
+    assert each.shape == (2, 7, 4)
+    assert json.loads(extra["class_names"]) == posterior.class_names
+
+
+def test_what_cannot_be_exported_leaves_no_file(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"one of .safetensors, .npy, .onnx, .pt2"):
+        make("coop").export(tmp_path / "x.pkl")
+    with pytest.raises(UserError, match="'maple' with its settings is no matrix"):
+        make("maple").export(tmp_path / "x.npy")
+    with pytest.raises(UserError, match=r"'cocoop' with its settings is no graph .*cocoop, app, and bpl"):
+        make("cocoop", 1).export(tmp_path / "x.pt2")
+    monkeypatch.setattr("rebapl.posterior.export.find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"pip install 'rebapl\[onnx\]'"):
+        make("coop").export(tmp_path / "x.onnx")
+    assert not list(tmp_path.iterdir())
