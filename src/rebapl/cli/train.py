@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rebapl.cli.completion import datasets, kinds_of_inference, methods
-from rebapl.cli.values import QuietOption, parse_names, parse_seeds
+from rebapl.cli.values import QuietOption, TrackOption, parse_names, parse_seeds, parse_trackers
 from rebapl.errors import UserError
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def train(
         str | None, typer.Option(help="cpu, cuda, or several: cuda:0,cuda:1; the GPU if there is one.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time on each device.")] = 1,
+    track: TrackOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Learn prompts from a few labelled images. Finished runs are kept; interrupted ones go on where they were."""
@@ -131,7 +132,8 @@ def train(
     for each in configs:
         _refuse_idle_template(each)
     engine = LocalEngine(parse_names(device), jobs)
-    todo = [Job.of(each, runs, out=out, root=root, score=evaluate, wait=False) for each in configs]
+    trackers = parse_trackers(track)
+    todo = [Job.of(each, runs, out=out, root=root, score=evaluate, wait=False, track=trackers) for each in configs]
     trained_before = {job.folder for each, job in zip(configs, todo, strict=True) if is_trained(each, job.folder)}
     with RunProgress(quiet) as progress:
         if configs[0].backbone is None:

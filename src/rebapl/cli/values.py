@@ -15,6 +15,21 @@ QuietOption = Annotated[
 ]
 
 
+TrackOption = Annotated[
+    str | None,
+    typer.Option(help="Also log to these trackers, with commas: tensorboard, mlflow, or those that plugins register."),
+]
+
+
+def parse_trackers(given: str | None) -> tuple[str, ...]:
+    """Names of trackers with commas between them, if they can be used here."""
+    from rebapl.training.tracking import check_trackers
+
+    names = tuple(parse_names(given) or ())
+    check_trackers(names)
+    return names
+
+
 def parse_seeds(given: str) -> list[int]:
     """Whole numbers with commas between them.
 

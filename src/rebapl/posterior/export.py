@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -131,6 +132,7 @@ def _write_pt2(posterior: Posterior, path: Path) -> None:
 
 
 def _write_onnx(posterior: Posterior, path: Path) -> None:
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of packages that nobody needs here
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what the exporter does inside
         written = torch.onnx.export(_program(posterior), dynamo=True, output_names=list(OUTPUTS), verbose=False)

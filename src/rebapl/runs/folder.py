@@ -35,6 +35,7 @@ from rebapl.runs.lock import alone_in
 from rebapl.runs.results import RESULTS, PartScores, RunResult, Seconds, read_result, write_result
 from rebapl.settings import SettingError
 from rebapl.training import Progress, Training
+from rebapl.training.tracking import TrackedRun, check_trackers, flat, tracked
 
 CONFIG, ENVIRONMENT, LOG, POSTERIOR = "config.json", "environment.json", "log.csv", "posterior"
 CHECKPOINT, ERROR = "checkpoint.safetensors", "error.txt"
@@ -126,13 +127,15 @@ def train_run(
     progress: Progress | None = None,
     load: LoadBackbone = load_run_backbone,
     wait: bool = False,
+    track: Sequence[str] = (),
 ) -> bool:
     """Train a run in its folder. Return False if it was trained already.
 
     A folder that holds a run of another configuration is refused. `root` is the folder of data sets. `load` gives the
     backbone, perhaps one that is loaded already. If another process is at work in the folder, this is an error; with
-    `wait`, it waits for that process instead.
+    `wait`, it waits for that process instead. `track` names trackers that hear of the training, see `Tracker`.
     """
+    check_trackers(track)
     if is_trained(config, out):
         return False
     device = best_device(device)
@@ -144,7 +147,8 @@ def train_run(
         training = Training(task, load(config.backbone_name, device), resolved.training, config.seed)
         write_json(out / CONFIG, {**config_as_json(config), "hash": resolved.hash(), "resolved": resolved.plain()})
         write_json(out / ENVIRONMENT, made_in)
-        posterior = training.run(out / CHECKPOINT, progress, out / LOG)
+        with tracked(track, _tracked_run(config, out)) as tracker:
+            posterior = training.run(out / CHECKPOINT, progress, out / LOG, tracker)
         write_json(out / ENVIRONMENT, {**made_in, "training_seconds": training.seconds})
         save_posterior(posterior, out / POSTERIOR)
         (out / CHECKPOINT).unlink(missing_ok=True)
@@ -165,6 +169,7 @@ def evaluate_run(
     progress: Predicted | None = None,
     load: LoadBackbone = load_run_backbone,
     wait: bool = False,
+    track: Sequence[str] = (),
 ) -> RunResult:
     """Score a trained run, store the result in `results.json` and return it.
 
@@ -173,14 +178,15 @@ def evaluate_run(
     `fit_weights` and `fit_threshold` (`risk` or `coverage`, `by`) first fit these on the run's validation images; all
     are stored in the posterior. `outside` names a test part, a
     data set or a folder of images to be told from the trained classes; scores of other ones stay.
-    `progress` hears of the images of the test parts. `load` and `wait` are as in `train_run`.
+    `progress` hears of the images of the test parts. `load`, `wait` and `track` are as in `train_run`.
     """
+    check_trackers(track)
     if fit_weights and uniform_weights:
         raise UserError("weights are either fitted (--fit-weights) or uniform (--uniform-weights): give one of them")
     asked = read_config(out)
     config = asked if config is None else config
     _refuse_other_training(asked, config, out)
-    with alone_in(out, wait=wait):
+    with alone_in(out, wait=wait), tracked(track, _tracked_run(config, out)) as tracker:
         stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
         parts = missing_parts(stored, config) if only_missing else config.parts()
         if not parts:
@@ -211,7 +217,12 @@ def evaluate_run(
         spent = time.perf_counter() - start + ((stored.seconds.evaluation or 0.0) if only_missing else 0.0)
         result = result.changed(seconds=Seconds(training=_training_seconds(out), evaluation=spent))
         write_result(out, result)
+        tracker.scores(result.numbers())
     return result
+
+
+def _tracked_run(config: RunConfig, out: Path) -> TrackedRun:
+    return TrackedRun(out.name, out, flat(config.resolved().plain()))
 
 
 def finish_run(
@@ -242,6 +253,7 @@ def complete_run(
     progress: Progress | None = None,
     load: LoadBackbone | None = None,
     wait: bool = True,
+    track: Sequence[str] = (),
 ) -> None:
     """Do what is missing of a run: train it in its folder and, unless `score` is false, evaluate it.
 
@@ -249,9 +261,11 @@ def complete_run(
     """
     load = load or KeptBackbone()
     if not (score and is_finished(config, out)):
-        train_run(config, out, root=root, device=device, progress=progress, load=load, wait=wait)
+        train_run(config, out, root=root, device=device, progress=progress, load=load, wait=wait, track=track)
         if score:
-            evaluate_run(out, root=root, device=device, config=config, only_missing=True, load=load, wait=wait)
+            evaluate_run(
+                out, root=root, device=device, config=config, only_missing=True, load=load, wait=wait, track=track
+            )
     (out / ERROR).unlink(missing_ok=True)
 
 

@@ -47,7 +47,7 @@ class Job:
     """One run to be done: its configuration as plain data, its folder, and the folder of data sets.
 
     If `score` is false, the job trains only. If another process is at work in the folder, the job waits for it when
-    `wait` is true, and is refused otherwise.
+    `wait` is true, and is refused otherwise. `track` names trackers, see `Tracker`.
 
     >>> job = Job.of(RunConfig("digits", "coop", backbone="mini"), Path("runs"))
     >>> Job.from_json(job.as_json()) == job
@@ -59,6 +59,7 @@ class Job:
     root: Path | None = None
     score: bool = True
     wait: bool = True
+    track: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, config: RunConfig, runs: Path, *, out: Path | None = None, **more: Any) -> Job:
@@ -83,7 +84,8 @@ class Job:
     def from_json(cls, content: Mapping[str, Any]) -> Job:
         """The job that `as_json` gave."""
         root = content["root"]
-        return cls(**{**content, "folder": Path(content["folder"]), "root": None if root is None else Path(root)})
+        paths = {"folder": Path(content["folder"]), "root": None if root is None else Path(root)}
+        return cls(**{**content, **paths, "track": tuple(content["track"])})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,6 +198,7 @@ def perform(
             progress=progress,
             load=load,
             wait=job.wait,
+            track=job.track,
         )
     except UserError as error:
         return record_failure(job, "bad input", str(error), traceback.format_exc())

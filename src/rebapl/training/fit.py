@@ -25,6 +25,7 @@ from rebapl.sampling import LOOPS, Inference, Loop
 from rebapl.training.checkpoint import load_checkpoint, save_checkpoint
 from rebapl.training.log import EVERY, read_log, write_log
 from rebapl.training.resolution import ResolvedTraining, resolve_training, with_inference
+from rebapl.training.tracking import Tracker
 
 Progress = Callable[[int, int, float], None]
 """Called now and then with the steps done, the steps in all, and the latest loss."""
@@ -70,33 +71,38 @@ class Training:
             self.loop = _build_loop(task, encoder, self.learner, resolved, resolved.inference, seed)
 
     def run(
-        self, checkpoint: Path | None = None, progress: Progress | None = None, log: Path | None = None
+        self,
+        checkpoint: Path | None = None,
+        progress: Progress | None = None,
+        log: Path | None = None,
+        tracker: Tracker | None = None,
     ) -> Posterior:
         """Train, and give the posterior.
 
         If the file `checkpoint` exists, the training goes on from it; the file is renewed while the training goes on.
-        `log` names the file for the rows of the log. Afterwards `seconds` says how long the training took, including
-        the time before an interruption.
+        `log` names the file for the rows of the log, and `tracker` hears of them, too. Afterwards `seconds` says how
+        long the training took, including the time before an interruption.
         """
         if self.loop is None:
             return Posterior.of(self.learner.eval(), [{}], self.about)
         before = self._resume(checkpoint)
         rows = [] if log is None else [row for row in read_log(log) if row["step"] < self.loop.steps_done]
-        self.loop.record_every = 0 if log is None else EVERY
+        self.loop.record_every = 0 if log is None and tracker is None else EVERY
         start = saved = time.monotonic()
         try:
             while not self.loop.done:
                 self.loop.step()
                 if progress is not None:
                     progress(self.loop.steps_done, self.loop.steps_in_all, self.loop.last_loss)
-                if checkpoint is not None and time.monotonic() - saved > CHECKPOINT_SECONDS:
-                    self._write_log(rows, log)
-                    spent = before + time.monotonic() - start
-                    save_checkpoint({"loop": self.loop.state_dict(), "seconds": spent}, checkpoint)
+                if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                    self._write_log(rows, log, tracker)
+                    if checkpoint is not None:
+                        spent = before + time.monotonic() - start
+                        save_checkpoint({"loop": self.loop.state_dict(), "seconds": spent}, checkpoint)
                     saved = time.monotonic()
         finally:
             self.seconds = before + time.monotonic() - start
-            self._write_log(rows, log)
+            self._write_log(rows, log, tracker)
         return Posterior.of(self.learner.eval(), [sample.parameters for sample in self.loop.samples], self.about)
 
     def _resume(self, checkpoint: Path | None) -> float:
@@ -110,10 +116,14 @@ class Training:
         self.loop.load_state_dict(state["loop"])
         return state["seconds"]
 
-    def _write_log(self, rows: list[dict[str, float]], log: Path | None) -> None:
-        """Move what the loop has recorded to `rows`, and write them all."""
+    def _write_log(self, rows: list[dict[str, float]], log: Path | None, tracker: Tracker | None) -> None:
+        """Move what the loop has recorded to `rows`, and write them all. The tracker hears of the new ones."""
         assert self.loop is not None
-        rows += self.loop.rows()
+        new = self.loop.rows()
+        rows += new
+        if tracker is not None:
+            for row in new:
+                tracker.log(int(row["step"]), {name: value for name, value in row.items() if name != "step"})
         if log is not None:
             write_log(log, rows)
 
@@ -133,6 +143,7 @@ def fit(
     inference_settings: Mapping[str, Any] | None = None,
     checkpoint: Path | None = None,
     progress: Progress | None = None,
+    tracker: Tracker | None = None,
 ) -> Posterior:
     """Learn the prompts of `method` from labelled images, by `inference`, or as the method was published if not given.
 
@@ -144,8 +155,8 @@ def fit(
     The other arguments are names or objects as well: a backbone, a learner that is bound to the class names of the
     task, an `Inference`. Settings that are not given are those that were published for the method, this protocol and
     this data set, and those of the preset. `epochs` takes the place of the published number, and the two mappings
-    replace single settings. With a `checkpoint` path, interrupted work goes on where it was. Without a `seed`, that of
-    the task is taken.
+    replace single settings. With a `checkpoint` path, interrupted work goes on where it was. A `tracker` hears of the
+    loss and the like while the training goes on. Without a `seed`, that of the task is taken.
 
     >>> import numpy as np
     >>> pictures = np.random.default_rng(0).integers(256, size=(4, 64, 64, 3), dtype=np.uint8)
@@ -158,7 +169,7 @@ def fit(
     seed = task.seed if seed is None else seed
     if isinstance(method, Learner):
         resolved = _of_learner(method, inference, task, epochs, method_settings, inference_settings)
-        return Training(task, encoder, resolved, seed, method).run(checkpoint, progress)
+        return Training(task, encoder, resolved, seed, method).run(checkpoint, progress, tracker=tracker)
     resolved = resolve_training(
         method,
         inference,
@@ -169,7 +180,7 @@ def fit(
         method_settings=method_settings,
         inference_settings=inference_settings,
     )
-    return Training(task, encoder, resolved, seed).run(checkpoint, progress)
+    return Training(task, encoder, resolved, seed).run(checkpoint, progress, tracker=tracker)
 
 
 def _task(
