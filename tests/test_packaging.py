@@ -1,4 +1,4 @@
-"""What is uploaded to a package index: the Pythons, the extras and their pins, and the licences of all that is inside."""
+"""What a package index is told: the Pythons, the extras and their pins, and the licences of all that is inside."""
 
 import re
 from pathlib import Path
