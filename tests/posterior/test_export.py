@@ -1,13 +1,16 @@
 """Exported posteriors, used as programs use them that know nothing of rebapl."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from methods import CASES
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -79,7 +82,10 @@ def test_the_matrices_of_all_samples_give_the_posterior(
         assert json.loads(file.metadata()["class_names"]) == ["zero", "one"]
 
 
-def test_a_whole_predictor_in_onnx(make: Make, mini: DualEncoder, digits: Tensor, tmp_path: Path) -> None:
+def test_a_whole_predictor_in_onnx(
+    make: Make, mini: DualEncoder, digits: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also as docs/sharing.md shows it."""
     runtime = pytest.importorskip("onnxruntime")
     posterior = make("maple", 2, mini).with_weights(torch.tensor([0.7, 0.3]))
     path = posterior.export(tmp_path / "predictor.onnx")
@@ -90,9 +96,14 @@ def test_a_whole_predictor_in_onnx(make: Make, mini: DualEncoder, digits: Tensor
         expected = posterior.predict_views(digits[:count])
         np.testing.assert_allclose(whole, expected.probabilities, atol=1e-5)
         np.testing.assert_allclose(each, expected.per_sample, atol=1e-5)
-    about = session.get_modelmeta().custom_metadata_map
-    assert json.loads(about["class_names"]) == posterior.class_names
-    assert json.loads(about["preprocessing"])["mean"] == list(mini.preprocessing.mean)
+    page = (Path(__file__).parents[2] / "docs/sharing.md").read_text(encoding="utf-8")
+    (block,) = [each for each in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "onnxruntime" in each]
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(digits[0].permute(1, 2, 0).numpy()).save("photo.png")
+    names: dict[str, Any] = {}
+    exec(compile(block, "docs/sharing.md", "exec"), names)
+    assert names["names"] == posterior.class_names
+    np.testing.assert_allclose(names["probabilities"], posterior.predict_proba(digits[:1]), atol=1e-5)
     assert path.stat().st_size < 8e6, "the image tower is there once, and the text tower is not"
 
 
