@@ -23,6 +23,15 @@ from rebapl.posterior import Posterior
 from rebapl.posterior.export import class_embeddings
 
 Make = Callable[..., Posterior]
+NORMS = (("ln_pre", "pre_layrnorm"), ("ln_post", "post_layernorm"))
+BLOCK = (
+    ("ln_1", "layer_norm1"),
+    ("ln_2", "layer_norm2"),
+    ("attn.out_proj", "self_attn.out_proj"),
+    ("mlp.c_fc", "mlp.fc1"),
+    ("mlp.c_proj", "mlp.fc2"),
+)
+"""The names of open_clip and of transformers."""
 TEXT_ONLY = {"zero-shot", "coop", "proda"}
 
 
@@ -66,6 +75,40 @@ def test_one_matrix_drops_into_a_clip_pipeline(make: Make, mini: DualEncoder, di
     about = json.loads((tmp_path / "classes.json").read_text())
     assert about["class_names"] == posterior.class_names
     assert about["logit_scale"] == pytest.approx(float(scale))
+
+
+def test_open_clip_uses_the_matrix(make: Make, mini: DualEncoder, digits: Tensor, tmp_path: Path) -> None:
+    """An image tower of open_clip with mini's weights, used as open_clip's own page says."""
+    open_clip = pytest.importorskip("open_clip", reason="open_clip needs torchvision: pip install open_clip_torch")
+    config, theirs = mini.model.config.vision_config, mini.model.state_dict()
+    shape = {name: getattr(config, name) for name in ("image_size", "patch_size")}
+    width, layers = config.hidden_size, config.num_hidden_layers
+    tower = {**shape, "width": width, "layers": layers, "head_width": width // config.num_attention_heads}
+    text = {"width": 64, "heads": 1, "layers": 1}
+    model = open_clip.CLIP(mini.joint_width, tower, text, quick_gelu=config.hidden_act == "quick_gelu").eval()
+    weights = {"proj": theirs["visual_projection.weight"].T}
+    for ours, name in (
+        ("class_embedding", "embeddings.class_embedding"),
+        ("positional_embedding", "embeddings.position_embedding.weight"),
+        ("conv1.weight", "embeddings.patch_embedding.weight"),
+        *((f"{a}.{end}", f"{b}.{end}") for a, b in NORMS for end in ("weight", "bias")),
+    ):
+        weights[ours] = theirs[f"vision_model.{name}"]
+    for layer in range(layers):
+        here, there = f"transformer.resblocks.{layer}", f"vision_model.encoder.layers.{layer}"
+        for end in ("weight", "bias"):
+            for ours, name in BLOCK:
+                weights[f"{here}.{ours}.{end}"] = theirs[f"{there}.{name}.{end}"]
+            parts = [theirs[f"{there}.self_attn.{each}_proj.{end}"] for each in "qkv"]
+            weights[f"{here}.attn.in_proj_{end}"] = torch.cat(parts)
+    model.visual.load_state_dict(weights)
+    posterior = make("coop", 1, mini)
+    text_features = load_file(posterior.export(tmp_path / "classes.safetensors"))["text_features"]
+    with torch.no_grad():
+        image_features = model.encode_image(mini.preprocessing.normalize(digits))
+        image_features /= image_features.norm(dim=-1, keepdim=True)
+        text_probs = (mini.logit_scale * image_features @ text_features.T).softmax(dim=-1)
+    np.testing.assert_allclose(text_probs, posterior.predict_proba(digits), atol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["coop", "proda"])

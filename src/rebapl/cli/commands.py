@@ -93,7 +93,8 @@ def _root(
         list[str] | None,
         typer.Option(
             metavar="MODULE",
-            help="Import this module first: it may register methods, distances, presets or data sets. Repeatable.",
+            help="Import this module first: it may register methods, distances, presets, data sets, trackers. "
+            "Repeatable.",
         ),
     ] = None,
 ) -> None:

@@ -14,7 +14,9 @@ from rebapl.cli.values import given_class_names
 def export(
     run: Annotated[
         Path,
-        typer.Argument(help="Folder of a run or a posterior, or hf://USER/NAME[@REVISION].", autocompletion=runs),
+        typer.Argument(
+            help="Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.", autocompletion=runs
+        ),
     ],
     out: Annotated[
         Path,

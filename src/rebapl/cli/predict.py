@@ -32,7 +32,10 @@ ONE_SAMPLE = (
 
 def predict(
     run: Annotated[
-        Path, typer.Argument(help="Folder of a run or a posterior, or hf://USER/NAME[@REVISION].", autocompletion=runs)
+        Path,
+        typer.Argument(
+            help="Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.", autocompletion=runs
+        ),
     ],
     images: Annotated[
         list[Path] | None, typer.Argument(help="Images, folders of images, and - for paths that come through a pipe.")

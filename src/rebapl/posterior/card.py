@@ -103,7 +103,7 @@ def _metadata(
 
     data = posterior.about.get("data")
     results = [
-        EvalResult(TASK, data, data, metric, round(float(found[metric]), 4), dataset_config=part)
+        EvalResult(TASK, data, f"{data}: {part}", metric, round(float(found[metric]), 4), dataset_config=part)
         for part, found in scores.items()
         for metric in SCORES
     ]
