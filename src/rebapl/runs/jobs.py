@@ -50,7 +50,8 @@ class Job:
 
     If `score` is false, the job trains only. If another process is at work in the folder, the job waits for it when
     `wait` is true, and is refused otherwise. If `cycle` is given, the job samples only this cycle of the run, in a
-    folder below that of the run, see `cycle_jobs`.
+    folder below that of the run, see `cycle_jobs`. `track` names trackers, see
+    `Tracker`.
 
     >>> job = Job.of(RunConfig("digits", "coop", backbone="mini"), Path("runs"))
     >>> Job.from_json(job.as_json()) == job
@@ -63,6 +64,7 @@ class Job:
     score: bool = True
     wait: bool = True
     cycle: int | None = None
+    track: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, config: RunConfig, runs: Path, *, out: Path | None = None, **more: Any) -> Job:
@@ -94,7 +96,8 @@ class Job:
     def from_json(cls, content: Mapping[str, Any]) -> Job:
         """The job that `as_json` gave."""
         root = content["root"]
-        return cls(**{**content, "folder": Path(content["folder"]), "root": None if root is None else Path(root)})
+        paths = {"folder": Path(content["folder"]), "root": None if root is None else Path(root)}
+        return cls(**{**content, **paths, "track": tuple(content["track"])})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +206,7 @@ def perform(
     try:
         load_named_modules()
         if job.cycle is None:
-            complete_run(job.run_config(), job.folder, score=job.score, load=load, **common)
+            complete_run(job.run_config(), job.folder, score=job.score, load=load, track=job.track, **common)
         else:
             train_cycle(job.run_config(), job.run_folder, job.cycle, load=load or KeptBackbone(), **common)
     except UserError as error:
