@@ -97,7 +97,7 @@ def test_one_sample_says_that_it_has_no_uncertainty_between_samples(run: Path, i
     alone = load_trained(run, device="cpu").sample(0).save_pretrained(tmp_path / "alone")
     said = CliRunner().invoke(app, ["predict", str(alone), str(images)])
     assert said.stderr.count("one sample, so it has no uncertainty of its own") == 1
-    for word in ("max-probability", "rebapl", "ensemble"):
+    for word in ("--outside", "--fit-threshold", "rebapl", "ensemble"):
         assert word in said.stderr
     assert "one sample, so" not in said.stdout
     assert CliRunner().invoke(app, ["predict", str(run), str(images)]).stderr == ""

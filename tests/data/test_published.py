@@ -216,6 +216,6 @@ def test_nothing_is_left_of_a_drawing_that_broke_off(tmp_path: Path, monkeypatch
         raise OSError("no space left")
 
     monkeypatch.setattr(fixture, "_draw", full)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(UserError, match="no space"):
         make_fixture("eurosat", tmp_path)
     assert not list(tmp_path.iterdir())

@@ -60,14 +60,16 @@ def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
 
 def _acquire(lock: FileLock, path: Path, folder: Path, wait: bool) -> None:
     while True:
-        try:
-            lock.acquire(blocking=wait)
-        except Timeout as error:
-            raise _taken(folder, _holder(path)) from error
-        other = _elsewhere(path)
+        other = _elsewhere(path)  # read before as well: some versions of `filelock` empty the file when they open it
         if other is None:
-            return
-        lock.release()
+            try:
+                lock.acquire(blocking=wait)
+            except Timeout as error:
+                raise _taken(folder, _holder(path)) from error
+            other = _elsewhere(path)
+            if other is None:
+                return
+            lock.release()
         if not wait:
             raise _taken(folder, other)
         time.sleep(BEAT_SECONDS / 10)
@@ -99,7 +101,10 @@ def _elsewhere(path: Path) -> dict[str, object] | None:
     if "machine" not in holder or holder["machine"] == _machine():
         return None  # of this machine the system would have told us
     with tempfile.TemporaryFile(dir=path.parent) as now:
-        age = os.fstat(now.fileno()).st_mtime - path.stat().st_mtime
+        try:
+            age = os.fstat(now.fileno()).st_mtime - path.stat().st_mtime
+        except FileNotFoundError:  # released meanwhile
+            return None
     return holder if age < STALE_SECONDS else None
 
 
