@@ -170,8 +170,8 @@ def test_a_prediction_in_shards_survives_its_worker_and_goes_on(
     names = [file.relative_to(tmp_path) for file in files]
     shards = small_shards(run, names, Path("answers"), size=40)
     meets = Meets(shards[0], lambda process: os.kill(process, signal.SIGKILL))
-    outcomes = {outcome.job: outcome for outcome in engine.run(shards, meets)}
-    assert [outcomes[shard].attempts for shard in shards] == [2, 1]
+    outcomes = {outcome.job.name: outcome for outcome in engine.run(shards, meets)}
+    assert [outcomes[shard.name].attempts for shard in shards] == [2, 1]
     assert conclude(out, shards).rows == 60
     rows, whole = rows_of(out), tmp_path / "x.parquet"
     write_answers(load_trained(run, device="cpu"), names, whole, Asked(), form="parquet", run="run")
