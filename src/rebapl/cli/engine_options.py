@@ -1,4 +1,4 @@
-"""The options of `rebapl train` and `rebapl reproduce` that say where runs happen."""
+"""The options of `rebapl train`, `rebapl reproduce` and `rebapl predict` that say where runs or shards are done."""
 
 from __future__ import annotations
 

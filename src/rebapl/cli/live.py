@@ -99,7 +99,7 @@ class LiveRuns:
             if not run.total:
                 run.first = (event.done, time.monotonic())
             run.done, run.total, run.loss = event.done, event.total, event.loss
-            if self.live is None and time.monotonic() - run.said > LINE_SECONDS:
+            if self.live is None and event.done and time.monotonic() - run.said > LINE_SECONDS:
                 run.said = time.monotonic()
                 step, cycle, loss, left = run.progress()
                 words = (
