@@ -74,7 +74,9 @@ def predict(
             "They go into the folder --out as Parquet files; local if only other options of this kind are given."
         ),
     ] = None,
-    shard: Annotated[int | None, typer.Option(min=1, max=100_000, help="Images in a shard; 2048 if not given.")] = None,
+    shard: Annotated[  # not larger, because the answers of a shard are held in memory until it is written
+        int | None, typer.Option(min=1, max=100_000, help="Images in a shard; 2048 if not given.")
+    ] = None,
     device: Device = None,
     jobs: Jobs = None,
     address: Address = None,

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from rebapl.errors import UserError, printable
-from rebapl.files import read_json, remove_leftovers, write_atomically, write_json
+from rebapl.files import clear_refusals, read_json, remove_leftovers, write_atomically, write_json
 from rebapl.posterior import Posterior
 from rebapl.posterior.answers import Asked, answer_files
 from rebapl.posterior.records import Record, as_text
@@ -35,9 +35,6 @@ ABOUT, IMAGES, WORK = "about.json", ".images.jsonl", ".work"
 
 SIZE = 2048
 """Images in a shard: minutes of work, which is what a lost process costs at most."""
-
-LARGEST = 100_000
-"""No shard is larger: its answers are held in memory until it is written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +76,8 @@ class Shard(Work):
         """Predict the images and write the file."""
         if self.is_done():
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with clear_refusals(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         moved = progress or (lambda *_: None)
         moved(0, self.count, math.nan)
         question = Question(**self.question)
