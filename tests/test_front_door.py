@@ -9,7 +9,8 @@ import rebapl
 
 PUBLIC = """
     Learner register Recipe Settings preset Inference Chain SGHMC SGLD CyclicalSchedule Repulsion register_distance
-    register_preset register_dataset fit evaluate load_task load_backbone Posterior load_posterior save_posterior
+    register_preset register_dataset register_tracker fit evaluate load_task load_backbone Posterior load_posterior
+    save_posterior
 """.split()
 
 

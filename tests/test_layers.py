@@ -20,6 +20,7 @@ LAYERS = [
     "runs",
     "reports",
     "reproduce",
+    "app",
     "cli",
 ]
 FOUNDATION = {path.stem for path in SOURCE.glob("*.py")}

@@ -19,6 +19,7 @@ Add something of your own; docs/plug-and-play.md shows each:
 
 * `Learner` is the base of all methods, `Settings` that of their settings; `register` names a method.
 * `register_distance`, `register_preset` and `register_dataset` name a distance, a preset and a data set.
+* `register_tracker` names a tracker, which hears of losses and scores; docs/sharing.md shows one.
 
 The names are imported when they are first used, so that `import rebapl` is quick.
 """
@@ -49,6 +50,7 @@ _WHERE = {
     "register_dataset": "rebapl.data.catalogue",
     "register_distance": "rebapl.repulsion",
     "register_preset": "rebapl.sampling",
+    "register_tracker": "rebapl.training.tracking",
     "save_posterior": "rebapl.posterior",
 }
 
@@ -74,6 +76,7 @@ __all__ = [
     "register_dataset",
     "register_distance",
     "register_preset",
+    "register_tracker",
     "save_posterior",
 ]
 
@@ -88,6 +91,7 @@ if TYPE_CHECKING:
     from rebapl.sampling import SGHMC, SGLD, Chain, CyclicalSchedule, Inference, preset, register_preset
     from rebapl.settings import Settings
     from rebapl.training.fit import fit
+    from rebapl.training.tracking import register_tracker
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ import torch
 from sklearn.metrics import brier_score_loss
 
 from rebapl.evaluation import adaptive_calibration_error, area_under_risk_coverage, brier, scores
+from rebapl.evaluation.scores import reliability, risk_by_coverage
 
 
 def random_predictions(n: int = 200, classes: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,3 +70,23 @@ def test_a_useful_uncertainty_has_less_risk_than_a_useless_one() -> None:
     useless = area_under_risk_coverage(torch.zeros(200), right)
     assert useless == pytest.approx(1 - right.double().mean().item())
     assert scores(probabilities, labels)["aurc"] < 100 * useless
+
+
+def test_the_bins_of_a_reliability_diagram_add_up_to_the_calibration_error() -> None:
+    probabilities, labels = random_predictions()
+    confidence, right = probabilities.amax(-1), probabilities.argmax(-1) == labels
+    bins = reliability(confidence, right)
+    assert sum(each.images for each in bins) == 200
+    for each in bins:
+        inside = (confidence * 15).long() == int(each.confidence * 15)
+        assert each.accuracy == pytest.approx(right[inside].double().mean().item())
+    total = sum(each.images / 200 * abs(each.accuracy - each.confidence) for each in bins)
+    assert total == pytest.approx(scores(probabilities, labels)["ece"] / 100, abs=1e-6)
+
+
+def test_the_risk_at_each_coverage_is_the_share_of_errors_among_the_surest() -> None:
+    probabilities, labels = random_predictions()
+    uncertainty, right = 1 - probabilities.amax(-1), probabilities.argmax(-1) == labels
+    order = np.argsort(uncertainty.numpy())
+    expected = [1 - right.numpy()[order[:count]].mean() for count in range(1, 201)]
+    assert risk_by_coverage(uncertainty, right).tolist() == pytest.approx(expected, abs=1e-9)

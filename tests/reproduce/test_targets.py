@@ -15,14 +15,14 @@ from torch import Tensor
 from rebapl.data.batches import LabelledImages
 from rebapl.reproduce.ablations import PREFIXES, prefix_scores
 from rebapl.reproduce.make import PAPER_TARGETS, make_target, page
-from rebapl.reproduce.suites import Choice
+from rebapl.reproduce.suites import Choice, Suite
 from rebapl.reproduce.target import Context
 from rebapl.repulsion import DISTANCES, Stored, register_distance
 from rebapl.runs.folder import finish_run, load_trained, run_folder
 
 
-def made(names: str, folder: Path) -> Context:
-    context = Context(TINY, folder / "runs", devices=["cpu"])
+def made(names: str, folder: Path, suite: Suite = TINY) -> Context:
+    context = Context(suite, folder / "runs", devices=["cpu"])
     for name in names.split():
         output = make_target(PAPER_TARGETS[name], context, folder / "out")
         record = json.loads((folder / "out" / f"{name}.json").read_text())
@@ -100,8 +100,8 @@ def test_base_to_novel_and_what_shares_its_runs(tmp_path: Path) -> None:
 
 
 def test_transfers_train_once_and_show_every_target(tmp_path: Path) -> None:
-    context = made("table2 table3", tmp_path)
-    assert len(list(context.runs.iterdir())) == 5, "both tables from the same trainings"
+    context = made("table2 table3", tmp_path, TINY.changed(methods=["promptsrc", "maple"]))
+    assert len(list(context.runs.iterdir())) == 3, "both tables from the same trainings"
     for name, target in (("table2", "letters"), ("table3", "shapes-rotated")):
         table = {(row["data set"], row["method"]): float(row["accuracy"]) for row in rows(tmp_path, name)}
         for label, method in (("promptsrc", "PromptSRC"), ("maple + rebapl", "MaPLe + ReBaPL")):

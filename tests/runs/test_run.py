@@ -54,6 +54,7 @@ def test_the_environment_is_kept(trained: Path) -> None:
     assert kept["versions"]["rebapl"] == rebapl.__version__
     assert kept["device"].startswith("cpu")
     assert kept["training_seconds"] > 0
+    assert 50e6 < kept["peak_memory"]["process"] < 1e12  # bytes: with torch it is more than 50 MB
     assert kept["backbone"]["name"] == "mini"
     assert kept["backbone"]["revision"] is None
     assert (

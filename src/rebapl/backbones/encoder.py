@@ -99,7 +99,7 @@ class DualEncoder:
     def embed_images(self, pixels: Tensor) -> States:
         """Preprocessed images (B, 3, H, W) as tokens with positions, before any layer; a class token comes first."""
         hidden = self.model.vision_model.embeddings(pixels.to(self.device))
-        return States(hidden, torch.zeros(len(hidden), dtype=torch.long, device=hidden.device))
+        return States(hidden, torch.zeros(hidden.shape[0], dtype=torch.long, device=hidden.device))
 
     def token_embeddings(self, ids: Tensor) -> Tensor:
         """The embeddings of token ids, without positions."""

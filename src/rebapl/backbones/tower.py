@@ -107,5 +107,5 @@ class Tower:
         """The joint-space features (B, e), float32, not normalised, of states that left the last layer."""
         if self.pool is not None:
             return self.projection(self.pool(self.last_norm(states.hidden))).float()
-        rows = torch.arange(len(states.hidden), device=states.hidden.device)
+        rows = torch.arange(states.hidden.shape[0], device=states.hidden.device)
         return self.projection(self.last_norm(states.hidden[rows, states.read])).float()

@@ -18,11 +18,15 @@ from rebapl import __version__
 from rebapl.cli.config import config as config_commands
 from rebapl.cli.data import data as data_commands
 from rebapl.cli.evaluate import evaluate
+from rebapl.cli.export import export
 from rebapl.cli.learn import learn
 from rebapl.cli.predict import predict
+from rebapl.cli.report import report
 from rebapl.cli.reproduce import reproduce
 from rebapl.cli.results import results
 from rebapl.cli.run import run
+from rebapl.cli.serve import serve
+from rebapl.cli.share import share
 from rebapl.cli.train import train
 from rebapl.errors import UserError, printable
 from rebapl.interruption import Interrupted, interrupt
@@ -120,7 +124,8 @@ def _root(
         list[str] | None,
         typer.Option(
             metavar="MODULE",
-            help="Import this module first: it may register methods, distances, presets or data sets. Repeatable.",
+            help="Import this module first: it may register methods, distances, presets, data sets, trackers. "
+            "Repeatable.",
         ),
     ] = None,
 ) -> None:
@@ -154,7 +159,11 @@ app.command()(train)
 app.command()(run)
 app.command()(evaluate)
 app.command()(results)
+app.command()(report)
 app.command()(predict)
+app.command()(serve)
+app.command()(share)
+app.command()(export)
 app.command()(reproduce)
 app.add_typer(data_commands, name="data")
 app.add_typer(config_commands, name="config")

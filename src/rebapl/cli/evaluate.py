@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rebapl.cli.completion import runs
-from rebapl.cli.values import QuietOption, parse_names, parse_threshold
+from rebapl.cli.values import QuietOption, TrackOption, parse_names, parse_threshold, parse_trackers
 from rebapl.errors import UserError, printable
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="Where the images are now, if they have moved.")] = None,
     backbone: Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
+    track: TrackOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Score a trained run on its test images and store the results in it."""
@@ -61,6 +62,7 @@ def evaluate(
     moved = {key: value for key, value in (("data", data), ("backbone", backbone)) if value is not None}
     config = scored_as(read_config(run).changed(**moved), protocol, parse_names(targets))
     wanted = None if fit_threshold is None else parse_threshold(fit_threshold)
+    trackers = parse_trackers(track)
     with StepProgress(quiet, "images") as progress:
         progress.start_line(f"scoring {run}")
         result = evaluate_run(
@@ -72,6 +74,7 @@ def evaluate(
             uniform_weights=uniform_weights,
             fit_threshold=wanted,
             outside=outside,
+            track=trackers,
             progress=progress.begin(f"scoring {printable(str(run))}"),
         )
     Console().print(scores_table(result, title=str(run)).to_rich())

@@ -14,7 +14,7 @@ import typer
 from rebapl.cli.completion import runs
 from rebapl.cli.engine_options import Address, CpusPerRun, Device, GpusPerRun, Jobs, Partition, Time
 from rebapl.cli.remarks import NAMED, counted, one_sample
-from rebapl.cli.values import QuietOption, parse_names
+from rebapl.cli.values import QuietOption, given_class_names, parse_names
 from rebapl.errors import UserError, printable, unknown
 
 if TYPE_CHECKING:
@@ -25,7 +25,12 @@ PIPE = Path("-")
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="Folder of a trained run, or of a posterior.", autocompletion=runs)],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.", autocompletion=runs
+        ),
+    ],
     images: Annotated[
         list[Path] | None, typer.Argument(help="Images, folders of images, and - for paths that come through a pipe.")
     ] = None,
@@ -122,7 +127,7 @@ def predict(
         if out is not None:
             refuse_unwritable(out)
         form = _format(format_, out)
-    names = _class_names(classes, classes_file)
+    names = given_class_names(classes, classes_file)
     piped = PIPE in (images or [])
     files = ImageFiles(
         [path for path in images or [] if path != PIPE],
@@ -266,17 +271,3 @@ def _format(given: str | None, out: Path | None) -> str:
     if form == "parquet":
         import_parquet()
     return form
-
-
-def _class_names(classes: str | None, file: Path | None) -> list[str] | None:
-    """The class names that the user gave, if any."""
-    from rebapl.files import read_lines
-
-    if classes is not None and file is not None:
-        raise UserError("give the class names with --classes or with --classes-file, not both")
-    if classes is None and file is None:
-        return None
-    names = read_lines(file) if file is not None else [name.strip() for name in (classes or "").split(",")]
-    if len(names) == 1:
-        raise UserError(f"one class name ({names[0]}) would be the answer to every image: give at least two")
-    return names

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.values import QuietOption
+from rebapl.cli.values import QuietOption, TrackOption, parse_trackers
 from rebapl.errors import UserError
 
 FAILED = 1
@@ -24,6 +24,7 @@ def run(
         Path | None, typer.Option(help="Folder of the published data sets; $REBAPL_DATA if not given.")
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
+    track: TrackOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Train and score one run, as far as that is not done, and print its folder.
@@ -35,7 +36,7 @@ def run(
     from rebapl.runs.engine import LocalEngine
     from rebapl.runs.jobs import Job
 
-    job = Job.of(build_config(read_config_file(config)), runs, root=root)
+    job = Job.of(build_config(read_config_file(config)), runs, root=root, track=parse_trackers(track))
     engine = LocalEngine(None if device is None else [device])
     with RunProgress(quiet) as progress:
         (outcome,) = engine.run([job], progress.show)

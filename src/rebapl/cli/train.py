@@ -10,7 +10,7 @@ import typer
 from rebapl.cli.completion import datasets, kinds_of_inference, methods
 from rebapl.cli.engine_options import Address, CpusPerRun, Device, EngineName, GpusPerRun, Jobs, Partition, Time
 from rebapl.cli.remarks import backbone_remarks, half_remarks, one_sample
-from rebapl.cli.values import QuietOption, parse_names, parse_seeds
+from rebapl.cli.values import QuietOption, TrackOption, parse_names, parse_seeds, parse_trackers
 from rebapl.errors import UserError
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ def train(
     time: Time = None,
     cpus_per_run: CpusPerRun = None,
     gpus_per_run: GpusPerRun = None,
+    track: TrackOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Learn prompts from a few labelled images. Finished runs are kept; interrupted ones go on where they were."""
@@ -149,7 +150,8 @@ def train(
     where = EngineOptions(
         engine, parse_names(device), jobs, address, partition, time, cpus_per_run, gpus_per_run
     ).build(runs if out is None else out.absolute().parent)
-    todo = [Job.of(each, runs, out=out, root=root, score=evaluate, wait=False) for each in configs]
+    trackers = parse_trackers(track)
+    todo = [Job.of(each, runs, out=out, root=root, score=evaluate, wait=False, track=trackers) for each in configs]
     remarks = backbone_remarks(configs[0])
     trained_before = {job.folder for each, job in zip(configs, todo, strict=True) if is_trained(each, job.folder)}
     begins = len(trained_before) < len(todo)

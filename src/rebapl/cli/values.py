@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,21 @@ from rebapl.errors import UserError
 QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show no progress and no notes; results, warnings and errors stay.")
 ]
+
+
+TrackOption = Annotated[
+    str | None,
+    typer.Option(help="Also log to these trackers, with commas: tensorboard, mlflow, or those that plugins register."),
+]
+
+
+def parse_trackers(given: str | None) -> tuple[str, ...]:
+    """Names of trackers with commas between them, if they can be used here."""
+    from rebapl.training.tracking import check_trackers
+
+    names = tuple(parse_names(given) or ())
+    check_trackers(names)
+    return names
 
 
 def parse_seeds(given: str) -> list[int]:
@@ -54,6 +70,20 @@ def parse_threshold(given: str) -> dict[str, Any]:
             "to answer), and after a comma, if you like, by=entropy"
         )
     return wanted
+
+
+def given_class_names(classes: str | None, file: Path | None) -> list[str] | None:
+    """The class names that the user gave, if any."""
+    from rebapl.files import read_lines
+
+    if classes is not None and file is not None:
+        raise UserError("give the class names with --classes or with --classes-file, not both")
+    if classes is None and file is None:
+        return None
+    names = read_lines(file) if file is not None else [name.strip() for name in (classes or "").split(",")]
+    if len(names) == 1:
+        raise UserError(f"one class name ({names[0]}) would be the answer to every image: give at least two")
+    return names
 
 
 def _parse(value: str) -> Any:

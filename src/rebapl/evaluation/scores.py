@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -83,10 +83,37 @@ def calibration_error(confidence: Tensor, right: Tensor, bins: int = ECE_BINS) -
     >>> round(calibration_error(torch.tensor([0.95, 0.95]), torch.tensor([True, False])), 6)
     0.45
     """
-    edges = torch.linspace(0, 1, bins + 1)[1:-1]
-    inside = torch.bucketize(confidence, edges, right=True)
+    inside = confidence_bins(confidence, bins)
     gaps = torch.zeros(bins, dtype=torch.float64).index_add(0, inside, right.double() - confidence.double())
     return gaps.abs().sum().item() / len(confidence)
+
+
+def confidence_bins(confidence: Tensor, bins: int = ECE_BINS) -> Tensor:
+    """The number (N,) of the bin of equal width that each confidence (N,) is in."""
+    return torch.bucketize(confidence, torch.linspace(0, 1, bins + 1)[1:-1], right=True)
+
+
+class Bin(NamedTuple):
+    """The images whose confidence is in one bin: their mean confidence, the share answered right, and how many."""
+
+    confidence: float
+    accuracy: float
+    images: int
+
+
+def reliability(confidence: Tensor, right: Tensor, bins: int = ECE_BINS) -> list[Bin]:
+    """The bins of the calibration error that hold images, from confidence (N,) and right (N,).
+
+    >>> reliability(torch.tensor([0.25, 0.75, 0.75]), torch.tensor([True, True, False]))
+    [Bin(confidence=0.25, accuracy=1.0, images=1), Bin(confidence=0.75, accuracy=0.5, images=2)]
+    """
+    inside = confidence_bins(confidence, bins)
+    found = []
+    for number in inside.unique().tolist():
+        here = inside == number
+        means = confidence[here].double().mean().item(), right[here].double().mean().item()
+        found.append(Bin(*means, int(here.sum())))
+    return found
 
 
 def adaptive_calibration_error(confidence: Tensor, right: Tensor, bins: int = ECE_BINS) -> float:
@@ -101,8 +128,17 @@ def area_under_risk_coverage(uncertainty: Tensor, right: Tensor) -> float:
     >>> area_under_risk_coverage(torch.tensor([0.1, 0.2]), torch.tensor([True, False]))
     0.25
     """
+    return risk_by_coverage(uncertainty, right).mean().item()
+
+
+def risk_by_coverage(uncertainty: Tensor, right: Tensor) -> Tensor:
+    """The share of errors among the k least uncertain images, for k = 1 … N; from (N,) and (N,).
+
+    >>> risk_by_coverage(torch.tensor([0.1, 0.2]), torch.tensor([True, False])).tolist()
+    [0.0, 0.5]
+    """
     errors = 1 - _right_in_order(uncertainty, right)
-    return (errors.cumsum(0) / torch.arange(1, len(right) + 1)).mean().item()
+    return errors.cumsum(0) / torch.arange(1, len(right) + 1)
 
 
 def _right_in_order(values: Tensor, right: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ class BayesianPrompts(CoOp):
         """Where the image has a say, `text` has a row per image: its C mean features side by side, (B, C·e)."""
         if not self.config.conditional:
             residual = {"mean": self.mean, "log_variance": self.log_variance}
-            clouds = {name: vector.expand(len(frozen), -1) for name, vector in residual.items()}
+            clouds = {name: vector.expand(frozen.shape[0], -1) for name, vector in residual.items()}
             return Output(self._log_probability(frozen, classes["samples"]), {"image": frozen, **clouds}, classes)
         mean, log_variance = self.mean_network(frozen), self.log_variance_network(frozen)
         residuals = self._residuals(mean.unsqueeze(1), log_variance.unsqueeze(1))

@@ -72,8 +72,8 @@ def about_learner(learner: Learner) -> dict[str, Any]:
     }
 
 
-def build_manifest(posterior: Posterior, samples_sha256: str) -> dict[str, Any]:
-    """The content of `posterior.json`."""
+def build_manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = None) -> dict[str, Any]:
+    """The content of `posterior.json`. `backbone` replaces the name of the backbone, if it is given."""
     learner, threshold = posterior.learner, posterior.threshold
     if learner.method is None:
         raise UserError(
@@ -86,7 +86,7 @@ def build_manifest(posterior: Posterior, samples_sha256: str) -> dict[str, Any]:
         threshold = None  # chosen for texts that are not those it would be read back with
     manifest = {
         "format": FORMAT,
-        "backbone": {"name": learner.encoder.name, "sha256": learner.encoder.fingerprint},
+        "backbone": {"name": backbone or learner.encoder.name, "sha256": learner.encoder.fingerprint},
         "weights": posterior.weights.tolist(),
         "earlier_weights": [asdict(each) for each in posterior.earlier_weights],
         "threshold": None if threshold is None else asdict(threshold),

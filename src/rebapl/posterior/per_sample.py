@@ -8,7 +8,7 @@ methods whose samples each walk through the image tower may take a group of samp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -93,7 +93,7 @@ def portion_logits(
 ) -> Iterator[Tensor]:
     """The same for portions of views, one after the other: logits (S, n, C) for each. Texts are encoded only once."""
     stacks = {name: stack.to(learner.encoder.device) for name, stack in samples.items()}
-    classes = [call("encode_classes") for call in _calls(learner, stacks, count)]
+    classes = sample_classes(learner, stacks, count)
     for portion in portions:
         chunks = []
         for chunk in portion.split(CHUNK):
@@ -102,10 +102,22 @@ def portion_logits(
             if size > 1 and stacks:
                 logits = _mapped(learner, stacks, classes, frozen, size)
             else:
-                calls = zip(_calls(learner, stacks, count), classes, strict=True)
-                logits = torch.stack([call("respond", frozen, of_sample).logits for call, of_sample in calls])
+                logits = one_by_one(learner, stacks, classes, frozen)
             chunks.append(logits.float().cpu())
         yield torch.cat(chunks, dim=1)
+
+
+def sample_classes(learner: Learner, stacks: Mapping[str, Tensor], count: int) -> list[Mapping[str, Tensor]]:
+    """What `Learner.encode_classes` gives for each of `count` stacked samples."""
+    return [call("encode_classes") for call in _calls(learner, stacks, count)]
+
+
+def one_by_one(
+    learner: Learner, stacks: Mapping[str, Tensor], classes: Sequence[Mapping[str, Tensor]], frozen: Any
+) -> Tensor:
+    """The logits (S, B, C) of each sample, with what `sample_classes` and `Learner.frozen` gave."""
+    calls = zip(_calls(learner, stacks, len(classes)), classes, strict=True)
+    return torch.stack([call("respond", frozen, of_sample).logits for call, of_sample in calls])
 
 
 @torch.no_grad()

@@ -24,11 +24,13 @@ from rebapl.errors import UserError
 from rebapl.learners import Learner
 from rebapl.posterior import per_sample
 from rebapl.posterior.abstention import choose_threshold
+from rebapl.posterior.export import write_export
+from rebapl.posterior.hub import find_folder, push
 from rebapl.posterior.images import Images, read_images
 from rebapl.posterior.manifest import EarlierWeights, about_learner
 from rebapl.posterior.prediction import Average, Prediction, Threshold, check_average, check_weights, predicted
 from rebapl.posterior.stacking import PRIOR, stacking_weights
-from rebapl.posterior.storage import find_folder, read_folder, write_folder
+from rebapl.posterior.storage import read_folder, write_folder
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,6 +91,33 @@ class Posterior:
     def save_pretrained(self, folder: Path | str) -> Path:
         """Write the folder that `from_pretrained` reads: see `save_posterior`."""
         return write_folder(self, folder)
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        private: bool = False,
+        licence: str | None = None,
+        backbone: str | None = None,
+        scores: Mapping[str, Mapping[str, Any]] | None = None,
+        facts: Mapping[str, object] | None = None,
+    ) -> str:
+        """Upload it to a repository of the Hugging Face hub, such as `"somebody/digits"`, with a model card.
+
+        The repository is made if it does not exist, and the commit is returned: `from_pretrained(repository, commit)`
+        reads exactly what was uploaded. `scores` are what `evaluate` gave for test parts, and `facts` are further rows
+        for the card's table. `backbone` is the hub id of the backbone, which is needed where it was loaded from a
+        folder: the backbone itself is not uploaded.
+        """
+        return push(self, repository, private, licence=licence, backbone=backbone, scores=scores, facts=facts)
+
+    def export(self, path: Path | str) -> Path:
+        """Write it for programs that know nothing of rebapl, for the class names that it is bound to.
+
+        The ending of `path` says what is written. `.safetensors` and `.npy` hold class embeddings, for methods that
+        learn text only. `.onnx` and `.pt2` hold the whole predictor with all samples.
+        """
+        return write_export(self, Path(path))
 
     def __len__(self) -> int:
         return len(self.weights)

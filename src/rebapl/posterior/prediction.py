@@ -239,13 +239,17 @@ def predicted(
 ) -> Prediction:
     """The prediction from samples' logits (S, N, C)."""
     check_average(average)
-    per_sample = logits.softmax(-1)
-    if average == "probabilities":
-        probabilities = torch.einsum("s,snc->nc", weights, per_sample)
-    else:
-        probabilities = torch.einsum("s,snc->nc", weights, logits).softmax(-1)
+    probabilities, per_sample = averaged(logits, weights, average)
     threshold = threshold if threshold is not None and threshold.suits(class_names, average) else None
     return Prediction(list(class_names), list(names), probabilities, per_sample, weights, average, threshold)
+
+
+def averaged(logits: Tensor, weights: Tensor, average: Average) -> tuple[Tensor, Tensor]:
+    """The probabilities of all samples together (N, C) and of each (S, N, C), from their logits (S, N, C)."""
+    per_sample = logits.softmax(-1)
+    if average == "probabilities":
+        return torch.einsum("s,snc->nc", weights, per_sample), per_sample
+    return torch.einsum("s,snc->nc", weights, logits).softmax(-1), per_sample
 
 
 def check_average(average: str) -> None:

@@ -7,7 +7,6 @@ Only learnable parameters are stored, never the backbone, and never as a pickle.
 from __future__ import annotations
 
 import hashlib
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,14 +35,9 @@ from rebapl.posterior.prediction import Threshold
 if TYPE_CHECKING:
     from rebapl.posterior.posterior import Posterior
 
-HUB_SECONDS = 5
-"""How long the hub may take to answer."""
 
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-
-
-def write_folder(posterior: Posterior, folder: Path | str) -> Path:
-    """Write a posterior, see `save_posterior`."""
+def write_folder(posterior: Posterior, folder: Path | str, backbone: str | None = None) -> Path:
+    """Write a posterior, see `save_posterior`. `backbone` is stored as the name of its backbone, if it is given."""
     folder = Path(folder)
     if folder.exists() and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not a posterior: choose another folder")
@@ -53,7 +47,7 @@ def write_folder(posterior: Posterior, folder: Path | str) -> Path:
             raise UserError(f"samples of '{name}' hold numbers that are not finite: nothing is saved")
     content = save(samples)
     checksum = hashlib.sha256(content).hexdigest()
-    manifest = build_manifest(posterior, checksum)
+    manifest = build_manifest(posterior, checksum, backbone)
     if (folder / SAMPLES).is_file() and sha256(folder / SAMPLES) == checksum:
         write_json(folder / MANIFEST, manifest)
         return folder
@@ -61,42 +55,6 @@ def write_folder(posterior: Posterior, folder: Path | str) -> Path:
         (temporary / SAMPLES).write_bytes(content)
         write_json(temporary / MANIFEST, manifest)
     return folder
-
-
-def find_folder(folder_or_hub_id: Path | str, revision: str | None = None) -> Path:
-    """The local folder of that path, or a folder with the files of that repository of the hub, fetched if need be.
-
-    Without a connection, the files that were fetched before are used.
-    """
-    folder, name = Path(folder_or_hub_id).expanduser(), str(folder_or_hub_id)
-    if folder.exists() or not _HUB_ID.fullmatch(name):
-        if revision is not None:
-            raise UserError(f"revision '{revision}' was given, and {folder} is no hub id such as 'somebody/digits'")
-        return folder
-    try:
-        return _from_hub(name, revision)
-    except Exception as error:  # whatever the connection, the hub or the cache makes the library raise
-        part = "" if revision is None else f"revision '{revision}' of "
-        raise UserError(
-            f"posterior '{name}' is neither a local folder, nor could {part}it be fetched from the hub "
-            f"({type(error).__name__}: {' '.join(str(error).split())})"
-        ) from error
-
-
-def _from_hub(name: str, revision: str | None) -> Path:
-    """The folder with the two files of a repository. If the hub does not answer, files fetched before are used."""
-    from huggingface_hub import HfApi, snapshot_download
-
-    files = [MANIFEST, SAMPLES]
-    try:  # asked once: `snapshot_download` itself may ask for half a minute
-        commit = HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS).sha
-    except Exception:
-        try:
-            return Path(snapshot_download(name, revision=revision, allow_patterns=files, local_files_only=True))
-        except Exception:
-            pass
-        raise
-    return Path(snapshot_download(name, revision=commit, allow_patterns=files))
 
 
 class Parts(NamedTuple):

@@ -16,7 +16,16 @@ from rebapl.reports.tables import Cell, Table, mark_column
 from rebapl.runs.config import data_name, first_difference
 from rebapl.runs.folder import Found, Run, find_runs
 
-__all__ = ["asked_settings", "find_runs", "long_list", "result_tables", "short_value"]
+__all__ = [
+    "Group",
+    "asked_settings",
+    "find_runs",
+    "flat_settings",
+    "grouped",
+    "long_list",
+    "result_tables",
+    "short_value",
+]
 
 TITLES = {
     "base-to-novel": "base-to-novel, accuracy and ECE in %",
@@ -37,7 +46,7 @@ def result_tables(found: Found, hm: str = HM_CONVENTIONS[0]) -> list[Table]:
     """
     tables = []
     for protocol, title in TITLES.items():
-        groups = _groups(run for run in found.runs if protocol in run.protocols)
+        groups = grouped(run for run in found.runs if protocol in run.protocols)
         if groups:
             tables.append(_halved(groups, title, hm) if protocol in _HALVED else _other(groups, protocol, title))
     return tables
@@ -80,7 +89,8 @@ def asked_settings(config: Mapping[str, Any]) -> list[str]:
     ]
     for section in ("method", "inference"):
         words += [
-            f"{key}={short_value(value)}" for key, value in _flat(config.get(f"{section}_settings") or {}).items()
+            f"{key}={short_value(value)}"
+            for key, value in flat_settings(config.get(f"{section}_settings") or {}).items()
         ]
     if config.get("test_images") is not None:
         words.append(f"{config['test_images']} test images")
@@ -97,7 +107,7 @@ def short_value(value: Any) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Group:
+class Group:
     """Runs that differ only in their seed."""
 
     runs: Sequence[Run]
@@ -124,7 +134,7 @@ class _Group:
         return Cell.over([value for value in values if value is not None], digits)
 
 
-def _groups(runs: Iterable[Run]) -> list[_Group]:
+def grouped(runs: Iterable[Run]) -> list[Group]:
     """The runs grouped over seeds and ordered by data set.
 
     Where two groups have the same words, the second gets one more: the first setting in which they differ.
@@ -134,12 +144,12 @@ def _groups(runs: Iterable[Run]) -> list[_Group]:
         rest = {**run.resolved, "seed": None, "scored": _scored_with(run)}
         by_rest.setdefault(json.dumps(rest, sort_keys=True), []).append(run)
     groups = [
-        _Group(
+        Group(
             sorted(each, key=lambda run: run.config["seed"]), [*asked_settings(each[0].config), *_scored_with(each[0])]
         )
         for each in by_rest.values()
     ]
-    seen: dict[tuple[str, ...], _Group] = {}
+    seen: dict[tuple[str, ...], Group] = {}
     for index, group in enumerate(groups):
         twin = seen.setdefault((group.data, *group.words), group)
         if twin is not group:
@@ -158,7 +168,7 @@ def _scored_with(run: Run) -> list[str]:
     return [*splits, *(["fitted weights"] if fitted else [])]
 
 
-def _halved(groups: Sequence[_Group], title: str, hm: str) -> Table:
+def _halved(groups: Sequence[Group], title: str, hm: str) -> Table:
     """The table of a protocol with base and novel classes; with averages where there are several data sets."""
     shown = _Shown(groups)
     rows: list[list[Cell | str]] = []
@@ -190,10 +200,10 @@ def _table(title: str, columns: Sequence[str], rows: list[list[Cell | str]], not
     return Table(title, columns, rows, notes, rules=rules, merged=1)
 
 
-def _averages(groups: Sequence[_Group], shown: _Shown, hm: str) -> list[list[Cell | str]]:
+def _averages(groups: Sequence[Group], shown: _Shown, hm: str) -> list[list[Cell | str]]:
     """A row of averages for each method and settings that every data set has, over the seeds that every one has."""
     datasets = {group.data for group in groups}
-    by_words: dict[tuple[str, ...], list[_Group]] = {}
+    by_words: dict[tuple[str, ...], list[Group]] = {}
     for group in groups:
         by_words.setdefault(group.words, []).append(group)
     rows: list[list[Cell | str]] = []
@@ -208,7 +218,7 @@ def _averages(groups: Sequence[_Group], shown: _Shown, hm: str) -> list[list[Cel
     return rows
 
 
-def _other(groups: Sequence[_Group], protocol: str, title: str) -> Table:
+def _other(groups: Sequence[Group], protocol: str, title: str) -> Table:
     """The table of a transfer (accuracy on every target and their average) or of few shots (accuracy, NLL and ECE)."""
     shown = _Shown(groups)
     parts = list(dict.fromkeys(part for group in groups for run in group.runs for part in run.protocols[protocol]))
@@ -236,19 +246,19 @@ class _Shown:
     """How the words of groups are shown: method and inference as columns, the others in a third column where groups
     differ in them, and in a note where they do not."""
 
-    def __init__(self, groups: Sequence[_Group]) -> None:
+    def __init__(self, groups: Sequence[Group]) -> None:
         self.common = [word for word in groups[0].words[2:] if all(word in group.words[2:] for group in groups)]
         self.columns = ["method", "inference"]
         if any(self._rest(group) for group in groups):
             self.columns.append("settings")
 
-    def _rest(self, group: _Group) -> list[str]:
+    def _rest(self, group: Group) -> list[str]:
         return [word for word in group.words[2:] if word not in self.common]
 
-    def __call__(self, group: _Group) -> list[str]:
+    def __call__(self, group: Group) -> list[str]:
         return [*group.words[:2], ", ".join(self._rest(group))][: len(self.columns)]
 
-    def notes(self, groups: Sequence[_Group]) -> list[str]:
+    def notes(self, groups: Sequence[Group]) -> list[str]:
         """The words that all groups have in common, and what the numbers are."""
         several = any(len(group.runs) > 1 for group in groups)
         return [", ".join(self.common), *(["mean ± standard deviation over seeds"] if several else [])]
@@ -272,8 +282,17 @@ def _average_of(targets: Collection[str]) -> Callable[[Run], float | None]:
     return average
 
 
-def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def flat_settings(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested settings as one mapping, whose keys have dots.
+
+    >>> flat_settings({"restart": {"kind": "warm"}, "cycles": 3})
+    {'restart.kind': 'warm', 'cycles': 3}
+    """
     flat: dict[str, Any] = {}
     for key, value in settings.items():
-        flat |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) and value else {f"{before}{key}": value}
+        flat |= (
+            flat_settings(value, f"{before}{key}.")
+            if isinstance(value, Mapping) and value
+            else {f"{before}{key}": value}
+        )
     return flat

@@ -145,6 +145,7 @@ def run_chains(
     steps: int = 200,
     lr: float = 0.02,
     exploration: float = 0.5,
+    temperature: float = 1.0,
     stored: Tensor | None = None,
 ) -> Chains:
     """Cyclical SGLD from `start` (R, 2), R chains side by side; `stored` (R, 2) repels already in the first cycle."""
@@ -153,7 +154,7 @@ def run_chains(
     if stored is not None:
         memory.remember(stored)
     theta = torch.nn.Parameter(start.clone())
-    sampler = SGLD([theta], lr=lr, num_data=1, generator=generator(seed, "toy", "noise"))
+    sampler = SGLD([theta], lr=lr, num_data=1, temperature=temperature, generator=generator(seed, "toy", "noise"))
     schedule = CyclicalSchedule(sampler, steps, exploration=exploration, cycles=cycles)
     kicks = generator(seed, "toy", "kick")
     samples, path, exploring = [], [theta.detach().clone()], []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import platform
 import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,27 @@ def device_name(device: str) -> str:
     if device.startswith("cuda") and torch.cuda.is_available():
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"{device} ({platform.machine()})" if device == "cpu" else device
+
+
+def peak_memory(device: str) -> dict[str, int]:
+    """The most bytes that this `process` has held since it began and, on a GPU, those that torch has held there.
+
+    Where the system does not say (Windows), the first is left out.
+
+    >>> sorted(peak_memory("cpu")) in (["process"], [])
+    True
+    """
+    found = {}
+    try:
+        import resource
+    except ImportError:
+        pass
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kilobytes
+        found["process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    if device.startswith("cuda"):
+        found["device"] = torch.cuda.max_memory_allocated(device)
+    return found
 
 
 @functools.cache

@@ -33,18 +33,22 @@ from rebapl.evaluation.tasks import (
 )
 from rebapl.files import finish_replacement, is_leftover, read_json, remove_leftovers, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
+from rebapl.posterior.hub import fetch
 from rebapl.runs.backbone import KeptBackbone, LoadBackbone, best_device, load_run_backbone, run_dtype
 from rebapl.runs.config import RunConfig, data_name, first_difference, with_full_paths
 from rebapl.runs.cycles import CYCLES, cycle_file, cycle_folder, read_cycles
-from rebapl.runs.environment import device_name, environment
+from rebapl.runs.environment import device_name, environment, peak_memory
 from rebapl.runs.lock import alone_in
 from rebapl.runs.results import RESULTS, PartScores, RunResult, Seconds, read_result, write_result
 from rebapl.settings import SettingError
 from rebapl.training import Progress, Training
 from rebapl.training.checkpoint import Checkpoints, save_checkpoint
+from rebapl.training.tracking import TrackedRun, check_trackers, flat, tracked
 
 CONFIG, ENVIRONMENT, LOG, POSTERIOR = "config.json", "environment.json", "log.csv", "posterior"
 CHECKPOINT, ERROR, DATA = "checkpoint.safetensors", "error.txt", "data.json"
+
+_REMOTE = re.compile(r"hf:/+([^@]+)(?:@(.+))?")  # a path has no double slashes
 
 __all__ = [
     "RESULTS",
@@ -97,9 +101,12 @@ def load_trained(
 ) -> Posterior:
     """Load the posterior from the folder of a run, or from the folder of a posterior itself.
 
+    `hf://somebody/digits` is that repository of the Hugging Face hub; `@` and a branch, a tag or a commit may follow.
     `backbone` says where the backbone is now, if that is not where it was in training. `load` gives the named backbone,
     perhaps one that is loaded already.
     """
+    if remote := _REMOTE.fullmatch(path.as_posix()):
+        path = fetch(*remote.groups())
     folder = path / POSTERIOR if (path / CONFIG).exists() or (path / POSTERIOR).exists() else path
     if not folder.exists():
         if (path / CONFIG).exists():
@@ -150,13 +157,15 @@ def train_run(
     progress: Progress | None = None,
     load: LoadBackbone = load_run_backbone,
     wait: bool = False,
+    track: Sequence[str] = (),
 ) -> bool:
     """Train a run in its folder. Return False if it was trained already.
 
     A folder that holds a run of another configuration is refused. `root` is the folder of data sets. `load` gives the
     backbone, perhaps one that is loaded already. If another process is at work in the folder, this is an error; with
-    `wait`, it waits for that process instead.
+    `wait`, it waits for that process instead. `track` names trackers that hear of the training, see `Tracker`.
     """
+    check_trackers(track)
     if is_trained(config, out) and not Checkpoints(out / CHECKPOINT).there():
         return False
     device = best_device(device)
@@ -174,8 +183,10 @@ def train_run(
         write_json(out / ENVIRONMENT, made_in)
         if is_own(config.data) and not (out / DATA).exists():
             write_json(out / DATA, recorded_images(task.dataset, task.train.items))
-        posterior = training.run(out / CHECKPOINT, progress, out / LOG, read_cycles(out))
-        write_json(out / ENVIRONMENT, {**made_in, "training_seconds": training.seconds})
+        with tracked(track, _tracked_run(config, out)) as tracker:
+            posterior = training.run(out / CHECKPOINT, progress, out / LOG, read_cycles(out), tracker)
+        spent = {"training_seconds": training.seconds, "peak_memory": peak_memory(device)}
+        write_json(out / ENVIRONMENT, {**made_in, **spent})
         save_posterior(posterior, out / POSTERIOR)
         Checkpoints(out / CHECKPOINT).remove()
         shutil.rmtree(out / CYCLES, ignore_errors=True)
@@ -239,6 +250,7 @@ def evaluate_run(
     progress: Predicted | None = None,
     load: LoadBackbone = load_run_backbone,
     wait: bool = False,
+    track: Sequence[str] = (),
 ) -> RunResult:
     """Score a trained run, store the result in `results.json` and return it.
 
@@ -247,8 +259,9 @@ def evaluate_run(
     `fit_weights` and `fit_threshold` (`risk` or `coverage`, `by`) first fit these on the run's validation images; all
     are stored in the posterior. `outside` names a test part, a
     data set or a folder of images to be told from the trained classes; scores of other ones stay.
-    `progress` hears of the images of the test parts. `load` and `wait` are as in `train_run`.
+    `progress` hears of the images of the test parts. `load`, `wait` and `track` are as in `train_run`.
     """
+    check_trackers(track)
     if fit_weights and uniform_weights:
         raise UserError("weights are either fitted (--fit-weights) or uniform (--uniform-weights): give one of them")
     asked = read_config(out)
@@ -259,7 +272,7 @@ def evaluate_run(
             f"`rebapl learn {config.data}` shows the estimate that was made with held-out images"
         )
     _refuse_other_training(asked, config, out)
-    with _alone(out, wait=wait):
+    with _alone(out, wait=wait), tracked(track, _tracked_run(config, out)) as tracker:
         stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
         parts = missing_parts(stored, config) if only_missing else config.parts()
         if not parts:
@@ -290,7 +303,12 @@ def evaluate_run(
         spent = time.perf_counter() - start + ((stored.seconds.evaluation or 0.0) if only_missing else 0.0)
         result = result.changed(seconds=Seconds(training=_training_seconds(out), evaluation=spent))
         write_result(out, result)
+        tracker.scores(result.numbers())
     return result
+
+
+def _tracked_run(config: RunConfig, out: Path) -> TrackedRun:
+    return TrackedRun(out.name, out, flat(config.resolved().plain()))
 
 
 def finish_run(
@@ -321,6 +339,7 @@ def complete_run(
     progress: Progress | None = None,
     load: LoadBackbone | None = None,
     wait: bool = True,
+    track: Sequence[str] = (),
 ) -> None:
     """Do what is missing of a run: train it in its folder and, unless `score` is false, evaluate it.
 
@@ -328,9 +347,11 @@ def complete_run(
     """
     load = load or KeptBackbone()
     if not (score and is_finished(config, out)):
-        train_run(config, out, root=root, device=device, progress=progress, load=load, wait=wait)
+        train_run(config, out, root=root, device=device, progress=progress, load=load, wait=wait, track=track)
         if score:
-            evaluate_run(out, root=root, device=device, config=config, only_missing=True, load=load, wait=wait)
+            evaluate_run(
+                out, root=root, device=device, config=config, only_missing=True, load=load, wait=wait, track=track
+            )
     (out / ERROR).unlink(missing_ok=True)
 
 

@@ -52,7 +52,8 @@ class Job(Work):
 
     If `score` is false, the job trains only. If another process is at work in the folder, the job waits for it when
     `wait` is true, and is refused otherwise. If `cycle` is given, the job samples only this cycle of the run, in a
-    folder below that of the run, see `cycle_jobs`.
+    folder below that of the run, see `cycle_jobs`. `track` names trackers, see
+    `Tracker`.
 
     >>> job = Job.of(RunConfig("digits", "coop", backbone="mini"), Path("runs"))
     >>> Job.from_json(job.as_json()) == job
@@ -64,6 +65,7 @@ class Job(Work):
     score: bool = True
     wait: bool = True
     cycle: int | None = None
+    track: tuple[str, ...] = ()
     noun: ClassVar[str] = "run"
     unit: ClassVar[str] = "step"
 
@@ -102,7 +104,7 @@ class Job(Work):
         """Train and score the run, or sample the cycle."""
         common: dict[str, Any] = {"root": self.root, "device": device, "progress": progress, "wait": self.wait}
         if self.cycle is None:
-            complete_run(self.run_config(), self.folder, score=self.score, load=load, **common)
+            complete_run(self.run_config(), self.folder, score=self.score, load=load, track=self.track, **common)
         else:
             train_cycle(self.run_config(), self.run_folder, self.cycle, load=load, **common)
 
@@ -133,7 +135,8 @@ class Job(Work):
     def from_json(cls, content: Mapping[str, Any]) -> Job:
         """The job that `as_json` gave."""
         root = content["root"]
-        return cls(**{**content, "folder": Path(content["folder"]), "root": None if root is None else Path(root)})
+        paths = {"folder": Path(content["folder"]), "root": None if root is None else Path(root)}
+        return cls(**{**content, **paths, "track": tuple(content["track"])})
 
 
 def work_from_json(content: Mapping[str, Any]) -> Work:

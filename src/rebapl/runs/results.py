@@ -119,6 +119,20 @@ class RunResult(Record):
         base, novel = (self.parts[name] for name in ("base", "novel"))
         return base_novel_scores(base.as_json(), novel.as_json())
 
+    def numbers(self) -> dict[str, float]:
+        """The scores of all samples together, by names such as `novel/accuracy`, and `hm` where there is one.
+
+        >>> RunResult(parts={"test": {"accuracy": 60.0, "nll": 0.5, "ece": 2.0, "images": 9}}).numbers()
+        {'test/accuracy': 60.0, 'test/nll': 0.5, 'test/ece': 2.0, 'test/images': 9}
+        """
+        found = {
+            f"{part}/{name}": value
+            for part, scores in self.parts.items()
+            for name, value in scores.as_json().items()
+            if isinstance(value, int | float)
+        }
+        return {**found, "hm": self.base_novel["hm"]} if self.has_base_novel else found
+
     def as_json(self) -> dict[str, Any]:
         """The content of the file. For people who read it, it also has the row of the base-to-novel table."""
         content = super().as_json()

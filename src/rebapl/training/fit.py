@@ -25,6 +25,7 @@ from rebapl.randomness import generator
 from rebapl.sampling import LOOPS, Inference, Loop
 from rebapl.training.keeping import Keeping, Progress
 from rebapl.training.resolution import ResolvedTraining, resolve_training, with_inference
+from rebapl.training.tracking import Tracker
 
 
 class Training:
@@ -70,17 +71,19 @@ class Training:
         progress: Progress | None = None,
         log: Path | None = None,
         cycles: Mapping[int, Mapping[str, Any]] | None = None,
+        tracker: Tracker | None = None,
     ) -> Posterior:
         """Train, and give the posterior.
 
         If the file `checkpoint` exists, the training goes on from it. The file is renewed while the training goes on,
         and the one before it is kept beside it. Ctrl-C, SIGTERM and an interruption by `progress` write one at once.
-        `log` names the file for the rows of the log. `cycles` are those that `run_cycle` has sampled elsewhere.
-        Afterwards `seconds` says how long the training took, including the time before an interruption.
+        `log` names the file for the rows of the log, and `tracker` hears of them, too. `cycles` are those that
+        `run_cycle` has sampled elsewhere. Afterwards `seconds` says how long the training took, including the time
+        before an interruption.
         """
         if self.loop is None:
             return Posterior.of(self.learner.eval(), [{}], self.about)
-        keeping = Keeping(self.loop, checkpoint, self.images, log)
+        keeping = Keeping(self.loop, checkpoint, self.images, log, tracker)
         try:
             with HeldBack(active=checkpoint is not None) as held:
                 while not self.loop.done:
@@ -134,6 +137,7 @@ def fit(
     inference_settings: Mapping[str, Any] | None = None,
     checkpoint: Path | None = None,
     progress: Progress | bool | None = None,
+    tracker: Tracker | None = None,
 ) -> Posterior:
     """Learn the prompts of `method` from labelled images, by `inference`, or as the method was published if not given.
 
@@ -149,8 +153,8 @@ def fit(
     The other arguments are names or objects as well: a backbone, a learner that is bound to the class names of the
     task, an `Inference`. Settings that are not given are those that were published for the method, this protocol and
     this data set, and those of the preset. `epochs` takes the place of the published number, and the two mappings
-    replace single settings. With a `checkpoint` path, interrupted work goes on where it was. Without a `seed`, that of
-    the task is taken.
+    replace single settings. With a `checkpoint` path, interrupted work goes on where it was. A `tracker` hears of the
+    loss and the like while the training goes on. Without a `seed`, that of the task is taken.
 
     >>> import numpy as np
     >>> pictures = np.random.default_rng(0).integers(256, size=(4, 64, 64, 3), dtype=np.uint8)
@@ -168,7 +172,7 @@ def fit(
     if isinstance(method, Learner):
         resolved = _of_learner(method, inference, task, epochs, method_settings, inference_settings)
         with _shown(progress, resolved) as shown:
-            return Training(task, encoder, resolved, seed, method).run(checkpoint, shown)
+            return Training(task, encoder, resolved, seed, method).run(checkpoint, shown, tracker=tracker)
     resolved = resolve_training(
         method,
         inference,
@@ -180,7 +184,7 @@ def fit(
         inference_settings=inference_settings,
     )
     with _shown(progress, resolved) as shown:
-        return Training(task, encoder, resolved, seed).run(checkpoint, shown)
+        return Training(task, encoder, resolved, seed).run(checkpoint, shown, tracker=tracker)
 
 
 def _either(name: str, given: Any, by_name: Any) -> Any:

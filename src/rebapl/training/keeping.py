@@ -17,6 +17,7 @@ from rebapl.interruption import HeldBack, Interrupted
 from rebapl.sampling import Loop, Sample
 from rebapl.training.checkpoint import Checkpoints, load_checkpoint
 from rebapl.training.log import EVERY, read_log, write_log
+from rebapl.training.tracking import Tracker
 
 Progress = Callable[[int, int, float], None]
 """Called now and then with the steps done, the steps in all, and the latest loss."""
@@ -33,15 +34,17 @@ _log = logging.getLogger(__name__)
 class Keeping:
     """Keeps what a loop has done, in checkpoints and a log, and first goes on from what was kept before.
 
-    `images` identifies the training images: work on other ones is not continued.
+    `images` identifies the training images: work on other ones is not continued. A `tracker` hears of the log's rows.
     """
 
-    def __init__(self, loop: Loop, checkpoint: Path | None, images: str, log: Path | None) -> None:
-        self.loop, self.images, self.log = loop, images, log
+    def __init__(
+        self, loop: Loop, checkpoint: Path | None, images: str, log: Path | None, tracker: Tracker | None = None
+    ) -> None:
+        self.loop, self.images, self.log, self.tracker = loop, images, log, tracker
         self.checkpoints = None if checkpoint is None else Checkpoints(checkpoint)
         self._before = 0.0 if self.checkpoints is None else self._resume(self.checkpoints)
         self.rows = [] if log is None else [row for row in read_log(log) if row.get("step", math.inf) < loop.steps_done]
-        loop.record_every = 0 if log is None else EVERY
+        loop.record_every = 0 if log is None and tracker is None else EVERY
         self._start = self._saved = time.monotonic()
         self._saved_step = -1
 
@@ -89,17 +92,21 @@ class Keeping:
         return True
 
     def write_log(self) -> None:
-        """Move what the loop has recorded to the rows so far, and write them all."""
-        self.rows += self.loop.rows()
+        """Move what the loop has recorded to the rows so far, and write them all. The tracker hears of the new ones."""
+        new = self.loop.rows()
+        self.rows += new
+        if self.tracker is not None:
+            for row in new:
+                self.tracker.log(int(row["step"]), {name: value for name, value in row.items() if name != "step"})
         if self.log is not None:
             write_log(self.log, self.rows)
 
     def _keep(self) -> None:
-        if self.checkpoints is None:
-            return
-        self.loop.refuse_what_is_not_finite()
+        if self.checkpoints is not None:
+            self.loop.refuse_what_is_not_finite()
         self.write_log()
-        self.checkpoints.save({"loop": self.loop.state_dict(), "seconds": self.seconds, "images": self.images})
+        if self.checkpoints is not None:
+            self.checkpoints.save({"loop": self.loop.state_dict(), "seconds": self.seconds, "images": self.images})
         self._saved, self._saved_step = time.monotonic(), self.loop.steps_done
 
     def _resume(self, checkpoints: Checkpoints) -> float:

@@ -1,0 +1,199 @@
+"""Answers to images that come at any time from many clients, computed by one thread.
+
+Requests wait in a queue. The thread takes all that wait and answers those with the same class names together: their
+texts are encoded once. Each image goes through the model in a pass of its own, because the rounding of a pass depends
+on how many images are in it. So an answer has the same digits as `rebapl predict RUN IMAGE` gives, whoever else asks.
+"""
+
+from __future__ import annotations
+
+import io
+import queue
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from rebapl.data.dataset import Dataset, Item
+from rebapl.data.fewshot import spread
+from rebapl.data.images import BROKEN, as_rgb, turned_upright, unreadable
+from rebapl.data.task import Task
+from rebapl.data.transforms import Preprocessing
+from rebapl.data.workers import portions
+from rebapl.errors import UserError
+from rebapl.evaluation.tasks import part_views
+from rebapl.posterior import Posterior, Prediction
+from rebapl.posterior.records import made_with, records_of
+from rebapl.reports.pictures import embedded
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+"""The formats of images that are read. Others of Pillow's are seldom used, and less well kept."""
+
+MAX_PIXELS = 50_000_000
+MAX_CLASSES, MAX_LETTERS = 200, 200
+"""The most class names of a request, and the most characters of each."""
+
+WAITING = 64
+"""How many requests may wait; further ones are refused until some are answered."""
+
+TOGETHER = 32
+"""How many requests are answered together at most."""
+
+COMPARED = 2000
+"""How many training images an image is compared with at most, evenly spread over all."""
+
+NEAREST = 4
+"""How many training images are shown beside an answer."""
+
+
+class TooBusyError(UserError):
+    """Too many requests wait already."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """An image, as its test-time view (3, H, W), and the class names to answer among (None: those of the training)."""
+
+    view: Tensor
+    class_names: tuple[str, ...] | None = None
+    top: int = 3
+    nearest: bool = False
+    answer: Future[dict[str, Any]] = field(default_factory=Future, compare=False)
+
+
+def view_of(content: bytes, preprocessing: Preprocessing) -> Tensor:
+    """The test-time view (3, H, W) of an image file's content, read as `rebapl predict` reads the file."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns of large images and of damaged EXIF
+            image = Image.open(io.BytesIO(content), formats=FORMATS)
+            if image.width * image.height > MAX_PIXELS:
+                raise UserError(f"the image has {image.width} × {image.height} pixels: at most {MAX_PIXELS} are read")
+            return preprocessing.centre(as_rgb(turned_upright(image)))
+    except UserError:
+        raise
+    except BROKEN as error:
+        reason = unreadable("image", error).reason
+        raise UserError(f"the image cannot be read ({reason}): send a {', '.join(FORMATS)} file") from error
+
+
+def check_class_names(names: object) -> tuple[str, ...] | None:
+    """The class names of a request, checked; None where none are given."""
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
+        raise UserError("class_names is a list of texts, none of them empty")
+    if not 2 <= len(names) <= MAX_CLASSES or max(map(len, names)) > MAX_LETTERS:
+        raise UserError(f"class_names has 2 to {MAX_CLASSES} names of at most {MAX_LETTERS} characters each")
+    return tuple(name.strip() for name in names)
+
+
+class Answering:
+    """A posterior that answers `Question`s in a thread of its own, from `start` to `stop`."""
+
+    def __init__(self, posterior: Posterior, task: Task | None = None) -> None:
+        self.posterior = posterior
+        self.nearby = None if task is None else Nearby(posterior, task)
+        self.together: Counter[int] = Counter()
+        """How often so many requests were answered together."""
+        self._waiting: queue.Queue[Question | None] = queue.Queue(WAITING)
+        self._thread = threading.Thread(target=self._work, name="answering", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer what waits, and end the thread."""
+        self._waiting.put(None)
+        self._thread.join()
+
+    def ask(self, question: Question) -> Future[dict[str, Any]]:
+        """Let a question wait for its answer."""
+        try:
+            self._waiting.put_nowait(question)
+        except queue.Full:
+            raise TooBusyError(f"{WAITING} requests wait already: try again in a moment") from None
+        return question.answer
+
+    def _work(self) -> None:
+        ended = False
+        while not ended:
+            questions = [self._waiting.get()]
+            while len(questions) < TOGETHER and not self._waiting.empty():
+                questions.append(self._waiting.get())
+            ended = None in questions
+            self._answer([question for question in questions if question is not None])
+
+    def _answer(self, questions: Sequence[Question]) -> None:
+        by_names: dict[tuple[str, ...] | None, list[Question]] = {}
+        for question in questions:
+            if question.answer.set_running_or_notify_cancel():  # False where the client has gone meanwhile
+                by_names.setdefault(question.class_names, []).append(question)
+        for names, group in by_names.items():
+            self.together[len(group)] += 1
+            try:
+                bound = self.posterior.among(None if names is None else list(names))
+                views = ((["image"], question.view[None]) for question in group)
+                for question, prediction in zip(group, bound.predict_portions(views), strict=True):
+                    question.answer.set_result(self._said(question, prediction))
+            except Exception as error:  # whatever it is, those who asked are told, and the next are answered
+                for question in group:
+                    if not question.answer.done():
+                        question.answer.set_exception(error)
+
+    def _said(self, question: Question, prediction: Prediction) -> dict[str, Any]:
+        """What `rebapl predict --format json` says of one image, and what each sample says."""
+        head = made_with(prediction.class_names, prediction.average, len(prediction.weights))
+        top = min(question.top, len(prediction.class_names))
+        (record,) = records_of(prediction, top, prediction.threshold is not None)
+        opinions = [
+            {
+                "class": prediction.class_names[int(alone[0].argmax())],
+                "probability": alone[0].max().item(),
+                "weight": weight,
+            }
+            for alone, weight in zip(prediction.per_sample, prediction.weights.tolist(), strict=True)
+        ]
+        nearest = self.nearby.to(question.view) if question.nearest and self.nearby is not None else []
+        return {**head, "images": [record], "opinions": opinions, "nearest": nearest}
+
+
+class Nearby:
+    """Training images, to find those whose frozen features are nearest to an image's. Of many, some are taken."""
+
+    def __init__(self, posterior: Posterior, task: Task) -> None:
+        self.encoder = posterior.learner.encoder
+        self.dataset: Dataset = task.dataset
+        items = task.train.items
+        self.items: Sequence[Item] = [items[index] for index in spread(len(items), COMPARED)]
+        self.features = torch.cat(
+            [
+                self._features(part_views(posterior, replace(task.train, items=some)))
+                for some in portions(self.items, TOGETHER)
+            ]
+        )
+
+    @torch.no_grad()
+    def _features(self, views: Tensor) -> Tensor:
+        pixels = self.encoder.preprocessing.normalize(views).to(self.encoder.device)
+        return self.encoder.image_features(pixels).float().cpu()
+
+    def to(self, view: Tensor) -> list[dict[str, Any]]:
+        """The nearest training images of a view (3, H, W): class, cosine, and the picture."""
+        cosines = self.features @ self._features(view[None])[0]
+        found = cosines.topk(min(NEAREST, len(self.items)))
+        return [
+            {
+                "class": self.items[index].class_name,
+                "cosine": cosine,
+                "picture": embedded(self.dataset, self.items[index].key, "").uri,
+            }
+            for cosine, index in zip(found.values.tolist(), found.indices.tolist(), strict=True)
+        ]

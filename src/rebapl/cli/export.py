@@ -1,0 +1,40 @@
+"""`rebapl export`: write a posterior for programs that know nothing of rebapl."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rebapl.cli.completion import runs
+from rebapl.cli.values import given_class_names
+
+
+def export(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.", autocompletion=runs
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="File to write. Its ending says what: .safetensors or .npy for the class embeddings of methods that "
+            "learn text only; .onnx or .pt2 (torch.export) for the whole predictor."
+        ),
+    ],
+    classes: Annotated[str | None, typer.Option(help="Other class names, separated by commas.")] = None,
+    classes_file: Annotated[Path | None, typer.Option(help="Other class names, one per line of a file.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")] = None,
+) -> None:
+    """Write a run's class embeddings, or the whole predictor with all samples, for other programs."""
+    from rebapl.posterior.export import check_form, write_export
+    from rebapl.runs.answer_file import refuse_unwritable
+    from rebapl.runs.folder import load_trained
+
+    check_form(out)
+    refuse_unwritable(out)
+    names = given_class_names(classes, classes_file)
+    print(write_export(load_trained(run, device="cpu", backbone=backbone).among(names), out))

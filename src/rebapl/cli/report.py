@@ -1,0 +1,47 @@
+"""`rebapl report`: one HTML file about one run or several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rebapl.cli.completion import runs as complete_runs
+from rebapl.cli.values import QuietOption
+from rebapl.errors import UserError, printable
+
+
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Folders of runs; the others are compared with the first.", autocompletion=complete_runs),
+    ],
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
+    root: Annotated[
+        Path | None, typer.Option(help="Folder of the published data sets; $REBAPL_DATA if not given.")
+    ] = None,
+    backbone: Annotated[str | None, typer.Option(help="Where the backbone is now, if it was moved.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Write a report on runs: one HTML file that needs no network."""
+    if out.is_dir():
+        raise UserError(f"--out {out} is a folder: name a file in it, such as {out / 'report.html'}")
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise UserError("a run is named twice: name each once")
+    from rebapl.cli.console import StepProgress
+    from rebapl.reports.html import write_report
+    from rebapl.reports.inspection import inspect_run, read_run
+    from rebapl.runs.backbone import KeptBackbone, best_device
+
+    for run in runs:
+        read_run(run)  # a folder that holds no run is refused before any work
+    device, load = best_device(device), KeptBackbone()
+    inspected = []
+    with StepProgress(quiet, "images") as progress:
+        for run in runs:
+            progress.start_line(f"predicting the test images of {run}")
+            moved = progress.begin(f"predicting {printable(str(run))}")
+            inspected.append(inspect_run(run, root=root, device=device, backbone=backbone, progress=moved, load=load))
+    print(f"the report: {write_report(inspected, out)}")

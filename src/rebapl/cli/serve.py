@@ -1,0 +1,63 @@
+"""`rebapl serve`: a page and a JSON API on which a run answers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rebapl.cli.completion import runs
+from rebapl.cli.values import QuietOption
+from rebapl.errors import UserError
+
+
+def serve(
+    run: Annotated[Path, typer.Argument(help="Folder of a trained run, or of a posterior.", autocompletion=runs)],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="The address to listen at; others than this machine cannot reach 127.0.0.1.")
+    ] = ("127.0.0.1"),
+    rate: Annotated[float, typer.Option(min=0.1, help="Requests a second that one address may make.")] = 20.0,
+    root: Annotated[
+        Path | None, typer.Option(help="Folder of the published data sets; $REBAPL_DATA if not given.")
+    ] = None,
+    backbone: Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Serve a page and a JSON API on which a run answers (needs the extra `app`)."""
+    try:
+        import uvicorn
+
+        from rebapl.app.server import build_app
+    except ImportError as error:
+        raise UserError(f"`rebapl serve` needs {error.name}: pip install 'rebapl[app]'") from error
+    import socket
+
+    from rebapl.app.answering import Answering
+    from rebapl.data.task import Task
+    from rebapl.runs.folder import CONFIG, load_trained, read_config
+
+    posterior = load_trained(run, device=device, backbone=backbone)
+    task: Task | None = None
+    if (run / CONFIG).exists():
+        try:
+            task = read_config(run).task(root)
+        except (UserError, OSError) as error:
+            print(f"no training images are shown beside answers: {error}", file=sys.stderr)
+    answering = Answering(posterior, task)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            raise UserError(
+                f"cannot listen at {host}, port {port} ({error.strerror}): choose another --port"
+            ) from error
+        local = host in ("127.0.0.1", "localhost", "::1")
+        app = build_app(answering, run.name, ["127.0.0.1", "localhost", "[::1]"] if local else ["*"], rate)
+        print(f"serving {run} at http://{host}:{listener.getsockname()[1]} (Ctrl-C ends it)", flush=True)
+        config = uvicorn.Config(app, log_level="error" if quiet else "warning", server_header=False, lifespan="on")
+        uvicorn.Server(config).run(sockets=[listener])

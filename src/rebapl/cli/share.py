@@ -1,0 +1,37 @@
+"""`rebapl share`: upload a trained run to the Hugging Face hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rebapl.cli.completion import runs
+
+
+def share(
+    run: Annotated[Path, typer.Argument(help="Folder of a trained run, or of a posterior.", autocompletion=runs)],
+    to: Annotated[str, typer.Option(metavar="USER/NAME", help="The repository; it is made if it does not exist.")],
+    private: Annotated[bool, typer.Option("--private", help="Let only yourself and your team see it.")] = False,
+    licence: Annotated[
+        str | None, typer.Option(help="Your licence, by the name that the hub has for it, such as apache-2.0.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="Hub id where others find the backbone, if yours was a folder.")
+    ] = None,
+    dry_run: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Upload nothing; write what would be uploaded to a folder.")
+    ] = None,
+) -> None:
+    """Upload a run's samples to the Hugging Face hub, with a model card that has its scores, limits and licence.
+
+    The backbone and the images are not uploaded; the class names are.
+    """
+    from rebapl.runs.sharing import share_run
+
+    made = share_run(run, to, private=private, licence=licence, backbone=backbone, folder=dry_run)
+    if dry_run is not None:
+        print(f"what would be uploaded to {to}: {made}")
+    else:
+        print(f"uploaded to {to}, commit {made}; use it with: rebapl predict hf://{to}@{made} IMAGES")

@@ -1,0 +1,149 @@
+"""The model card of a posterior: what it is, how to use it, its scores, its limits and its licence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rebapl import __version__
+from rebapl.errors import printable
+
+if TYPE_CHECKING:
+    from rebapl.posterior.posterior import Posterior
+
+SCORES = {"accuracy": "accuracy (%) ↑", "nll": "NLL ↓", "ece": "ECE (%) ↓"}
+TASK = "image-classification"
+
+_CARD = """---
+{metadata}
+---
+
+# {title}
+
+This is a Bayesian posterior of prompts for the frozen backbone `{backbone}`. It has {samples} of what the method
+`{method}` learns, drawn by the inference `{inference}`. Predictions are averaged over the samples. The repository holds
+no backbone: it is loaded by its name, and its checksum is compared with that of the training.
+
+## How to use it
+
+With rebapl {version} or newer installed:
+
+```python
+from rebapl import Posterior
+
+posterior = Posterior.from_pretrained("{repository}")  # revision="…" pins a commit
+print(posterior.predict("photo.jpg"))
+```
+
+```
+rebapl predict hf://{repository} photo.jpg
+```
+
+## What it was trained on
+
+{training}
+
+The class names, one per line:
+
+{class_names}
+
+## Scores
+
+{scores}
+
+## Limits
+
+{limits}
+
+## Licence
+
+{licence} The backbone `{backbone}` has a licence of its own.
+"""
+
+
+def model_card(
+    posterior: Posterior,
+    repository: str,
+    *,
+    backbone: str,
+    licence: str | None,
+    scores: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, object],
+) -> str:
+    """The text of the card: metadata in YAML, which the hub reads, and Markdown for people."""
+    about, count = posterior.about, len(posterior)
+    training = {
+        "data": about.get("data") or "not recorded",
+        **facts,
+        "seed": about.get("seed"),
+        "template": about["template"],
+        "classes": len(about["class_names"]),
+    }
+    return _CARD.format(
+        metadata=_metadata(posterior, repository, backbone, licence, scores),
+        title=repository.partition("/")[2],
+        repository=repository,
+        backbone=backbone,
+        samples="1 sample" if count == 1 else f"{count} samples",
+        method=about["method"],
+        inference=about["inference"]["name"],
+        version=__version__,
+        training=_table(("setting", "value"), [(name, _cell(value)) for name, value in training.items()]),
+        class_names="\n".join(f"    {printable(name)}" for name in about["class_names"]),
+        scores=_scores(scores),
+        limits="\n".join(f"- {limit}" for limit in _limits(posterior)),
+        licence="Its author has not chosen a licence." if licence is None else f"`{licence}`.",
+    )
+
+
+def _metadata(
+    posterior: Posterior, repository: str, backbone: str, licence: str | None, scores: Mapping[str, Mapping[str, Any]]
+) -> str:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    data = posterior.about.get("data")
+    results = [
+        EvalResult(TASK, data, f"{data}: {part}", metric, round(float(found[metric]), 4), dataset_config=part)
+        for part, found in scores.items()
+        for metric in SCORES
+    ]
+    return ModelCardData(
+        base_model=None if backbone == "mini" else backbone,
+        library_name="rebapl",
+        license=licence,
+        model_name=repository.partition("/")[2] if data and results else None,
+        eval_results=results if data and results else None,
+        pipeline_tag=TASK,
+        tags=["clip", "prompt-learning", "bayesian", "few-shot", "uncertainty"],
+    ).to_yaml()
+
+
+def _scores(scores: Mapping[str, Mapping[str, Any]]) -> str:
+    if not scores:
+        return "It was not scored."
+    rows = [(name, found["images"], *(f"{found[key]:.4g}" for key in SCORES)) for name, found in scores.items()]
+    return _table(("test part", "images", *SCORES.values()), rows)
+
+
+def _limits(posterior: Posterior) -> list[str]:
+    """What a person should know before trusting an answer."""
+    limits = [
+        "It always answers with one of the class names that it is given, also for an image of something else"
+        + ("." if posterior.threshold is None else ", unless the threshold that it holds says 'I don't know'."),
+        "It was trained on few images, and its scores hold for images like those that it was tested on.",
+        "What the backbone has learned from its own training data, wrong or unfair, is still there.",
+    ]
+    if posterior.about.get("seed") is not None:
+        limits.append("It is one run with one seed; other seeds give somewhat other scores.")
+    if len(posterior) == 1:
+        limits.append("It has one sample, so there is no uncertainty between samples.")
+    return limits
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    return "not recorded" if value is None else printable(str(value)).replace("|", "\\|")

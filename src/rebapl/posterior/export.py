@@ -1,0 +1,192 @@
+"""A posterior for programs that know nothing of rebapl. The ending of the file says in which form it is written.
+
+`.safetensors` and `.npy` hold a matrix with an embedding per class, for pipelines that compute
+
+    softmax(logit_scale · image_features @ text_features.T)
+
+with the frozen model. Only posteriors that predict in this way can be written so; `class_embeddings` tries it out.
+`.onnx` and `.pt2` hold the whole predictor, the image tower and all samples in one graph.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rebapl import __version__
+from rebapl.errors import UserError
+from rebapl.files import write_atomically, write_json
+from rebapl.posterior.per_sample import one_by_one, sample_classes
+from rebapl.posterior.prediction import averaged
+
+if TYPE_CHECKING:
+    from rebapl.posterior.posterior import Posterior
+
+TOLERANCE = 1e-4
+"""By how much cosines may differ from those of a posterior that is written as a matrix."""
+
+INPUT, OUTPUTS = "pixels", ("probabilities", "per_sample")
+"""Preprocessed images (N, 3, H, W), float32; probabilities of all samples together (N, C) and of each (S, N, C)."""
+
+
+def write_export(posterior: Posterior, path: Path) -> Path:
+    """Write a posterior in the form that the ending of `path` says, for the class names that it is bound to."""
+    check_form(path)
+    if posterior.learner.encoder.dtype != torch.float32:
+        raise UserError("a posterior is exported in float32: load it on the CPU, or with dtype=torch.float32")
+    FORMS[path.suffix](posterior.to("cpu"), path)
+    return path
+
+
+def class_embeddings(posterior: Posterior) -> Tensor:
+    """The text features (S, C, e) of every sample, if its logits are logit_scale · image_features @ text.T + bias.
+
+    This is tried on two images of noise. A `UserError` says that a posterior predicts otherwise.
+    """
+    encoder, stream = posterior.learner.encoder, torch.Generator().manual_seed(0)
+    side = encoder.preprocessing.crop
+    views = torch.randint(256, (2, 3, side, side), dtype=torch.uint8, generator=stream)
+    with torch.no_grad():
+        image = encoder.image_features(encoder.preprocessing.normalize(views))
+    logits, expected = posterior.sample_logits(views), torch.empty(0)
+    try:
+        text = posterior.sample_clouds(views, "text")
+        expected = encoder.logits(image, text)
+    except (UserError, RuntimeError):  # it has no text features of its own, or others for every image
+        pass
+    if expected.shape != logits.shape or bool((expected - logits).abs().max() > TOLERANCE * encoder.logit_scale):
+        raise UserError(
+            f"a posterior of '{posterior.learner.method}' with its settings is no matrix of class embeddings: it also "
+            "changes how images are seen, has other texts for every image, or averages over several texts. Write it as "
+            ".onnx or .pt2; coop, proda and zero-shot can be written as .safetensors or .npy"
+        )
+    return text
+
+
+def check_form(path: Path) -> None:
+    """Refuse a file whose ending is none of `FORMS`, and one that needs a package that is not installed."""
+    if path.suffix not in FORMS:
+        raise UserError(f"{path}: the ending says what is written, and it is one of {', '.join(FORMS)}")
+    if path.suffix == ".onnx" and not all(find_spec(name) for name in ("onnx", "onnxscript")):
+        raise UserError(f"{path}: to write .onnx, onnx and onnxscript are needed: pip install 'rebapl[onnx]'")
+
+
+class Predictor(nn.Module):
+    """A posterior as one module: preprocessed images (N, 3, H, W) → the probabilities (N, C) and (S, N, C).
+
+    The texts are encoded here, once. What is left of the text tower in `forward` is only what needs the image.
+    """
+
+    def __init__(self, posterior: Posterior) -> None:
+        super().__init__()
+        self.learner, self.average = posterior.learner, posterior.average
+        self.model = posterior.learner.encoder.model  # so that its weights are known as those of a module
+        self.samples, self.weights = dict(posterior.samples), posterior.weights
+        with torch.no_grad():
+            self.classes = sample_classes(self.learner, self.samples, len(posterior))
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        logits = one_by_one(self.learner, self.samples, self.classes, self.learner.frozen(pixels))
+        return averaged(logits, self.weights, self.average)
+
+
+def _write_safetensors(posterior: Posterior, path: Path) -> None:
+    from safetensors.torch import save
+
+    samples, encoder = class_embeddings(posterior), posterior.learner.encoder
+    tensors = {
+        "text_features": _mean(samples, posterior.weights),
+        "sample_text_features": samples.contiguous(),
+        "weights": posterior.weights,
+        "logit_scale": torch.tensor(encoder.logit_scale),
+        "logit_bias": torch.tensor(encoder.logit_bias),
+    }
+    write_atomically(path, save(tensors, _as_texts(_about(posterior))))
+
+
+def _write_npy(posterior: Posterior, path: Path) -> None:
+    content, encoder = io.BytesIO(), posterior.learner.encoder
+    np.save(content, _mean(class_embeddings(posterior), posterior.weights).numpy())
+    write_atomically(path, content.getvalue())
+    scale = {"logit_scale": encoder.logit_scale, "logit_bias": encoder.logit_bias}
+    write_json(path.with_suffix(".json"), {**_about(posterior), **scale})
+
+
+def _write_pt2(posterior: Posterior, path: Path) -> None:
+    content = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.export.save(_program(posterior), content, extra_files=_as_texts(_about(posterior)))
+    write_atomically(path, content.getvalue())
+
+
+def _write_onnx(posterior: Posterior, path: Path) -> None:
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of packages that nobody needs here
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what the exporter does inside
+        written = torch.onnx.export(_program(posterior), dynamo=True, output_names=list(OUTPUTS), verbose=False)
+    assert written is not None
+    written.model.metadata_props.update(_as_texts(_about(posterior)))
+    write_atomically(path, written.model_proto.SerializeToString())
+
+
+def _program(posterior: Posterior) -> torch.export.ExportedProgram:
+    """The graph of the predictor, for any number of images."""
+    side = posterior.learner.encoder.preprocessing.crop
+    shapes = {INPUT: {0: torch.export.Dim("images")}}
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(
+                Predictor(posterior).eval(), (torch.zeros(2, 3, side, side),), dynamic_shapes=shapes
+            )
+    except Exception as error:  # whatever stands in the way of a graph makes torch raise
+        raise UserError(
+            f"a posterior of '{posterior.learner.method}' with its settings is no graph for any number of images "
+            f"({type(error).__name__}). Methods that have other texts for every image cannot be exported: cocoop, app, "
+            "and bpl with conditional=true"
+        ) from error
+
+
+def _mean(samples: Tensor, weights: Tensor) -> Tensor:
+    """The normalised weighted mean (C, e) of the samples' text features (S, C, e)."""
+    return F.normalize(torch.einsum("s,sce->ce", weights, samples), dim=-1)
+
+
+def _about(posterior: Posterior) -> dict[str, Any]:
+    """What a program needs to know beside the numbers."""
+    learner = posterior.learner
+    preprocessing = learner.encoder.preprocessing
+    return {
+        "class_names": posterior.class_names,
+        "method": learner.method,
+        "samples": len(posterior),
+        "average": posterior.average,
+        "backbone_sha256": learner.encoder.fingerprint,
+        "preprocessing": {**vars(preprocessing), "resample": int(preprocessing.resample)},
+        "rebapl": __version__,
+    }
+
+
+def _as_texts(about: dict[str, Any]) -> dict[str, str]:
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in about.items()}
+
+
+FORMS: dict[str, Callable[[Posterior, Path], None]] = {
+    ".safetensors": _write_safetensors,
+    ".npy": _write_npy,
+    ".onnx": _write_onnx,
+    ".pt2": _write_pt2,
+}
+"""What is written, by the ending of the file."""

@@ -1,0 +1,306 @@
+"""The server of `rebapl serve`: the numbers of `rebapl predict`, many clients, limits, and a page that works."""
+
+import base64
+import concurrent.futures
+import dataclasses
+import io
+import json
+import re
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import uvicorn
+from chromium import open_page
+from driving import driven
+from PIL import Image
+from small_run import CONFIG
+from starlette.responses import HTMLResponse
+from starlette.routing import Route
+from typer.testing import CliRunner
+
+import load_serve
+from rebapl.app import answering as answering_module
+from rebapl.app.answering import WAITING, Answering, Question, TooBusyError, view_of
+from rebapl.app.server import HEADERS, MAX_BYTES, Rate, build_app
+from rebapl.cli.commands import app as commands
+from rebapl.errors import UserError
+from rebapl.posterior import Posterior
+from rebapl.posterior.answers import Asked, answer_files
+from rebapl.posterior.prediction import Threshold
+from rebapl.runs.folder import load_trained, train_run
+
+NAMES = ["cat", "dog", "zero"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("serve")
+    train_run(CONFIG, folder / "run", device="cpu")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def posterior(run: Path) -> Posterior:
+    return load_trained(run, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def images(run: Path) -> list[Path]:
+    """Eight images, as different as test images are."""
+    dataset = CONFIG.task().dataset
+    paths = [run.parent / f"{number}.png" for number in range(8)]
+    for path, item in zip(paths, dataset.test[::60], strict=False):
+        dataset.load(item.key).save(path)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def address(posterior: Posterior, images: list[Path]) -> Iterator[str]:
+    """A real server on a free port; `/driven` and `/toyed` are the page with a script that acts in it."""
+    app = build_app(Answering(posterior, CONFIG.task()), "<b>the run</b>", ["127.0.0.1"], rate=1000.0)
+    page = resources.files("rebapl.app").joinpath("page.html").read_text(encoding="utf-8")
+    content = encoded(images[0])
+    for path, text in (("/driven", driven(page, content)), ("/toyed", driven(page, content, "a<b>\\ndog", toy=True))):
+        app.router.routes.append(Route(path, lambda _, text=text: HTMLResponse(text, headers=HEADERS)))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="on"))
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        while not server.started:
+            time.sleep(0.02)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+def encoded(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()
+
+
+def post(address: str, body: bytes, **headers: str) -> tuple[int, Any]:
+    given = {"Content-Type": "application/json", **{key.replace("_", "-"): value for key, value in headers.items()}}
+    request = urllib.request.Request(f"{address}/predict", body, given)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        text = error.read().decode()
+        return error.code, json.loads(text) if text.startswith("{") else text
+
+
+def ask(address: str, image: Path, **more: Any) -> tuple[int, Any]:
+    return post(address, json.dumps({"image": encoded(image), **more}).encode())
+
+
+def test_the_numbers_are_those_of_predict_to_the_last_digit(address: str, run: Path, images: list[Path]) -> None:
+    words = ["predict", str(run), str(images[0]), "--format", "json", "--device", "cpu", "--top", "2", "-q"]
+    for more, names in (([], None), (["--classes", ",".join(NAMES)], NAMES)):
+        said = json.loads(CliRunner().invoke(commands, [*words, *more], catch_exceptions=False).stdout)
+        status, found = ask(address, images[0], class_names=names, top=2)
+        assert status == 200
+        said["images"][0]["image"] = "image"
+        assert {key: found[key] for key in said} == said
+
+
+def test_eight_clients_at_once_each_get_their_own_answer_whoever_else_asks(
+    address: str, posterior: Posterior, images: list[Path]
+) -> None:
+    wanted = {}
+    for names in (None, tuple(NAMES)):
+        bound = posterior.among(None if names is None else list(names))
+        for image in images:
+            ((record,),) = answer_files(bound, [image], Asked())
+            wanted[image, names] = {**record, "image": "image"}
+    work = [(image, names) for _ in range(3) for image in images for names in (None, tuple(NAMES))]
+    with concurrent.futures.ThreadPoolExecutor(8) as clients:
+        found = list(clients.map(lambda each: ask(address, each[0], class_names=each[1] and list(each[1])), work))
+    assert [status for status, _ in found] == [200] * len(work)
+    assert [answer["images"][0] for _, answer in found] == [wanted[each] for each in work]
+
+
+def test_requests_that_wait_are_answered_together(posterior: Posterior, images: list[Path]) -> None:
+    answering = Answering(posterior)
+    preprocessing = posterior.learner.encoder.preprocessing
+    views = [view_of(image.read_bytes(), preprocessing) for image in images]
+    questions = [Question(view, names) for view in views for names in (None, tuple(NAMES))]
+    for question in questions:
+        answering.ask(question)
+    assert questions[3].answer.cancel(), "a client that has gone"
+    answering.start()
+    answering.stop()
+    assert answering.together == {8: 1, 7: 1}
+    assert all(question.answer.result()["samples"] == 2 for question in questions if question is not questions[3])
+
+
+def test_each_sample_has_an_opinion_and_near_training_images_are_shown(
+    address: str, posterior: Posterior, images: list[Path]
+) -> None:
+    _, found = ask(address, images[0], nearest=True)
+    alone = posterior.predict(images[0]).per_sample[:, 0]
+    assert [each["probability"] for each in found["opinions"]] == alone.max(-1).values.tolist()
+    assert [each["class"] for each in found["opinions"]] == [posterior.class_names[i] for i in alone.argmax(-1)]
+    cosines = [each["cosine"] for each in found["nearest"]]
+    assert len(cosines) == 4
+    assert cosines == sorted(cosines, reverse=True)
+    assert all(each["picture"].startswith("data:image/jpeg;base64,") for each in found["nearest"])
+
+
+def test_a_training_image_is_nearest_to_itself(address: str, run: Path) -> None:
+    task = CONFIG.task()
+    task.dataset.load(task.train.items[3].key).save(run.parent / "trained.png")
+    _, found = ask(address, run.parent / "trained.png", nearest=True)
+    assert found["nearest"][0]["class"] == task.train.items[3].class_name
+    assert found["nearest"][0]["cosine"] == pytest.approx(1, abs=1e-5)
+
+
+def large() -> str:
+    buffer = io.BytesIO()
+    Image.new("1", (10_000, 6_000)).save(buffer, "PNG")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"{", 400, "not JSON"),
+        (b"[" * 100_000, 400, "not JSON"),
+        (b"[1]", 400, "not a JSON object"),
+        (b"{}", 400, "image is missing"),
+        (b'{"image": "%%%"}', 400, "not base64"),
+        (b'{"image": "aGVsbG8="}', 400, "in no format of images that is known"),
+        (b'{"image": "aGVsbG8=", "clases": []}', 400, "unknown field 'clases'"),
+        (b'{"image": "aGVsbG8=", "class_names": ["a"]}', 400, "2 to 200 names"),
+        (b'{"image": "aGVsbG8=", "class_names": ["a", ""]}', 400, "none of them empty"),
+        (b'{"image": "aGVsbG8=", "top": true}', 400, "top is a whole number"),
+        (b" " * (MAX_BYTES + 1), 413, "longer than 16 MiB"),
+        (json.dumps({"image": large()}).encode(), 400, "10000 × 6000 pixels"),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+def test_bad_requests_are_refused_with_a_sentence_and_good_ones_still_answered(
+    address: str, images: list[Path], body: bytes, status: int, message: str
+) -> None:
+    found, said = post(address, body)
+    assert (found, message in said["error"]) == (status, True), said
+    assert ask(address, images[0])[0] == 200
+
+
+def test_half_an_image_repeated_names_other_types_and_foreign_hosts_are_refused(
+    address: str, images: list[Path]
+) -> None:
+    half = base64.b64encode(images[0].read_bytes()[:100]).decode()
+    assert post(address, json.dumps({"image": half}).encode())[0] == 400
+    assert "names must differ" in ask(address, images[0], class_names=["a", "a"])[1]["error"]
+    assert post(address, b"image=1", Content_Type="application/x-www-form-urlencoded")[0] == 415
+    assert post(address, b"{}", Host="evil.example")[0] == 400
+
+
+def test_a_failure_inside_is_told_and_the_next_question_is_answered(
+    posterior: Posterior, images: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = view_of(images[0].read_bytes(), posterior.learner.encoder.preprocessing)
+    answering = Answering(posterior)
+    answering.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(answering_module, "records_of", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            answering.ask(Question(view)).result(timeout=60)
+    assert answering.ask(Question(view)).result(timeout=60)["samples"] == 2
+    answering.stop()
+
+
+def test_too_many_that_wait_and_too_many_a_second_are_refused(posterior: Posterior) -> None:
+    answering = Answering(posterior)  # not started, so that all wait
+    for _ in range(WAITING):
+        answering.ask(Question(torch.zeros(0)))
+    with pytest.raises(TooBusyError, match="64 requests wait already"):
+        answering.ask(Question(torch.zeros(0)))
+    limit = Rate(2.0, 4.0)
+    assert [limit.take("a", 0.0) for _ in range(5)] == [True] * 4 + [False]
+    assert limit.take("b", 0.0), "each address has its own"
+    assert [limit.take("a", 0.6) for _ in range(2)] == [True, False]
+
+
+def test_it_says_when_it_does_not_know(posterior: Posterior, images: list[Path]) -> None:
+    never = Threshold("max-probability", -1.0, "probabilities", tuple(posterior.class_names), 0.0, 0.5, 10)
+    answering = Answering(dataclasses.replace(posterior, threshold=never))
+    answering.start()
+    view = view_of(images[0].read_bytes(), posterior.learner.encoder.preprocessing)
+    assert answering.ask(Question(view)).result(timeout=60)["images"][0]["answer"] is None
+    among = answering.ask(Question(view, tuple(NAMES))).result(timeout=60)
+    assert among["images"][0]["answer"] in NAMES, "a threshold holds for the class names that it was fitted for"
+    answering.stop()
+
+
+def test_the_toy_finds_the_second_mode_with_repulsion_and_not_without(address: str) -> None:
+    found = {}
+    for strength in (0, 50):
+        with urllib.request.urlopen(f"{address}/toy?strength={strength}&cycles=4") as response:
+            found[strength] = json.load(response)
+    assert set(found[0]["modes"]) == {0}
+    assert 1 in found[50]["modes"]
+    assert len(found[50]["path"]) == 401
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        urllib.request.urlopen(f"{address}/toy?strength=nan")
+
+
+def test_the_page_shows_the_answer_to_a_dropped_image(address: str, images: list[Path], tmp_path: Path) -> None:
+    _, found = ask(address, images[0], top=5)
+    document, console = open_page(f"{address}/driven", tmp_path, "--virtual-time-budget=30000", "--dump-dom")
+    assert console == []
+    assert f'id="answer">{found["images"][0]["answer"]}</p>' in document
+    assert f"{100 * found['images'][0]['top'][0]['probability']:.1f} % (" in document
+    assert document.count("<tr>") == 1 + 2, "a row for each sample"
+    assert document.count("Training image of class") == 4 + 1, "four pictures, and the script that makes them"
+    assert "&lt;b&gt;the run&lt;/b&gt;" in document
+
+
+def test_the_page_answers_among_typed_names_and_draws_the_toy(address: str, tmp_path: Path) -> None:
+    document, console = open_page(f"{address}/toyed", tmp_path, "--virtual-time-budget=30000", "--dump-dom")
+    assert console == []
+    assert "a&lt;b&gt;" in document.split('id="bars"')[1]
+    assert document.count('class="sample"') == 6
+    assert "samples in the left mode" in document.split('id="modes"')[1][:200]
+
+
+def test_the_command_says_what_is_wrong(run: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        with pytest.raises(UserError, match=f"cannot listen at 127.0.0.1, port {port}"):
+            CliRunner().invoke(commands, ["serve", str(run), "--port", port, "--device", "cpu"], catch_exceptions=False)
+    with pytest.raises(UserError, match="no such run"):
+        CliRunner().invoke(commands, ["serve", str(run / "nothing")], catch_exceptions=False)
+
+
+def test_the_example_in_the_documentation_runs(
+    address: str,
+    images: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = (Path(__file__).parents[2] / "docs/serve.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert "http://127.0.0.1:8000" in code
+    (tmp_path / "photo.jpg").write_bytes(images[0].read_bytes())
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code.replace("http://127.0.0.1:8000", address), "docs/serve.md", "exec"), {})
+    assert capsys.readouterr().out.split()[0] in ("cat", "dog")
+
+
+def test_the_load_test_counts_what_it_asks(address: str, images: list[Path]) -> None:
+    waits, refused = load_serve.load(address, images[0], clients=3, seconds=0.2)
+    assert len(waits) >= 3
+    assert refused == 0

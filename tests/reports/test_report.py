@@ -1,0 +1,297 @@
+"""The report on runs: complete, right, one file, nothing unescaped, and a sentence where something is missing."""
+
+import dataclasses
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+from chromium import open_page
+from drawn_folder import class_folders
+from PIL import Image
+from small_run import CONFIG
+from typer.testing import CliRunner
+
+from rebapl.cli.commands import app
+from rebapl.errors import UserError
+from rebapl.reports.html import report_html, write_report
+from rebapl.reports.inspection import Inspected, inspect_run
+from rebapl.reports.paired import compare, paired_scores
+from rebapl.runs.folder import RunConfig, complete_run, train_run
+from rebapl.runs.results import read_result
+
+EVIL = 'a<script>alert("1")<!--&'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs: `two` samples, scored; `other`, of another seed and kind; `photos` of a class with an evil name."""
+    folder = tmp_path_factory.mktemp("report")
+    complete_run(CONFIG, folder / "two", device="cpu")
+    train_run(CONFIG.changed(method="zero-shot", inference=None, inference_settings={}, epochs=None), folder / "other")
+    class_folders(folder / "data", **{EVIL: 8, "plain": 8})
+    photos = RunConfig(str(folder / "data"), "zero-shot", protocol="few-shot", backbone="mini", shots=2)
+    train_run(photos, folder / "photos", device="cpu")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> Inspected:
+    return inspect_run(folder / "two", device="cpu")
+
+
+class Page(HTMLParser):
+    """The elements of a page, checked for being closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "img"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+def words(page: str) -> str:
+    """The text of a page without its tags."""
+    return " ".join(re.sub(r"<[^>]*>", " ", page).split())
+
+
+def test_the_page_has_every_section_and_the_stored_scores(two: Inspected) -> None:
+    page = report_html([two])
+    text = words(page)
+    sections = (
+        "What was learned|Scores|Calibration|Risk and coverage|Confusion|Training|How far apart the samples are|"
+        "Where samples disagree most|The surest mistakes|Time and memory"
+    )
+    for title in sections.split("|"):
+        assert f">{title}</h2>" in page
+    for part in read_result(two.run.folder).parts.values():
+        for shown in (f"{part.accuracy:.2f}", f"{part.nll:.3f}", f"{part.ece:.2f}", f"{part.tempered_nll:.3f}"):
+            assert shown in text
+    assert "memory of the process, at most" in text
+    assert "inference.sampler.kind" in text, "every setting is there"
+    assert 'class="why"' not in page, "nothing is missing"
+
+
+def test_the_page_is_one_small_file_that_loads_nothing_and_is_well_formed(two: Inspected) -> None:
+    text = report_html([two])
+    page = Page(text)
+    assert len(text.encode()) < 1_000_000
+    assert not page.all("script")
+    sources = [each.get("src") or "" for each in page.all("img")] + [
+        each.get("href") or "" for each in page.all("link")
+    ]
+    assert all(source.startswith("data:") for source in sources)
+    assert "url(" not in text
+    assert "http" not in re.sub("http-equiv", "", text)
+    assert all(each.get("alt") for each in page.all("img"))
+    assert all(each.get("aria-label") for each in page.all("svg"))
+    assert all(each.get("scope") for each in page.all("th"))
+    ids = [attributes["id"] for _, attributes in page.found if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {each["href"] for each in page.all("a")} <= {f"#{name}" for name in ids}
+
+
+def test_each_sample_votes_for_its_own_answer(two: Inspected) -> None:
+    """The most disputed image stands first, with the class that each sample finds likeliest."""
+    best = max(
+        (answered.prediction[index] for answered in two.parts.values() for index in range(len(answered.labels))),
+        key=lambda each: each.mutual_information[0] if each.disagreement[0] > 0 else -1.0,
+    )
+    first = re.search(r'<ul class="votes">(.*?)</ul>', report_html([two]))
+    assert first is not None
+    text = words(first[1])
+    for number, label in enumerate(best.per_sample[:, 0].argmax(-1).tolist(), 1):
+        assert re.search(rf"{best.class_names[label]} . sample {number}\b", text)
+
+
+def test_a_run_that_is_not_scored_is_scored_for_the_report_alone(folder: Path) -> None:
+    seen = inspect_run(folder / "other", device="cpu")
+    text = words(report_html([seen]))
+    assert "This run has no stored scores: they are computed for this report." in text
+    assert "Nothing was trained: this method learns nothing." in text
+    assert "There is one sample, so that there is nothing to compare it with." in text
+    assert not (folder / "other" / "results.json").exists()
+
+
+def test_what_people_named_is_escaped(folder: Path) -> None:
+    page = report_html([inspect_run(folder / "photos", device="cpu")])
+    assert "<script" not in page
+    assert "a&lt;script&gt;alert(" in page
+    assert str(folder) not in page, "a page that is shared does not tell where files lay"
+    Page(page)
+
+
+def test_moved_data_and_a_missing_posterior_are_said_in_a_sentence(
+    folder: Path, two: Inspected, tmp_path: Path
+) -> None:
+    (folder / "data").rename(folder / "elsewhere")
+    try:
+        text = words(report_html([inspect_run(folder / "photos", device="cpu")]))
+    finally:
+        (folder / "elsewhere").rename(folder / "data")
+    assert "The data of this run cannot be read: " in text
+    shutil.copytree(two.run.folder, tmp_path / "half", ignore=shutil.ignore_patterns("posterior", "log.csv"))
+    (tmp_path / "half" / "environment.json").write_text("{")
+    text = words(report_html([inspect_run(tmp_path / "half", device="cpu")]))
+    assert "The posterior cannot be loaded: " in text
+    assert "The environment cannot be read: " in text
+    assert "There is no log of the training." in text
+    stored = read_result(two.run.folder).parts["base"]
+    assert f"{stored.accuracy:.2f}" in text
+    assert "as stored in the run; intervals need its test images" in text
+
+
+def test_an_image_that_is_lost_costs_the_answers_and_nothing_else(folder: Path) -> None:
+    lost = folder / "data" / "plain"
+    lost.rename(folder / "kept")
+    shutil.copytree(folder / "kept", lost)
+    try:
+        for file in lost.iterdir():
+            file.write_bytes(b"no image")
+        text = words(report_html([inspect_run(folder / "photos", device="cpu")]))
+    finally:
+        shutil.rmtree(lost)
+        (folder / "kept").rename(lost)
+    assert "The test images cannot be predicted: " in text
+    assert "cannot be read as an image" in text
+
+
+def test_scores_that_no_longer_hold_are_pointed_out(two: Inspected, tmp_path: Path) -> None:
+    shutil.copytree(two.run.folder, tmp_path / "run")
+    content = json.loads((tmp_path / "run" / "results.json").read_text())
+    content["parts"]["novel"]["accuracy"] = 1.0
+    (tmp_path / "run" / "results.json").write_text(json.dumps(content))
+    assert "The stored accuracy on novel is 1.00 %" in words(report_html([inspect_run(tmp_path / "run", device="cpu")]))
+
+
+def test_paired_differences_over_images_have_the_standard_error_of_paired_means(folder: Path, two: Inspected) -> None:
+    """1000 draws: the error is within 2.3 % in two of three cases, and 12 % is five times that."""
+    other = inspect_run(folder / "other", device="cpu")
+    ours, theirs = other.parts["base"], two.parts["base"]
+    found = paired_scores([(ours, theirs)])
+    nll = [
+        -each.prediction.probabilities.gather(1, each.labels[:, None])[:, 0].log().double() for each in (ours, theirs)
+    ]
+    difference = nll[0] - nll[1]
+    assert found["nll"].difference == pytest.approx(difference.mean().item(), abs=1e-6)
+    expected = difference.std(correction=0).item() / len(difference) ** 0.5
+    assert found["nll"].error == pytest.approx(expected, rel=0.12)
+    page = words(report_html([two, other]))
+    assert f"{found['nll'].difference:+.4f} ± {found['nll'].error:.4f}" in page
+    assert "Differences to “maple · ensemble" in page
+
+
+def test_over_several_seeds_the_error_is_that_over_seeds(folder: Path, two: Inspected) -> None:
+    other = inspect_run(folder / "other", device="cpu")
+    again = [_with_seed(each, 2, turn) for each, turn in ((two, False), (other, True))]
+    table = compare([two, other, *again]).table
+    assert table is not None
+    row = next(row for row in table.rows if row[1] == "base")
+    pairs = [(other.parts["base"], two.parts["base"]), (again[1].parts["base"], again[0].parts["base"])]
+    deltas = [100 * (ours.right.double().mean() - theirs.right.double().mean()).item() for ours, theirs in pairs]
+    mean, error = sum(deltas) / 2, abs(deltas[0] - deltas[1]) / 2  # the standard error of two is half their distance
+    assert str(row[2]) == f"{mean:+.2f} ± {error:.2f}"
+    assert row[-1] == "2 seeds"
+
+
+def _with_seed(seen: Inspected, seed: int, wrong: bool) -> Inspected:
+    """As if the run had another seed, and perhaps as if all its answers on base classes were others."""
+    run = dataclasses.replace(
+        seen.run,
+        folder=seen.run.folder.with_name(f"{seen.run.folder.name}-{seed}"),
+        config={**seen.run.config, "seed": seed},
+        resolved={**seen.run.resolved, "seed": seed},
+    )
+    base = seen.parts["base"]
+    turned = dataclasses.replace(base, labels=(base.labels + 1) % 5) if wrong else base
+    return dataclasses.replace(seen, run=run, parts={**seen.parts, "base": turned})
+
+
+def test_runs_on_other_images_are_left_out_of_the_comparison(folder: Path, two: Inspected) -> None:
+    found = compare([two, inspect_run(folder / "photos", device="cpu")])
+    assert found.table is None
+    assert "has no test images and seed in common with" in found.left_out[0]
+
+
+def test_the_schedule_is_the_one_that_was_followed(two: Inspected) -> None:
+    assert two.course is not None
+    assert two.posterior is not None
+    assert len(two.course.samples) == len(two.posterior)
+    logged = {int(row["step"]): row["lr"] for row in two.log}
+    assert logged
+    assert {step: two.course.lr[step] for step in logged} == pytest.approx(logged)
+
+
+def test_the_command_writes_the_file_and_refuses_what_is_no_run(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "page.html"
+    done = CliRunner().invoke(app, ["report", str(folder / "photos"), "--out", str(out), "--device", "cpu", "-q"])
+    assert done.exit_code == 0, done.output
+    assert out.read_text().startswith("<!doctype html>")
+    refused = {
+        "is not a run": [str(folder / "two"), str(folder / "data")],
+        "is a folder: name a file in it": [str(folder / "two"), "--out", str(tmp_path)],
+        "named twice": [str(folder / "two"), f"{folder}/data/../two"],
+    }
+    for message, given in refused.items():
+        with pytest.raises(UserError, match=message):
+            CliRunner().invoke(app, ["report", *given], catch_exceptions=False)
+
+
+def test_the_example_of_the_page_on_reports_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs/report.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "docs/report.md", "exec"), {})
+    assert (tmp_path / "report.html").exists()
+
+
+def test_it_opens_in_a_browser_light_and_dark_without_a_word_on_the_console(two: Inspected, tmp_path: Path) -> None:
+    page = write_report([two], tmp_path / "page.html")
+    for scheme, number in (("light", 1), ("dark", 0)):
+        flags = (f"--blink-settings=preferredColorScheme={number}", "--window-size=1100,1400")
+        _, console = open_page(page, tmp_path / scheme, *flags, f"--screenshot={tmp_path / f'{scheme}.png'}")
+        assert console == []
+    light, dark = (
+        torch.tensor(list(Image.open(tmp_path / f"{scheme}.png").convert("L").resize((11, 14)).tobytes()))
+        .float()
+        .mean()
+        for scheme in ("light", "dark")
+    )
+    assert light > 200
+    assert dark < 60
+
+
+def test_nothing_is_wider_than_a_phone(two: Inspected, folder: Path, tmp_path: Path) -> None:
+    """The page is put into a frame of 360 pixels, and a script outside of it measures it."""
+    page = report_html([two, inspect_run(folder / "photos", device="cpu")])
+    page = (
+        re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
+        .replace("&", "&amp;")
+        .replace('"', "&quot;")
+    )
+    measure = (
+        "const d=document.querySelector('iframe').contentDocument.documentElement;"
+        "document.title=d.scrollWidth+' of '+d.clientWidth"
+    )
+    frame = f'<iframe srcdoc="{page}" width="360" height="800" onload="{measure}" style="border:0"></iframe>'
+    (tmp_path / "phone.html").write_text(f"<!doctype html><title>?</title>{frame}", encoding="utf-8")
+    document, _ = open_page(tmp_path / "phone.html", tmp_path, "--dump-dom")
+    assert "<title>360 of 360</title>" in document

@@ -1,0 +1,27 @@
+"""A script that acts in the page of `rebapl serve` as a person does: it drops an image, types, and changes tabs."""
+
+DRIVER = """
+<script>
+addEventListener("load", async () => {
+  const wait = async (ready) => {
+    for (let n = 0; n < 200 && !ready(); n++) await new Promise((go) => setTimeout(go, 50));
+  };
+  const bytes = Uint8Array.from(atob("CONTENT"), (letter) => letter.charCodeAt(0));
+  const carried = new DataTransfer();
+  carried.items.add(new File([bytes], "dropped.png", { type: "image/png" }));
+  at("names").value = "NAMES";
+  document.dispatchEvent(new DragEvent("drop", { dataTransfer: carried, bubbles: true, cancelable: true }));
+  await wait(() => !at("result").hidden || !at("error").hidden);
+  if (TOY) {
+    at("tab-toy").click();
+    await wait(() => at("modes").textContent);
+  }
+});
+</script>
+"""
+
+
+def driven(page: str, content: str, names: str = "", toy: bool = False) -> str:
+    """The page with the script in it; `content` is the image in base64, and `names` are class names for a script."""
+    script = DRIVER.replace("CONTENT", content).replace("NAMES", names).replace("TOY", "true" if toy else "false")
+    return page.replace("</body>", script + "</body>")
