@@ -8,6 +8,7 @@ import sys
 import warnings
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
@@ -15,6 +16,7 @@ import pytest
 import small_run
 import torch
 from PIL import Image
+from small_shards import rows_of
 from typer.testing import CliRunner
 
 from rebapl.cli.commands import app, main
@@ -25,6 +27,7 @@ from rebapl.errors import UserError
 from rebapl.evaluation import outside_scores
 from rebapl.evaluation.tasks import predict_part
 from rebapl.posterior import Posterior
+from rebapl.runs import shards
 from rebapl.runs.folder import load_trained, train_run
 
 
@@ -294,6 +297,67 @@ def test_it_goes_on_after_what_is_written(run: Path, images: Path, tmp_path: Pat
     other = load_trained(run, device="cpu").sample(0).save_pretrained(tmp_path / "other")
     with pytest.raises(UserError, match="holds answers of another run"):
         rebapl("predict", other, images, "--out", out)
+
+
+def test_an_engine_writes_shards_into_a_folder(run: Path, images: Path, tmp_path: Path) -> None:
+    out, whole = tmp_path / "answers", tmp_path / "x.parquet"
+    (tmp_path / "list.txt").write_text("".join(f"{images / name}\n" for name in ("c.jpg", "nowhere.png", "a.png")))
+    words = ["predict", str(run), "--list", str(tmp_path / "list.txt"), "--device", "cpu"]
+    sharded = [*words, "--engine", "local", "--shard", "2", "--out", str(out)]
+    said = CliRunner().invoke(app, sharded)
+    assert said.exit_code == 0, said.output
+    assert said.stdout == f"3 images (1 cannot be read): {out}\n"
+    for line in (f"predicting 3 images in 2 shards into {out}", "shard-000001: done in", "nowhere.png cannot be read"):
+        assert line in said.stderr
+    rebapl(*words, "--out", whole)
+    pandas.testing.assert_frame_equal(rows_of(out), pandas.read_parquet(whole), rtol=1e-5, atol=1e-6)
+    assert rebapl(*sharded) == f"3 images (3 were there before, 1 cannot be read): {out}\n"
+    with pytest.raises(UserError, match="answers was made with top = 3, not 1"):
+        rebapl(*sharded, "--top", 1)
+    (tmp_path / "list.txt").write_text(f"{images / 'c.jpg'}\n")
+    with pytest.raises(UserError, match=r"another list of images \(image 2: .*nowhere\.png; now there is none\)"):
+        rebapl(*sharded)
+
+
+def test_an_interruption_says_what_is_answered_and_how_to_go_on(
+    run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer, portions = shards.answer_files, []
+
+    def interrupted(*given: Any) -> Any:
+        portions.append(given)
+        if len(portions) == 2:
+            raise KeyboardInterrupt
+        return answer(*given)
+
+    monkeypatch.setattr(shards, "answer_files", interrupted)
+    words = ["predict", str(run), str(images), "--device", "cpu", "--shard", "2", "--out", str(tmp_path / "answers")]
+    monkeypatch.setattr(sys, "argv", ["rebapl", *words])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 130
+    kept = f"stopped; 2 of 3 images are answered in {tmp_path / 'answers'}. Go on with: rebapl predict"
+    assert kept in capsys.readouterr().err
+    assert rebapl(*words) == f"3 images (2 were there before): {tmp_path / 'answers'}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--jobs", 2], "an engine writes shards into a folder: name it with --out"),
+        (["--device", "cpu,cpu", "--out", "x.parquet"], r"--out x\.parquet is a file, and an engine writes shards"),
+        (["--engine", "local", "--out", "{images}"], "holds something else, and no about.json says"),
+        (
+            ["--engine", "local", "--out", "answers", "--format", "csv"],
+            "--format csv: an engine writes shards as Parquet",
+        ),
+        (["--engine", "ray", "--out", "answers", "--jobs", 2], "--jobs is for --engine local, not for ray"),
+        (["--engine", "rai", "--out", "answers"], "unknown engine 'rai'"),
+    ],
+)
+def test_engine_options_are_refused_before_any_work(images: Path, words: list[object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        rebapl("predict", "nowhere", images, *(str(word).format(images=images) for word in words))
 
 
 def test_lists_and_paths_through_a_pipe(run: Path, images: Path, tmp_path: Path) -> None:

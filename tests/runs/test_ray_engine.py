@@ -12,18 +12,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 from small_jobs import LONG, jobs, made, scores, tiny
+from small_shards import draw, rows_of, save_small, small_shards
 from tiny_suite import TINY
 
 from rebapl.errors import UserError
+from rebapl.posterior.answers import Asked
 from rebapl.reproduce.make import PAPER_TARGETS
+from rebapl.runs import remote
+from rebapl.runs.answer_file import write_answers
 from rebapl.runs.engine import LocalEngine, run_all
-from rebapl.runs.folder import CHECKPOINT, ERROR
+from rebapl.runs.folder import CHECKPOINT, ERROR, load_trained
 from rebapl.runs.jobs import Ended, Event, Job, Retried, Started, Stepped
 from rebapl.runs.ray_engine import RayEngine
 from rebapl.runs.remote import RemoteEngine
+from rebapl.runs.shards import conclude
 from rebapl.runs.slurm_engine import SlurmEngine
+from rebapl.runs.work import Work
 from rebapl.training.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster for all, also where tests run side by side
@@ -56,9 +63,9 @@ def engine(cluster: Any) -> RayEngine:
 
 
 class Meets:
-    """Calls something once, amid the training of a job."""
+    """Calls something once, amid a job."""
 
-    def __init__(self, job: Job, what: Any) -> None:
+    def __init__(self, job: Work, what: Any) -> None:
         self.job, self.what = job, what
         self.events: list[Event] = []
         self.process = 0
@@ -151,6 +158,27 @@ def test_a_driver_that_is_killed_is_started_again_and_goes_on(cluster: Any, engi
     outcomes = list(engine.run(wanted))
     assert [outcome.state for outcome in outcomes] == ["done"] * 3
     assert all(outcome.attempts == 0 for outcome in outcomes if outcome.folder in before)
+
+
+def test_a_prediction_in_shards_survives_its_worker_and_goes_on(
+    engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths are given from the working folder, which is not that of the workers."""
+    monkeypatch.setattr(remote, "LOOK_SECONDS", 0.05)
+    files, run, out = draw(tmp_path / "drawn", 60), save_small(tmp_path / "run"), tmp_path / "answers"
+    monkeypatch.chdir(tmp_path)
+    names = [file.relative_to(tmp_path) for file in files]
+    shards = small_shards(run, names, Path("answers"), size=40)
+    meets = Meets(shards[0], lambda process: os.kill(process, signal.SIGKILL))
+    outcomes = {outcome.job.name: outcome for outcome in engine.run(shards, meets)}
+    assert [outcomes[shard.name].attempts for shard in shards] == [2, 1]
+    assert conclude(out, shards).rows == 60
+    rows, whole = rows_of(out), tmp_path / "x.parquet"
+    write_answers(load_trained(run, device="cpu"), names, whole, Asked(), form="parquet", run="run")
+    pandas.testing.assert_frame_equal(rows, pandas.read_parquet(whole), rtol=1e-5, atol=1e-6)
+    shards[1].file.unlink()
+    assert [outcome.attempts for outcome in engine.run(small_shards(run, names, out, size=40))] == [0, 1]
+    pandas.testing.assert_frame_equal(rows_of(out), rows, rtol=1e-5, atol=1e-6)
 
 
 def test_what_no_machine_has_is_refused(cluster: Any, tmp_path: Path) -> None:

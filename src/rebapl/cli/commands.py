@@ -85,7 +85,7 @@ def _interruption(ending: BaseException) -> Interrupted:
 def _how_to_go_on(kept: str) -> str:
     """What is kept, and the command that goes on with it."""
     words = sys.argv[1:]
-    if not any(word in RESUMABLE for word in words):
+    if not kept and not any(word in RESUMABLE for word in words):
         return "stopped"
     what = kept or "finished runs are kept, and the others go on from their last checkpoint, if they have one"
     return f"stopped; {what}. Go on with: rebapl {shlex.join(words)}"

@@ -21,7 +21,7 @@ from rich.progress import (
 
 from rebapl.errors import printable
 from rebapl.reports.tables import Table
-from rebapl.runs.jobs import Ended, Event, Retried, Started, Stepped
+from rebapl.runs.jobs import Ended, Event, Job, Retried, Started, Stepped
 
 EVERY_SECONDS, EVERY_SHARE = 10.0, 0.05
 """Where no bar can be drawn, a line says how far work is: after so many seconds, or such a share of the time so far."""
@@ -158,6 +158,7 @@ class RunProgress(StepProgress):
         """Show an event that an engine reports. A training is shown from its first step on."""
         job = event.outcome.job if isinstance(event, Ended) else event.job
         if isinstance(event, Started):
+            assert isinstance(job, Job), "shards are shown by `LiveRuns`"
             config = job.config
             inference = config["inference"] or job.run_config().resolved().training.inference_name
             title = printable(f"{config['method']} · {inference} on {config['data']}, seed {config['seed']}")

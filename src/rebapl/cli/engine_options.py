@@ -1,4 +1,4 @@
-"""The options of `rebapl train` and `rebapl reproduce` that say where runs happen."""
+"""The options of `rebapl train`, `rebapl reproduce` and `rebapl predict` that say where runs or shards are done."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ EngineName = Annotated[
 Device = Annotated[
     str | None, typer.Option("--device", help="cpu, cuda, or several: cuda:0,cuda:1; the GPU if there is one.")
 ]
-Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Runs at a time on each device; 1 if not given.")]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", min=1, help="Runs or shards at a time on each device; 1 if not given.")
+]
 Address = Annotated[
     str | None,
     typer.Option("--address", help="Address of the Ray cluster, such as auto; $RAY_ADDRESS, or this machine alone."),
@@ -26,13 +28,13 @@ Time = Annotated[
     str | None, typer.Option("--time", help="Time limit of a job of SLURM, such as 2:00:00; it goes on in another job.")
 ]
 CpusPerRun = Annotated[
-    float | None, typer.Option("--cpus-per-run", help="CPUs of a run on ray or slurm; 1 if not given.")
+    float | None, typer.Option("--cpus-per-run", help="CPUs of a run or shard on ray or slurm; 1 if not given.")
 ]
 GpusPerRun = Annotated[
     float | None,
     typer.Option(
         "--gpus-per-run",
-        help="GPUs of a run. On ray a share is possible, such as 0.25; 1 if not given and there are any. On slurm 0 if "
-        "not given.",
+        help="GPUs of a run or shard. On ray a share is possible, such as 0.25; 1 if not given and there are any. On "
+        "slurm 0 if not given.",
     ),
 ]

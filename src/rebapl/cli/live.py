@@ -1,4 +1,4 @@
-"""Many runs at a time, as a person watches them: one table in a terminal, plain lines where the output is piped."""
+"""Many runs or shards at a time, as a person watches them: one table in a terminal, plain lines where it is piped."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from rebapl.errors import UserError, printable
 from rebapl.runs.jobs import Ended, Event, Job, Retried, Started, Stepped
+from rebapl.runs.work import Work
 from rebapl.sampling import Inference
 
 LINE_SECONDS = 30.0
@@ -60,10 +61,11 @@ class LiveRuns:
     If it is `quiet`, it says only what is tried again.
     """
 
-    def __init__(self, jobs: Sequence[Job], quiet: bool = False, console: Console | None = None) -> None:
+    def __init__(self, jobs: Sequence[Work], quiet: bool = False, console: Console | None = None) -> None:
         self.quiet = quiet
         self.console = console or Console(stderr=True)
-        self.runs = {job.folder: Shown(_name(job), _inference(job)) for job in jobs}
+        self.runs = {job.folder: Shown(job.name, _inference(job)) for job in jobs}
+        self.noun, self.unit = (jobs[0].noun, jobs[0].unit) if jobs else (Job.noun, Job.unit)
         self.live: Live | None = None
 
     def __enter__(self) -> LiveRuns:
@@ -97,10 +99,15 @@ class LiveRuns:
             if not run.total:
                 run.first = (event.done, time.monotonic())
             run.done, run.total, run.loss = event.done, event.total, event.loss
-            if self.live is None and time.monotonic() - run.said > LINE_SECONDS:
+            if self.live is None and event.done and time.monotonic() - run.said > LINE_SECONDS:
                 run.said = time.monotonic()
                 step, cycle, loss, left = run.progress()
-                words = (f"step {step}", cycle and f"cycle {cycle}", loss and f"loss {loss}", left and f"{left} left")
+                words = (
+                    f"{self.unit} {step}",
+                    cycle and f"cycle {cycle}",
+                    loss and f"loss {loss}",
+                    left and f"{left} left",
+                )
                 self._say(f"{run.name}: {', '.join(word for word in words if word)}")
         elif isinstance(event, Retried):
             run.state = "queued"
@@ -122,8 +129,9 @@ class LiveRuns:
     def table(self) -> Group:
         """The runs that are being done or have failed, and how many there are of each state."""
         table = RichTable(box=None, pad_edge=False)
-        for name in ("run", "where", "step", "cycle", "loss", "left"):
-            table.add_column(name, justify="left" if name in ("run", "where") else "right", no_wrap=name != "run")
+        for name in (self.noun, "where", self.unit, "cycle", "loss", "left"):
+            words = name in (self.noun, "where")
+            table.add_column(name, justify="left" if words else "right", no_wrap=name != self.noun)
         for run in self.runs.values():
             if run.state == "running":
                 table.add_row(run.name, run.where, *run.progress())
@@ -166,12 +174,8 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
-def _name(job: Job) -> str:
-    return printable(job.run_folder.name) + ("" if job.cycle is None else f", cycle {job.cycle + 1}")
-
-
-def _inference(job: Job) -> Inference | None:
-    if job.cycle is not None:
+def _inference(job: Work) -> Inference | None:
+    if not isinstance(job, Job) or job.cycle is not None:
         return None
     try:
         return job.run_config().resolved().training.inference

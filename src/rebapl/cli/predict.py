@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from rebapl.cli.completion import runs
-from rebapl.cli.remarks import one_sample
-from rebapl.cli.values import QuietOption, given_class_names
+from rebapl.cli.engine_options import Address, CpusPerRun, Device, GpusPerRun, Jobs, Partition, Time
+from rebapl.cli.remarks import NAMED, counted, one_sample
+from rebapl.cli.values import QuietOption, given_class_names, parse_names
 from rebapl.errors import UserError, printable, unknown
 
 if TYPE_CHECKING:
@@ -20,8 +22,6 @@ if TYPE_CHECKING:
     from rebapl.posterior.records import Record
 
 PIPE = Path("-")
-NAMED = 10
-"""How many images that cannot be read are named."""
 
 
 def predict(
@@ -54,7 +54,7 @@ def predict(
         Path | None,
         typer.Option(
             help="File to write to. Answers go to .csv, .jsonl and .parquet as they come, and the same command goes on "
-            "after those that are there."
+            "after those that are there. With --engine, a folder of shards."
         ),
     ] = None,
     average: Annotated[
@@ -72,7 +72,23 @@ def predict(
         bool, typer.Option("--strict", help="Stop at the first image that cannot be read, instead of skipping it.")
     ] = False,
     backbone: Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="Predict in shards, side by side: local (this machine), ray (a Ray cluster) or slurm (jobs of SLURM). "
+            "They go into the folder --out as Parquet files; local if only other options of this kind are given."
+        ),
+    ] = None,
+    shard: Annotated[  # not larger, because the answers of a shard are held in memory until it is written
+        int | None, typer.Option(min=1, max=100_000, help="Images in a shard; 2048 if not given.")
+    ] = None,
+    device: Device = None,
+    jobs: Jobs = None,
+    address: Address = None,
+    partition: Partition = None,
+    time: Time = None,
+    cpus_per_run: CpusPerRun = None,
+    gpus_per_run: GpusPerRun = None,
     quiet: QuietOption = False,
 ) -> None:
     """Predict images with all samples of a run, and say how sure they are.
@@ -81,17 +97,36 @@ def predict(
     """
     from rebapl.cli.answers import as_table
     from rebapl.cli.console import StepProgress
+    from rebapl.cli.shards import answer_in_shards
     from rebapl.files import write_atomically
     from rebapl.posterior.answers import Asked, answer_files
     from rebapl.posterior.prediction import NO_THRESHOLD, Average, check_average
     from rebapl.posterior.records import made_with
     from rebapl.posterior.sources import ImageFiles
-    from rebapl.runs.answer_file import ENDINGS, refuse_unwritable, text_head, text_rows, write_answers
+    from rebapl.runs.answer_file import (
+        ENDINGS,
+        about_answers,
+        refuse_unwritable,
+        text_head,
+        text_rows,
+        write_answers,
+    )
+    from rebapl.runs.engines import EngineOptions
     from rebapl.runs.folder import load_trained
+    from rebapl.runs.shards import SIZE, Question
 
-    if out is not None:
-        refuse_unwritable(out)
-    form = _format(format_, out)
+    devices = parse_names(device)
+    chosen = (engine, shard, jobs, address, partition, time, cpus_per_run, gpus_per_run)
+    apart = any(option is not None for option in chosen) or len(devices or ()) > 1
+    if apart:
+        out, form = _folder(out, format_), "parquet"
+        where = EngineOptions(
+            engine or "local", devices, jobs, address, partition, time, cpus_per_run, gpus_per_run
+        ).build(out)
+    else:
+        if out is not None:
+            refuse_unwritable(out)
+        form = _format(format_, out)
     names = given_class_names(classes, classes_file)
     piped = PIPE in (images or [])
     files = ImageFiles(
@@ -101,7 +136,7 @@ def predict(
     )
     if not files.known and not piped:
         raise UserError("which images? Name files or folders, --list FILE, or - for paths that come through a pipe")
-    posterior = load_trained(run, device=device, backbone=backbone)
+    posterior = load_trained(run, device="cpu" if apart else device, backbone=backbone)
     learner = posterior.learner
     if template is not None and not learner.reads_template(learner.config):
         raise UserError(f"--template has no effect: {learner.method} does not use it as it was trained; leave it out")
@@ -114,6 +149,21 @@ def predict(
     asked = Asked(top, averaged, suits if abstain is None else abstain, strict or (files.known == 1 and not piped))
     rows = form in ENDINGS.values()
     kept: list[Record] = []
+    if apart and out is not None:
+        notes = [one_sample(run)] if len(posterior) == 1 else []
+        question = Question(
+            run=str(run.absolute()),
+            backbone=learner.encoder.name,
+            fingerprint=posterior.fingerprint,
+            class_names=names,
+            template=template,
+            start=str(Path.cwd()),
+            **dataclasses.asdict(asked),
+        )
+        about = about_answers(posterior, form, str(run), asked)
+        del posterior, learner  # the backbone is loaded where shards are done
+        answer_in_shards(where, question, about, files, out, size=shard or SIZE, notes=notes, quiet=quiet)
+        return
     with StepProgress(quiet, "images", bars=out is not None or not sys.stdout.isatty()) as progress:
         if len(posterior) == 1:
             progress.note(one_sample(run))
@@ -182,10 +232,19 @@ class Watch:
 
     def summary(self) -> str:
         """How many images there are rows for, and how many of them are no answers or are not new."""
-        count = self.answered + self.broken + self.before
-        remarks = [f"{self.before} {'was' if self.before == 1 else 'were'} there before"] if self.before else []
-        remarks += [f"{self.broken} cannot be read"] if self.broken else []
-        return f"{count} image{'s' * (count != 1)}" + (f" ({', '.join(remarks)})" if remarks else "")
+        return counted(self.answered + self.broken + self.before, self.before, self.broken)
+
+
+def _folder(out: Path | None, form: str | None) -> Path:
+    """The folder that shards go into."""
+    from rebapl.runs.shards import refuse_folder
+
+    if out is None:
+        raise UserError("an engine writes shards into a folder: name it with --out")
+    if form not in (None, "parquet"):
+        raise UserError(f"--format {form}: an engine writes shards as Parquet files; leave it out")
+    refuse_folder(out)
+    return out
 
 
 def _format(given: str | None, out: Path | None) -> str:

@@ -48,3 +48,18 @@ def backbone_remarks(config: RunConfig) -> list[str]:
     from rebapl.data.catalogue import is_own
 
     return [ONLY_DRAWINGS] if is_own(config.data) and config.backbone_name == "mini" else []
+
+
+NAMED = 10
+"""How many images that cannot be read are named."""
+
+
+def counted(rows: int, before: int, broken: int) -> str:
+    """How many images there are rows for, and how many of them are not new or are no answers.
+
+    >>> counted(3, 1, 0)
+    '3 images (1 was there before)'
+    """
+    remarks = [f"{before} {'was' if before == 1 else 'were'} there before"] if before else []
+    remarks += [f"{broken} cannot be read"] if broken else []
+    return f"{rows} image{'s' * (rows != 1)}" + (f" ({', '.join(remarks)})" if remarks else "")

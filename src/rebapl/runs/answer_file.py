@@ -67,7 +67,7 @@ def write_answers(
             seen.add(name)
 
     with alone_in(out):
-        _check_about(out, _about(posterior, form, run, top, asked))
+        _check_about(out, about_answers(posterior, form, run, asked))
         with _opened(out, form, top) as rows:
             for records in answer_files(posterior, new(rows.names), asked):
                 rows.write(records)
@@ -88,7 +88,8 @@ def refuse_unwritable(out: Path) -> None:
         raise UserError(f"--out {printable(str(out))} cannot be written: the file is read-only")
 
 
-def _about(posterior: Posterior, form: str, run: str, top: int, asked: Asked) -> dict[str, Any]:
+def about_answers(posterior: Posterior, form: str, run: str, asked: Asked) -> dict[str, Any]:
+    """What answers are made with. `run` is what the posterior is called."""
     threshold, average = posterior.threshold if asked.abstain else None, asked.average or posterior.average
     return {
         "format": form,
@@ -97,7 +98,7 @@ def _about(posterior: Posterior, form: str, run: str, top: int, asked: Asked) ->
         "posterior": posterior.fingerprint,
         "template": posterior.learner.template,
         **made_with(posterior.class_names, average, len(posterior)),
-        "top": top,
+        "top": min(asked.top, len(posterior.class_names)),
         "threshold": None if threshold is None else {"by": threshold.by, "value": threshold.value},
     }
 
@@ -112,7 +113,14 @@ def _check_about(out: Path, about: Mapping[str, Any]) -> None:
         return
     if not note.exists():
         raise UserError(f"{printable(str(out))} is there already, and no {note.name} says what it holds: {anew}")
-    there = read_json(note, "a file of answers")
+    refuse_others(out, read_json(note, "a file of answers"), about, anew)
+
+
+def refuse_others(out: Path, there: Mapping[str, Any], about: Mapping[str, Any], anew: str) -> None:
+    """Refuse to add answers made as `about` says to those that were made as `there` says, if these differ.
+
+    `anew` says how to begin anew.
+    """
     if there.get("posterior") != about["posterior"]:
         raise UserError(
             f"{printable(str(out))} holds answers of another run or of other weights ({there.get('run')}): {anew}"
@@ -282,6 +290,21 @@ def _schema(top: int) -> pyarrow.Schema:
     return pyarrow.schema(kinds)
 
 
+def _table(records: Sequence[Record], top: int) -> pyarrow.Table:
+    import pyarrow
+
+    schema = _schema(top)
+    values = [dict(zip(schema.names, row_of(record, top), strict=True)) for record in records]
+    return pyarrow.Table.from_pylist(values, schema=schema)
+
+
+def parquet_bytes(records: Sequence[Record], top: int) -> bytes:
+    """A whole Parquet file with a row for each record."""
+    stream = io.BytesIO()
+    import_parquet().write_table(_table(records, top), stream, row_group_size=ROWS_AT_ONCE)
+    return stream.getvalue()
+
+
 def _parquet_names(out: Path) -> set[str]:
     parquet = import_parquet()
     if not out.exists():
@@ -295,8 +318,6 @@ def _parquet_names(out: Path) -> set[str]:
 
 def _join(rows: Path, out: Path, top: int) -> None:
     """Write a Parquet file anew with the rows that it has and those that are new, whole or not at all."""
-    import pyarrow
-
     parquet, schema = import_parquet(), _schema(top)
     there = _parquet_names(out)
     handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
@@ -308,8 +329,7 @@ def _join(rows: Path, out: Path, top: int) -> None:
                 for batch in parquet.ParquetFile(out).iter_batches(ROWS_AT_ONCE):
                     writer.write_batch(batch)
             for batch in _batches(rows, there):
-                values = [dict(zip(schema.names, row_of(record, top), strict=True)) for record in batch]
-                writer.write_table(pyarrow.Table.from_pylist(values, schema=schema))
+                writer.write_table(_table(batch, top))
         temporary.chmod(0o644)
         temporary.replace(out)
     except BaseException:

@@ -1,6 +1,6 @@
-"""The local engine: it does runs one after the other, or in several processes side by side, on one or several devices.
+"""The local engine: it does jobs one after the other, or in several processes side by side, on one or several devices.
 
-Runs are independent, so where they happen changes only how long they take. A small run leaves most of a GPU idle, so a
+Jobs are independent, so where they happen changes only how long they take. A small run leaves most of a GPU idle, so a
 handful of processes can share one GPU well. Each process does one job at a time, and the engine watches it. When a
 process dies, only the job that it was doing is affected, and a new process takes its place.
 """
@@ -44,7 +44,9 @@ from rebapl.runs.jobs import (
     outcome_of,
     perform,
     record_failure,
+    work_from_json,
 )
+from rebapl.runs.work import Work
 
 STEP_SECONDS = 0.2
 """A worker reports the progress of its training at most once in so many seconds."""
@@ -88,7 +90,7 @@ class LocalEngine:
         self.devices = [best_device(device) for device in devices] if devices else [best_device()]
         self.jobs_per_device = jobs_per_device
 
-    def run(self, jobs: Sequence[Job], on_event: OnEvent | None = None) -> Iterator[Outcome]:
+    def run(self, jobs: Sequence[Work], on_event: OnEvent | None = None) -> Iterator[Outcome]:
         """Do the jobs and give the outcome of each as it ends, see `Engine`."""
         emit = on_event or ignore
         missing = []
@@ -103,7 +105,7 @@ class LocalEngine:
         else:
             yield from self._one_by_one(missing, emit)
 
-    def _one_by_one(self, jobs: Sequence[Job], emit: OnEvent) -> Iterator[Outcome]:
+    def _one_by_one(self, jobs: Sequence[Work], emit: OnEvent) -> Iterator[Outcome]:
         load = KeptBackbone()
         for job in jobs:
             for attempt in range(1, ATTEMPTS + 1):
@@ -140,11 +142,11 @@ class _Worker:
         self.process = context.Process(target=work, args=(theirs, device, threads, dict(os.environ)), daemon=True)
         self.process.start()
         theirs.close()  # so that the pipe ends with the process
-        self.job: Job | None = None
+        self.job: Work | None = None
         self.attempt = 0
         self.start = 0.0
 
-    def give(self, job: Job, attempt: int) -> None:
+    def give(self, job: Work, attempt: int) -> None:
         self.job, self.attempt, self.start = job, attempt, time.monotonic()
         with contextlib.suppress(OSError):  # one that has died is noticed when its answer is waited for
             _send(self.pipe, job.as_json())
@@ -160,11 +162,12 @@ class _Worker:
         """The end of the process in words."""
         self.process.join(GRACE_SECONDS)
         code = self.process.exitcode
+        what = "job" if self.job is None else self.job.noun
         if code is not None and code < 0:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
             hint = ", as happens when the machine runs out of memory" if name == "SIGKILL" else ""
-            return f"the process of the run was ended by {name}{hint}"
-        return f"the process of the run ended unexpectedly with exit code {code}"
+            return f"the process of the {what} was ended by {name}{hint}"
+        return f"the process of the {what} ended unexpectedly with exit code {code}"
 
 
 class _Pool:
@@ -176,7 +179,7 @@ class _Pool:
         self.unused = [(devices[index % len(devices)], threads) for index in range(workers)]
         self.workers: list[_Worker] = []
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
+    def run(self, jobs: Sequence[Work]) -> Iterator[Outcome]:
         waiting = deque((job, 1) for job in jobs)
         interrupted = True
         try:
@@ -206,7 +209,7 @@ class _Pool:
     def _busy(self) -> list[_Worker]:
         return [worker for worker in self.workers if worker.job is not None]
 
-    def _give_out(self, waiting: deque[tuple[Job, int]]) -> None:
+    def _give_out(self, waiting: deque[tuple[Work, int]]) -> None:
         """Give every idle worker a job. Jobs that share a folder are done one after the other."""
         taken = {worker.job.folder for worker in self.workers if worker.job is not None}
         for job, attempt in list(waiting):
@@ -230,7 +233,7 @@ class _Pool:
         ready = set(wait([each for worker in busy for each in (worker.pipe, worker.process.sentinel)]))
         return [worker for worker in busy if worker.pipe in ready or worker.process.sentinel in ready]
 
-    def _listen(self, worker: _Worker) -> tuple[Job, int, Failure | None] | None:
+    def _listen(self, worker: _Worker) -> tuple[Work, int, Failure | None] | None:
         """Take one message of a worker: the job that it has finished with, or None if it only reports progress."""
         job = worker.job
         assert job is not None
@@ -274,7 +277,7 @@ def work(pipe: Connection, device: str, threads: int, environment: Mapping[str, 
             content = _receive(pipe)
         except (EOFError, OSError):
             return
-        failure = perform(Job.from_json(content), device, load, _steps_through(pipe))
+        failure = perform(work_from_json(content), device, load, _steps_through(pipe))
         try:
             _send(pipe, {"failure": None if failure is None else failure.as_json()})
         except OSError:
@@ -297,7 +300,7 @@ def _steps_through(pipe: Connection) -> Callable[[int, int, float], None]:
     return moved
 
 
-def _steps_of(job: Job, emit: OnEvent) -> Callable[[int, int, float], None]:
+def _steps_of(job: Work, emit: OnEvent) -> Callable[[int, int, float], None]:
     return lambda done, total, loss: emit(Stepped(job, done, total, loss))
 
 

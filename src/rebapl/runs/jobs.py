@@ -1,8 +1,8 @@
-"""What runs and engines agree on. An engine decides where runs happen: it takes jobs and gives events and outcomes.
+"""What work and engines agree on. An engine decides where work is done: it takes jobs and gives events and outcomes.
 
-A job is plain data, which can travel to any process or machine as JSON. Its results are files in the folder of its run,
-so an outcome says only how the job ended. `perform` does one job in the process that calls it; every engine calls it in
-the end.
+A job is a `Work`: a run (`Job`) or a shard of a prediction (`Shard`). It is plain data, which can travel to any process
+or machine as JSON. Its results are files, so an outcome says only how the job ended. `perform` does one job in the
+process that calls it; every engine calls it in the end.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
-from rebapl.errors import UserError
+from rebapl.errors import UserError, printable
 from rebapl.files import write_atomically
 from rebapl.plugins import load_named_modules
 from rebapl.runs.backbone import KeptBackbone, LoadBackbone
@@ -35,6 +35,8 @@ from rebapl.runs.folder import (
     run_folder,
     train_cycle,
 )
+from rebapl.runs.shards import Shard
+from rebapl.runs.work import Work
 from rebapl.training.keeping import Progress
 
 ATTEMPTS = 2
@@ -45,7 +47,7 @@ WORTH_RETRYING: tuple[Kind, ...] = ("out of memory", "worker died")
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class Job(Work):
     """One run to be done: its configuration as plain data, its folder, and the folder of data sets.
 
     If `score` is false, the job trains only. If another process is at work in the folder, the job waits for it when
@@ -59,17 +61,18 @@ class Job:
     """
 
     config: Mapping[str, Any]
-    folder: Path
     root: Path | None = None
     score: bool = True
     wait: bool = True
     cycle: int | None = None
     track: tuple[str, ...] = ()
+    noun: ClassVar[str] = "run"
+    unit: ClassVar[str] = "step"
 
     @classmethod
     def of(cls, config: RunConfig, runs: Path, *, out: Path | None = None, **more: Any) -> Job:
         """Make the job of a configuration. Its folder is `out`, or one in `runs` named after its settings."""
-        return cls(config_as_json(config), out or run_folder(config, runs), **more)
+        return cls(out or run_folder(config, runs), config_as_json(config), **more)
 
     def run_config(self) -> RunConfig:
         """The configuration as an object."""
@@ -80,12 +83,48 @@ class Job:
         """The folder of the run. That of a job for a cycle lies below it."""
         return self.folder if self.cycle is None else self.folder.parents[1]
 
+    @property
+    def name(self) -> str:
+        """The name of its folder, and which cycle it is."""
+        return printable(self.run_folder.name) + ("" if self.cycle is None else f", cycle {self.cycle + 1}")
+
+    @property
+    def kept_in(self) -> Path:
+        """The folder of runs."""
+        return self.folder.parent
+
     def is_done(self) -> bool:
         """Whether the folder has everything that the job asks for."""
         config = self.run_config()
         if self.cycle is not None:
             return is_trained(config, self.run_folder) or cycle_file(self.run_folder, self.cycle).exists()
         return is_finished(config, self.folder) if self.score else is_trained(config, self.folder)
+
+    def do(self, device: str, load: LoadBackbone, progress: Progress | None) -> None:
+        """Train and score the run, or sample the cycle."""
+        common: dict[str, Any] = {"root": self.root, "device": device, "progress": progress, "wait": self.wait}
+        if self.cycle is None:
+            complete_run(self.run_config(), self.folder, score=self.score, load=load, track=self.track, **common)
+        else:
+            train_cycle(self.run_config(), self.run_folder, self.cycle, load=load, **common)
+
+    def place_for_error(self, bad_input: bool) -> Path | None:
+        """A file in the folder of the run.
+
+        Bad input leaves no folder behind where there was none, and the folder of something else is never written into.
+        """
+        if bad_input and not (self.run_folder / CONFIG).exists():
+            return None
+        try:
+            is_trained(self.run_config(), self.run_folder)
+        except (UserError, OSError):
+            return None
+        return self.run_folder / ERROR
+
+    def absolute(self) -> Job:
+        """The same for a process that works in another folder."""
+        root = None if self.root is None else self.root.absolute()
+        return dataclasses.replace(self, folder=self.folder.absolute(), root=root)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, for the way to another process."""
@@ -98,6 +137,11 @@ class Job:
         root = content["root"]
         paths = {"folder": Path(content["folder"]), "root": None if root is None else Path(root)}
         return cls(**{**content, **paths, "track": tuple(content["track"])})
+
+
+def work_from_json(content: Mapping[str, Any]) -> Work:
+    """The job that `as_json` gave, of either kind."""
+    return Job.from_json(content) if "config" in content else Shard.from_json(content)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +176,7 @@ class Failure:
 class Outcome:
     """How a job ended. `attempts` is 0 if there was nothing to do; `seconds` is the time of the last attempt."""
 
-    job: Job
+    job: Work
     state: Literal["done", "failed", "interrupted"]
     failure: Failure | None = None
     attempts: int = 0
@@ -140,7 +184,7 @@ class Outcome:
 
     @property
     def folder(self) -> Path:
-        """The folder of the run."""
+        """The folder of the job."""
         return self.job.folder
 
 
@@ -151,7 +195,7 @@ class Started:
     `device` says where: a device of this machine, or the name of another one.
     """
 
-    job: Job
+    job: Work
     attempt: int
     device: str
     process: int
@@ -159,9 +203,9 @@ class Started:
 
 @dataclasses.dataclass(frozen=True)
 class Stepped:
-    """The training of a job has done `done` of `total` steps. `loss` is the latest known one, or NaN."""
+    """A job has done `done` of `total` steps, or images. `loss` is the latest known one of a training, or NaN."""
 
-    job: Job
+    job: Work
     done: int
     total: int
     loss: float
@@ -171,7 +215,7 @@ class Stepped:
 class Retried:
     """An attempt at a job has failed, and the job will be tried again."""
 
-    job: Job
+    job: Work
     failure: Failure
 
 
@@ -189,7 +233,7 @@ OnEvent = Callable[[Event], None]
 class Engine(Protocol):
     """Decides where jobs are done."""
 
-    def run(self, jobs: Sequence[Job], on_event: OnEvent | None = None) -> Iterator[Outcome]:
+    def run(self, jobs: Sequence[Work], on_event: OnEvent | None = None) -> Iterator[Outcome]:
         """Do the jobs and give the outcome of each as it ends. The failure of one does not stop the others.
 
         Work goes on while the caller asks for the next outcome. An interruption ends the jobs that are being done. The
@@ -199,16 +243,12 @@ class Engine(Protocol):
 
 
 def perform(
-    job: Job, device: str, load: LoadBackbone | None = None, progress: Progress | None = None
+    job: Work, device: str, load: LoadBackbone | None = None, progress: Progress | None = None
 ) -> Failure | None:
-    """Do a job in this process. An error is not raised: it is written to the folder of the run and returned."""
-    common: dict[str, Any] = {"root": job.root, "device": device, "progress": progress, "wait": job.wait}
+    """Do a job in this process. An error is not raised: it is written to a file of the job and returned."""
     try:
         load_named_modules()
-        if job.cycle is None:
-            complete_run(job.run_config(), job.folder, score=job.score, load=load, track=job.track, **common)
-        else:
-            train_cycle(job.run_config(), job.run_folder, job.cycle, load=load or KeptBackbone(), **common)
+        job.do(device, load or KeptBackbone(), progress)
     except UserError as error:
         return record_failure(job, "bad input", str(error), traceback.format_exc())
     except Exception as error:
@@ -224,16 +264,12 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError | OSError) and any(sign in str(error).lower() for sign in signs)
 
 
-def record_failure(job: Job, kind: Kind, message: str, details: str) -> Failure:
-    """The failure of a job, with its details in the folder of the run.
-
-    Bad input leaves no folder behind where there was none, and the folder of something else is never written into.
-    """
-    path = job.run_folder / ERROR
-    if kind == "bad input" and not (job.run_folder / CONFIG).exists():
+def record_failure(job: Work, kind: Kind, message: str, details: str) -> Failure:
+    """The failure of a job, with its details in a file where the job has a place for it."""
+    path = job.place_for_error(kind == "bad input")
+    if path is None:
         return Failure(kind, message)
     try:
-        is_trained(job.run_config(), job.run_folder)
         write_atomically(path, f"{time.strftime('%Y-%m-%d %H:%M:%S')}, process {os.getpid()}: {kind}\n\n{details}\n")
     except (UserError, OSError):
         return Failure(kind, message)
@@ -241,22 +277,25 @@ def record_failure(job: Job, kind: Kind, message: str, details: str) -> Failure:
 
 
 def check_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Raise a `UserError` that names every failed run, what went wrong and where its traceback is, if any failed."""
-    failed = [(each.folder, each.failure) for each in outcomes if each.failure is not None]
+    """Raise a `UserError` that names every failed job, what went wrong and where its traceback is, if any failed."""
+    failed = [(each.job, each.failure) for each in outcomes if each.failure is not None]
     if not failed:
         return
+    noun = failed[0][0].noun
     if len(outcomes) == 1:
-        folder, failure = failed[0]
-        raise UserError(failure.message if failure.kind == "bad input" else f"the run {folder} failed: {failure}")
-    lines = "\n".join(f"  {folder.name}: {failure}" for folder, failure in failed)
-    kept = ", ".join(sorted({str(each.folder.parent) for each in outcomes}))
+        job, failure = failed[0]
+        raise UserError(
+            failure.message if failure.kind == "bad input" else f"the {noun} {job.folder} failed: {failure}"
+        )
+    lines = "\n".join(f"  {job.folder.name}: {failure}" for job, failure in failed)
+    kept = ", ".join(sorted({str(each.job.kept_in) for each in outcomes}))
     raise UserError(
-        f"{len(failed)} of {len(outcomes)} runs failed; the others are kept in {kept}, and the same command again does "
-        f"only what is missing:\n{lines}"
+        f"{len(failed)} of {len(outcomes)} {noun}s failed; the others are kept in {kept}, and the same command again "
+        f"does only what is missing:\n{lines}"
     )
 
 
-def outcome_of(job: Job, failure: Failure | None, attempts: int, start: float) -> Outcome:
+def outcome_of(job: Work, failure: Failure | None, attempts: int, start: float) -> Outcome:
     """The outcome of a job whose last attempt began at `start` of the monotonic clock and has just ended."""
     return Outcome(job, "done" if failure is None else "failed", failure, attempts, time.monotonic() - start)
 
@@ -286,7 +325,7 @@ def cycle_jobs(job: Job) -> list[Job]:
     ]
 
 
-def is_done_already(job: Job) -> bool:
+def is_done_already(job: Work) -> bool:
     """`job.is_done()`, or false if that cannot be told; the attempt at the job will then say why."""
     with contextlib.suppress(UserError):
         return job.is_done()

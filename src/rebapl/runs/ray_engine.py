@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rebapl.errors import UserError
-from rebapl.runs.jobs import Failure, Job, record_failure
+from rebapl.runs.jobs import Failure, record_failure
 from rebapl.runs.remote import RemoteEngine, perform_text, read_failure
+from rebapl.runs.work import Work
 
 GRACE_SECONDS = 30.0
 """How long runs may take to write their checkpoints when the driver is interrupted."""
@@ -31,7 +32,7 @@ class RayEngine(RemoteEngine[Any]):
         super().__init__(cpus_per_run, gpus_per_run or 0.0)
         self.address = address or os.environ.get("RAY_ADDRESS") or "local"
         self._gpus_given = gpus_per_run is not None
-        self._jobs: dict[Any, Job] = {}
+        self._jobs: dict[Any, Work] = {}
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[None]:
@@ -62,7 +63,7 @@ class RayEngine(RemoteEngine[Any]):
                 "or --gpus-per-run"
             )
 
-    def _submit(self, jobs: Sequence[tuple[Job, str]]) -> list[Any]:
+    def _submit(self, jobs: Sequence[tuple[Work, str]]) -> list[Any]:
         task = (
             _ray()
             .remote(perform_text)
@@ -90,7 +91,7 @@ class RayEngine(RemoteEngine[Any]):
             return record_failure(job, "error", _line(error), str(error))
         except ray.exceptions.RayError as error:
             return record_failure(
-                job, "worker died", f"the process or machine of the run was lost ({_line(error)})", str(error)
+                job, "worker died", f"the process or machine of the {job.noun} was lost ({_line(error)})", str(error)
             )
 
     def _cancel(self, handles: Sequence[Any]) -> None:

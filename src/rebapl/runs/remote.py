@@ -26,7 +26,6 @@ from rebapl.runs.jobs import (
     ATTEMPTS,
     Ended,
     Failure,
-    Job,
     OnEvent,
     Outcome,
     Retried,
@@ -37,8 +36,10 @@ from rebapl.runs.jobs import (
     is_done_already,
     outcome_of,
     perform,
+    work_from_json,
 )
 from rebapl.runs.progress import ProgressFile, Reached, read_progress
+from rebapl.runs.work import Work
 
 LOOK_SECONDS = 1.0
 """How often the driver looks how far the runs are."""
@@ -55,7 +56,7 @@ _load = KeptBackbone()
 class Attempt:
     """An attempt at a job that the system has taken: which one, since when, and what was last seen of it."""
 
-    job: Job
+    job: Work
     number: int
     start: float
     seen: Reached | None
@@ -77,10 +78,10 @@ class RemoteEngine(ABC, Generic[Handle]):
             raise UserError(f"--gpus-per-run is {gpus_per_run:g}: give a share of one GPU, or a whole number")
         self.cpus_per_run, self.gpus_per_run = cpus_per_run, gpus_per_run
 
-    def run(self, jobs: Sequence[Job], on_event: OnEvent | None = None) -> Iterator[Outcome]:
+    def run(self, jobs: Sequence[Work], on_event: OnEvent | None = None) -> Iterator[Outcome]:
         """Do the jobs and give the outcome of each as it ends, see `Engine`."""
         emit = on_event or ignore
-        missing: list[Job] = []
+        missing: list[Work] = []
         for job in jobs:
             if is_done_already(job):
                 yield ended(Outcome(job, "done"), emit)
@@ -90,7 +91,7 @@ class RemoteEngine(ABC, Generic[Handle]):
             with self._connected():
                 yield from self._hand_out(missing, emit)
 
-    def _hand_out(self, jobs: Sequence[Job], emit: OnEvent) -> Iterator[Outcome]:
+    def _hand_out(self, jobs: Sequence[Work], emit: OnEvent) -> Iterator[Outcome]:
         waiting = deque((job, 1) for job in jobs)
         active: dict[Handle, Attempt] = {}
         try:
@@ -114,11 +115,11 @@ class RemoteEngine(ABC, Generic[Handle]):
             raise
 
     def _submit_free(
-        self, waiting: deque[tuple[Job, int]], active: dict[Handle, Attempt]
+        self, waiting: deque[tuple[Work, int]], active: dict[Handle, Attempt]
     ) -> Iterator[tuple[Handle, Attempt]]:
         """Hand over all jobs but those whose folder another one is at work in."""
         taken = {attempt.job.folder for attempt in active.values()}
-        chosen: list[tuple[Job, int]] = []
+        chosen: list[tuple[Work, int]] = []
         for _ in range(len(waiting)):
             job, number = waiting.popleft()
             if job.folder in taken:
@@ -131,22 +132,21 @@ class RemoteEngine(ABC, Generic[Handle]):
             left = read_progress(job.folder)  # by a process that was killed
             yield handle, Attempt(job, number, time.monotonic(), left)
 
-    def _text(self, job: Job) -> str:
+    def _text(self, job: Work) -> str:
         """What travels: the job, and what the process that does it needs to know."""
-        root = None if job.root is None else job.root.absolute()
-        there = dataclasses.replace(job, folder=job.folder.absolute(), root=root)
         environment = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
         if "REBAPL_DATA" in environment:
             environment["REBAPL_DATA"] = str(Path(environment["REBAPL_DATA"]).absolute())
         device, threads = "cuda" if self.gpus_per_run else "cpu", max(1, int(self.cpus_per_run))
-        return json.dumps({"job": there.as_json(), "environment": environment, "device": device, "threads": threads})
+        content = {"job": job.absolute().as_json(), "environment": environment, "device": device, "threads": threads}
+        return json.dumps(content)
 
     @abstractmethod
     def _connected(self) -> AbstractContextManager[Any]:
         """Within `with`, jobs can be handed to the system."""
 
     @abstractmethod
-    def _submit(self, jobs: Sequence[tuple[Job, str]]) -> list[Handle]:
+    def _submit(self, jobs: Sequence[tuple[Work, str]]) -> list[Handle]:
         """Hand over jobs, each with its text for `perform_text`."""
 
     @abstractmethod
@@ -163,7 +163,7 @@ def perform_text(text: str) -> str:
     given = json.loads(text)
     os.environ.update(given["environment"])
     torch.set_num_threads(given["threads"])
-    job = Job.from_json(given["job"])
+    job = work_from_json(given["job"])
     with ProgressFile(job.folder) as progress:
         failure = perform(job, given["device"], _load, progress.moved)
     return json.dumps(None if failure is None else failure.as_json())

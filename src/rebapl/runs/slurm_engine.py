@@ -11,8 +11,9 @@ from typing import Any
 
 from rebapl.errors import UserError
 from rebapl.files import read_json, write_atomically, write_json
-from rebapl.runs.jobs import Failure, Job, record_failure
+from rebapl.runs.jobs import Failure, record_failure
 from rebapl.runs.remote import RemoteEngine, perform_text, read_failure
+from rebapl.runs.work import Work
 
 FOLDER = ".slurm"
 """The folder beside the runs that holds what submitit writes, and which job of SLURM does which run."""
@@ -65,10 +66,10 @@ class SlurmEngine(RemoteEngine[Any]):
                 f"there is no SLURM on this machine ({error}): start the command where sbatch is"
             ) from error
         self._executor.update_parameters(**self.parameters)
-        self._jobs: dict[str, tuple[Any, Job]] = {}
+        self._jobs: dict[str, tuple[Any, Work]] = {}
         yield
 
-    def _submit(self, jobs: Sequence[tuple[Job, str]]) -> list[str]:
+    def _submit(self, jobs: Sequence[tuple[Work, str]]) -> list[str]:
         found = {job.folder: self._still_there(job) for job, _ in jobs}
         new = [(job, text) for job, text in jobs if found[job.folder] is None]
         for job, _ in new:
@@ -102,7 +103,7 @@ class SlurmEngine(RemoteEngine[Any]):
             answer.unlink()
             return read_failure(text)
         state = str(theirs.state)
-        message = f"job {handle} ended as {state} before the run did; its output is in {theirs.paths.stderr}"
+        message = f"job {handle} ended as {state} before the {job.noun} did; its output is in {theirs.paths.stderr}"
         return record_failure(job, "out of memory" if "MEMORY" in state else "worker died", message, message)
 
     def _cancel(self, handles: Sequence[str]) -> None:
@@ -112,7 +113,7 @@ class SlurmEngine(RemoteEngine[Any]):
                 theirs.cancel()
             self._record(job).unlink(missing_ok=True)
 
-    def _still_there(self, job: Job) -> Any:
+    def _still_there(self, job: Work) -> Any:
         """The job of SLURM that an earlier driver has made of this run, if it is not over."""
         record = self._record(job)
         if self.cluster != "slurm" or not record.exists():
@@ -121,10 +122,10 @@ class SlurmEngine(RemoteEngine[Any]):
         theirs = submitit.SlurmJob(self.folder / "%j", str(read_json(record, "a record of a job").get("job")))
         return None if theirs.done(force_check=True) else theirs
 
-    def _record(self, job: Job) -> Path:
+    def _record(self, job: Work) -> Path:
         return self.folder / f"{job.folder.name}.json"
 
-    def _answer(self, job: Job) -> Path:
+    def _answer(self, job: Work) -> Path:
         return self.folder / f"{job.folder.name}.answer"
 
 
