@@ -346,7 +346,7 @@ def test_an_interruption_says_what_is_answered_and_how_to_go_on(
     [
         (["--jobs", 2], "an engine writes shards into a folder: name it with --out"),
         (["--device", "cpu,cpu", "--out", "x.parquet"], r"--out x\.parquet is a file, and an engine writes shards"),
-        (["--engine", "local", "--out", "{images}"], "holds something else, and no about.json says"),
+        (["--engine", "local", "--out", "{images}"], "holds something else, and no _about.json says"),
         (
             ["--engine", "local", "--out", "answers", "--format", "csv"],
             "--format csv: an engine writes shards as Parquet",

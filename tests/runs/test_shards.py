@@ -69,15 +69,16 @@ def test_a_killed_worker_costs_its_shard_only(
     assert {event.device for event in kills.events if isinstance(event, Started)} == {"cpu", "cpu:0"}
     written = conclude(out, shards)
     pandas.testing.assert_frame_equal(rows_of(out), expected, rtol=1e-5, atol=1e-6)
+    assert len(pandas.read_parquet(out)) == len(expected), "the folder can be read as one table"
     assert [Path(name).name for name, _ in written.broken] == [BROKEN]
     assert sorted(path.name for path in out.iterdir()) == [
         ".images.jsonl",
-        "about.json",
+        "_about.json",
         "shard-000000.parquet",
         "shard-000001.parquet",
         "shard-000002.parquet",
     ]
-    about = json.loads((out / "about.json").read_text())
+    about = json.loads((out / "_about.json").read_text())
     assert (about["images"], about["rows"], about["cannot_be_read"], about["shard"]) == (100, 100, 1, 40)
 
 
@@ -90,7 +91,7 @@ def test_only_what_is_missing_or_damaged_is_done(
     shards = small_shards(run, names, out, size=3)
     next(iter(engine.run(shards)))
     assert [shard.is_done() for shard in shards] == [True, False, False]
-    assert conclude(out, shards).rows == json.loads((out / "about.json").read_text())["rows"] == 3
+    assert conclude(out, shards).rows == json.loads((out / "_about.json").read_text())["rows"] == 3
     again = small_shards(run, names, out, size=3)
     monkeypatch.chdir(tmp_path)
     assert [outcome.attempts for outcome in engine.run(again)] == [0, 1, 1]

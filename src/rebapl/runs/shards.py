@@ -1,7 +1,7 @@
 """Answers for many images in a folder of Parquet files, each of which is a piece of work by itself: a shard.
 
     shard-000000.parquet, shard-000001.parquet, …    the answers, each file written whole or not at all
-    about.json                                       what the answers are made with, and how many rows there are
+    _about.json                                      what the answers are made with, and how many rows there are
     .images.jsonl                                    the images in their order, a JSON text per line
     .work/                                           how far shards are, and tracebacks; removed when all are done
 
@@ -31,7 +31,7 @@ from rebapl.runs.folder import ERROR, load_trained
 from rebapl.runs.work import Work
 from rebapl.training.keeping import Progress
 
-ABOUT, IMAGES, WORK = "about.json", ".images.jsonl", ".work"
+ABOUT, IMAGES, WORK = "_about.json", ".images.jsonl", ".work"
 
 SIZE = 2048
 """Images in a shard: minutes of work, which is what a lost process costs at most."""
@@ -198,7 +198,7 @@ class Written:
 
 
 def conclude(out: Path, shards: Sequence[Shard]) -> Written:
-    """Count what is written and note it in `about.json`. If that is all, what the work has left behind is removed."""
+    """Count what is written and note it in `_about.json`. If that is all, what the work has left behind is removed."""
     parquet, rows, broken = import_parquet(), 0, []
     done = [shard for shard in shards if shard.is_done()]
     for shard in done:
