@@ -41,6 +41,6 @@ def test_the_best_of_each_column_is_marked() -> None:
 
 
 def test_the_figure_shows_every_method_of_every_task(tmp_path: Path) -> None:
-    small = base_novel_figure([row("a", 80.0, 0.5)], tmp_path / "small.png")
-    large = base_novel_figure([row(name, 80.0, 0.5) for name in "abcdef"], tmp_path / "large.png")
+    small = base_novel_figure([row("a", 80.0, 0.5)], tmp_path / "small.png", "one seed")
+    large = base_novel_figure([row(name, 80.0, 0.5) for name in "abcdef"], tmp_path / "large.png", "one seed")
     assert Image.open(large).size[1] > Image.open(small).size[1]
