@@ -26,7 +26,8 @@ def paths(nav: Any) -> list[str]:
 
 def test_every_page_is_in_the_navigation_once_and_exists() -> None:
     pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
-    assert sorted(paths(CONFIG["nav"])) == sorted([*pages, *site_hooks.PAGES])
+    notebooks = [f"notebooks/{path.stem}.md" for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")]
+    assert sorted(paths(CONFIG["nav"])) == sorted([*pages, *notebooks, *site_hooks.PAGES])
 
 
 @pytest.mark.parametrize("page", [*(ROOT / "docs").rglob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"])
@@ -49,6 +50,7 @@ def test_links_of_the_site() -> None:
     assert doctest.testmod(site_hooks).failed == 0
     fenced = "```\n[a](../CONTRIBUTING.md)\n```"
     assert site_hooks.for_the_site(fenced, "data.md") == fenced
+    assert site_hooks.for_the_site("[a](notebooks/photos.ipynb)", "index.md") == "[a](notebooks/photos.md)"
     nowhere = "[a](../nowhere.md)"
     assert site_hooks.for_the_site(nowhere, "data.md") == nowhere, "for mkdocs to refuse"
     assert site_hooks.for_the_site("[a](../data.md#x)", "mini-suite/README.md") == "[a](../data.md#x)"
@@ -78,4 +80,5 @@ def test_it_is_built_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     loaded = r"<(?:script|img|iframe)[^>]*\ssrc=\"?(?:https?:)?//|<link[^>]*stylesheet[^>]*href=\"?(?:https?:)?//"
     for page in pages:
         assert not re.search(loaded, page.read_text(encoding="utf-8")), page
+    assert "exactly 0.951" in (tmp_path / "notebooks/samplers.html").read_text(encoding="utf-8")
     assert 'id="rebapl.fit"' in (tmp_path / "api.html").read_text(encoding="utf-8")

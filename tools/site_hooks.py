@@ -3,7 +3,7 @@
 The pages are read on the site and as files of the repository, and a link must work in both. On the site there is only
 what lies in `docs`. So here, and nowhere else,
 
-* CONTRIBUTING.md, SECURITY.md and CHANGELOG.md become pages of the site;
+* CONTRIBUTING.md, SECURITY.md and CHANGELOG.md become pages of the site, and so do the notebooks;
 * a link to one of them, or from one of them, leads to the page on the site;
 * a link to any other file of the repository becomes its text with the path of the file;
 * a link to nothing stays as it is, and `mkdocs build --strict` refuses it.
@@ -11,6 +11,7 @@ what lies in `docs`. So here, and nowhere else,
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -20,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 PAGES = {"contributing.md": "CONTRIBUTING.md", "security.md": "SECURITY.md", "changes.md": "CHANGELOG.md"}
 """The pages of the site that lie beside `docs`, and the files that they are."""
+
+NOTEBOOKS = sorted(DOCS.rglob("*.ipynb"))
 
 _FENCED = re.compile(r"^[ ]*```.*?^[ ]*```", flags=re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
@@ -31,6 +34,9 @@ def on_files(files: Any, config: Any) -> Any:
 
     for page, source in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    for path in NOTEBOOKS:
+        content = as_markdown(json.loads(path.read_text(encoding="utf-8")))
+        files.append(File.generated(config, _page_of(path), content=content))
     return files
 
 
@@ -60,7 +66,7 @@ def _led(link: re.Match[str], page: str) -> str:
     text, path, anchor = link.group(1), link.group(2), link.group(3) or ""
     source = ROOT / PAGES[page] if page in PAGES else DOCS / page
     target = Path(os.path.normpath(source.parent / path))
-    beside = {ROOT / file: name for name, file in PAGES.items()}
+    beside = {ROOT / file: name for name, file in PAGES.items()} | {path: _page_of(path) for path in NOTEBOOKS}
     on_site = beside.get(target) or (target.relative_to(DOCS).as_posix() if target.is_relative_to(DOCS) else None)
     if on_site is not None:
         return f"[{text}]({os.path.relpath(on_site, Path(page).parent)}{anchor})"
@@ -68,3 +74,21 @@ def _led(link: re.Match[str], page: str) -> str:
         return link.group()
     shown = target.relative_to(ROOT).as_posix()
     return text if shown in text else f"{text} (`{shown}`)"
+
+
+def as_markdown(notebook: dict[str, Any]) -> str:
+    """A notebook as a page: its prose, its code, and what the cells printed and drew."""
+    parts = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            if output["output_type"] == "stream":
+                parts.append(f"```text\n{''.join(output['text'])}```")
+            else:
+                parts.append(f"![what the cell above draws](data:image/png;base64,{output['data']['image/png']})")
+    return "\n\n".join(parts) + "\n"
+
+
+def _page_of(notebook: Path) -> str:
+    return notebook.relative_to(DOCS).with_suffix(".md").as_posix()
