@@ -5,14 +5,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
+DOCS := $(VENV)/.docs
 
-.PHONY: demo test soak lint format clean FORCE
+.PHONY: demo test docs soak lint format clean FORCE
 
 demo: $(CORE)
 	$(BIN)/rebapl demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# The documentation as a site, in the folder `site`; open site/index.html. Broken links and anchors stop it.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 # A thousand tiny runs through the local pool and through Ray: half an hour. The record goes to docs/benchmarks.
 soak: $(DEV)
@@ -28,7 +33,7 @@ format: $(DEV)
 	$(BIN)/ruff format
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache demo
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache demo site
 
 WHICH := -c 'import sys; print(sys.version.split()[0], sys.base_prefix); sys.exit(sys.version_info < (3, 10))'
 
@@ -55,4 +60,9 @@ $(CORE): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 $(DEV): $(CORE)
 	@echo "Installing the tools for tests into $(VENV)"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+$(DOCS): $(CORE)
+	@echo "Installing the tools for the documentation into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	@touch $@

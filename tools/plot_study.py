@@ -51,10 +51,9 @@ def plot(records: list[dict[str, Any]], out: Path) -> None:
             if score == "hm":
                 axes.set_title(title, fontsize=10)
         row[len(columns) // 2].set_xlabel(f"{label} ({'more' if score == 'hm' else 'less'} is better)")
-    figure.suptitle(
-        "MaPLe and MMRL: difference to the ensemble (mle has a third of its epochs); bars: one standard error",
-        fontsize=11,
-    )
+    seeds = len({each["seed"] for each in records})
+    about = "MaPLe and MMRL: difference to the ensemble (mle has a third of its epochs)"
+    figure.suptitle(f"{about}; bars: one standard error over {seeds} seeds", fontsize=11)
     save_figure(figure, out, dpi=130)
 
 

@@ -41,6 +41,18 @@ def test_the_best_of_each_column_is_marked() -> None:
 
 
 def test_the_figure_shows_every_method_of_every_task(tmp_path: Path) -> None:
-    small = base_novel_figure([row("a", 80.0, 0.5)], tmp_path / "small.png")
-    large = base_novel_figure([row(name, 80.0, 0.5) for name in "abcdef"], tmp_path / "large.png")
+    small = base_novel_figure([row("a", 80.0, 0.5)], tmp_path / "small.png", "one seed")
+    large = base_novel_figure([row(name, 80.0, 0.5) for name in "abcdef"], tmp_path / "large.png", "one seed")
     assert Image.open(large).size[1] > Image.open(small).size[1]
+
+
+def test_points_that_coincide_are_both_seen(tmp_path: Path) -> None:
+    """Base and novel at 70 %: each colour covers as much of the picture as where they lie apart."""
+    areas = {}
+    for base in (70.0, 80.0):
+        picture = Image.open(base_novel_figure([row("a", base, 0.5)], tmp_path / f"{base:g}.png", "one seed"))
+        colours = picture.convert("RGB").getcolors(picture.width * picture.height)
+        assert colours is not None
+        areas[base] = [sum(n for n, seen in colours if seen == colour) for colour in ((0, 114, 178), (230, 159, 0))]
+    assert areas[70.0] == pytest.approx(areas[80.0], rel=0.15)
+    assert min(areas[70.0]) > 100

@@ -14,12 +14,19 @@ from rebapl.reports.base_novel import MethodScores, by_task
 from rebapl.reports.style import BLACK, BLUE, GREEN, GREY, ORANGE, bare_axes, save_figure
 from rebapl.runs.results import DiversityRecord
 
+ASIDE = 0.14
+"""How far the points of base and novel lie above and below the middle of their row, whose height is 1."""
+
 NUMBERED = 12
 """A heat map of at most so many samples has its numbers written in its cells."""
 
 
-def base_novel_figure(rows: Sequence[MethodScores], path: Path) -> Path:
-    """A panel per task: accuracy on base and novel classes with their harmonic mean, and the calibration error."""
+def base_novel_figure(rows: Sequence[MethodScores], path: Path, note: str) -> Path:
+    """A panel per task: accuracy on base and novel classes with their harmonic mean, and the calibration error.
+
+    In each row base is a little higher than novel, so that both are seen where they are equal. `note` says what the
+    numbers are of.
+    """
     groups = by_task(rows)
     methods = max(len(group) for group in groups.values())
     figure = Figure(figsize=(8, 1.1 + len(groups) * (0.55 + 0.32 * methods)), layout="constrained")
@@ -28,10 +35,10 @@ def base_novel_figure(rows: Sequence[MethodScores], path: Path) -> Path:
         heights = range(len(group) - 1, -1, -1)
         for height, row in zip(heights, group, strict=True):
             base, novel, hm, ece = (row.scores[name] for name in ("base", "novel", "hm", "ece"))
-            accuracy.plot([novel, base], [height, height], color=GREY, linewidth=2, zorder=1)
-            accuracy.scatter(base, height, color=BLUE, s=45, zorder=2, label="base")
-            accuracy.scatter(novel, height, color=ORANGE, s=45, marker="s", zorder=2, label="novel")
-            accuracy.scatter(hm, height, color=BLACK, s=90, marker="|", zorder=3, label="harmonic mean")
+            accuracy.plot([novel, base], [height - ASIDE, height + ASIDE], color=GREY, linewidth=2, zorder=1)
+            accuracy.scatter(base, height + ASIDE, color=BLUE, s=45, zorder=2, label="base")
+            accuracy.scatter(novel, height - ASIDE, color=ORANGE, s=45, marker="s", zorder=2, label="novel")
+            accuracy.scatter(hm, height, color=BLACK, s=260, marker="|", zorder=1, label="harmonic mean")
             error.barh(height, ece, color=GREEN, height=0.6)
             offset = {"xytext": (3, 0), "textcoords": "offset points"}
             error.annotate(f"{ece:.1f}", (ece, height), **offset, va="center", fontsize=8)
@@ -47,6 +54,7 @@ def base_novel_figure(rows: Sequence[MethodScores], path: Path) -> Path:
     axes[-1][1].set_xlabel("calibration error (%)")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles[:3], labels[:3], loc="outside upper right", ncols=3, frameon=False)
+    figure.supxlabel(note, fontsize=8)
     return save_figure(figure, path)
 
 
@@ -59,7 +67,7 @@ def diversity_figure(record: DiversityRecord, path: Path) -> Path:
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     for axes, (matrix, title, form) in zip(figure.subplots(1, 2), panels, strict=True):
         picture = heat_map(axes, matrix, form, dark_up_to=matrix.max() / 2, ticks=NUMBERED, numbered=NUMBERED)
-        figure.colorbar(picture, ax=axes, shrink=0.85)
+        figure.colorbar(picture, ax=axes, shrink=0.85, label=title)
         axes.set_title(f"{title}, {record.images} test images", fontsize=9)
         axes.set_xlabel("sample")
         axes.set_ylabel("sample")

@@ -92,12 +92,12 @@ def overfitting(context: Context) -> Product:
         for label, count, ours, of_paper in zip(labels, shown, scores, theirs, strict=True)
     ]
     mark_columns(rows, 2, len(columns) // 3)
-    title = f"Overfitting on {printed(data)}, accuracy in %"
+    title = f"Maximum likelihood trained longer, and ReBaPL, on {printed(data)}, accuracy in %"
     table = Table(
         title, ["method", "epochs", *columns], rows, context.notes(seeds_note(suite.seeds)), [("", 2), *groups]
     )
     names = [f"{label}\n{count} epochs" for label, count in zip(labels, shown, strict=True)]
-    figure = study_figures.overfitting(names, scores, printed(data))
+    figure = study_figures.overfitting(names, scores, printed(data), suite.seeds)
     against = opposites(
         {name: of["hm"] for name, of in zip(OVERFITTING, scores, strict=True)},
         {name: of["hm"] for name, of in zip(OVERFITTING, theirs, strict=True)},
@@ -150,7 +150,7 @@ def xi(context: Context) -> Product:
     title = f"Strength ξ and reference images n of the repulsion: MaPLe + ReBaPL on {printed(data)}, accuracy in %"
     columns = ["distance", "n", "ξ", "base", "novel", "HM"]
     table = Table(title, columns, rows, context.notes(seeds_note(seeds)), rules=rules, merged=2)
-    figure = study_figures.strengths(scores, baseline["hm"], printed(data))
+    figure = study_figures.strengths(scores, baseline["hm"], printed(data), seeds)
     return Product({"xi": table}, {"xi": figure}, {"scores": found})
 
 
@@ -184,7 +184,11 @@ def cycles(context: Context) -> Product:
     title = f"Number of cycles C: MaPLe + ReBaPL on {printed(data)}, accuracy in %"
     table = Table(title, columns, rows, context.notes(*notes), rules=rules)
     figure = study_figures.cycles(
-        {count: ours["hm"] for count, ours in scores.items()}, baseline["hm"], printed(data), text if compared else None
+        {count: ours["hm"] for count, ours in scores.items()},
+        baseline["hm"],
+        printed(data),
+        suite.seeds,
+        text if compared else None,
     )
     stored = {str(count): [of_seed[count] for of_seed in per_seed] for count in suite.cycles}
     first, last = min(suite.cycles), max(suite.cycles)
@@ -259,7 +263,8 @@ def diversity(context: Context) -> Product:
     columns = ["MaPLe + ReBaPL", "mean Wasserstein-2", "different answers, %", "effective samples"]
     notes = [f"Over {images} test images of the base classes, pairs of different samples.", seeds_note(suite.seeds)]
     table = Table(f"Diversity of the samples on {printed(data)}", columns, rows, context.notes(*notes))
-    figure = study_figures.heat_maps({label: record.distance for label, record in first.items()}, printed(data), images)
+    matrices = {label: record.distance for label, record in first.items()}
+    figure = study_figures.heat_maps(matrices, printed(data), images, suite.seeds[0])
     with_it, without = (statistics.fmean(each["mean_distance"] for each in records) for records in stored.values())
     against = []
     if with_it < without:

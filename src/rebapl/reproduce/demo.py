@@ -48,5 +48,6 @@ def run_demo(
             rows.append(MethodScores(name, choice.label, base_novel_scores(parts["base"], parts["novel"]), seconds))
     write_json(out / "results.json", [row._asdict() for row in rows])
     write_atomically(out / "table.md", base_novel_markdown(rows))
-    base_novel_figure(rows, out / "figure.png")
+    note = f"{SHOTS} images per class, one seed, {TEST_IMAGES} test images per half of the classes"
+    base_novel_figure(rows, out / "figure.png", note)
     return rows

@@ -36,7 +36,9 @@ def distance_name(metric: str) -> str:
     return {"mmd": "MMD", "wasserstein": "Wasserstein", "sinkhorn": "Sinkhorn"}.get(metric, metric)
 
 
-def strengths(scores: Mapping[tuple[str, int, float], Mapping[str, Cell]], baseline: Cell, data: str) -> Figure:
+def strengths(
+    scores: Mapping[tuple[str, int, float], Mapping[str, Cell]], baseline: Cell, data: str, seeds: Sequence[int]
+) -> Figure:
     """Harmonic mean against ξ: a panel per distance, a line per number of reference images."""
     metrics = list(dict.fromkeys(metric for metric, _, _ in scores))
     counts = list(dict.fromkeys(count for _, count, _ in scores))
@@ -46,13 +48,13 @@ def strengths(scores: Mapping[tuple[str, int, float], Mapping[str, Cell]], basel
         panels = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
         for axes, metric in zip(panels, metrics, strict=True):
             for index, count in enumerate(counts):
-                aside = [x * 10 ** (0.04 * (index - (len(counts) - 1) / 2)) for x in values]  # points that coincide
+                aside = [x * 10 ** (0.1 * (index - (len(counts) - 1) / 2)) for x in values]  # points that coincide
                 _line(axes, aside, [scores[metric, count, x]["hm"] for x in values], line_style(index), f"$n={count}$")
             _dashed(axes, baseline, "MaPLe")
             axes.set_xscale("log")
             axes.xaxis.set_major_locator(FixedLocator(values))
             axes.xaxis.set_minor_locator(NullLocator())
-            axes.set_title(f"{distance_name(metric)}, {data}", loc="left")
+            axes.set_title(f"{distance_name(metric)}, {data}; {_spread(seeds)}", loc="left")
             _plain(axes, r"repulsion strength $\xi$")
         panels[0].set_ylabel("harmonic mean (%)")
         handles, labels = panels[0].get_legend_handles_labels()
@@ -60,7 +62,9 @@ def strengths(scores: Mapping[tuple[str, int, float], Mapping[str, Cell]], basel
     return figure
 
 
-def cycles(ours: Mapping[int, Cell], baseline: Cell, data: str, paper: Mapping[str, Any] | None = None) -> Figure:
+def cycles(
+    ours: Mapping[int, Cell], baseline: Cell, data: str, seeds: Sequence[int], paper: Mapping[str, Any] | None = None
+) -> Figure:
     """Harmonic mean against the number of cycles, over the dashed line of MaPLe; with the paper's numbers, if given."""
     with rc_context(PAPER_FONTS):
         figure = Figure(figsize=(COLUMN, 2.5), layout="constrained")
@@ -70,14 +74,14 @@ def cycles(ours: Mapping[int, Cell], baseline: Cell, data: str, paper: Mapping[s
         if paper is not None:
             points = {int(count): value for count, value in paper["hm"].items()}
             axes.plot(list(points), list(points.values()), "D", color="white", mec=VERMILION, ms=5, label="paper, ≈")
-        axes.set_title(data, loc="left")
+        axes.set_title(f"{data}; {_spread(seeds)}", loc="left")
         axes.xaxis.set_major_locator(FixedLocator(list(ours)))
         _plain(axes, "number of cycles $C$", "harmonic mean (%)")
         axes.legend(frameon=False, loc="best")
     return figure
 
 
-def overfitting(names: Sequence[str], scores: Sequence[Mapping[str, Cell]], data: str) -> Figure:
+def overfitting(names: Sequence[str], scores: Sequence[Mapping[str, Cell]], data: str, seeds: Sequence[int]) -> Figure:
     """Base, novel and their harmonic mean, a point each per way of training."""
     parts = (("base", BLUE, "o"), ("novel", ORANGE, "s"), ("hm", BLACK, "D"))
     with rc_context(PAPER_FONTS):
@@ -99,14 +103,14 @@ def overfitting(names: Sequence[str], scores: Sequence[Mapping[str, Cell]], data
         axes.set_xticks(middles, names)
         axes.set_xlim(-0.5, len(names) - 0.4)
         axes.margins(y=0.12)
-        axes.set_title(data, loc="left")
+        axes.set_title(f"{data}; {_spread(seeds)}", loc="left")
         _plain(axes, y="accuracy (%)")
         figure.legend(loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
-def heat_maps(matrices: Mapping[str, Sequence[Sequence[float]]], data: str, images: int) -> Figure:
-    """Distances between the samples of each cycle, side by side on one colour scale."""
+def heat_maps(matrices: Mapping[str, Sequence[Sequence[float]]], data: str, images: int, seed: int) -> Figure:
+    """Distances between the samples of each cycle in the run of one seed, side by side on one colour scale."""
     arrays = {label: np.array(matrix) for label, matrix in matrices.items()}
     highest = max(array.max() for array in arrays.values()) or 1.0
     with rc_context(PAPER_FONTS):
@@ -118,7 +122,8 @@ def heat_maps(matrices: Mapping[str, Sequence[Sequence[float]]], data: str, imag
             axes.set_title(f"({letter}) {label}: mean {pairs:.3f}", loc="left")
             axes.set_xlabel("cycle")
         panels[0].set_ylabel("cycle")
-        figure.colorbar(picture, ax=list(panels), shrink=0.9, label=f"Wasserstein-2, {images} images of {data}")
+        label = f"Wasserstein-2, {images} images of {data}, seed {seed}"
+        figure.colorbar(picture, ax=list(panels), shrink=0.9, label=label)
     return figure
 
 
@@ -139,13 +144,13 @@ def overhead(milliseconds: Mapping[str, Mapping[int, float]], paper: Mapping[str
         axes.xaxis.set_major_locator(FixedLocator(counts))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        _plain(axes, "points $n$ in each cloud", "milliseconds")
+        _plain(axes, "points $n$ in each cloud", "milliseconds per comparison\nof two clouds")
         figure.legend(loc="outside right center", frameon=False)
     return figure
 
 
-def latency(milliseconds: Mapping[str, Mapping[int, float]], paper: Mapping[int, float]) -> Figure:
-    """Time of one prediction against the number of cycles; the paper's times, on four L4, are dotted."""
+def latency(milliseconds: Mapping[str, Mapping[int, float]], images: int, paper: Mapping[int, float]) -> Figure:
+    """Time of one prediction of so many images against the number of cycles; the paper's, on four L4, are dotted."""
     with rc_context(PAPER_FONTS):
         figure = Figure(figsize=(COLUMN * 1.3, 2.5), layout="constrained")
         axes = figure.subplots()
@@ -157,9 +162,14 @@ def latency(milliseconds: Mapping[str, Mapping[int, float]], paper: Mapping[int,
             axes.plot(list(paper), list(paper.values()), ":", color=BLACK, lw=1.2, label="paper, 4 × L4")
         axes.set_ylim(bottom=0)
         axes.xaxis.set_major_locator(FixedLocator(counts))
-        _plain(axes, "number of cycles $C$", "milliseconds")
+        _plain(axes, "number of cycles $C$", f"milliseconds per prediction\nof {images} images")
         axes.legend(frameon=False)
     return figure
+
+
+def _spread(seeds: Sequence[int]) -> str:
+    """What the bars of a figure over these seeds are."""
+    return "one seed" if len(seeds) == 1 else f"bars: ± standard deviation of {len(seeds)} seeds"
 
 
 def _line(

@@ -148,7 +148,7 @@ def latency(context: Context) -> Product:
     table = Table("Milliseconds of a prediction with MaPLe + ReBaPL", columns, rows, context.notes(*notes))
     means = {title: {count: statistics.fmean(of[count]) for count in of} for title, of in times.items()}
     theirs_by_c = {int(c): row[1] for c, row in paper()["tables"]["latency"]["rows"].items()} if compared else {}
-    figure = study_figures.latency(means, theirs_by_c)
+    figure = study_figures.latency(means, len(views), theirs_by_c)
     return Product({"latency": table}, {"latency": figure}, {"milliseconds": times})
 
 

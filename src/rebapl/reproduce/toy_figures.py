@@ -35,11 +35,12 @@ HIGH_IS_DARK = _light("Oranges", 0.0, 0.75)
 
 def fields(density: Potential, repulsion: Potential, strength: float, stored: Tensor, means: Tensor) -> Figure:
     """(a) U, (b) V around the stored sample, (c) U + strength·V; arrows are the drift, minus the gradient."""
-    panels: list[tuple[str, Potential, Any, np.ndarray]] = [
-        (r"(a) $U=-\log p$ and its drift $-\nabla U$", density, LOW_IS_DARK, np.arange(1, 14)),
-        (r"(b) $V$ and the force $F=-\nabla V$", repulsion, HIGH_IS_DARK, np.linspace(0, 1, 11)),
+    panels: list[tuple[str, str, Potential, Any, np.ndarray]] = [
+        (r"(a) $U=-\log p$ and its drift $-\nabla U$", "$U$", density, LOW_IS_DARK, np.arange(1, 14)),
+        (r"(b) $V$ and the force $F=-\nabla V$", "$V$", repulsion, HIGH_IS_DARK, np.linspace(0, 1, 11)),
         (
             rf"(c) $U+\xi V$ and its drift, $\xi={strength:g}$",
+            r"$U+\xi V$",
             lambda theta: density(theta) + strength * repulsion(theta),
             LOW_IS_DARK,
             np.arange(4, 41, 3),
@@ -47,13 +48,16 @@ def fields(density: Potential, repulsion: Potential, strength: float, stored: Te
     ]
     with rc_context(PAPER_FONTS):
         figure = Figure(figsize=(BOTH_COLUMNS, 2.7), layout="constrained")
-        for axes, (title, potential, colours, levels) in zip(figure.subplots(1, 3, sharey=True), panels, strict=True):
+        for axes, (title, height, potential, colours, levels) in zip(
+            figure.subplots(1, 3, sharey=True), panels, strict=True
+        ):
             filled = _background(axes, potential, colours, levels, NEAR)
             _arrows(axes, potential, NEAR)
             axes.plot(*means.T.numpy(), "x", color=BLACK, ms=5, mew=1.4, label=r"modes $\mu_1$, $\mu_2$ of the target")
             _star(axes, stored)
             _plane(axes, title, NEAR)
             bar = figure.colorbar(filled, ax=axes, location="bottom", aspect=30, pad=0.03, ticks=levels[::3])
+            bar.set_label(height)
             bar.ax.tick_params(width=0.5)
             bar.ax.spines["outline"].set_linewidth(0.5)
         figure.axes[0].set_ylabel(r"$\theta_2$")
