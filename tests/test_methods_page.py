@@ -25,7 +25,7 @@ def cells(name: str) -> list[str]:
 def recipe_of(method: str) -> str:
     if method == "zero-shot":
         return "–"
-    _, recipe = published(method, "base-to-novel", "eurosat", 16)
+    _, recipe = published(method, "base-to-novel", "digits", 16)
     optimizer = {"sgd": "SGD", "adamw": "AdamW"}[recipe.optimizer]
     return f"{optimizer}, {recipe.lr:g}, {recipe.epochs}, {recipe.batch}"
 
