@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn_folder import coloured_squares
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -451,13 +452,7 @@ def test_the_lock_of_another_machine_holds_while_that_machine_is_alive(
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    for split, count in (("train", 2), ("val", 1), ("test", 2)):
-        for name, colour in (("red square", "red"), ("blue square", "blue")):
-            folder = tmp_path / "photos" / split / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                Image.new("RGB", (24, 24), colour).save(folder / f"{number}.png")
-    return tmp_path / "photos"
+    return coloured_squares(tmp_path / "photos")
 
 
 def test_an_image_that_disappears_during_the_run_is_named(

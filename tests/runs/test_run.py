@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from drawn_folder import coloured_squares
 
 import rebapl
 from rebapl.data.fixture import make_fixture
@@ -235,12 +235,7 @@ def test_a_run_of_other_settings_of_a_preset_is_refused(trained: Path) -> None:
 
 
 def test_a_run_on_ones_own_images_is_scored_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for split, count in (("train", 2), ("val", 1), ("test", 2)):
-        for name, colour in (("red square", "red"), ("blue square", "blue")):
-            folder = tmp_path / "photos" / split / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                Image.new("RGB", (24, 24), colour).save(folder / f"{number}.png")
+    coloured_squares(tmp_path / "photos")
     monkeypatch.chdir(tmp_path)
     out = finish_run(RunConfig("photos", "zero-shot", protocol="few-shot", backbone="mini"), tmp_path, device="cpu")
     assert out.name.startswith("photos-zero-shot-none-s1-")

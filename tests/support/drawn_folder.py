@@ -18,3 +18,14 @@ def class_folders(parent: Path, **counts: int) -> Path:
     """`parent/<class>/<number>.png`, so many of each class."""
     draw(*(parent / name / f"{number}.png" for name, count in counts.items() for number in range(count)))
     return parent
+
+
+def coloured_squares(parent: Path) -> Path:
+    """`parent/<split>/<class>/<number>.png`: red and blue squares, with few images in each split."""
+    for split, count in (("train", 2), ("val", 1), ("test", 2)):
+        for name, colour in (("red square", "red"), ("blue square", "blue")):
+            folder = parent / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (24, 24), colour).save(folder / f"{number}.png")
+    return parent

@@ -106,14 +106,14 @@ def reproduce(
     folder = out or Path("reproduced") / selected.name
     for target in targets:
         try:
-            target.runs(selected)
+            configs = target.runs(selected)
         except UserError as error:
             if "all" not in what:
                 raise
             print(f"{target.name}: left out, {error}")
             continue
         print(f"{target.name}: {target.what}", file=sys.stderr)
-        with LiveRuns([Job.of(config, runs, root=root) for config in target.runs(selected)]) as live:
+        with LiveRuns([Job.of(config, runs, root=root) for config in configs]) as live:
             product = make_target(target, context, folder, engine=where, on_event=live.show)
         for made in product.tables.values():
             print_table(made)

@@ -10,18 +10,14 @@ is the paired standard error. None of these errors says how much another seed of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rebapl.evaluation.scores import ECE_BINS, confidence_bins
+from rebapl.evaluation.scores import ECE_BINS, Z, confidence_bins, proportion_interval
 from rebapl.randomness import generator
-
-Z = 1.959963984540054
-"""The standard normal lies between −Z and Z in 95 of 100 cases."""
 
 DRAWS = 1000
 _AT_ONCE = 4_000_000
@@ -41,10 +37,8 @@ def accuracy_interval(right: Tensor) -> Interval:
     >>> [round(end, 2) for end in accuracy_interval(torch.tensor([True] * 9 + [False]))]
     [59.58, 98.21]
     """
-    count, share = len(right), right.double().mean().item()
-    centre = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
-    half = Z / (1 + Z**2 / count) * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
-    return Interval(100 * max(0.0, centre - half), 100 * min(1.0, centre + half))
+    low, high = proportion_interval(int(right.sum()), len(right))
+    return Interval(100 * low, 100 * high)
 
 
 def around(score: float, resampled: Tensor) -> Interval:

@@ -24,6 +24,9 @@ from rebapl.errors import unknown
 HM_CONVENTIONS = ("of-averages", "average")
 """How the harmonic mean over several data sets is taken: of the two averages, or as the average of each one's own."""
 
+Z = 1.959963984540054
+"""The standard normal lies between −Z and Z in 95 of 100 cases."""
+
 ECE_BINS = 15
 
 
@@ -58,7 +61,7 @@ def proportion_interval(count: int, total: int) -> tuple[float, float]:
     >>> round(low, 3), round(high, 3)
     (0.596, 0.982)
     """
-    share, square = count / total, 1.959964**2
+    share, square = count / total, Z**2
     middle = share + square / (2 * total)
     width = math.sqrt(square * (share * (1 - share) / total + square / (4 * total**2)))
     low, high = ((middle + sign * width) / (1 + square / total) for sign in (-1, 1))

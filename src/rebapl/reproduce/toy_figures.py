@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from torch import Tensor
 
+from rebapl.evaluation.scores import proportion_interval
 from rebapl.reports.style import BLACK, BLUE, BOTH_COLUMNS, LIGHT_GREY, ORANGE, PAPER_FONTS, VERMILION, bare_axes
 
 STYLES = ((BLACK, "-"), (BLUE, "-"), (VERMILION, "--"))  # one per setting, in order
@@ -200,16 +201,9 @@ def _plane(axes: Axes, title: str, window: Window) -> None:
 def _share(axes: Axes, label: str, style: tuple[str, str], happened: Tensor) -> None:
     colour, line = style
     cycles, runs = happened.shape
-    share, (low, high) = happened.double().mean(1).numpy(), wilson(happened.sum(1).numpy(), runs)
+    share = happened.double().mean(1).numpy()
+    low, high = zip(*(proportion_interval(count, runs) for count in happened.sum(1).tolist()), strict=True)
     x = np.arange(1, cycles + 1)
     axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
     axes.plot(x, share, line, color=colour, marker="o", ms=2.5, lw=1.3, label=label)
     axes.set_xticks(x)
-
-
-def wilson(successes: np.ndarray, trials: int, z: float = 1.96) -> tuple[np.ndarray, np.ndarray]:
-    """Wilson's interval for a share: 95 % by default."""
-    share, correction = successes / trials, z * z / trials
-    centre = (share + correction / 2) / (1 + correction)
-    half = z * np.sqrt(share * (1 - share) / trials + correction / (4 * trials)) / (1 + correction)
-    return centre - half, centre + half

@@ -172,8 +172,7 @@ def train_run(
     task = config.task(root)
     with _alone(out, wait=wait):
         if is_trained(config, out):
-            Checkpoints(out / CHECKPOINT).remove()  # whoever trained it was killed before
-            shutil.rmtree(out / CYCLES, ignore_errors=True)
+            _remove_unfinished(out)  # whoever trained it was killed before
             return False
         resolved, made_in = config.resolved(), environment(device)
         encoder = load(config.backbone_name, device)
@@ -188,9 +187,14 @@ def train_run(
         spent = {"training_seconds": training.seconds, "peak_memory": peak_memory(device)}
         write_json(out / ENVIRONMENT, {**made_in, **spent})
         save_posterior(posterior, out / POSTERIOR)
-        Checkpoints(out / CHECKPOINT).remove()
-        shutil.rmtree(out / CYCLES, ignore_errors=True)
+        _remove_unfinished(out)
     return True
+
+
+def _remove_unfinished(out: Path) -> None:
+    """Remove what a trained run no longer needs: its checkpoints, and cycles that were sampled apart."""
+    Checkpoints(out / CHECKPOINT).remove()
+    shutil.rmtree(out / CYCLES, ignore_errors=True)
 
 
 def train_cycle(
