@@ -7,11 +7,12 @@ import time
 import pytest
 import torch
 
+from rebapl import captured
 from rebapl.backbones import load_backbone
 from rebapl.data.task import load_task
 from rebapl.learners import METHODS
 from rebapl.repulsion import Absolute, Capped, Fading, Normalised
-from rebapl.sampling import Chain, Inference, Repelling, captured
+from rebapl.sampling import Chain, Inference, Repelling
 from rebapl.training.fit import Training
 from rebapl.training.resolution import resolve_training
 
@@ -166,3 +167,21 @@ def test_a_captured_step_is_faster():
         seconds[capture] = (time.perf_counter() - began) / 40
     print(f"\nmini, MaPLe, one step: {1e3 * seconds[True]:.2f} ms captured, {1e3 * seconds[False]:.2f} ms as usual")
     assert seconds[True] < 0.7 * seconds[False]
+
+
+def test_what_cannot_be_captured_runs_as_usual_and_says_so_once(monkeypatch):
+    def refused(*_given):
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(captured, "_Captured", refused)
+    capturing, x = captured.Capturing(), torch.ones(2)
+    with pytest.warns(RuntimeWarning, match="operation not permitted when stream is capturing") as said:
+        assert [capturing("plain", torch.sum, x).item() for _ in range(6)] == [2.0] * 6
+    assert len(said) == 1
+
+
+def test_one_switch_turns_capture_off(monkeypatch):
+    assert captured.accelerated("cuda")
+    assert not captured.accelerated("cpu")
+    monkeypatch.setenv("REBAPL_EAGER", "1")
+    assert not captured.accelerated("cuda:1")

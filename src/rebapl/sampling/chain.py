@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rebapl.captured import Capturing, accelerated
 from rebapl.errors import UserError
 from rebapl.learnable import Learnable
 from rebapl.repulsion import Repulsion, kick
 from rebapl.sampling.adaptive import worth_another_cycle
 from rebapl.sampling.building import build_schedule
-from rebapl.sampling.captured import Capturing
 from rebapl.sampling.diagnostics import Diagnostics
 from rebapl.sampling.gradients import Gradient, Gradients, Passes
 from rebapl.sampling.guard import total_norm
@@ -91,7 +91,7 @@ class Chain(Loop):
         average = inference.averaging
         self.average = None if average is None else EpochAverage(inference.epochs, average.mean, average.std)
         self.diagnostics = Diagnostics()
-        wanted = self.device.type == "cuda" if capture is None else capture
+        wanted = accelerated(self.device) if capture is None else capture
         capturing = Capturing([self.generators["chain/learner"]]) if wanted else None
         self.passes = Passes(learner, list(tensors), capturing)
         self.stopped = False

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rebapl.captured import Capturing
 from rebapl.learnable import Learnable
 from rebapl.repulsion import Repulsion
 from rebapl.repulsion.repulsion import Carried, Found, Plan
-from rebapl.sampling.captured import Capturing
 from rebapl.sampling.reference import Reference
 
 Gradient = tuple[Tensor | None, ...]

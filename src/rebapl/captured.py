@@ -1,13 +1,18 @@
-"""A step's passes as CUDA graphs: recorded once, then replayed without the CPU's work of launching each kernel.
+"""Passes as CUDA graphs: recorded once, then replayed without the CPU's work of launching each kernel.
 
 A graph is a recording: it reads and writes the same memory each time and takes no decisions. So what is captured
 is a pure function of tensors of fixed shapes; what it reads besides (parameters, the repulsion's memory) must stay
 where it is, and its inputs are copied to where it looks for them. What it returns is overwritten by the next replay.
+
+The environment variable REBAPL_EAGER=1 turns this off, and compilation with it: everything then runs operation by
+operation, in training and in answering.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,21 +21,32 @@ import torch
 from torch import Tensor
 
 EAGER = 2
-"""So many steps of a kind run as usual first: libraries set themselves up, which cannot be captured."""
+"""So many calls of a kind run as usual first: libraries set themselves up, which cannot be captured."""
 
 # Elsewhere in the process others may run, but only one may record.
 _recording = threading.Lock()
+
+
+def accelerated(device: torch.device | str) -> bool:
+    """Whether passes on this device are captured, and compiled where that pays: on a GPU, unless REBAPL_EAGER is set.
+
+    >>> accelerated("cpu")
+    False
+    """
+    return torch.device(device).type == "cuda" and os.environ.get("REBAPL_EAGER", "0") in ("", "0")
 
 
 class Capturing:
     """Runs functions of a few kinds, each captured when it has run `EAGER` times as usual.
 
     Where `memory` changes, the function looks at other tensors than before, and is recorded again. `generators` are
-    those that the functions draw from; a replay goes on with their streams.
+    those that the functions draw from; a replay goes on with their streams. If a function cannot be recorded, a warning
+    says so once, and all functions run as usual from then on.
     """
 
     def __init__(self, generators: Iterable[torch.Generator] = ()) -> None:
         self.generators = [each for each in generators if each.device.type == "cuda"]
+        self.failed = False
         self._runs: Counter[str] = Counter()
         self._captured: dict[str, tuple[int, _Captured]] = {}
         self._pool: Any = None
@@ -38,15 +54,30 @@ class Capturing:
     def __call__(self, kind: str, function: Callable[..., Any], *given: Any, memory: int = -1) -> Any:
         """function(*given), as usual or replayed; `given` are tensors and (named) tuples of tensors."""
         self._runs[kind] += 1
-        if self._runs[kind] <= EAGER:
+        if self.failed or self._runs[kind] <= EAGER:
             return function(*given)
         recorded = self._captured.get(kind)
         if recorded is None or recorded[0] != memory or not recorded[1].fits(given):
             self._captured.pop(kind, None)
-            recorded = (memory, _Captured(function, given, self.generators, self._pool))
+            try:
+                recorded = (memory, _Captured(function, given, self.generators, self._pool))
+            except (RuntimeError, NotImplementedError) as error:
+                self._give_up(error)
+                return function(*given)
             self._captured[kind] = recorded
             self._pool = recorded[1].graph.pool()
         return recorded[1](*given)
+
+    def _give_up(self, error: Exception) -> None:
+        """Run as usual from now on. An error that has nothing to do with recording comes again, and is then raised."""
+        self.failed = True
+        self._captured.clear()
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        warnings.warn(
+            f"a pass could not be captured as a CUDA graph and runs operation by operation, which is slower ({first})",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 class _Captured:
