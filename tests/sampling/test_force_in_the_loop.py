@@ -47,14 +47,15 @@ def batches(step):
     return noise - torch.tensor([0.0, 1.0, 0.0]), torch.zeros(2, dtype=torch.long)
 
 
-def chain(sampler, force: Force | None, stage="exploration", **more) -> Chain:
+def chain(sampler, force: Force | None, stage="exploration", every=1, **more) -> Chain:
     """Two cycles of 80 steps; with a force in the second."""
     repulsion = None
     if force is not None:
         acts = not isinstance(force, Normalised) or stage == "both"  # else ε does nothing, and is refused
         epsilon = {"epsilon": EPSILON} if acts else {}
         potential = Inverse(scale=1.0, **epsilon)
-        repulsion = Repelling(distance="paired", potential=potential, force=force, images=None, stage=stage)
+        given = {"potential": potential, "force": force, "stage": stage, "every": every}
+        repulsion = Repelling(distance="paired", images=None, **given)
     inference = Inference(
         sampler=sampler, epochs=1, batch=2, cycles=2, restart="warm", curve="constant", repulsion=repulsion, **more
     )

@@ -139,7 +139,7 @@ def seconds(config: RunConfig, of: Pace | None = None, *, trained: bool = False)
         step = of.step + of.by_class * _trained_classes(config) + of.by_image * settings.batch
         if settings.repulsion is not None:
             acting = 1.0 if settings.repulsion.stage == "both" else getattr(settings.sampler, "exploration", 1.0)
-            share = acting * (settings.cycles - 1) / settings.cycles
+            share = acting * (settings.cycles - 1) / settings.cycles / settings.repulsion.every
             step += share * of.by_reference * (settings.repulsion.images or 0)
         if isinstance(settings.sampler, SVGDSettings):
             step *= settings.sampler.particles

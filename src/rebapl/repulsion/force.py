@@ -56,7 +56,10 @@ class Printed(Absolute):
 
 
 class Relative(Force):
-    """Sizes that are measured against the loss gradient every `measure_every` steps, and oftener as a cycle begins."""
+    """Sizes that are measured against the loss gradient, and oftener as a cycle begins.
+
+    That is done every `measure_every` steps; where the force acts at every k-th step only, it is so many of those.
+    """
 
     relative: ClassVar[bool] = True
     measure_every: int = Field(default=10, ge=1)

@@ -3,6 +3,10 @@
     L(θ) + Σ_s c_s·V(d²(θ, θ_s)),    V as in `potential`, c as in `force`, d² as in `distances`
 
 The sum runs over the samples in the `memory`. A sample does not repel the cycle that made it.
+
+A force that changes slowly need not be computed at every step. With `every` = k it acts at every k-th step of a cycle,
+from the first on, as an impulse k times as strong (multiple time stepping: Tuckerman, Berne & Martyna, 1992). The
+target is the same as long as the force is smooth over k steps.
 """
 
 from __future__ import annotations
@@ -62,7 +66,10 @@ class Plan(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a step leaves: d² to the nearest sample (), and the new values of what is carried; the force's norm ()."""
+    """What a step leaves: d² to the nearest sample (), and the new values of what is carried; the force's norm ().
+
+    The norm is per step: an impulse that stands for k steps has k times that.
+    """
 
     distance: Tensor
     usual: Tensor
@@ -78,7 +85,8 @@ class Repulsion:
     name, or mappings with a `kind`. `memory` is "all" (the samples of every earlier cycle) or "previous". `stage`:
     "exploration", so that the sampling stage targets the posterior undisturbed, or "both": then the coefficients of a
     relative force are held from the end of the exploration on, and the chain targets the density tilted by them.
-    `anchor` is the cloud on the whole pool of the model before anything was learned, which gives ε its scale.
+    `every`: at which steps it acts, see above. `anchor` is the cloud on the whole pool of the model before anything was
+    learned, which gives ε its scale.
 
     In a loop of your own, begin each cycle with `begin_cycle()`, add `repulsion(...)` to the loss where `acts(...)`,
     and `remember(...)` each sample.
@@ -100,6 +108,7 @@ class Repulsion:
         force: str | Mapping[str, Any] | Force = "fading",
         memory: Keep = "all",
         stage: Stage = "exploration",
+        every: int = 1,
         anchor: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
@@ -109,10 +118,13 @@ class Repulsion:
         ):
             if given not in accepted:
                 raise unknown(name, str(given), accepted)
+        if every < 1:
+            raise UserError(f"repulsion: every = {every}, but it can act at every step (1) or more rarely")
         self.distance: Distance = DISTANCE.read(distance)
         self.potential: Potential = POTENTIAL.read(potential)
         self.force: Force = FORCE.read(force)
         self.stage = stage
+        self.every = every
         self.generator = torch.Generator().manual_seed(0) if generator is None else generator
         self.memory = Memory(self.distance, memory, self.generator, self.potential.scale, anchor)
         self.last: Found | None = None
@@ -124,9 +136,19 @@ class Repulsion:
         """How many samples repel now."""
         return len(self.memory)
 
-    def acts(self, exploring: bool) -> bool:
-        """Whether to add the repulsion at this step: something is remembered, and the stage is the right one."""
+    def active(self, exploring: bool) -> bool:
+        """Whether it acts in this part of the cycle: something is remembered, and the stage is the right one."""
         return len(self) > 0 and (self.stage == "both" or exploring)
+
+    def acts(self, exploring: bool, within: int | None = None) -> bool:
+        """Whether to add the repulsion at this step: it is active, and an impulse is due.
+
+        `within` counts the steps of the cycle from 0, as `CyclicalSchedule.within` does. It may be left out if the
+        repulsion acts at every step.
+        """
+        if self.every > 1 and within is None:
+            raise UserError(f"repulsion: with every = {self.every}, say at which step of the cycle: acts(…, within)")
+        return self.active(exploring) and (within or 0) % self.every == 0
 
     def remember(self, pool_cloud: Tensor) -> None:
         """Keep one sample's features (m, d) for the whole pool. They repel from the next cycle on."""
@@ -246,7 +268,7 @@ class Repulsion:
             if decoupled:
                 used = self._usable(self.force.coefficients(carried.step, slope, pull, bound), apart, slope)
         norm = (used * pull * slope).sum()
-        return (used * potentials).sum(), Found(known.amin(), usual, slope, held, norm)
+        return self.every * (used * potentials).sum(), Found(known.amin(), usual, slope, held, norm)
 
     def _measure(
         self,

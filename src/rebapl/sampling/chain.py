@@ -4,7 +4,7 @@
         restart: warm from the chain's last θ (with a kick off the saddle), or cold from a fresh start
         for iteration t = 1..T_c:
             set lr (cosine) and temperature (0 while exploring)
-            L = mean loss of the batch + Σ_s c_s·V(θ, earlier sample s)
+            L = mean loss of the batch + Σ_s c_s·V(θ, earlier sample s), the sum k-fold at every k-th step
             one step of the sampler on exp(−N·L/T)
             keep θ where the schedule marks a sample, and its features on the reference pool
 
@@ -114,6 +114,7 @@ class Chain(Loop):
                 force=settings.force,
                 memory=settings.memory,
                 stage=settings.stage,
+                every=settings.every,
                 anchor=anchor,
                 generator=generator,
             )
@@ -158,7 +159,8 @@ class Chain(Loop):
         self._note(now, found)
         recording = self.record_every > 0 and now % self.record_every == 0
         if recording:
-            self.diagnostics.before(now, optimizer, found.loss, None if found.term is None else self.repulsion)
+            active = self.repulsion is not None and self.repulsion.active(self.exploring)
+            self.diagnostics.before(now, optimizer, found.loss, self.repulsion if active else None)
         self._move(optimizer, found.beside)
         if recording:
             self.diagnostics.after(optimizer)
@@ -201,7 +203,7 @@ class Chain(Loop):
 
     def _gradients(self, images: Tensor, labels: Tensor) -> Gradients:
         """One pass forward and backward, with the repulsion's term where it acts."""
-        if self.repulsion is None or not self.repulsion.acts(self.exploring):
+        if self.repulsion is None or not self.repulsion.acts(self.exploring, self.schedule.within):
             return self.passes.plain(images, labels)
         return self.passes.repelled(
             images,

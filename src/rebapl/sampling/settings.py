@@ -207,7 +207,7 @@ class Repelling(Settings):
     `space` None is the learner's default; "weights" compares parameters. Each step takes `images` random images of a
     pool of `pool` images (None: four times as many). Both are reduced if there are fewer images. They are null in a
     space with a point per class, which needs no images. Of the points, `rows` random ones are compared (None: all).
-    `memory` and `stage` are as in `Repulsion`.
+    `memory`, `stage` and `every` are as in `Repulsion`.
     """
 
     distance: Annotated[Distance, DISTANCE] = MMD()
@@ -219,6 +219,7 @@ class Repelling(Settings):
     rows: int | None = Field(default=None, ge=1)
     memory: Literal["all", "previous"] = "all"
     stage: Literal["exploration", "both"] = "exploration"
+    every: int = Field(default=1, ge=1)
 
     @property
     def acts_unmeasured(self) -> bool:
@@ -296,6 +297,10 @@ class Inference(Settings):
     def samples_per_cycle(self) -> int:
         """How many samples each chain keeps per cycle."""
         return self.sampler.samples_per_cycle if isinstance(self.sampler, LangevinSettings) else 1
+
+    @property
+    def _estimates_noise(self) -> bool:
+        return isinstance(self.sampler, LangevinSettings) and self.sampler.gradient_noise == "estimate"
 
     @property
     def independent_cycles(self) -> int:
@@ -382,6 +387,12 @@ class Inference(Settings):
         if self.repulsion is not None and self.repulsion.stage == "both" and self.optimises:
             raise SettingError(
                 ("repulsion", "stage"), "is 'both', and an optimiser has one stage: leave it 'exploration'"
+            )
+        if self.repulsion is not None and self.repulsion.every > 1 and self._estimates_noise:
+            raise SettingError(
+                ("repulsion", "every"),
+                f"is {self.repulsion.every}: such impulses would be taken for gradient noise, which this sampler "
+                "estimates: leave it 1, or set `gradient_noise` to null or a number",
             )
         explores = not isinstance(self.sampler, LangevinSettings) or self.sampler.exploration > 0
         if self.repulsion is not None and not explores and not self.repulsion.acts_unmeasured:
