@@ -32,7 +32,7 @@ def test_a_step_does_not_wait_for_the_device(distance: str, force: dict[str, Any
         rows = repulsion.choose(64, 24, torch.Generator().manual_seed(1)).to(device)
         with torch.no_grad():
             theta += 0.1
-        if device == "cuda" and distance != "wasserstein":  # which goes to the host by its nature
+        if device == "cuda":
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error")
         try:

@@ -105,8 +105,7 @@ def test_a_captured_run_equals_the_usual_one(distance, name):
     rows = zip(usual.diagnostics.rows(), captured.diagnostics.rows(), strict=True)
     for row, other in rows:
         assert row == pytest.approx(other, rel=1e-3, abs=1e-4, nan_ok=True)
-    on_host = distance == "wasserstein"
-    assert set(captured.passes.capturing._captured) == ({"plain"} if on_host else kinds)
+    assert set(captured.passes.capturing._captured) == kinds
 
 
 @pytest.mark.gpu

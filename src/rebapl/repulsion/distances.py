@@ -31,9 +31,6 @@ class Distance(Settings):
     rounding: ClassVar[float] = 0.0
     """Up to here d² may be nothing but float32 rounding, whatever the scale of the features."""
 
-    on_host: ClassVar[bool] = False
-    """Whether part of it is computed on the CPU, so that a step with it waits for the device."""
-
     def prepare(self, cloud: Tensor, generator: torch.Generator) -> Stored:  # noqa: ARG002
         """What is kept of one stored cloud (m, d): here the cloud alone."""
         return Stored(cloud[None])
@@ -41,6 +38,11 @@ class Distance(Settings):
     def between(self, x: Tensor, stored: Stored) -> Tensor:
         """d² (s,) between a cloud x (n, d) and each stored cloud (s, m, d)."""
         raise NotImplementedError
+
+    def waits(self, points: int, device: torch.device) -> bool:  # noqa: ARG002
+        """Whether comparing clouds of so many points each on this device waits for the host: such a step cannot be
+        captured."""
+        return False
 
 
 Between = Callable[[Tensor, Stored], Tensor]

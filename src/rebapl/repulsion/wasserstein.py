@@ -2,21 +2,20 @@
 
     d² = min over γ of Σ γ_ij ‖x_i − y_j‖²,    γ ≥ 0 with row sums 1/n and column sums 1/m
 
-Solved on the host from the detached costs; the gradient in x is that of Σ γ C with the plan held fixed
-(envelope theorem). As many points on both sides: an assignment problem. Otherwise: the linear programme, by
-HiGHS, which is for comparing samples afterwards, not for every step.
+Solved from the detached costs; the gradient in x is that of Σ γ C with the plan held fixed (envelope theorem). As many
+points on both sides: an assignment problem, see `assignment`. Otherwise: the linear programme, on the host by HiGHS,
+which is for comparing samples afterwards, not for every step.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment, linprog
+from scipy.optimize import linprog
 from scipy.sparse import eye_array, kron, vstack
 from torch import Tensor
 
+from rebapl.repulsion.assignment import assigned, solved_on_device
 from rebapl.repulsion.clouds import Stored, squared_distances
 from rebapl.repulsion.distances import Distance, register_distance
 
@@ -25,19 +24,20 @@ from rebapl.repulsion.distances import Distance, register_distance
 class Wasserstein(Distance):
     """Exact Wasserstein-2; it has no settings."""
 
-    on_host: ClassVar[bool] = True
-
     def between(self, x: Tensor, stored: Stored) -> Tensor:
-        """W₂² between x (n, d) and each stored cloud (s, m, d); shape (s,). Waits for the device, by nature."""
+        """W₂² between x (n, d) and each stored cloud (s, m, d); shape (s,)."""
         y = stored.cloud
-        # costs that are not finite must reach the caller in d², not fail inside the solver
-        costs = np.nan_to_num(squared_distances(x.detach(), y).cpu().double().numpy())
+        costs = squared_distances(x.detach(), y)
         if x.shape[0] == y.shape[1]:
-            match = np.stack([linear_sum_assignment(cost)[1] for cost in costs])
-            order = torch.from_numpy(match).to(y.device)[..., None].expand_as(y)
+            order = assigned(costs)[..., None].expand_as(y)
             return (x - y.gather(1, order)).square().sum(-1).mean(-1)
-        plans = torch.from_numpy(np.stack([_plan(cost) for cost in costs])).to(y)
+        # costs that are not finite must reach the caller in d², not fail inside the solver
+        finite = np.nan_to_num(costs.cpu().double().numpy())
+        plans = torch.from_numpy(np.stack([_plan(cost) for cost in finite])).to(y)
         return (plans * squared_distances(x, y)).sum((-2, -1))
+
+    def waits(self, points: int, device: torch.device) -> bool:
+        return not solved_on_device(points, device)
 
 
 def _plan(cost: np.ndarray) -> np.ndarray:

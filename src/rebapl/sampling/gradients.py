@@ -58,7 +58,7 @@ class Passes:
         plan = repulsion.plan(images.device, exploring)
         chosen = reference.choose(generator)
         one = partial(self._repelled, repulsion, reference, plan.kind, decoupled)
-        if repulsion.distance.on_host:
+        if repulsion.distance.waits(reference.points, images.device):
             found = one(images, labels, plan.carried, chosen)
         else:
             kind = f"{plan.kind}, decoupled" if decoupled else plan.kind

@@ -69,6 +69,14 @@ class Reference:
         others = 0 if not self.per_image or pool is None else len(pool) - len(example)
         self.shape = torch.Size([len(cloud) + others, *cloud.shape[1:]])
 
+    @property
+    def points(self) -> int:
+        """How many points each step compares."""
+        if self.keep is not None:
+            return self.keep
+        in_pool = len(self.pool) if self.per_image and self.pool is not None else 0
+        return self.shape[0] - in_pool + min(self.n or 0, in_pool)
+
     def choose(self, generator: torch.Generator) -> tuple[Tensor, ...]:
         """What is random in a step: which pool images ride along (n,), where any do; which of the rows are kept."""
         chosen = []
