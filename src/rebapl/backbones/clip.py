@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from torch import nn
 
+from rebapl.backbones.block import Block
 from rebapl.backbones.text import TextTokenizer
 from rebapl.backbones.tower import Tower
 from rebapl.errors import UserError
@@ -17,14 +17,14 @@ def towers(model: Any) -> tuple[Tower, Tower]:
     vision, text = model.vision_model, model.text_model
     return (
         Tower(
-            [partial(layer, attention_mask=None) for layer in vision.encoder.layers],
+            [Block(layer, model.config.vision_config) for layer in vision.encoder.layers],
             model.config.vision_config.hidden_size,
             vision.pre_layrnorm,
             vision.post_layernorm,
             model.visual_projection,
         ),
         Tower(
-            [partial(layer, attention_mask=None, is_causal=True) for layer in text.encoder.layers],
+            [Block(layer, model.config.text_config, causal=True) for layer in text.encoder.layers],
             model.config.text_config.hidden_size,
             nn.Identity(),
             text.final_layer_norm,

@@ -11,11 +11,11 @@ Zhai et al., Sigmoid Loss for Language Image Pre-Training, 2023. It differs from
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from torch import nn
 
+from rebapl.backbones.block import Block
 from rebapl.backbones.text import TextTokenizer
 from rebapl.backbones.tower import Tower
 from rebapl.errors import UserError
@@ -28,7 +28,7 @@ def towers(model: Any) -> tuple[Tower, Tower]:
         raise UserError("this SigLIP checkpoint has no pooling head (vision_use_head is false), so no image features")
     return (
         Tower(
-            [partial(layer, attention_mask=None) for layer in vision.encoder.layers],
+            [Block(layer, model.config.vision_config) for layer in vision.encoder.layers],
             model.config.vision_config.hidden_size,
             nn.Identity(),
             vision.post_layernorm,
@@ -36,7 +36,7 @@ def towers(model: Any) -> tuple[Tower, Tower]:
             pool=vision.head,
         ),
         Tower(
-            [partial(layer, attention_mask=None) for layer in text.encoder.layers],
+            [Block(layer, model.config.text_config) for layer in text.encoder.layers],
             model.config.text_config.hidden_size,
             nn.Identity(),
             text.final_layer_norm,

@@ -35,6 +35,9 @@ from rebapl.sampling.loop import Batches, Loop, Sample, copied, kept
 from rebapl.sampling.reference import Reference, evaluating
 from rebapl.sampling.settings import Cold, Inference, Repelling, Warm, pool_size
 
+COMPILED_FROM = 10_000
+"""Compiling costs some ten seconds and saves one or two milliseconds a step: runs with so many steps have it."""
+
 
 class Chain(Loop):
     """Runs `learner` as `inference` says. `run()` yields samples; `step()` is one iteration. Arguments of `Loop`, and
@@ -45,6 +48,7 @@ class Chain(Loop):
     * `held_out`: images and labels (or None) for adaptive cycles.
     * `capture`: replay forward and backward passes as CUDA graphs, which is several times faster for small
       batches; None: on a GPU. Batches must then have one shape.
+    * `compile`: compile the layers of the backbone; None: on a GPU, where the run is long enough to earn it.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Chain(Loop):
         record_every: int = 0,
         check_every: int = 25,
         capture: bool | None = None,
+        compile: bool | None = None,
     ) -> None:
         if inference.sampler.kind == "svgd":
             raise UserError("the sampler 'svgd' moves particles together: run it with SVGD, not with Chain")
@@ -93,7 +98,9 @@ class Chain(Loop):
         self.diagnostics = Diagnostics()
         wanted = accelerated(self.device) if capture is None else capture
         capturing = Capturing([self.generators["chain/learner"]]) if wanted else None
-        self.passes = Passes(learner, list(tensors), capturing)
+        if compile is None:
+            compile = accelerated(self.device) and inference.all_epochs * steps_per_epoch >= COMPILED_FROM
+        self.passes = Passes(learner, list(tensors), capturing, compile)
         self.stopped = False
         self._ends: dict[int, dict[str, Tensor]] = {}
         self._predictions: list[Tensor] = []

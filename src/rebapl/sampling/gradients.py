@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rebapl.captured import Capturing
+from rebapl.compiled import compiling
 from rebapl.learnable import Learnable
 from rebapl.repulsion import Repulsion
 from rebapl.repulsion.repulsion import Carried, Found, Plan
@@ -29,10 +30,19 @@ class Gradients(NamedTuple):
 
 
 class Passes:
-    """The passes of one learner, as usual or replayed by `capturing`; with it, batches must have one shape."""
+    """The passes of one learner, as usual or replayed by `capturing`; with it, batches must have one shape.
 
-    def __init__(self, learner: Learnable[Any], parameters: list[Tensor], capturing: Capturing | None = None) -> None:
-        self.learner, self.parameters, self.capturing = learner, parameters, capturing
+    With `compile`, the parts of the model that can be compiled are.
+    """
+
+    def __init__(
+        self,
+        learner: Learnable[Any],
+        parameters: list[Tensor],
+        capturing: Capturing | None = None,
+        compile: bool = False,
+    ) -> None:
+        self.learner, self.parameters, self.capturing, self.compile = learner, parameters, capturing, compile
 
     def plain(self, images: Tensor, labels: Tensor) -> Gradients:
         """∇L̃ of a mini-batch."""
@@ -59,7 +69,8 @@ class Passes:
         chosen = reference.choose(generator)
         one = partial(self._repelled, repulsion, reference, plan.kind, decoupled)
         if repulsion.distance.waits(reference.points, images.device):
-            found = one(images, labels, plan.carried, chosen)
+            with compiling(self.compile):
+                found = one(images, labels, plan.carried, chosen)
         else:
             kind = f"{plan.kind}, decoupled" if decoupled else plan.kind
             found = self._run(kind, one, images, labels, plan.carried, chosen, memory=memory)
@@ -68,7 +79,8 @@ class Passes:
         return found
 
     def _run(self, kind: str, one: Any, *given: Any, memory: int = -1) -> Gradients:
-        return one(*given) if self.capturing is None else self.capturing(kind, one, *given, memory=memory)
+        with compiling(self.compile):
+            return one(*given) if self.capturing is None else self.capturing(kind, one, *given, memory=memory)
 
     def _plain(self, images: Tensor, labels: Tensor) -> Gradients:
         loss = self.learner.loss(self.learner(images), labels)

@@ -1,0 +1,64 @@
+"""Functions of tensors that `torch.compile` makes quicker, where a run is long enough to earn what compiling costs.
+
+Compiling takes seconds for each new shape, and less when PyTorch's own cache on disk has it from an earlier run. So a
+function made here runs as usual, unless somebody who calls it again and again asks for the compiled form:
+
+    with compiling():
+        function(x)
+
+If it cannot be compiled, a warning says so once, and it runs as usual from then on. REBAPL_EAGER=1 turns this off; see
+`captured`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+_wanted: ContextVar[bool] = ContextVar("compiling", default=False)
+
+SHAPES = 64
+"""So many shapes and modes of one function may be compiled in a process."""
+
+
+@contextmanager
+def compiling(wanted: bool = True) -> Iterator[None]:
+    """Inside, functions that can be compiled are, if `wanted`."""
+    token = _wanted.set(wanted)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+class Compiled:
+    """A pure function of tensors (and plain values, of which each combination is compiled for itself)."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.failed = False
+        self._fast: Callable[..., Any] | None = None
+
+    def __call__(self, *given: Any) -> Any:
+        if self.failed or not _wanted.get():
+            return self.function(*given)
+        # Buffers that a backward pass may reuse would forbid a second one, and norms are measured with several.
+        with torch._functorch.config.patch(donated_buffer=False), torch._dynamo.config.patch(recompile_limit=SHAPES):
+            try:
+                if self._fast is None:
+                    self._fast = torch.compile(self.function, dynamic=False, fullgraph=True)
+                return self._fast(*given)
+            except RuntimeError as error:  # an error that is not the compiler's comes again, and is then raised
+                self.failed = True
+                first = next(iter(str(error).splitlines()), type(error).__name__)
+                warnings.warn(
+                    f"a part of the model could not be compiled and runs as usual, which is slower ({first})",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        return self.function(*given)
