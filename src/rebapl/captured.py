@@ -14,7 +14,7 @@ import os
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -34,6 +34,42 @@ def accelerated(device: torch.device | str) -> bool:
     False
     """
     return torch.device(device).type == "cuda" and os.environ.get("REBAPL_EAGER", "0") in ("", "0")
+
+
+class Beside(Mapping[str, Tensor]):
+    """Tensors by name that `make` computes beside what the caller does next: the first access waits for them.
+
+    While a graph is being recorded, they are computed on a stream of their own, so that a replay runs both branches,
+    forward and backward, at the same time. Otherwise they are computed at once.
+    """
+
+    def __init__(self, make: Callable[[], Mapping[str, Tensor]]) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            self._made = make()
+            return
+        self._stream = torch.cuda.Stream()
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            self._made = make()
+
+    def _joined(self) -> Mapping[str, Tensor]:
+        if self._stream is not None:
+            here = torch.cuda.current_stream()
+            here.wait_stream(self._stream)
+            for tensor in self._made.values():
+                tensor.record_stream(here)
+            self._stream = None
+        return self._made
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._joined()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._joined())
+
+    def __len__(self) -> int:
+        return len(self._made)
 
 
 class Capturing:

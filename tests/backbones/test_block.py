@@ -50,16 +50,6 @@ def test_every_activation_is_that_of_transformers() -> None:
         torch.testing.assert_close(own(x), ACT2FN[name](x))
 
 
-def test_weights_follow_the_model_when_it_is_cast(clip_folder: Path) -> None:
-    encoder = load_backbone(clip_folder)
-    block = blocks(encoder)[0]
-    first = block.weights
-    assert block.weights is first
-    encoder.model.to(torch.float64)
-    assert {tensor.dtype for tensor in block.weights} == {torch.float64}
-    torch.testing.assert_close(block.weights.joint, first.joint.double())
-
-
 def test_compiling_happens_where_it_is_asked_for_and_failing_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

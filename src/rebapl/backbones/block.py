@@ -2,8 +2,9 @@
 
     h ← h + Attention(LayerNorm(h));    h ← h + MLP(LayerNorm(h))
 
-On a GPU the products with the weights of queries, keys and values, which share their input, become one. What is left is
-a pure function of tensors, so that all layers of a tower share one compiled form.
+On a GPU it is a pure function of tensors, so that all layers of a tower share one compiled form. (To join the products
+with the weights of queries, keys and values, which share their input, was tried: attention on their strided parts, and
+the copies of their gradients, cost more than it saves.)
 """
 
 from __future__ import annotations
@@ -33,12 +34,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Weights(NamedTuple):
-    """The tensors of one layer, those of queries, keys and values one above the other."""
+    """The tensors of one layer."""
 
     first_norm: Tensor
     first_shift: Tensor
-    joint: Tensor
-    joint_bias: Tensor
+    query: Tensor
+    query_bias: Tensor
+    key: Tensor
+    key_bias: Tensor
+    value: Tensor
+    value_bias: Tensor
     out: Tensor
     out_bias: Tensor
     second_norm: Tensor
@@ -53,8 +58,14 @@ def layer(hidden: Tensor, weights: Weights, heads: int, epsilon: float, activati
     """What a layer makes of states (B, L, d)."""
     count, length, width = hidden.shape
     normed = F.layer_norm(hidden, (width,), weights.first_norm, weights.first_shift, epsilon)
-    joint = F.linear(normed, weights.joint, weights.joint_bias).reshape(count, length, 3, heads, width // heads)
-    queries, keys, values = joint.permute(2, 0, 3, 1, 4).unbind(0)
+    queries, keys, values = (
+        F.linear(normed, weight, bias).reshape(count, length, heads, width // heads).transpose(1, 2)
+        for weight, bias in (
+            (weights.query, weights.query_bias),
+            (weights.key, weights.key_bias),
+            (weights.value, weights.value_bias),
+        )
+    )
     mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=causal)
     hidden = hidden + F.linear(mixed.transpose(1, 2).reshape(count, length, width), weights.out, weights.out_bias)
     normed = F.layer_norm(hidden, (width,), weights.second_norm, weights.second_shift, epsilon)
@@ -73,8 +84,6 @@ class Block:
         self.heads: int = config.num_attention_heads
         self.epsilon: float = config.layer_norm_eps
         self.activation: str = config.hidden_act
-        self._weights: Weights | None = None
-        self._made_of = (torch.device("meta"), torch.float32, 0)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         if hidden.is_cuda and self.activation in ACTIVATIONS:
@@ -84,20 +93,8 @@ class Block:
 
     @property
     def weights(self) -> Weights:
-        """The layer's tensors where the module is now. They are gathered again after it was moved or cast."""
-        norms, attention, mlp = (
-            (self.module.layer_norm1, self.module.layer_norm2),
-            self.module.self_attn,
-            self.module.mlp,
-        )
-        first = attention.q_proj.weight
-        made_of = (first.device, first.dtype, first.data_ptr())
-        if self._weights is None or made_of != self._made_of:
-            projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-            with torch.inference_mode(False), torch.no_grad():
-                joint, bias = (torch.cat([getattr(p, name) for p in projections]) for name in ("weight", "bias"))
-            parts = (attention.out_proj, norms[1], mlp.fc1, mlp.fc2)
-            others = [tensor.detach() for part in parts for tensor in (part.weight, part.bias)]
-            self._weights = Weights(norms[0].weight.detach(), norms[0].bias.detach(), joint, bias, *others)
-            self._made_of = made_of
-        return self._weights
+        """The layer's tensors, where the module is now."""
+        attention, mlp = self.module.self_attn, self.module.mlp
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj)
+        parts = (self.module.layer_norm1, *projections, self.module.layer_norm2, mlp.fc1, mlp.fc2)
+        return Weights(*(tensor for part in parts for tensor in (part.weight, part.bias)))

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder, States, clean_class_names
+from rebapl.captured import Beside
 from rebapl.data.dataset import check_template
 from rebapl.errors import UserError, unknown
 from rebapl.learners.recipes import Recipe
@@ -190,7 +191,8 @@ class Learner(nn.Module, Generic[Frozen]):
     def forward(self, images: Tensor) -> Output:
         """The whole pass for preprocessed images (B, 3, H, W)."""
         assert self.class_names  # refuses a learner that is not bound
-        return self.respond(self.frozen(images), self.encode_classes())
+        classes = Beside(self.encode_classes)
+        return self.respond(self.frozen(images), classes)
 
     def loss(self, output: Output, labels: Tensor) -> Tensor:
         """The mean loss: cross-entropy, unless the method says otherwise."""
