@@ -118,7 +118,9 @@ def test_a_row_without_force_differs_by_its_force_only(method: str) -> None:
 
 
 def test_every_row_of_the_comparison_has_settings() -> None:
-    learned = {row: resolved("maple", row, setting) for row, setting in study.compared_rows(CHOSEN, CHOSEN).items()}
+    learned = {
+        row: resolved("maple", row, setting) for row, setting in study.compared_rows(CHOSEN, CHOSEN, True).items()
+    }
     assert [row for row, inference in learned.items() if inference is None] == ["zero-shot"]
 
 
@@ -128,7 +130,7 @@ def stage(name: str) -> list[dict[str, Any]]:
 
 def on_the_page() -> dict[str, str]:
     """The tables that docs/benchmarks.md shows, made again from the records."""
-    rounds = ("structures", "force", "short list", "second round", "second short list")
+    rounds = ("structures", "force", "short list", "second round", "second short list", "impulses")
     return {**study.compared_tables(stage("compare")), **{name: study.scores_table(stage(name)) for name in rounds}}
 
 
@@ -158,7 +160,8 @@ def test_the_choice_follows_from_the_records_by_the_rule() -> None:
 @pytest.mark.parametrize("method", study.METHODS)
 def test_the_preset_is_what_was_chosen(method: str) -> None:
     chosen = read_json(ROOT / "docs/benchmarks/chosen.json", "a choice")["chosen"]
-    asked = resolved(method, study.OURS, study.compared_rows(chosen, chosen)[study.OURS])
+    impulses = study.impulses_pay(RECORDS, chosen)
+    asked = resolved(method, study.OURS, study.compared_rows(chosen, chosen, impulses)[study.OURS])
     assert resolved(method, study.OURS, study.Setting("rebapl")) == asked
 
 

@@ -47,18 +47,24 @@ class Compiled:
     def __call__(self, *given: Any) -> Any:
         if self.failed or not _wanted.get():
             return self.function(*given)
-        # Buffers that a backward pass may reuse would forbid a second one, and norms are measured with several.
-        with torch._functorch.config.patch(donated_buffer=False), torch._dynamo.config.patch(recompile_limit=SHAPES):
-            try:
-                if self._fast is None:
-                    self._fast = torch.compile(self.function, dynamic=False, fullgraph=True)
-                return self._fast(*given)
-            except RuntimeError as error:  # an error that is not the compiler's comes again, and is then raised
-                self.failed = True
-                first = next(iter(str(error).splitlines()), type(error).__name__)
-                warnings.warn(
-                    f"a part of the model could not be compiled and runs as usual, which is slower ({first})",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+        try:
+            if self._fast is None:
+                _prepare()
+                self._fast = torch.compile(self.function, dynamic=False, fullgraph=True)
+            return self._fast(*given)
+        except RuntimeError as error:  # an error that is not the compiler's comes again, and is then raised
+            self.failed = True
+            first = next(iter(str(error).splitlines()), type(error).__name__)
+            warnings.warn(
+                f"a part of the model could not be compiled and runs as usual, which is slower ({first})",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         return self.function(*given)
+
+
+def _prepare() -> None:
+    """Set what PyTorch's compiler must know of all that is compiled here, backward passes included."""
+    # Buffers that a backward pass may reuse would forbid a second one, and norms are measured with several.
+    torch._functorch.config.donated_buffer = False
+    torch._dynamo.config.recompile_limit = max(SHAPES, torch._dynamo.config.recompile_limit)
