@@ -89,7 +89,7 @@ def test_reference_images_ride_in_the_same_pass_only_while_the_repulsion_acts():
     first, pool, rest = learner.seen[2:12], learner.seen[12], learner.seen[13:]
     assert first == [8] * 10
     assert pool == 16
-    assert rest == [8 + 6] * 4 + [8] * 6 + [16]
+    assert rest == [8 + 6] * 4 + [8] * 6  # what the last cycle found repels nothing, so nobody looks at it
 
 
 def test_repulsion_moves_the_next_cycle_further_from_the_last():
@@ -188,7 +188,7 @@ def test_samples_are_looked_at_in_evaluation_mode_and_each_part_keeps_its_own():
 
     learner = Modes()
     list(chain(settings(repulsion=REPEL, cycles=2), learner).run())
-    assert learner.modes == [True, False] + [True] * 10 + [False] + [True] * 10 + [False]  # the anchor, two samples
+    assert learner.modes == [True, False] + [True] * 10 + [False] + [True] * 10  # the anchor, the first sample
     assert learner.training
     assert not learner.part.training
 

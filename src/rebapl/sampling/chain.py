@@ -253,7 +253,7 @@ class Chain(Loop):
             self._set(self.average.sums)
         self.samples.append(Sample(kept(self.parameters), cycle, chain, self.schedule.steps))
         with evaluating(self.learner):
-            if self.repulsion is not None:
+            if self.repulsion is not None and cycle < self.inference.cycles - 1:  # nothing comes after the last
                 self.repulsion.remember(self.reference.stored())
             if self.held_out is not None and self.inference.adaptive is not None:
                 self._predictions.append(self._predict(self.held_out[0]))
