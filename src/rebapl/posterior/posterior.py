@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rebapl.backbones import DualEncoder
+from rebapl.backbones import Dtype, DualEncoder
 from rebapl.data.splits import refuse_repeats
 from rebapl.errors import UserError
 from rebapl.learners import Learner
@@ -79,12 +79,12 @@ class Posterior:
         revision: str | None = None,
         device: str | torch.device = "cpu",
         encoder: DualEncoder | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: Dtype = "auto",
     ) -> Posterior:
         """Read a local folder that `save_pretrained` wrote, or a repository of the Hugging Face hub that holds one.
 
         `revision` is a branch, a tag or a commit of such a repository. The backbone is loaded by the name that is
-        stored, on `device` and computing in `dtype`, unless `encoder` is given.
+        stored, on `device` and computing in `dtype` (`auto`: bfloat16 on a GPU that has it), unless `encoder` is given.
         """
         return cls(*read_folder(find_folder(folder_or_hub_id, revision), encoder, device, dtype))
 
@@ -161,9 +161,12 @@ class Posterior:
             refuse_repeats(bound.class_names, "class_names")
         return bound
 
-    def to(self, device: str | torch.device) -> Posterior:
-        """The same posterior on another device, with a copy of the backbone there. If it is there already, itself."""
-        encoder = self.learner.encoder.to(device)
+    def to(self, device: str | torch.device, dtype: Dtype | None = None) -> Posterior:
+        """The same posterior on another device, with a copy of the backbone there. If nothing changes, itself.
+
+        The backbone computes in the same type as here, or in `dtype`: `auto` takes the quickest that suits the device.
+        """
+        encoder = self.learner.encoder.to(device, dtype)
         return self if encoder is self.learner.encoder else self._with_encoder(encoder)
 
     def _with_encoder(self, encoder: DualEncoder) -> Posterior:
@@ -314,10 +317,11 @@ def load_posterior(
     folder: Path | str,
     encoder: DualEncoder | None = None,
     device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: Dtype = "auto",
 ) -> Posterior:
     """Read a folder that `save_posterior` wrote, after checking that it is whole and fits the backbone.
 
-    The backbone is loaded by the name in the manifest, on `device` and computing in `dtype`, unless `encoder` is given.
+    The backbone is loaded by the name in the manifest, on `device` and computing in `dtype` (`auto`: bfloat16 on a GPU
+    that has it, float32 elsewhere), unless `encoder` is given.
     """
     return Posterior(*read_folder(Path(folder), encoder, device, dtype))
