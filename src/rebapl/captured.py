@@ -15,6 +15,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -91,7 +92,8 @@ class _Captured:
         self.graph = torch.cuda.CUDAGraph()
         for generator in generators:
             self.graph.register_generator_state(generator)
-        with _recording, torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
+        stream = _stream_of(torch.cuda.current_device())
+        with _recording, torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self.outputs = function(*copies)
 
     def fits(self, given: tuple[Any, ...]) -> bool:
@@ -102,6 +104,12 @@ class _Captured:
             own.copy_(x, non_blocking=True)
         self.graph.replay()
         return self.outputs
+
+
+@cache
+def _stream_of(gpu: int) -> torch.cuda.Stream:
+    """Where passes on a GPU are recorded. torch's own stream for this is one of the GPU that recorded first."""
+    return torch.cuda.Stream(gpu)
 
 
 def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

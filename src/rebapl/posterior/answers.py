@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rebapl.data.images import UnreadableImageError, read_image
 from rebapl.data.workers import in_threads, one_ahead
-from rebapl.posterior.per_sample import CHUNK
+from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.posterior import Posterior
 from rebapl.posterior.prediction import Average, check_average
 from rebapl.posterior.records import Record, record_of_broken, records_of

@@ -22,12 +22,12 @@ from rebapl.backbones import Dtype, DualEncoder
 from rebapl.data.splits import refuse_repeats
 from rebapl.errors import UserError
 from rebapl.learners import Learner
-from rebapl.posterior import per_sample
 from rebapl.posterior.abstention import choose_threshold
 from rebapl.posterior.export import write_export
 from rebapl.posterior.hub import find_folder, push
 from rebapl.posterior.images import Images, read_images
 from rebapl.posterior.manifest import EarlierWeights, about_learner
+from rebapl.posterior.passes import Passes, in_order
 from rebapl.posterior.prediction import Average, Prediction, Threshold, check_average, check_weights, predicted
 from rebapl.posterior.stacking import PRIOR, stacking_weights
 from rebapl.posterior.storage import read_folder, write_folder
@@ -49,6 +49,8 @@ class Posterior:
     about: Mapping[str, Any] = field(default_factory=dict)
     threshold: Threshold | None = None
     earlier_weights: tuple[EarlierWeights, ...] = ()
+    passes: Passes = field(init=False, repr=False, compare=False)
+    """How images go through the backbone. It keeps the encoded class names, and belongs to this posterior alone."""
 
     def __post_init__(self) -> None:
         weights = torch.as_tensor(self.weights, dtype=torch.float32, device="cpu").detach()
@@ -57,6 +59,7 @@ class Posterior:
         for name, stack in self.samples.items():
             if len(stack) != len(self.weights):
                 raise UserError(f"{len(self.weights)} weights for {len(stack)} samples of '{name}': one each is needed")
+        object.__setattr__(self, "passes", Passes(self.learner, self.samples, len(weights)))
 
     @classmethod
     def of(
@@ -188,7 +191,13 @@ class Posterior:
 
         `together` samples share one mapped call; by default as many as pay (see `per_sample.samples_together`).
         """
-        return per_sample.sample_logits(self.learner, self.samples, len(self), views, together)
+        if isinstance(views, Tensor):
+            return self.passes.begin(views, together)()
+        return torch.cat(list(self._portion_logits(views, together)), dim=1)
+
+    def _portion_logits(self, portions: Iterable[Tensor], together: int | None = None) -> Iterator[Tensor]:
+        """The logits of portions of views, one portion after the other."""
+        return in_order(portions, lambda views: self.passes.begin(views, together), self.passes.ahead)
 
     def sample_clouds(self, views: Tensor, space: str | None = None) -> Tensor:
         """The points (S, n, d) of every sample in a feature space (default: where the method repels), for a few views.
@@ -198,7 +207,7 @@ class Posterior:
         space = space or self.learner.repels_in
         if space is None:
             raise UserError(f"method '{self.about.get('method')}' learns no features: name a space, such as 'image'")
-        return per_sample.sample_clouds(self.learner, self.samples, len(self), views, space)
+        return self.passes.clouds(views, space)
 
     def probabilities(self, views: Tensor) -> Tensor:
         """The posterior predictive (N, C)."""
@@ -243,7 +252,8 @@ class Posterior:
     ) -> Iterator[Prediction]:
         """Predictions of portions of names (n) and views (n, 3, H, W), one after the other: any number of images.
 
-        Each is what `predict_views` gives for these views; texts are encoded once for all portions.
+        Each is what `predict_views` gives for these views. On a GPU, the portion after it is asked for first, so that
+        the GPU has work while this one is looked at.
         """
         waiting: deque[Sequence[str]] = deque()
 
@@ -253,7 +263,7 @@ class Posterior:
                 yield portion
 
         average = average or self.average
-        for logits in per_sample.portion_logits(self.learner, self.samples, len(self), views()):
+        for logits in self._portion_logits(views()):
             yield predicted(logits, self.weights, self.class_names, waiting.popleft(), average, self.threshold)
 
     @property
