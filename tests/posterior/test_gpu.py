@@ -1,4 +1,4 @@
-"""On a GPU samples are mapped over by default and passes are captured; the numbers are those of the loop, uncaptured."""
+"""On a GPU samples are mapped over and passes are captured; the numbers are those of the loop, uncaptured."""
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
