@@ -1,8 +1,9 @@
 """Answers to images that come at any time from many clients, computed by one thread.
 
 Requests wait in a queue. The thread takes all that wait and answers those with the same class names together. The
-posteriors for the latest class names are kept, so that these are encoded once. Each image goes through the model in a pass of its own, because the rounding of a pass depends
-on how many images are in it. So an answer has the same digits as `rebapl predict RUN IMAGE` gives, whoever else asks.
+posteriors for the latest class names are kept, so that these are encoded once. Each image goes through the model in a
+pass of its own, because the rounding of a pass depends on how many images are in it. So an answer has the same digits
+as `rebapl predict RUN IMAGE` gives, whoever else asks.
 """
 
 from __future__ import annotations

@@ -76,6 +76,11 @@ class Passes:
         """How many portions are worth beginning before the answers to the first are asked for."""
         return 0 if self.device.type == "cpu" else 1
 
+    @property
+    def device_count(self) -> int:
+        """How many devices share the work."""
+        return 1
+
     def begin(self, views: Tensor, together: int | None = None) -> Finish:
         """Begin the passes of views uint8 (n, 3, H, W); see `per_sample.all_logits`."""
         if not len(views):

@@ -25,10 +25,11 @@ from rebapl.learners import Learner
 from rebapl.posterior.abstention import choose_threshold
 from rebapl.posterior.export import write_export
 from rebapl.posterior.hub import find_folder, push
-from rebapl.posterior.images import Images, read_images
+from rebapl.posterior.images import AT_ONCE, Images, read_images
 from rebapl.posterior.manifest import EarlierWeights, about_learner
 from rebapl.posterior.passes import Passes, in_order
 from rebapl.posterior.prediction import Average, Prediction, Threshold, check_average, check_weights, predicted
+from rebapl.posterior.spread import Spread
 from rebapl.posterior.stacking import PRIOR, stacking_weights
 from rebapl.posterior.storage import read_folder, write_folder
 
@@ -49,7 +50,9 @@ class Posterior:
     about: Mapping[str, Any] = field(default_factory=dict)
     threshold: Threshold | None = None
     earlier_weights: tuple[EarlierWeights, ...] = ()
-    passes: Passes = field(init=False, repr=False, compare=False)
+    copies: tuple[DualEncoder, ...] = field(default=(), compare=False)
+    """Its backbone on further devices, which share the work; see `spread`."""
+    passes: Passes | Spread = field(init=False, repr=False, compare=False)
     """How images go through the backbone. It keeps the encoded class names, and belongs to this posterior alone."""
 
     def __post_init__(self) -> None:
@@ -59,7 +62,11 @@ class Posterior:
         for name, stack in self.samples.items():
             if len(stack) != len(self.weights):
                 raise UserError(f"{len(self.weights)} weights for {len(stack)} samples of '{name}': one each is needed")
-        object.__setattr__(self, "passes", Passes(self.learner, self.samples, len(weights)))
+        passes: Passes | Spread = Passes(self.learner, self.samples, len(weights))
+        if self.copies:
+            learners = [self.learner, *(self._learner_on(encoder) for encoder in self.copies)]
+            passes = Spread(learners, self.samples, len(weights))
+        object.__setattr__(self, "passes", passes)
 
     @classmethod
     def of(
@@ -170,16 +177,30 @@ class Posterior:
         The backbone computes in the same type as here, or in `dtype`: `auto` takes the quickest that suits the device.
         """
         encoder = self.learner.encoder.to(device, dtype)
-        return self if encoder is self.learner.encoder else self._with_encoder(encoder)
+        if encoder is self.learner.encoder and not self.copies:
+            return self
+        samples = {name: stack.to(encoder.device) for name, stack in self.samples.items()}
+        return replace(self, learner=self._learner_on(encoder), samples=samples, copies=())
 
-    def _with_encoder(self, encoder: DualEncoder) -> Posterior:
-        """The same samples on another copy of their backbone: a new learner, bound as this one is."""
+    def spread(self, devices: Sequence[str | torch.device]) -> Posterior:
+        """The same posterior, predicting on several devices at once, such as `["cuda:0", "cuda:1"]`.
+
+        Each has a copy of the backbone, computing in the same type as here. Images are split over the devices; where
+        there are fewer images than devices, the samples are. The numbers are the same up to rounding.
+        """
+        if not devices:
+            raise UserError("to spread a posterior, name at least one device")
+        first = self.to(devices[0])
+        return replace(first, copies=tuple(first.learner.encoder.to(device) for device in devices[1:]))
+
+    def _learner_on(self, encoder: DualEncoder) -> Learner:
+        """The learner on another copy of its backbone, bound as it is."""
         old = self.learner
+        if encoder is old.encoder:
+            return old
         learned = type(old)(encoder, old.config).bind(self.about["class_names"], self.about["template"])
         learned.load_state_dict(old.state_dict())
-        learner = learned.bind(old.class_names, old.template, old.transfer).train(old.training)
-        samples = {name: stack.to(encoder.device) for name, stack in self.samples.items()}
-        return replace(self, learner=learner, samples=samples)
+        return learned.bind(old.class_names, old.template, old.transfer).train(old.training)
 
     def sample(self, index: int) -> Posterior:
         """One of the samples as a posterior of its own."""
@@ -227,7 +248,8 @@ class Posterior:
         `class_names` and `template` replace those bound. A portion of the images is in memory at a time.
         """
         check_average(average or self.average)
-        names, views = read_images(images, self.learner.encoder.preprocessing)
+        at_once = AT_ONCE * self.passes.device_count
+        names, views = read_images(images, self.learner.encoder.preprocessing, at_once)
         bound = self.among(class_names, template, transfer)
         return bound.predict_views(views, average=average, names=names)
 
