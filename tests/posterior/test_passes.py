@@ -103,6 +103,17 @@ def test_captured_passes_give_the_numbers_of_the_others(
     assert again[0].shape == (3, 1, 2)
 
 
+def test_what_is_kept_in_inference_mode_serves_outside_of_it(
+    make: Any, monkeypatch: pytest.MonkeyPatch, views: Tensor
+) -> None:
+    recorded = stand_in(monkeypatch)
+    posterior = make("maple", 2)
+    with torch.inference_mode():
+        inside = [posterior.sample_logits(views + 0) for _ in range(3)]
+    assert len(recorded) == 1
+    torch.testing.assert_close(posterior.sample_logits(views), inside[0], atol=1e-5, rtol=1e-5)
+
+
 def test_few_passes_are_recorded_whatever_is_asked(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "CHUNK", 16)
     recorded = stand_in(monkeypatch)

@@ -88,6 +88,7 @@ class Passes:
         begun = [self._begin(chunk, together) for chunk in views.split(CHUNK)]
         return lambda: torch.cat([finish() for finish in begun], dim=1)
 
+    @torch.inference_mode(False)  # what is kept must serve callers in either mode
     @torch.no_grad()
     def clouds(self, views: Tensor, space: str) -> Tensor:
         """The points of every sample in a feature space; see `per_sample.all_clouds`."""
@@ -95,6 +96,7 @@ class Passes:
             ready = self._made_ready()
             return all_clouds(ready.learner, ready.stacks, ready.classes, views.to(self.device), space)
 
+    @torch.inference_mode(False)  # what is kept must serve callers in either mode
     @torch.no_grad()
     def _begin(self, views: Tensor, together: int | None) -> Finish:
         """The same for one pass."""

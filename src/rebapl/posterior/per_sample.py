@@ -22,9 +22,7 @@ from rebapl.learners import Learner, Output
 MAPPED_BYTES = 512 * 2**20
 """Working memory of one call that is mapped over samples; as many samples go together as fit into it.
 
-More would fit, but mapping pays only while one sample's pass leaves a GPU idle. With ViT-B/16 and 12 samples on an
-H200, one call took half the time of 12 for one image and three quarters for eight, as long for 32, and a quarter more
-from 256 on.
+More would fit, but mapping pays only while one sample's pass leaves a GPU idle, which is so for few images.
 """
 
 WORKING_COPIES = 16
@@ -127,7 +125,7 @@ def all_logits(
     """
     frozen = _frozen(learner, views)
     size = samples_together(frozen) if together is None else together
-    if size > 1 and stacks:
+    if min(size, len(classes)) > 1 and stacks:
         return _mapped(learner, stacks, classes, frozen, size).float()
     return one_by_one(learner, stacks, classes, frozen).float()
 
