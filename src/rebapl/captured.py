@@ -15,7 +15,6 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import cache
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ EAGER = 2
 
 # Elsewhere in the process others may run, but only one may record.
 _recording = threading.Lock()
+_streams: dict[int, torch.cuda.Stream] = {}  # where passes are recorded, by GPU
 
 
 def accelerated(device: torch.device | str) -> bool:
@@ -92,9 +92,11 @@ class _Captured:
         self.graph = torch.cuda.CUDAGraph()
         for generator in generators:
             self.graph.register_generator_state(generator)
-        stream = _stream_of(torch.cuda.current_device())
-        with _recording, torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self.outputs = function(*copies)
+        with _recording:
+            # torch's own stream for recording is one of the GPU that recorded first.
+            stream = _streams.setdefault(torch.cuda.current_device(), torch.cuda.Stream())
+            with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                self.outputs = function(*copies)
 
     def fits(self, given: tuple[Any, ...]) -> bool:
         return [x.shape for x in _tensors(given)] == [x.shape for x in self.inputs]
@@ -104,12 +106,6 @@ class _Captured:
             own.copy_(x, non_blocking=True)
         self.graph.replay()
         return self.outputs
-
-
-@cache
-def _stream_of(gpu: int) -> torch.cuda.Stream:
-    """Where passes on a GPU are recorded. torch's own stream for this is one of the GPU that recorded first."""
-    return torch.cuda.Stream(gpu)
 
 
 def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
