@@ -133,7 +133,10 @@ def test_threads_ask_captured_passes_at_the_same_time(make: Any) -> None:
 def test_memory_is_bounded_and_freed_with_the_posterior(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "CHUNK", 16)
     backbone = on_gpu(torch.bfloat16)
-    make("maple", 4, backbone).sample_logits(random_views(16))  # what libraries keep for themselves
+    first = make("maple", 4, backbone)
+    for _ in range(4):
+        first.sample_logits(random_views(16))  # libraries keep some memory for themselves, for recording, too
+    del first
     gc.collect()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -152,4 +155,4 @@ def test_memory_is_bounded_and_freed_with_the_posterior(make: Any, monkeypatch: 
     del posterior
     gc.collect()
     torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() <= before + 40 * 2**20  # cuBLAS may have taken its workspace
+    assert torch.cuda.memory_allocated() <= before + (held - before) / 4
