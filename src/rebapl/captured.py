@@ -25,6 +25,7 @@ EAGER = 2
 
 # Elsewhere in the process others may run, but only one may record.
 _recording = threading.Lock()
+_streams: dict[int, torch.cuda.Stream] = {}  # where passes are recorded, by GPU
 
 
 def accelerated(device: torch.device | str) -> bool:
@@ -127,8 +128,11 @@ class _Captured:
         self.graph = torch.cuda.CUDAGraph()
         for generator in generators:
             self.graph.register_generator_state(generator)
-        with _recording, torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
-            self.outputs = function(*copies)
+        with _recording:
+            # torch's own stream for recording is one of the GPU that recorded first.
+            stream = _streams.setdefault(torch.cuda.current_device(), torch.cuda.Stream())
+            with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                self.outputs = function(*copies)
 
     def fits(self, given: tuple[Any, ...]) -> bool:
         return [x.shape for x in _tensors(given)] == [x.shape for x in self.inputs]

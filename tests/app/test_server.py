@@ -219,6 +219,26 @@ def test_a_failure_inside_is_told_and_the_next_question_is_answered(
     answering.stop()
 
 
+def test_the_latest_class_names_are_kept_and_older_ones_forgotten(
+    posterior: Posterior, images: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering_module, "KEPT", 2)
+    view = view_of(images[0].read_bytes(), posterior.learner.encoder.preprocessing)
+    bound: list[list[str]] = []
+    original = Posterior.bind
+    monkeypatch.setattr(
+        Posterior, "bind", lambda self, names, *more: bound.append(names) or original(self, names, *more)
+    )
+    answering = Answering(posterior)
+    answering.start()
+    lists = [("cat", "dog"), ("one", "two"), ("cat", "dog"), ("cat", "dog", "zero"), ("cat", "dog"), ("one", "two")]
+    for names in lists:
+        said = answering.ask(Question(view, names)).result(timeout=60)
+        assert tuple(said["class_names"]) == names
+    answering.stop()
+    assert bound == [["cat", "dog"], ["one", "two"], ["cat", "dog", "zero"], ["one", "two"]]
+
+
 def test_too_many_that_wait_and_too_many_a_second_are_refused(posterior: Posterior) -> None:
     answering = Answering(posterior)  # not started, so that all wait
     for _ in range(WAITING):

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import sys
 import warnings
 from functools import partial
@@ -319,6 +320,23 @@ def test_an_engine_writes_shards_into_a_folder(run: Path, images: Path, tmp_path
         rebapl(*sharded)
 
 
+def test_several_devices_write_one_file_and_say_what_limits_them(
+    run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rebapl.cli.console.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("rebapl.posterior.answers.CPU_PORTION", 1)
+    one, two = tmp_path / "one.csv", tmp_path / "two.csv"
+    rebapl("predict", run, images, "--device", "cpu", "--out", one)
+    said = CliRunner().invoke(app, ["predict", str(run), str(images), "--devices", "cpu,cpu", "--out", str(two)])
+    assert said.exit_code == 0, said.output
+    assert re.search(
+        r"predicting: 3 of 3 images, limited by (decoding|the model|writing): [\d.]+ images/s", said.stderr
+    )
+    pandas.testing.assert_frame_equal(pandas.read_csv(two), pandas.read_csv(one), rtol=1e-4, atol=1e-6)
+    shown = json.loads(rebapl("predict", run, images / "a.png", "--devices", "cpu,cpu", "--format", "json"))
+    assert shown["images"][0]["answer"] == pandas.read_csv(one)["answer"][0]
+
+
 def test_an_interruption_says_what_is_answered_and_how_to_go_on(
     run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -345,7 +363,8 @@ def test_an_interruption_says_what_is_answered_and_how_to_go_on(
     ("words", "message"),
     [
         (["--jobs", 2], "an engine writes shards into a folder: name it with --out"),
-        (["--device", "cpu,cpu", "--out", "x.parquet"], r"--out x\.parquet is a file, and an engine writes shards"),
+        (["--jobs", 2, "--out", "x.parquet"], r"--out x\.parquet is a file, and an engine writes shards"),
+        (["--devices", "cpu,tpu9", "--out", "x.csv"], "device 'tpu9' is not available here"),
         (["--engine", "local", "--out", "{images}"], "holds something else, and no _about.json says"),
         (
             ["--engine", "local", "--out", "answers", "--format", "csv"],

@@ -5,11 +5,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from rebapl.data import workers
-from rebapl.data.workers import Ahead, in_threads
+from rebapl.data.workers import Ahead, in_threads, mapped_ahead
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +43,48 @@ def test_the_first_exception_ends_it_early() -> None:
     with pytest.raises(ValueError, match="image 3 is broken"):
         in_threads(work, range(1000))
     assert len(done) < 500
+
+
+def test_results_ahead_come_in_order_and_few_items_are_taken() -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            taken.append(number)
+            yield number
+
+    def slow_first(number: int) -> int:
+        time.sleep(0.02 if number % 5 == 0 else 0)
+        return number * number
+
+    results = mapped_ahead(slow_first, items(), ahead=6)
+    assert taken == []
+    for number in range(20):
+        assert next(results) == number * number
+        assert len(taken) == number + 7
+    assert list(results) == [number * number for number in range(20, 100)]
+
+
+def test_an_exception_ahead_comes_in_its_turn_and_the_rest_is_dropped() -> None:
+    done: list[int] = []
+
+    def work(number: int) -> int:
+        if number == 3:
+            raise ValueError("image 3 is broken")
+        time.sleep(0.005)
+        done.append(number)
+        return number
+
+    results = mapped_ahead(work, range(1000), ahead=500)
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="image 3 is broken"):
+        next(results)
+    assert len(done) < 250
+    stopped = mapped_ahead(work, range(4, 1000), ahead=500)
+    next(stopped)
+    before = len(done)
+    stopped.close()
+    assert len(done) <= before + 4
 
 
 def test_steps_ahead_are_made_before_they_are_asked_for() -> None:

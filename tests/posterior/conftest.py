@@ -51,11 +51,6 @@ def make(encoder: DualEncoder) -> Make:
     return posterior
 
 
-def random_views(count: int, size: int = 16, seed: int = 0) -> Tensor:
-    stream = torch.Generator().manual_seed(seed)
-    return torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=stream)
-
-
 @pytest.fixture
 def views() -> Tensor:
-    return random_views(7)
+    return small_clip.random_views(7)

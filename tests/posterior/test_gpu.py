@@ -1,14 +1,18 @@
-"""On a GPU samples are mapped over by default; the numbers are those of the loop."""
+"""On a GPU samples are mapped over and passes are captured; the numbers are those of the loop, uncaptured."""
 
+import gc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import small_clip
 import torch
+from small_clip import random_views
 from torch import Tensor
 
-from rebapl.posterior import load_posterior, per_sample, save_posterior
+from rebapl.backbones import DualEncoder
+from rebapl.posterior import Posterior, load_posterior, passes, per_sample, save_posterior
 
 
 @pytest.mark.gpu
@@ -47,3 +51,108 @@ def test_to_another_device_and_back(make: Any, views: Tensor, tmp_path: Path, me
     save_posterior(there, tmp_path / "p")
     again = load_posterior(tmp_path / "p", here.learner.encoder)
     assert torch.equal(again.bind(["green fish", "car"]).probabilities(views), here.probabilities(views))
+
+
+def on_gpu(dtype: torch.dtype = torch.float32) -> DualEncoder:
+    backbone = small_clip.small_encoder(dtype)
+    backbone.model.to("cuda")
+    return backbone
+
+
+def recorded(posterior: Posterior) -> list[str]:
+    """The kinds of passes that are captured."""
+    ready = posterior.passes._ready
+    assert ready is not None
+    assert ready.capturing is not None
+    assert not ready.capturing.failed
+    return sorted(ready.capturing._captured)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "method", ["coop", "cocoop", "proda", "vpt", "ivlp", "maple", "promptsrc", "mmrl", "mmrl++", "app"]
+)
+def test_captured_answers_are_the_uncaptured_ones(make: Any, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """In float32, to 0.001 of logits around 10: passes that are filled up round otherwise."""
+    sizes = [1, 3, 7, 1, 3, 7, 1, 3, 7, 2, 8, 1, 4, 300, 300, 300]
+    asked = [random_views(size, seed=seed) for seed, size in enumerate(sizes)]
+    asked[-1] = asked[-1].cuda()
+    posterior = make(method, 3, on_gpu())
+    found = [posterior.sample_logits(views) for views in asked]
+    assert [kind.split(",")[0][1:] for kind in recorded(posterior)] == ["1", "256", "4", "64", "8"]
+    bound = posterior.bind(["green fish", "car"])
+    others = [bound.sample_logits(asked[1]) for _ in range(4)]
+    alone = posterior.sample(1)
+    alones = [alone.sample_logits(asked[1]) for _ in range(4)]
+    assert recorded(bound)
+    assert recorded(alone)
+    monkeypatch.setenv("REBAPL_EAGER", "1")
+    usual = make(method, 3, on_gpu())
+    assert usual.sample_logits(asked[0]).shape == (3, 1, 4)
+    assert usual.passes._ready.capturing is None
+    for one, views in zip(found, asked, strict=True):
+        torch.testing.assert_close(one, usual.sample_logits(views), atol=1e-3, rtol=1e-3)
+    for one in others:
+        torch.testing.assert_close(one, usual.bind(["green fish", "car"]).sample_logits(asked[1]), atol=1e-3, rtol=1e-3)
+    for one in alones:
+        torch.testing.assert_close(one[0], usual.sample_logits(asked[1])[1], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.gpu
+def test_captured_answers_follow_samples_that_are_changed_in_place(make: Any, views: Tensor) -> None:
+    posterior = make("maple", 2, on_gpu())
+    before = [posterior.sample_logits(views) for _ in range(4)][-1]
+    for stack in posterior.samples.values():
+        stack.mul_(1.5)
+    after = [posterior.sample_logits(views) for _ in range(4)]
+    assert (after[0] - before).abs().max() > 0.01
+    torch.testing.assert_close(after[3], after[0], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.gpu
+def test_threads_ask_captured_passes_at_the_same_time(make: Any) -> None:
+    posterior = make("maple", 3, on_gpu())
+    bound = posterior.bind(["green fish", "car"])
+    asked = [random_views(1 + seed % 5, seed=seed) for seed in range(20)]
+    work = [(each, views) for views in asked for each in (posterior, bound)]
+    expected = [each.sample_logits(views) for each, views in work]
+
+    def on_own_stream(pair: tuple[Posterior, Tensor]) -> Tensor:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return pair[0].sample_logits(pair[1])
+
+    with ThreadPoolExecutor(6) as pool:
+        for ask in (lambda pair: pair[0].sample_logits(pair[1]), on_own_stream):
+            for _ in range(3):
+                for one, other in zip(pool.map(ask, work), expected, strict=True):
+                    torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
+    assert len(recorded(posterior)) == len(recorded(bound)) == 4
+
+
+@pytest.mark.gpu
+def test_memory_is_bounded_and_freed_with_the_posterior(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "CHUNK", 16)
+    backbone = on_gpu(torch.bfloat16)
+    first = make("maple", 4, backbone)
+    for _ in range(4):
+        first.sample_logits(random_views(16))  # libraries keep some memory for themselves, for recording, too
+    del first
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    posterior = make("maple", 4, backbone)
+    whole = random_views(50)
+    for _ in range(3):
+        for size in range(1, 51):
+            posterior.sample_logits(whole[:size])
+    held = torch.cuda.memory_allocated()
+    for _ in range(3):
+        for size in range(1, 51):
+            posterior.sample_logits(whole[:size])
+    assert len(recorded(posterior)) == 5
+    assert torch.cuda.memory_allocated() <= held + 2**20
+    assert held > before
+    del posterior
+    gc.collect()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= before + (held - before) / 4

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rebapl.backbones import States
 from rebapl.learners import METHODS, Learner
-from rebapl.posterior import Posterior, per_sample
+from rebapl.posterior import Posterior, passes, per_sample
 
 IMAGE_METHODS = ["vpt", "ivlp", "maple", "promptsrc", "mmrl", "mmrl++"]
 
@@ -78,7 +78,7 @@ def test_images_are_embedded_once_and_text_once_per_sample(
     make: Any, monkeypatch: pytest.MonkeyPatch, views: Tensor, method: str
 ) -> None:
     posterior = make(method, 4)
-    monkeypatch.setattr(per_sample, "CHUNK", 3)
+    monkeypatch.setattr(passes, "CHUNK", 3)
     calls: Counter[str] = Counter()
     for name in ("frozen", "encode_classes"):
         original = getattr(Learner, name) if name not in vars(type(posterior.learner)) else None
@@ -97,7 +97,7 @@ def test_images_are_embedded_once_and_text_once_per_sample(
 def test_chunks_of_images_change_nothing(make: Any, monkeypatch: pytest.MonkeyPatch, views: Tensor) -> None:
     posterior = make("maple")
     whole = posterior.sample_logits(views)
-    monkeypatch.setattr(per_sample, "CHUNK", 2)
+    monkeypatch.setattr(passes, "CHUNK", 2)
     torch.testing.assert_close(posterior.sample_logits(views), whole, atol=1e-5, rtol=1e-5)
 
 

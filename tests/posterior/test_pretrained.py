@@ -3,6 +3,7 @@
 import shutil
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,13 +100,15 @@ def test_the_same_device_is_the_same_posterior(make: Any) -> None:
 
 @pytest.mark.parametrize("method", CASES)
 def test_on_another_copy_of_the_backbone_it_predicts_the_same(make: Any, views: Tensor, method: str) -> None:
-    """What `to` does on the way to a GPU; `test_gpu` goes there."""
+    """What `to` and `spread` do on the way to a GPU; `test_gpu` goes there."""
     posterior = make(method, 1 if method == "zero-shot" else 2)
     other = small_clip.small_encoder()
     for bound in (posterior, posterior.bind(["green fish", "car"], "a photo of a {}.", transfer=True)):
-        moved = bound._with_encoder(other)
+        moved = replace(bound, learner=bound._learner_on(other))
         assert moved.learner.encoder is other
         assert np.array_equal(moved.predict_proba(views), bound.predict_proba(views))
+        on_both = replace(bound, copies=(other,)).predict_proba(views)
+        np.testing.assert_allclose(on_both, bound.predict_proba(views), atol=1e-5)
         back = (moved.bind(posterior.class_names, posterior.learner.template), posterior)
         assert np.array_equal(*(each.predict_proba(views) for each in back))
 

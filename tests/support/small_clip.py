@@ -52,6 +52,12 @@ def small_encoder(dtype: torch.dtype = torch.float32, tokenizer: type[TextTokeni
     return _encoder(model.to(dtype), tokenizer)
 
 
+def random_views(count: int, size: int = 16, seed: int = 0) -> Tensor:
+    """Views of noise, uint8 (count, 3, size, size)."""
+    stream = torch.Generator().manual_seed(seed)
+    return torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=stream)
+
+
 def vit_b16_encoder() -> DualEncoder:
     """The shape of CLIP ViT-B/16 but for the vocabulary; its memory is never touched where nobody computes."""
     with torch.device("meta"):

@@ -1,8 +1,9 @@
 """Answers to images that come at any time from many clients, computed by one thread.
 
-Requests wait in a queue. The thread takes all that wait and answers those with the same class names together: their
-texts are encoded once. Each image goes through the model in a pass of its own, because the rounding of a pass depends
-on how many images are in it. So an answer has the same digits as `rebapl predict RUN IMAGE` gives, whoever else asks.
+Requests wait in a queue. The thread takes all that wait and answers those with the same class names together. The
+posteriors for the latest class names are kept, so that these are encoded once. Each image goes through the model in a
+pass of its own, because the rounding of a pass depends on how many images are in it. So an answer has the same digits
+as `rebapl predict RUN IMAGE` gives, whoever else asks.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import io
 import queue
 import threading
 import warnings
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,9 @@ WAITING = 64
 
 TOGETHER = 32
 """How many requests are answered together at most."""
+
+KEPT = 8
+"""For how many lists of class names, the latest ones, the encoded texts are kept; each may take some GPU memory."""
 
 COMPARED = 2000
 """How many training images an image is compared with at most, evenly spread over all."""
@@ -103,6 +107,7 @@ class Answering:
         self.nearby = None if task is None else Nearby(posterior, task)
         self.together: Counter[int] = Counter()
         """How often so many requests were answered together."""
+        self._bound: OrderedDict[tuple[str, ...], Posterior] = OrderedDict()
         self._waiting: queue.Queue[Question | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._work, name="answering", daemon=True)
 
@@ -139,7 +144,7 @@ class Answering:
         for names, group in by_names.items():
             self.together[len(group)] += 1
             try:
-                bound = self.posterior.among(None if names is None else list(names))
+                bound = self._among(names)
                 views = ((["image"], question.view[None]) for question in group)
                 for question, prediction in zip(group, bound.predict_portions(views), strict=True):
                     question.answer.set_result(self._said(question, prediction))
@@ -147,6 +152,16 @@ class Answering:
                 for question in group:
                     if not question.answer.done():
                         question.answer.set_exception(error)
+
+    def _among(self, names: tuple[str, ...] | None) -> Posterior:
+        """The posterior that answers among these class names, perhaps one that did so before."""
+        if names is None:
+            return self.posterior
+        bound = self._bound.pop(names, None) or self.posterior.among(list(names))
+        self._bound[names] = bound
+        if len(self._bound) > KEPT:
+            self._bound.popitem(last=False)
+        return bound
 
     def _said(self, question: Question, prediction: Prediction) -> dict[str, Any]:
         """What `rebapl predict --format json` says of one image, and what each sample says."""

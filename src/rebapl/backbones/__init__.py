@@ -2,11 +2,13 @@
 
 from rebapl.backbones.encoder import DualEncoder
 from rebapl.backbones.loading import DEFAULT_BACKBONE, default_backbone, find_backbone, load_backbone
+from rebapl.backbones.precision import Dtype, computing_type
 from rebapl.backbones.text import Text, TextTokenizer, clean_class_names
 from rebapl.backbones.tower import Edit, Insert, Replace, States, Tower
 
 __all__ = [
     "DEFAULT_BACKBONE",
+    "Dtype",
     "DualEncoder",
     "Edit",
     "Insert",
@@ -16,6 +18,7 @@ __all__ = [
     "TextTokenizer",
     "Tower",
     "clean_class_names",
+    "computing_type",
     "default_backbone",
     "find_backbone",
     "load_backbone",

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rebapl.backbones import clip, siglip
+from rebapl.backbones.precision import Dtype, computing_type
 from rebapl.backbones.text import Piece, Text, TextTokenizer
 from rebapl.backbones.tower import States, Tower
 from rebapl.data.transforms import Preprocessing
@@ -81,14 +82,20 @@ class DualEncoder:
         """The type in which the frozen towers compute. The features that they give are float32."""
         return self.model.logit_scale.dtype
 
-    def to(self, device: str | torch.device) -> DualEncoder:
-        """A copy on another device, computing in the same type; itself if it is there already."""
+    def to(self, device: str | torch.device, dtype: Dtype | None = None) -> DualEncoder:
+        """A copy on another device, computing in the same type or in `dtype`; itself if nothing changes.
+
+        A copy that computes in float32 again has the numbers that its weights were rounded to before.
+        """
         moved = torch.empty(0, device=device).device  # with its number, as the model has it
-        if moved == self.device:
+        computing = self.dtype if dtype is None else computing_type(dtype, moved)
+        if (moved, computing) == (self.device, self.dtype):
             return self
-        model = copy.deepcopy(self.model).to(moved)
+        fingerprint = self.fingerprint  # of the weights as they are, before they are rounded
+        model = copy.deepcopy(self.model).to(moved, computing)
         other = DualEncoder(self.name, model, self.tokenizer, self.preprocessing, self.revision)
-        other.__dict__["fingerprint"] = self.fingerprint
+        other.__dict__["fingerprint"] = fingerprint
+        other.logit_scale, other.logit_bias = self.logit_scale, self.logit_bias  # not those that the model rounded
         return other
 
     def tokenize(self, sequences: Sequence[Sequence[Piece]]) -> Text:

@@ -12,6 +12,7 @@ import torch
 
 from rebapl.backbones.encoder import ARCHITECTURES, Architecture, DualEncoder
 from rebapl.backbones.hub import ask_hub, fetched_before, split_revision
+from rebapl.backbones.precision import Dtype, computing_type
 from rebapl.backbones.text import TextTokenizer
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.transforms import Preprocessing
@@ -29,18 +30,20 @@ _TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "spiece.model")
 def load_backbone(
     name_or_path: str | Path = DEFAULT_BACKBONE,
     device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: Dtype = "auto",
 ) -> DualEncoder:
     """The frozen dual encoder of that name: `mini`, a local Hugging Face folder, or a hub id.
 
     A hub id may be pinned to a commit, a tag or a branch: `openai/clip-vit-base-patch16@57c216476eef`. All files come
     from one commit, which the encoder keeps as its `revision`; the code that a repository may hold is never executed.
-    The towers compute in `dtype`; learnable parameters and features stay float32.
+    The towers compute in `dtype`, which is chosen by the device unless it is given (see `computing_type`); learnable
+    parameters and features stay float32.
 
     >>> encoder = load_backbone("mini")
     >>> encoder.vision.width, len(encoder.vision.layers)
     (128, 5)
     """
+    computing = computing_type(dtype, device)
     found = find_backbone(str(name_or_path))
     source, asked = (found, None) if _is_local(found) else split_revision(found)
     revision = _commit(source, asked)
@@ -58,7 +61,7 @@ def load_backbone(
     name = source if Path(name_or_path).expanduser().is_dir() else str(name_or_path)
     encoder = DualEncoder(name, model, tokenizer, preprocessing, revision)
     _ = encoder.fingerprint  # before the cast: it names the checkpoint, whatever type it computes in
-    encoder.model.to(device=device, dtype=dtype)
+    encoder.model.to(device=device, dtype=computing)
     return encoder
 
 

@@ -27,7 +27,8 @@ EVERY_SECONDS, EVERY_SHARE = 10.0, 0.05
 """Where no bar can be drawn, a line says how far work is: after so many seconds, or such a share of the time so far."""
 
 Moved = Callable[..., None]
-"""Called with how much is done, how much there is in all (None if that is not known), and perhaps the latest loss."""
+"""Called with how much is done, how much there is in all (None if that is not known), and perhaps the latest loss or a
+note."""
 
 
 def print_table(table: Table) -> None:
@@ -57,7 +58,7 @@ class StepProgress:
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[loss]}"),
+            TextColumn("{task.fields[note]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(elapsed_when_finished=False),
             TextColumn("left"),
@@ -92,16 +93,16 @@ class StepProgress:
     def begin(self, title: str) -> Moved:
         """The callback that shows how far a piece of work is. It leaves out a loss that is not known."""
         if self.quiet:
-            return lambda *_: None
+            return lambda *_, **__: None
         if not self.bars:
             return PlainSteps(title, self.unit, self.note).moved
         bars: list[TaskID] = []
 
-        def moved(done: int, total: int | None, loss: float = math.nan) -> None:
+        def moved(done: int, total: int | None, loss: float = math.nan, note: str = "") -> None:
             if not bars:
-                bars.append(self.progress.add_task(title, loss=""))
-            shown = "" if math.isnan(loss) else f"loss {loss:.3f}"
-            self.progress.update(bars[0], completed=done, total=total, loss=shown)
+                bars.append(self.progress.add_task(title, note=""))
+            shown = note if math.isnan(loss) else f"loss {loss:.3f}"
+            self.progress.update(bars[0], completed=done, total=total, note=shown)
 
         return moved
 
@@ -114,7 +115,7 @@ class PlainSteps:
         self.first: tuple[int, float] | None = None
         self.last = time.monotonic()
 
-    def moved(self, done: int, total: int | None, loss: float = math.nan) -> None:
+    def moved(self, done: int, total: int | None, loss: float = math.nan, note: str = "") -> None:
         """Take note of what is done, and say it if the time has come."""
         now = time.monotonic()
         if self.first is None:
@@ -128,6 +129,7 @@ class PlainSteps:
             words.append(f"loss {loss:.3f}")
         if total is not None and begun < done < total:
             words.append(f"about {in_words((total - done) * (now - since) / (done - begun))} left")
+        words += [note] if note else []
         self.say(f"{self.title}: {', '.join(words)}")
 
 

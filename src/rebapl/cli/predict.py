@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from rebapl.cli.completion import runs
-from rebapl.cli.engine_options import Address, CpusPerRun, Device, GpusPerRun, Jobs, Partition, Time
+from rebapl.cli.engine_options import Address, CpusPerRun, GpusPerRun, Jobs, Partition, Time
 from rebapl.cli.remarks import NAMED, counted, one_sample
 from rebapl.cli.values import QuietOption, given_class_names, parse_names
 from rebapl.errors import UserError, printable, unknown
@@ -82,7 +82,14 @@ def predict(
     shard: Annotated[  # not larger, because the answers of a shard are held in memory until it is written
         int | None, typer.Option(min=1, max=100_000, help="Images in a shard; 2048 if not given.")
     ] = None,
-    device: Device = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            "--devices",
+            help="cpu, cuda, or several, such as cuda:0,cuda:1, over which images are split; the GPU if there is one.",
+        ),
+    ] = None,
     jobs: Jobs = None,
     address: Address = None,
     partition: Partition = None,
@@ -111,22 +118,26 @@ def predict(
         text_rows,
         write_answers,
     )
+    from rebapl.runs.backbone import best_device
     from rebapl.runs.engines import EngineOptions
     from rebapl.runs.folder import load_trained
     from rebapl.runs.shards import SIZE, Question
 
-    devices = parse_names(device)
+    devices = parse_names(device) or []
     chosen = (engine, shard, jobs, address, partition, time, cpus_per_run, gpus_per_run)
-    apart = any(option is not None for option in chosen) or len(devices or ()) > 1
+    several = len(devices) > 1
+    apart = any(option is not None for option in chosen) or (several and _is_folder(out, format_))
     if apart:
         out, form = _folder(out, format_), "parquet"
         where = EngineOptions(
-            engine or "local", devices, jobs, address, partition, time, cpus_per_run, gpus_per_run
+            engine or "local", devices or None, jobs, address, partition, time, cpus_per_run, gpus_per_run
         ).build(out)
     else:
         if out is not None:
             refuse_unwritable(out)
         form = _format(format_, out)
+        for each in devices:
+            best_device(each)  # refuses one that is not here
     names = given_class_names(classes, classes_file)
     piped = PIPE in (images or [])
     files = ImageFiles(
@@ -136,7 +147,9 @@ def predict(
     )
     if not files.known and not piped:
         raise UserError("which images? Name files or folders, --list FILE, or - for paths that come through a pipe")
-    posterior = load_trained(run, device="cpu" if apart else device, backbone=backbone)
+    posterior = load_trained(run, device="cpu" if apart else next(iter(devices), None), backbone=backbone)
+    if several and not apart:
+        posterior = posterior.spread(devices)
     learner = posterior.learner
     if template is not None and not learner.reads_template(learner.config):
         raise UserError(f"--template has no effect: {learner.method} does not use it as it was trained; leave it out")
@@ -172,10 +185,12 @@ def predict(
         watch = Watch(progress, None if piped else files.known)
         if rows and out is not None:
             progress.start_line(f"predicting {'' if piped else f'{files.known} '}images into {out}")
-            watch.before = write_answers(posterior, files, out, asked, form=form, run=str(run), progress=watch)
+            watch.before = write_answers(
+                posterior, files, out, asked, form=form, run=str(run), progress=watch, pace=watch.pace
+            )
         else:
             shown = min(top, len(posterior.class_names))
-            for records in answer_files(posterior, files, asked):
+            for records in answer_files(posterior, files, asked, watch.pace):
                 if rows:
                     head = b"" if watch.done else text_head(form, shown)
                     sys.stdout.write((head + text_rows(records, form, shown)).decode())
@@ -198,12 +213,14 @@ def predict(
 
 
 class Watch:
-    """Shows how far a prediction is, names the first images that cannot be read, and counts all of them."""
+    """Shows how far a prediction is and what limits it, names the first images that cannot be read, and counts them."""
 
     def __init__(self, progress: StepProgress, total: int | None) -> None:
+        from rebapl.posterior.pace import Pace
+
         self.progress, self.total = progress, total
         self.done = self.answered = self.broken = self.before = 0
-        self.first_broken = ""
+        self.first_broken, self.pace = "", Pace()
         self._moved = progress.begin("predicting")
 
     def __call__(self, done: int, records: list[Record]) -> None:
@@ -220,7 +237,7 @@ class Watch:
                 self.progress.warn(f"skipped: {said}")
             elif self.broken == NAMED + 1:
                 self.progress.warn("skipped: more, which are counted at the end")
-        self._moved(done, self.total)
+        self._moved(done, self.total, note=self.pace.said())
 
     def refuse_nothing(self) -> None:
         """Refuse an end at which no image has an answer."""
@@ -245,6 +262,11 @@ def _folder(out: Path | None, form: str | None) -> Path:
         raise UserError(f"--format {form}: an engine writes shards as Parquet files; leave it out")
     refuse_folder(out)
     return out
+
+
+def _is_folder(out: Path | None, form: str | None) -> bool:
+    """Whether a place for answers is a folder, so that several devices write shards into it."""
+    return out is not None and form is None and (out.is_dir() or not out.suffix)
 
 
 def _format(given: str | None, out: Path | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
@@ -43,21 +44,25 @@ def portions(items: Sequence[Given], size: int = PORTION) -> Iterator[Sequence[G
     return (items[begin : begin + size] for begin in range(0, len(items), size))
 
 
-def one_ahead(function: Callable[[Given], Result], items: Iterable[Given]) -> Iterator[Result]:
-    """`map(function, items)`, with the next result made by a thread while the caller works on this one.
+def mapped_ahead(function: Callable[[Given], Result], items: Iterable[Given], ahead: int) -> Iterator[Result]:
+    """`map(function, items)` by as many threads as there are cores, which are up to `ahead` items before the caller.
 
-    >>> list(one_ahead(str.upper, ["a", "b"]))
+    An exception is raised where the result would come; what was begun after it is dropped, as it is if the caller
+    stops.
+
+    >>> list(mapped_ahead(str.upper, ["a", "b"], ahead=8))
     ['A', 'B']
     """
-    with ThreadPoolExecutor(1) as pool:
-        begun: Future[Result] | None = None
+    pool, begun = ThreadPoolExecutor(cores()), deque[Future[Result]]()
+    try:
         for item in items:
-            following = pool.submit(function, item)
-            if begun is not None:
-                yield begun.result()
-            begun = following
-        if begun is not None:
-            yield begun.result()
+            begun.append(pool.submit(function, item))
+            if len(begun) > ahead:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 class Ahead(Generic[Result]):

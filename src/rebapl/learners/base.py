@@ -147,7 +147,7 @@ class Learner(nn.Module, Generic[Frozen]):
         (see `adopt`); later ones change only what it predicts. `transfer` says that the images are of another data
         set than those trained on, even if the classes are not.
         """
-        bound = _sharing_tensors(self, {})
+        bound = self.twin()
         bound.template = self.template if template is None else template
         check_template(bound.template)
         bound._class_names = clean_class_names(class_names)
@@ -156,6 +156,10 @@ class Learner(nn.Module, Generic[Frozen]):
             bound.adopt(bound._class_names)
         bound.prepare_text()
         return bound
+
+    def twin(self: AnyLearner) -> AnyLearner:
+        """The same learner once more. It holds the same tensors, and to assign one to it leaves this one as it is."""
+        return _sharing_tensors(self, {})
 
     def adopt(self, class_names: Sequence[str]) -> None:
         """Become a learner that is built for these classes. Called once, by the first `bind`, before `prepare_text`.

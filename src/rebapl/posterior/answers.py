@@ -1,9 +1,13 @@
-"""Answers for any number of image files: read, predicted and given a portion at a time."""
+"""Answers for any number of image files: read, predicted and given a portion at a time.
+
+Threads read the next images while those before them are predicted. At each moment it waits for one of three things, and
+what it waits for most is what limits the pace: see `Pace`.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,14 +16,15 @@ import torch
 from torch import Tensor
 
 from rebapl.data.images import UnreadableImageError, read_image
-from rebapl.data.workers import in_threads, one_ahead
-from rebapl.posterior.per_sample import CHUNK
+from rebapl.data.workers import mapped_ahead
+from rebapl.posterior.pace import MODEL, READING, WRITING, Pace
+from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.posterior import Posterior
 from rebapl.posterior.prediction import Average, check_average
 from rebapl.posterior.records import Record, record_of_broken, records_of
 
 CPU_PORTION = 32
-"""Images in a portion on a CPU, where larger passes are not quicker; an interruption costs at most two portions."""
+"""Images in a portion on a CPU, where larger passes are not quicker; an interruption costs a few portions at most."""
 
 Read = list[tuple[str, Tensor | UnreadableImageError]]
 
@@ -38,52 +43,48 @@ class Asked:
     strict: bool = False
 
 
-def answer_files(posterior: Posterior, files: Iterable[Path], asked: Asked) -> Iterator[list[Record]]:
-    """Give the records of image files in their order, a portion at a time. Only two portions are in memory.
+def answer_files(
+    posterior: Posterior, files: Iterable[Path], asked: Asked, pace: Pace | None = None
+) -> Iterator[list[Record]]:
+    """Give the records of image files in their order, a portion at a time. Only a few portions are in memory.
 
     The numbers are those of `Posterior.predict`, up to rounding. A file that cannot be read has a record with the
-    `error`; if `strict` is asked, it is raised instead, after the portions before it were given.
+    `error`; if `strict` is asked, it is raised instead, after the portions before it were given. `pace` is told what
+    is waited for.
     """
     check_average(asked.average or posterior.average)
-    encoder = posterior.learner.encoder
-    size = CPU_PORTION if encoder.device.type == "cpu" else CHUNK
+    encoder, pace = posterior.learner.encoder, pace or Pace()
+    size = (CPU_PORTION if encoder.device.type == "cpu" else CHUNK) * posterior.passes.device_count
 
-    def view(file: Path) -> Tensor | UnreadableImageError:
+    def read(file: Path) -> tuple[str, Tensor | UnreadableImageError]:
         try:
-            return encoder.preprocessing.centre(read_image(file))
+            return str(file), encoder.preprocessing.centre(read_image(file))
         except UnreadableImageError as error:
             if asked.strict:
                 raise
-            return error
-
-    def read(portion: Sequence[Path]) -> Read:
-        return list(zip(map(str, portion), in_threads(view, portion), strict=True))
+            return str(file), error
 
     held: deque[Read] = deque()
 
     def readable() -> Iterator[tuple[list[str], Tensor]]:
-        for portion in one_ahead(read, _portions(files, size)):
+        found = mapped_ahead(read, files, size)
+        while True:
+            pace.waits_for(READING)
+            portion = list(islice(found, size))
+            pace.waits_for(MODEL)
+            if not portion:
+                return
             held.append(portion)
             good = [(name, found) for name, found in portion if isinstance(found, Tensor)]
-            if good:
-                yield [name for name, _ in good], torch.stack([found for _, found in good])
+            views = torch.stack([view for _, view in good]) if good else torch.empty(0)
+            yield [name for name, _ in good], views
 
     for prediction in posterior.predict_portions(readable(), asked.average):
-        answered = iter(records_of(prediction, asked.top, asked.abstain))
-        while held:
-            yield _records(held.popleft(), answered)
-    while held:
-        yield _records(held.popleft(), iter(()))
-
-
-def _records(portion: Read, answered: Iterator[Record]) -> list[Record]:
-    return [
-        record_of_broken(name, found.reason) if isinstance(found, UnreadableImageError) else next(answered)
-        for name, found in portion
-    ]
-
-
-def _portions(files: Iterable[Path], size: int) -> Iterator[list[Path]]:
-    remaining = iter(files)
-    while portion := list(islice(remaining, size)):
-        yield portion
+        pace.waits_for(WRITING)
+        answered, portion = iter(records_of(prediction, asked.top, asked.abstain)), held.popleft()
+        pace.answered(len(portion))
+        yield [
+            record_of_broken(name, found.reason) if isinstance(found, UnreadableImageError) else next(answered)
+            for name, found in portion
+        ]
+        pace.waits_for(MODEL)

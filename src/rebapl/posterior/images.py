@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +13,27 @@ from torch import Tensor
 
 from rebapl.data.images import BROKEN, EXTENSIONS, as_rgb, images_below, read_image, turned_upright, unreadable
 from rebapl.data.transforms import Preprocessing
-from rebapl.data.workers import in_threads, portions
+from rebapl.data.workers import mapped_ahead
 from rebapl.errors import UserError, printable
 
 Source = str | Path | Image.Image | np.ndarray
 Images = Source | Tensor | Sequence[Source]
 Picture = Path | Image.Image | np.ndarray
 
+AT_ONCE = 256
+"""How many images are read before they are predicted, as many as go into one pass."""
 
-def read_images(images: Images, preprocessing: Preprocessing) -> tuple[list[str], Iterator[Tensor]]:
-    """Give the names (N) of images, and their test-time views in portions of uint8 (n, 3, H, W).
+
+def read_images(
+    images: Images, preprocessing: Preprocessing, at_once: int = AT_ONCE
+) -> tuple[list[str], Iterator[Tensor]]:
+    """Give the names (N) of images, and their test-time views in portions of uint8 (n, 3, H, W), n ≤ `at_once`.
 
     a file or a folder (searched to the bottom, in the order of paths), an image of Pillow, a sequence of these,
     an array uint8 (N, H, W, 3) or (H, W, 3), or a tensor uint8 (N, 3, H, W) or (3, H, W).
     Files and images of Pillow are turned upright as their EXIF orientation says; arrays and tensors have none. All
-    are resized and cropped as the backbone wants. The first that cannot be read is named in the error.
+    are resized and cropped as the backbone wants, by threads that are a portion ahead. The first that cannot be read is
+    named in the error.
     """
     names, pictures = _named(images)
     if not names:
@@ -35,7 +42,15 @@ def read_images(images: Images, preprocessing: Preprocessing) -> tuple[list[str]
     def view(index: int) -> Tensor:
         return _centre(pictures[index], names[index], preprocessing)
 
-    return names, (torch.stack(in_threads(view, indices)) for indices in portions(range(len(names))))
+    def portions() -> Iterator[Tensor]:
+        if len(names) == 1:
+            yield view(0)[None]
+            return
+        views = mapped_ahead(view, range(len(names)), at_once)
+        while portion := list(islice(views, at_once)):
+            yield torch.stack(portion)
+
+    return names, portions()
 
 
 def image_files(path: Path) -> list[Path]:

@@ -3,29 +3,26 @@
 All samples go through one learner, and each part is computed as rarely as it can be. What depends on the images alone
 (`Learner.frozen`) is computed once for all samples, so a method that learns text only sees each image once. Text
 features are computed once per sample. What needs both an image and a sample is computed sample by sample. On a GPU,
-methods whose samples each walk through the image tower may take a group of samples in one mapped call.
+methods whose samples each walk through the image tower may take a group of samples in one mapped call: each layer then
+sees the images of all of them as one batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rebapl.backbones import States
+from rebapl.backbones import DualEncoder, States
 from rebapl.learners import Learner, Output
-
-CHUNK = 256
-"""Images in one pass."""
 
 MAPPED_BYTES = 512 * 2**20
 """Working memory of one call that is mapped over samples; as many samples go together as fit into it.
 
-More would fit, but mapping pays only while one sample's pass leaves a GPU idle. With ViT-B/16 and 12 samples on an
-H200, one call took half the time of 12 for one image and three quarters for eight, as long for 32, and a quarter more
-from 256 on.
+More would fit, but mapping pays only while one sample's pass leaves a GPU idle, which is so for few images.
 """
 
 WORKING_COPIES = 16
@@ -44,17 +41,59 @@ class _Methods(nn.Module):
 
 
 def at_sample(learner: Learner, sample: Mapping[str, Tensor]) -> Callable[..., Any]:
-    """Calls `(method, *arguments)` of a learner as if its parameters were the sample's."""
+    """Calls `(method, *arguments)` of a learner as if its parameters were the sample's.
+
+    They are replaced while it runs, so threads may not share a learner; each takes a `Learner.twin`.
+    """
     parameters = {f"learner.{name}": tensor for name, tensor in sample.items()}
     methods = _Methods(learner)
     return lambda method, *arguments: torch.func.functional_call(methods, parameters, (method, *arguments))
 
 
+class _AsOneBatch(torch.autograd.Function):
+    """`layer(hidden)`. Where a call is mapped over samples, the samples' sequences become one batch of the layer.
+
+    So a layer never learns that it is mapped: attention, and a layer that is compiled, run as they do otherwise.
+    """
+
+    @staticmethod
+    def forward(hidden: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        return layer(hidden)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Nothing is kept: predictions have no gradients."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], hidden: Tensor, layer: Any) -> tuple[Tensor, int | None]:  # noqa: ARG004
+        of_samples = hidden.movedim(in_dims[0], 0)  # (S, B, L, d)
+        return layer(of_samples.flatten(0, 1)).unflatten(0, of_samples.shape[:2]), 0
+
+
+def for_mapping(learner: Learner, layers: Iterator[int]) -> Learner:
+    """A twin of a learner whose samples may share mapped calls; `layers` counts the layers that it runs."""
+
+    def taught(layer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def run(hidden: Tensor) -> Tensor:
+            next(layers)
+            return _AsOneBatch.apply(hidden, layer)
+
+        return run
+
+    twin, encoder = learner.twin(), copy.copy(learner.encoder)
+    for name in ("vision", "text"):
+        tower = copy.copy(getattr(encoder, name))
+        tower.layers = [taught(layer) for layer in tower.layers]
+        setattr(encoder, name, tower)
+    twin.encoder = encoder
+    return twin
+
+
 def samples_together(frozen: Tensor | States) -> int:
     """How many samples one call may be mapped over; 1 if mapping gains nothing.
 
-    Mapping gains nothing for methods whose image features are complete in `frozen`. It gains nothing without a GPU
-    either: there the samples are as quick one after another, and attention has no mapped form.
+    Mapping gains nothing for methods whose image features are complete in `frozen`, nor without a GPU: there the
+    samples are as quick one after another.
     """
     if not isinstance(frozen, States) or frozen.hidden.device.type == "cpu":
         return 1
@@ -67,49 +106,28 @@ def room_for(frozen: States) -> int:
     return max(1, MAPPED_BYTES // (hidden.numel() * hidden.element_size() * WORKING_COPIES))
 
 
-def sample_logits(
-    learner: Learner,
-    samples: Mapping[str, Tensor],
-    count: int,
-    views: Tensor | Iterable[Tensor],
-    together: int | None = None,
-) -> Tensor:
-    """Logits (S, N, C), float32 on the CPU, of S = `count` stacked samples, for views uint8 (N, 3, H, W).
-
-    If the views come in portions, one portion is read after the other, and none is kept. `together` samples go into one
-    mapped call; by default `samples_together` decides how many.
-    """
-    whole = [views] if isinstance(views, Tensor) else views
-    return torch.cat(list(portion_logits(learner, samples, count, whole, together)), dim=1)
-
-
-@torch.no_grad()
-def portion_logits(
-    learner: Learner,
-    samples: Mapping[str, Tensor],
-    count: int,
-    portions: Iterable[Tensor],
-    together: int | None = None,
-) -> Iterator[Tensor]:
-    """The same for portions of views, one after the other: logits (S, n, C) for each. Texts are encoded only once."""
-    stacks = {name: stack.to(learner.encoder.device) for name, stack in samples.items()}
-    classes = sample_classes(learner, stacks, count)
-    for portion in portions:
-        chunks = []
-        for chunk in portion.split(CHUNK):
-            frozen = _frozen(learner, chunk)
-            size = samples_together(frozen) if together is None else together
-            if size > 1 and stacks:
-                logits = _mapped(learner, stacks, classes, frozen, size)
-            else:
-                logits = one_by_one(learner, stacks, classes, frozen)
-            chunks.append(logits.float().cpu())
-        yield torch.cat(chunks, dim=1)
-
-
 def sample_classes(learner: Learner, stacks: Mapping[str, Tensor], count: int) -> list[Mapping[str, Tensor]]:
     """What `Learner.encode_classes` gives for each of `count` stacked samples."""
     return [call("encode_classes") for call in _calls(learner, stacks, count)]
+
+
+def all_logits(
+    learner: Learner,
+    stacks: Mapping[str, Tensor],
+    classes: Sequence[Mapping[str, Tensor]],
+    views: Tensor,
+    together: int | None = None,
+) -> Tensor:
+    """Logits (S, B, C), float32, of every sample, for views uint8 (B, 3, H, W) on the learner's device.
+
+    The learner is one that `for_mapping` gave, and `classes` are what `sample_classes` gave. `together` samples go into
+    one mapped call; by default `samples_together` decides how many.
+    """
+    frozen = _frozen(learner, views)
+    size = samples_together(frozen) if together is None else together
+    if min(size, len(classes)) > 1 and stacks:
+        return _mapped(learner, stacks, classes, frozen, size).float()
+    return one_by_one(learner, stacks, classes, frozen).float()
 
 
 def one_by_one(
@@ -120,17 +138,20 @@ def one_by_one(
     return torch.stack([call("respond", frozen, of_sample).logits for call, of_sample in calls])
 
 
-@torch.no_grad()
-def sample_clouds(learner: Learner, samples: Mapping[str, Tensor], count: int, views: Tensor, space: str) -> Tensor:
+def all_clouds(
+    learner: Learner,
+    stacks: Mapping[str, Tensor],
+    classes: Sequence[Mapping[str, Tensor]],
+    views: Tensor,
+    space: str,
+) -> Tensor:
     """The points (S, n, d) of a named feature space of every sample, in one pass over views uint8 (N, 3, H, W).
 
     n is N, or C if the space has a row per class.
     """
-    stacks = {name: stack.to(learner.encoder.device) for name, stack in samples.items()}
     frozen = _frozen(learner, views)
-    outputs: Iterator[Output] = (
-        call("respond", frozen, call("encode_classes")) for call in _calls(learner, stacks, count)
-    )
+    calls = zip(_calls(learner, stacks, len(classes)), classes, strict=True)
+    outputs: Iterator[Output] = (call("respond", frozen, of_sample) for call, of_sample in calls)
     return torch.stack([output.cloud(space).float().cpu() for output in outputs])
 
 
@@ -140,11 +161,16 @@ def _calls(learner: Learner, stacks: Mapping[str, Tensor], count: int) -> Iterat
 
 
 def _frozen(learner: Learner, views: Tensor) -> Any:
-    return learner.frozen(learner.encoder.preprocessing.normalize(views.to(learner.encoder.device)))
+    encoder: DualEncoder = learner.encoder
+    return learner.frozen(encoder.preprocessing.normalize(views))
 
 
 def _mapped(
-    learner: Learner, stacks: dict[str, Tensor], classes: list[Mapping[str, Tensor]], frozen: Any, size: int
+    learner: Learner,
+    stacks: Mapping[str, Tensor],
+    classes: Sequence[Mapping[str, Tensor]],
+    frozen: Any,
+    size: int,
 ) -> Tensor:
     """The logits (S, B, C) in calls of `size` samples each."""
 
@@ -152,4 +178,4 @@ def _mapped(
         return at_sample(learner, sample)("respond", frozen, of_sample).logits
 
     stacked = {name: torch.stack([of_sample[name] for of_sample in classes]) for name in classes[0]}
-    return torch.func.vmap(respond, chunk_size=size)(stacks, stacked)
+    return torch.func.vmap(respond, chunk_size=size)(dict(stacks), stacked)

@@ -18,17 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rebapl.backbones import DualEncoder
+from rebapl.backbones import Dtype, DualEncoder
 from rebapl.data.splits import refuse_repeats
 from rebapl.errors import UserError
 from rebapl.learners import Learner
-from rebapl.posterior import per_sample
 from rebapl.posterior.abstention import choose_threshold
 from rebapl.posterior.export import write_export
 from rebapl.posterior.hub import find_folder, push
-from rebapl.posterior.images import Images, read_images
+from rebapl.posterior.images import AT_ONCE, Images, read_images
 from rebapl.posterior.manifest import EarlierWeights, about_learner
+from rebapl.posterior.passes import Passes, in_order
 from rebapl.posterior.prediction import Average, Prediction, Threshold, check_average, check_weights, predicted
+from rebapl.posterior.spread import Spread
 from rebapl.posterior.stacking import PRIOR, stacking_weights
 from rebapl.posterior.storage import read_folder, write_folder
 
@@ -49,6 +50,10 @@ class Posterior:
     about: Mapping[str, Any] = field(default_factory=dict)
     threshold: Threshold | None = None
     earlier_weights: tuple[EarlierWeights, ...] = ()
+    copies: tuple[DualEncoder, ...] = field(default=(), compare=False)
+    """Its backbone on further devices, which share the work; see `spread`."""
+    passes: Passes | Spread = field(init=False, repr=False, compare=False)
+    """How images go through the backbone. It keeps the encoded class names, and belongs to this posterior alone."""
 
     def __post_init__(self) -> None:
         weights = torch.as_tensor(self.weights, dtype=torch.float32, device="cpu").detach()
@@ -57,6 +62,11 @@ class Posterior:
         for name, stack in self.samples.items():
             if len(stack) != len(self.weights):
                 raise UserError(f"{len(self.weights)} weights for {len(stack)} samples of '{name}': one each is needed")
+        passes: Passes | Spread = Passes(self.learner, self.samples, len(weights))
+        if self.copies:
+            learners = [self.learner, *(self._learner_on(encoder) for encoder in self.copies)]
+            passes = Spread(learners, self.samples, len(weights))
+        object.__setattr__(self, "passes", passes)
 
     @classmethod
     def of(
@@ -79,12 +89,12 @@ class Posterior:
         revision: str | None = None,
         device: str | torch.device = "cpu",
         encoder: DualEncoder | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: Dtype = "auto",
     ) -> Posterior:
         """Read a local folder that `save_pretrained` wrote, or a repository of the Hugging Face hub that holds one.
 
         `revision` is a branch, a tag or a commit of such a repository. The backbone is loaded by the name that is
-        stored, on `device` and computing in `dtype`, unless `encoder` is given.
+        stored, on `device` and computing in `dtype` (`auto`: bfloat16 on a GPU that has it), unless `encoder` is given.
         """
         return cls(*read_folder(find_folder(folder_or_hub_id, revision), encoder, device, dtype))
 
@@ -161,19 +171,36 @@ class Posterior:
             refuse_repeats(bound.class_names, "class_names")
         return bound
 
-    def to(self, device: str | torch.device) -> Posterior:
-        """The same posterior on another device, with a copy of the backbone there. If it is there already, itself."""
-        encoder = self.learner.encoder.to(device)
-        return self if encoder is self.learner.encoder else self._with_encoder(encoder)
+    def to(self, device: str | torch.device, dtype: Dtype | None = None) -> Posterior:
+        """The same posterior on another device, with a copy of the backbone there. If nothing changes, itself.
 
-    def _with_encoder(self, encoder: DualEncoder) -> Posterior:
-        """The same samples on another copy of their backbone: a new learner, bound as this one is."""
+        The backbone computes in the same type as here, or in `dtype`: `auto` takes the quickest that suits the device.
+        """
+        encoder = self.learner.encoder.to(device, dtype)
+        if encoder is self.learner.encoder and not self.copies:
+            return self
+        samples = {name: stack.to(encoder.device) for name, stack in self.samples.items()}
+        return replace(self, learner=self._learner_on(encoder), samples=samples, copies=())
+
+    def spread(self, devices: Sequence[str | torch.device]) -> Posterior:
+        """The same posterior, predicting on several devices at once, such as `["cuda:0", "cuda:1"]`.
+
+        Each has a copy of the backbone, computing in the same type as here. Images are split over the devices; where
+        there are fewer images than devices, the samples are. The numbers are the same up to rounding.
+        """
+        if not devices:
+            raise UserError("to spread a posterior, name at least one device")
+        first = self.to(devices[0])
+        return replace(first, copies=tuple(first.learner.encoder.to(device) for device in devices[1:]))
+
+    def _learner_on(self, encoder: DualEncoder) -> Learner:
+        """The learner on another copy of its backbone, bound as it is."""
         old = self.learner
+        if encoder is old.encoder:
+            return old
         learned = type(old)(encoder, old.config).bind(self.about["class_names"], self.about["template"])
         learned.load_state_dict(old.state_dict())
-        learner = learned.bind(old.class_names, old.template, old.transfer).train(old.training)
-        samples = {name: stack.to(encoder.device) for name, stack in self.samples.items()}
-        return replace(self, learner=learner, samples=samples)
+        return learned.bind(old.class_names, old.template, old.transfer).train(old.training)
 
     def sample(self, index: int) -> Posterior:
         """One of the samples as a posterior of its own."""
@@ -185,7 +212,13 @@ class Posterior:
 
         `together` samples share one mapped call; by default as many as pay (see `per_sample.samples_together`).
         """
-        return per_sample.sample_logits(self.learner, self.samples, len(self), views, together)
+        if isinstance(views, Tensor):
+            return self.passes.begin(views, together)()
+        return torch.cat(list(self._portion_logits(views, together)), dim=1)
+
+    def _portion_logits(self, portions: Iterable[Tensor], together: int | None = None) -> Iterator[Tensor]:
+        """The logits of portions of views, one portion after the other."""
+        return in_order(portions, lambda views: self.passes.begin(views, together), self.passes.ahead)
 
     def sample_clouds(self, views: Tensor, space: str | None = None) -> Tensor:
         """The points (S, n, d) of every sample in a feature space (default: where the method repels), for a few views.
@@ -195,7 +228,7 @@ class Posterior:
         space = space or self.learner.repels_in
         if space is None:
             raise UserError(f"method '{self.about.get('method')}' learns no features: name a space, such as 'image'")
-        return per_sample.sample_clouds(self.learner, self.samples, len(self), views, space)
+        return self.passes.clouds(views, space)
 
     def probabilities(self, views: Tensor) -> Tensor:
         """The posterior predictive (N, C)."""
@@ -215,7 +248,8 @@ class Posterior:
         `class_names` and `template` replace those bound. A portion of the images is in memory at a time.
         """
         check_average(average or self.average)
-        names, views = read_images(images, self.learner.encoder.preprocessing)
+        at_once = AT_ONCE * self.passes.device_count
+        names, views = read_images(images, self.learner.encoder.preprocessing, at_once)
         bound = self.among(class_names, template, transfer)
         return bound.predict_views(views, average=average, names=names)
 
@@ -240,7 +274,8 @@ class Posterior:
     ) -> Iterator[Prediction]:
         """Predictions of portions of names (n) and views (n, 3, H, W), one after the other: any number of images.
 
-        Each is what `predict_views` gives for these views; texts are encoded once for all portions.
+        Each is what `predict_views` gives for these views. On a GPU, the portion after it is asked for first, so that
+        the GPU has work while this one is looked at.
         """
         waiting: deque[Sequence[str]] = deque()
 
@@ -250,7 +285,7 @@ class Posterior:
                 yield portion
 
         average = average or self.average
-        for logits in per_sample.portion_logits(self.learner, self.samples, len(self), views()):
+        for logits in self._portion_logits(views()):
             yield predicted(logits, self.weights, self.class_names, waiting.popleft(), average, self.threshold)
 
     @property
@@ -314,10 +349,11 @@ def load_posterior(
     folder: Path | str,
     encoder: DualEncoder | None = None,
     device: str | torch.device = "cpu",
-    dtype: torch.dtype = torch.float32,
+    dtype: Dtype = "auto",
 ) -> Posterior:
     """Read a folder that `save_posterior` wrote, after checking that it is whole and fits the backbone.
 
-    The backbone is loaded by the name in the manifest, on `device` and computing in `dtype`, unless `encoder` is given.
+    The backbone is loaded by the name in the manifest, on `device` and computing in `dtype` (`auto`: bfloat16 on a GPU
+    that has it, float32 elsewhere), unless `encoder` is given.
     """
     return Posterior(*read_folder(Path(folder), encoder, device, dtype))

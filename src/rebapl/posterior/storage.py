@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.backbones import Dtype, DualEncoder, load_backbone
 from rebapl.errors import UserError
 from rebapl.files import finish_replacement, folder_written_whole, read_json, sha256, write_json
 from rebapl.learners import METHODS, Learner, build_learner
@@ -68,7 +68,7 @@ class Parts(NamedTuple):
     earlier_weights: tuple[EarlierWeights, ...]
 
 
-def read_folder(folder: Path, encoder: DualEncoder | None, device: str | torch.device, dtype: torch.dtype) -> Parts:
+def read_folder(folder: Path, encoder: DualEncoder | None, device: str | torch.device, dtype: Dtype) -> Parts:
     """Read what `write_folder` wrote, see `load_posterior`."""
     finish_replacement(folder)
     path, samples = folder / MANIFEST, folder / SAMPLES

@@ -15,13 +15,14 @@ from pathlib import Path
 
 import torch
 
+from rebapl.backbones import load_backbone
 from rebapl.backbones.hub import fetched_before
 from rebapl.data.catalogue import given_root, is_own, load_dataset
 from rebapl.data.checking import needed_files
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.published import PUBLISHED
 from rebapl.data.task import target_names, target_splits
-from rebapl.runs.backbone import best_device, load_run_backbone
+from rebapl.runs.backbone import best_device
 from rebapl.runs.config import RunConfig
 from rebapl.sampling.settings import SVGDSettings
 
@@ -91,7 +92,7 @@ def measured_pace(backbone: str, device: str) -> Pace | None:
     if backbone != "mini" and not Path(backbone).expanduser().is_dir() and fetched_before(backbone) is None:
         return None
     known, times = pace(backbone), []
-    encoder = load_run_backbone(backbone, best_device(device))
+    encoder = load_backbone(backbone, best_device(device))
     side = encoder.preprocessing.crop
     pixels = torch.zeros(IMAGES, 3, side, side, device=device)
     with torch.no_grad():

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from rebapl.backbones import DualEncoder
+from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.batches import LabelledImages
 from rebapl.data.task import Part, load_task
 from rebapl.learners import build_learner
@@ -30,7 +30,7 @@ from rebapl.reproduce.target import Context, Product, over_seeds
 from rebapl.repulsion import DISTANCES
 from rebapl.runs.config import RunConfig
 from rebapl.runs.environment import device_name
-from rebapl.runs.folder import best_device, load_run_backbone
+from rebapl.runs.folder import best_device
 
 WIDTH = 512
 """The dimension of the points that distances are timed on: that of CLIP ViT-B/16's features."""
@@ -111,7 +111,7 @@ def latency(context: Context) -> Product:
     several = _several(context, one)
     task = load_task(data, 1, 1, test_images=suite.latency_images, root=context.root, split=suite.splits.get(data))
     part = next(iter(task.tests.values()))
-    encoders = {device: load_run_backbone(suite.backbone, device) for device in {one, *several}}
+    encoders = {device: load_backbone(suite.backbone, device) for device in {one, *several}}
     views = LabelledImages(part.dataset, part.items).views(encoders[one].preprocessing)
 
     where = {f"one device ({one})": [one]}

@@ -22,6 +22,7 @@ from rebapl.errors import UserError, printable
 from rebapl.files import read_json, write_json
 from rebapl.posterior import Posterior
 from rebapl.posterior.answers import Asked, answer_files
+from rebapl.posterior.pace import Pace
 from rebapl.posterior.prediction import UNSURE
 from rebapl.posterior.records import RANKED, Record, as_text, columns, made_with, row_of
 from rebapl.runs.lock import alone_in
@@ -45,12 +46,13 @@ def write_answers(
     form: str,
     run: str,
     progress: Callable[[int, list[Record]], None] | None = None,
+    pace: Pace | None = None,
 ) -> int:
     """Predict image files and write one row for each to `out`, in the format `form`, as the answers come.
 
     Images that the file has a row for already are passed over, so the same call goes on where an earlier one stopped.
     Returned is how many these were. `run` is what the posterior is called. `progress` is called after each portion
-    with the number of images that are done and with the portion's records.
+    with the number of images that are done and with the portion's records. `pace` is told what is waited for.
     """
     top = min(asked.top, len(posterior.class_names))
     seen, before, done = set[str](), 0, 0
@@ -69,7 +71,7 @@ def write_answers(
     with alone_in(out):
         _check_about(out, about_answers(posterior, form, run, asked))
         with _opened(out, form, top) as rows:
-            for records in answer_files(posterior, new(rows.names), asked):
+            for records in answer_files(posterior, new(rows.names), asked, pace):
                 rows.write(records)
                 done += len(records)
                 if progress is not None:

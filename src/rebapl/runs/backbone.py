@@ -25,16 +25,6 @@ def best_device(wanted: str | None = None) -> str:
     return wanted
 
 
-def run_dtype(device: str) -> torch.dtype:
-    """The type in which the frozen towers of a run compute: bfloat16 on a GPU, float32 elsewhere."""
-    return torch.bfloat16 if device.startswith("cuda") else torch.float32
-
-
-def load_run_backbone(name: str, device: str) -> DualEncoder:
-    """Load a backbone in the type that runs use, see `run_dtype`."""
-    return load_backbone(name, device, run_dtype(device))
-
-
 class KeptBackbone:
     """Loads backbones and keeps the last one, so that runs which share it load and hash it once.
 
@@ -53,7 +43,7 @@ class KeptBackbone:
         identity = (_files(name), device)
         if self._encoder is None or identity != self._identity:
             self.forget()  # before the next one is loaded: two need not fit into memory
-            self._encoder, self._identity = load_run_backbone(name, device), identity
+            self._encoder, self._identity = load_backbone(name, device), identity
         return self._encoder
 
     def forget(self) -> None:

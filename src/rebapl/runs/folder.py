@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rebapl.backbones import load_backbone
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.folds import ALL
 from rebapl.data.identity import changes, recorded_images, touched
@@ -34,7 +35,7 @@ from rebapl.evaluation.tasks import (
 from rebapl.files import finish_replacement, is_leftover, read_json, remove_leftovers, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.hub import fetch
-from rebapl.runs.backbone import KeptBackbone, LoadBackbone, best_device, load_run_backbone, run_dtype
+from rebapl.runs.backbone import KeptBackbone, LoadBackbone, best_device
 from rebapl.runs.config import RunConfig, data_name, first_difference, with_full_paths
 from rebapl.runs.cycles import CYCLES, cycle_file, cycle_folder, read_cycles
 from rebapl.runs.environment import device_name, environment, peak_memory
@@ -66,7 +67,6 @@ __all__ = [
     "folder_name",
     "is_finished",
     "is_trained",
-    "load_run_backbone",
     "load_trained",
     "missing_parts",
     "read_config",
@@ -97,7 +97,7 @@ def read_config(out: Path) -> RunConfig:
 
 
 def load_trained(
-    path: Path, *, device: str | None = None, backbone: str | None = None, load: LoadBackbone = load_run_backbone
+    path: Path, *, device: str | None = None, backbone: str | None = None, load: LoadBackbone = load_backbone
 ) -> Posterior:
     """Load the posterior from the folder of a run, or from the folder of a posterior itself.
 
@@ -114,7 +114,7 @@ def load_trained(
         raise UserError(f"{path}: there is no such run or posterior")
     device = best_device(device)
     encoder = None if backbone is None else load(backbone, device)
-    return load_posterior(folder, encoder, device, run_dtype(device))
+    return load_posterior(folder, encoder, device)
 
 
 _ANEW = "To train anew, choose another --out or delete that folder"
@@ -155,7 +155,7 @@ def train_run(
     root: Path | None = None,
     device: str | None = None,
     progress: Progress | None = None,
-    load: LoadBackbone = load_run_backbone,
+    load: LoadBackbone = load_backbone,
     wait: bool = False,
     track: Sequence[str] = (),
 ) -> bool:
@@ -205,7 +205,7 @@ def train_cycle(
     root: Path | None = None,
     device: str | None = None,
     progress: Progress | None = None,
-    load: LoadBackbone = load_run_backbone,
+    load: LoadBackbone = load_backbone,
     wait: bool = False,
 ) -> None:
     """Sample one cycle of a run by itself, as far as that is not done; `train_run` then takes it over.
@@ -252,7 +252,7 @@ def evaluate_run(
     outside: str | None = None,
     only_missing: bool = False,
     progress: Predicted | None = None,
-    load: LoadBackbone = load_run_backbone,
+    load: LoadBackbone = load_backbone,
     wait: bool = False,
     track: Sequence[str] = (),
 ) -> RunResult:

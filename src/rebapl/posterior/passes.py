@@ -1,0 +1,227 @@
+"""The passes of a bound posterior: texts are encoded once, and nothing waits for a GPU before its answer is needed.
+
+On a GPU, passes of the same number of images are captured as a CUDA graph and replayed. So that there are few such
+numbers, the images of a pass are filled up to a power of two; the answers of the filling are thrown away. A pass is
+begun when its images have been copied to pinned memory, and they travel while the GPU still works on those before them.
+Its logits come back to pinned memory in the same way. A posterior waits only where an answer is asked for, or where
+`IN_FLIGHT` passes are begun already.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rebapl.captured import Capturing, accelerated
+from rebapl.learners import Learner
+from rebapl.posterior.per_sample import all_clouds, all_logits, for_mapping, sample_classes
+
+CHUNK = 256
+"""Images in one pass."""
+
+IN_FLIGHT = 4
+"""Passes that are begun at most before the first of them has ended; their images are in pinned memory."""
+
+LARGEST = 2000
+"""A pass of more layers than this is not captured: it keeps a GPU busy anyway, and its graph would be large."""
+
+Finish = Callable[[], Tensor]
+"""Waits for a pass that is begun, and gives the logits (S, n, C), float32 on the CPU."""
+
+
+class _Ready(NamedTuple):
+    """What all passes share, while samples, backbone and learner are as `state` says."""
+
+    state: object
+    learner: Learner
+    stacks: Mapping[str, Tensor]
+    classes: list[Mapping[str, Tensor]]
+    capturing: Capturing | None
+    layers: dict[str, int]
+    """How many layers a pass of each kind runs."""
+
+
+class Passes:
+    """The passes of S = `count` stacked `samples` through a bound learner, on the device of its backbone.
+
+    What they share is computed when it is first needed, and again if samples are changed in place or the backbone is
+    moved. Threads may ask at the same time. All memory is freed with this object; a copy of it begins anew.
+    """
+
+    def __init__(self, learner: Learner, samples: Mapping[str, Tensor], count: int) -> None:
+        self.learner, self.samples, self.count = learner, samples, count
+        self._lock = threading.RLock()
+        self._ready: _Ready | None = None
+        self._layers = itertools.count()
+        self._in_flight: deque[torch.cuda.Event] = deque()
+        self._sending: torch.cuda.Stream | None = None
+        self._working: torch.cuda.Stream | None = None
+
+    def __reduce__(self) -> Any:
+        return Passes, (self.learner, self.samples, self.count)
+
+    @property
+    def device(self) -> torch.device:
+        return self.learner.encoder.device
+
+    @property
+    def ahead(self) -> int:
+        """How many portions are worth beginning before the answers to the first are asked for."""
+        return 0 if self.device.type == "cpu" else 1
+
+    @property
+    def device_count(self) -> int:
+        """How many devices share the work."""
+        return 1
+
+    def begin(self, views: Tensor, together: int | None = None) -> Finish:
+        """Begin the passes of views uint8 (n, 3, H, W); see `per_sample.all_logits`."""
+        if not len(views):
+            return lambda: torch.empty(self.count, 0, len(self.learner.class_names))
+        begun = [self._begin(chunk, together) for chunk in views.split(CHUNK)]
+        return lambda: torch.cat([finish() for finish in begun], dim=1)
+
+    @torch.inference_mode(False)  # what is kept must serve callers in either mode
+    @torch.no_grad()
+    def clouds(self, views: Tensor, space: str) -> Tensor:
+        """The points of every sample in a feature space; see `per_sample.all_clouds`."""
+        with self._lock:
+            ready = self._made_ready()
+            return all_clouds(ready.learner, ready.stacks, ready.classes, views.to(self.device), space)
+
+    @torch.inference_mode(False)  # what is kept must serve callers in either mode
+    @torch.no_grad()
+    def _begin(self, views: Tensor, together: int | None) -> Finish:
+        """The same for one pass."""
+        gpu = self.device.type == "cuda"
+        with self._lock, torch.cuda.device(self.device) if gpu else nullcontext():
+            if gpu:
+                self._take_turn()
+            ready, count = self._made_ready(), len(views)
+
+            def answer(pixels: Tensor) -> Tensor:
+                return all_logits(ready.learner, ready.stacks, ready.classes, pixels, together)
+
+            if ready.capturing is None or together is not None:
+                logits = answer(self._sent(views, count))
+            else:
+                logits = self._replayed(ready, ready.capturing, answer, self._sent(views, filled_up(count)))
+            return self._fetched(logits, count)
+
+    def _take_turn(self) -> None:
+        """Wait until few enough passes are begun, and for those begun on another stream: they share their memory."""
+        while len(self._in_flight) >= IN_FLIGHT:
+            self._in_flight.popleft().synchronize()
+        stream = torch.cuda.current_stream()
+        if self._working is not None and self._working != stream:
+            stream.wait_stream(self._working)
+        self._working = stream
+
+    def _made_ready(self) -> _Ready:
+        state = self._state()
+        if self._ready is None or self._ready.state != state:
+            self._ready = None  # its memory is free for the next
+            learner = for_mapping(self.learner, self._layers)
+            stacks = {name: stack.to(self.device) for name, stack in self.samples.items()}
+            classes = sample_classes(learner, stacks, self.count)
+            capturing = Capturing() if accelerated(self.device) else None
+            self._ready = _Ready(state, learner, stacks, classes, capturing, {})
+        return self._ready
+
+    def _state(self) -> object:
+        """What changes if samples are changed in place, or the backbone or the learner's mode is."""
+        encoder = self.learner.encoder
+        stacks = [
+            (name, stack.data_ptr(), None if stack.is_inference() else stack._version)
+            for name, stack in self.samples.items()
+        ]
+        return encoder.device, encoder.dtype, self.learner.training, stacks
+
+    def _replayed(
+        self, ready: _Ready, capturing: Capturing, answer: Callable[[Tensor], Tensor], pixels: Tensor
+    ) -> Tensor:
+        """The logits of a pass, which the next one of this posterior may overwrite."""
+        kind = f"{tuple(pixels.shape)} {pixels.dtype}"
+        if ready.layers.get(kind, 0) > LARGEST:
+            return answer(pixels)
+        before = next(self._layers)
+        logits: Tensor = capturing(kind, answer, pixels)
+        ready.layers.setdefault(kind, next(self._layers) - before - 1)
+        return logits
+
+    def _sent(self, views: Tensor, size: int) -> Tensor:
+        """Views on the device, filled up to `size` images."""
+        if self.device.type != "cuda" or views.device.type == "cuda":
+            return _filled(views, size).to(self.device)
+        pinned = _filled(views, size, pinned=True)
+        if self._sending is None:
+            self._sending = torch.cuda.Stream()
+        with torch.cuda.stream(self._sending):
+            pixels = pinned.to(self.device, non_blocking=True)
+        working = torch.cuda.current_stream()
+        working.wait_stream(self._sending)
+        pixels.record_stream(working)
+        return pixels
+
+    def _fetched(self, logits: Tensor, count: int) -> Finish:
+        """Let the logits of the first `count` images come back."""
+        if self.device.type != "cuda":
+            fetched = logits[:, :count].cpu().clone()  # captured passes overwrite theirs
+            return lambda: fetched
+        pinned = torch.empty(logits.shape, pin_memory=True)
+        pinned.copy_(logits, non_blocking=True)
+        ended = torch.cuda.Event()
+        ended.record()
+        self._in_flight.append(ended)
+
+        def finish() -> Tensor:
+            ended.synchronize()
+            return pinned[:, :count]
+
+        return finish
+
+
+def filled_up(images: int) -> int:
+    """How many images a pass is filled up to: the next power of two.
+
+    >>> [filled_up(images) for images in (1, 3, 200, 256)]
+    [1, 4, 256, 256]
+    """
+    return 1 << (images - 1).bit_length()
+
+
+def _filled(views: Tensor, size: int, pinned: bool = False) -> Tensor:
+    """The views and, behind them, black ones up to `size`; in pinned memory on the CPU if that is asked for."""
+    if len(views) == size and not pinned:
+        return views
+    device = "cpu" if pinned else views.device
+    filled = torch.empty((size, *views.shape[1:]), dtype=views.dtype, device=device, pin_memory=pinned)
+    filled[: len(views)] = views
+    filled[len(views) :] = 0
+    return filled
+
+
+def in_order(portions: Iterable[Tensor], begin: Callable[[Tensor], Finish], ahead: int) -> Iterator[Tensor]:
+    """The logits of portions of views in their order, each asked for when the `ahead` portions after it are begun.
+
+    If there is an error in a portion, those before it are given first.
+    """
+    begun: deque[Finish] = deque()
+    try:
+        for portion in portions:
+            begun.append(begin(portion))
+            if len(begun) > ahead:
+                yield begun.popleft()()
+    except Exception:
+        while begun:
+            yield begun.popleft()()
+        raise
+    while begun:
+        yield begun.popleft()()

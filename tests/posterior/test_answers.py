@@ -1,0 +1,109 @@
+"""Files in, records out: in order, with little in memory, and with a word on what limits the pace."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rebapl.errors import UserError
+from rebapl.posterior import Posterior, answers
+from rebapl.posterior.answers import Asked, answer_files
+from rebapl.posterior.pace import RECENT, Pace
+from rebapl.posterior.passes import Passes
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Thirty images; those from 8 to 13 and the last are broken."""
+    folder = tmp_path_factory.mktemp("images")
+    paths = [folder / f"{seed:02}.png" for seed in range(30)]
+    for seed, path in enumerate(paths):
+        Image.fromarray(np.random.default_rng(seed).integers(0, 256, (20, 16, 3), dtype=np.uint8)).save(path)
+    for path in (*paths[8:14], paths[-1]):
+        path.write_bytes(b"broken")
+    return paths
+
+
+@pytest.fixture(autouse=True)
+def _small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "CPU_PORTION", 2)
+
+
+def all_records(posterior: Posterior, files: list[Path], **asked: Any) -> list[Any]:
+    return [record for portion in answer_files(posterior, files, Asked(**asked)) for record in portion]
+
+
+def test_two_devices_give_the_records_of_one_in_order(make: Any, files: list[Path]) -> None:
+    posterior = make("coop")
+    files = [*files, files[0], files[0]]
+    one, two = all_records(posterior, files), all_records(posterior.spread(["cpu", "cpu"]), files)
+    assert [record["image"] for record in two] == [str(file) for file in files]
+    assert [record["error"] is None for record in two] == [not (8 <= index < 14 or index == 29) for index in range(32)]
+    for ours, theirs in zip(two, one, strict=True):
+        assert ours["answer"] == theirs["answer"]
+        if ours["error"] is None:
+            assert ours["entropy"] == pytest.approx(theirs["entropy"], rel=1e-4)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_strict_stops_at_a_broken_image_after_what_came_before(make: Any, files: list[Path], devices: int) -> None:
+    given = []
+    portions = answer_files(make("coop").spread(["cpu"] * devices), files, Asked(strict=True))
+    with pytest.raises(UserError, match=r"08\.png cannot be read as an image"):
+        given.extend(record for portion in portions for record in portion)
+    assert [record["image"] for record in given] == [str(file) for file in files[:8]]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_few_images_are_in_memory_however_many_are_asked(make: Any, files: list[Path], devices: int) -> None:
+    asked, given, most = 0, 0, 0
+
+    def counted() -> Any:
+        nonlocal asked
+        for file in files * 10:
+            asked += 1
+            yield file
+
+    for portion in answer_files(make("coop").spread(["cpu"] * devices), counted(), Asked()):
+        most = max(most, asked - given)
+        given += len(portion)
+    assert given == 300
+    assert most <= 4 * 2 * devices, "a portion that is given, one that is begun, and one that is read ahead"
+
+
+@pytest.mark.parametrize("slow", ["decoding", "the model", "writing"])
+def test_the_slowest_part_is_named_as_what_limits_it(
+    make: Any, files: list[Path], monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    def slowed(name: str, function: Any) -> Any:
+        def call(*given: Any) -> Any:
+            time.sleep(0.03 if name == slow else 0)
+            return function(*given)
+
+        return call
+
+    monkeypatch.setattr(answers, "read_image", slowed("decoding", answers.read_image))
+    monkeypatch.setattr(Passes, "begin", slowed("the model", Passes.begin))
+    write, pace = slowed("writing", len), Pace()
+    posterior = make("coop", 1)
+    posterior.probabilities(posterior.learner.encoder.preprocessing.centre(Image.new("RGB", (9, 9)))[None])
+    for portion in answer_files(posterior, files[14:] * 2, Asked(), pace):
+        write(portion)
+    said = pace.said()
+    assert said.startswith(f"limited by {slow}: ")
+    assert said.endswith(" images/s")
+    assert 5 < float(said.split()[-2]) < 300, "two images take the longest part's 0.03 s or little more"
+
+
+def test_the_pace_is_that_of_the_latest_portions() -> None:
+    now = 0.0
+    pace = Pace(lambda: now)
+    assert pace.said() == ""
+    for part, seconds in [("the model", 100.0)] * 3 + [("decoding", 0.5)] * RECENT:
+        pace.waits_for(part)
+        now += seconds
+        pace.answered(256)
+    assert pace.said() == "limited by decoding: 512 images/s"
