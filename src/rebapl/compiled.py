@@ -36,6 +36,11 @@ def compiling(wanted: bool = True) -> Iterator[None]:
         _wanted.reset(token)
 
 
+def is_compiling() -> bool:
+    """Whether functions that can be compiled are, here and now."""
+    return _wanted.get()
+
+
 class Compiled:
     """A pure function of tensors (and plain values, of which each combination is compiled for itself)."""
 

@@ -12,6 +12,7 @@ from replaying import stand_in
 from small_clip import random_views
 from torch import Tensor
 
+from rebapl.compiled import compiling, is_compiling
 from rebapl.errors import UserError
 from rebapl.learners import METHODS
 from rebapl.posterior import Posterior, passes
@@ -124,6 +125,28 @@ def test_few_passes_are_recorded_whatever_is_asked(make: Any, monkeypatch: pytes
         torch.testing.assert_close(posterior.sample_logits(whole[:size]), expected[:, :size], atol=1e-4, rtol=1e-4)
     assert sorted(shape[0] for shape in recorded) == [1, 2, 4, 8, 16]
     assert posterior.sample_logits(whole[:0]).shape == (2, 0, 4)
+
+
+def test_layers_are_compiled_where_that_is_asked_for_or_earned(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "CHUNK", 4)
+    monkeypatch.setattr(passes, "COMPILED_FROM", 3 * 4 * 4)
+    recorded = stand_in(monkeypatch)
+    compiled: list[bool] = []
+    original = passes.all_logits
+    monkeypatch.setattr(passes, "all_logits", lambda *given: compiled.append(is_compiling()) or original(*given))
+    posterior = make("maple", 3)
+    for _ in range(3):
+        posterior.sample_logits(random_views(4))
+    assert compiled == [False] * 3 + [False]  # twice as usual, recorded, replayed
+    compiled.clear()
+    posterior.sample_logits(random_views(4))
+    assert compiled == [True]
+    posterior.sample_logits(random_views(2))
+    with compiling():
+        posterior.spread(["cpu", "cpu"]).sample_logits(random_views(4))
+    assert compiled == [True, False, True, True]
+    posterior.sample_logits(random_views(8))
+    assert [shape[0] for shape in recorded] == [4, 4], "once as usual, and once compiled"
 
 
 def test_large_passes_are_not_recorded(make: Any, monkeypatch: pytest.MonkeyPatch, views: Tensor) -> None:

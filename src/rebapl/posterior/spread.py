@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import cached_property
 from itertools import cycle
 from typing import Any
@@ -49,7 +50,7 @@ class Spread:
             each = min(CHUNK, math.ceil(len(views) / self.device_count) or 1)
             by, given = 1, list(zip(cycle(self._whole), views.split(each), strict=False))
         begun = [
-            thread.submit(passes.begin, some, together)
+            thread.submit(copy_context().run, passes.begin, some, together)  # it says whether to compile
             for thread, (passes, some) in zip(cycle(self._threads), given, strict=False)
         ]
         return lambda: torch.cat([each.result()() for each in begun], dim=by)
