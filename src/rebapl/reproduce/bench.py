@@ -1,0 +1,387 @@
+"""How long a training step and an answer take here, beside the same work done the obvious way (`plain_baseline`).
+
+Steps are those of a whole `Chain`: batches, passes, repulsion, optimizer, checks. They are timed in a row, without
+waiting for the device in between, when libraries are set up and passes captured and compiled; samples are remembered
+before the first. The median is that of an ordinary step. The mean also has the steps that measure norms and those that
+check the numbers. Answers are calls of `Posterior.predict_views` with views on the CPU, each waited for.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rebapl.backbones import DualEncoder
+from rebapl.captured import accelerated
+from rebapl.errors import UserError
+from rebapl.files import read_json
+from rebapl.learners import METHODS, Learner, resolve_method
+from rebapl.randomness import generator
+from rebapl.reproduce.bench_inputs import bench_encoder, class_names, noise_task
+from rebapl.reproduce.plain_baseline import PlainPosterior, PlainTraining
+from rebapl.reproduce.timing import milliseconds, random_posterior
+from rebapl.repulsion import kick
+from rebapl.runs.environment import environment
+from rebapl.sampling import Chain, Repelling
+from rebapl.sampling.reference import evaluating
+from rebapl.training.fit import Training
+from rebapl.training.resolution import resolve_training
+
+DISTANCES = ("mmd", "energy", "sinkhorn", "wasserstein")
+"""The distances that are timed; no repulsion at all comes before them."""
+
+IMPULSE = 4
+"""A row has the force every so many steps only, as an impulse so many times as strong."""
+
+TEMPLATE = "a photo of a {}."
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of training step.
+
+    `repulsion` is a distance or None, on `images` reference images, from `samples` remembered ones, `every` so many
+    steps. Class names have at least so many `words`.
+    """
+
+    method: str = "maple"
+    classes: int = 50
+    repulsion: str | None = "mmd"
+    images: int = 32
+    batch: int = 1
+    samples: int = 1
+    every: int = 1
+    words: int = 3
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds of a step, the most bytes on the GPU, and the tokens of a text."""
+
+    median: float
+    mean: float
+    peak: int | None
+    tokens: int
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """A case as `ours` and as the plain baseline does it. `along` says which growth it belongs to, if any."""
+
+    case: Case
+    ours: Times
+    plain: Times | None
+    along: str = ""
+
+
+@dataclass(frozen=True)
+class AnswerTimes:
+    """Milliseconds (medians) of an answer to one image and to `images`, ours and plain."""
+
+    method: str
+    classes: int
+    samples: int
+    images: int
+    one: float
+    many: float
+    plain_one: float | None
+    plain_many: float | None
+    along: str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Everything of one run of `rebapl bench`; `about` says where, with what and how it was measured."""
+
+    about: Mapping[str, Any]
+    steps: Sequence[StepTimes] = ()
+    answers: Sequence[AnswerTimes] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, path: Path) -> Measured:
+        """The inverse of `plain`, from a file."""
+        content = read_json(path, "a measurement of rebapl bench")
+        try:
+            steps = [
+                StepTimes(
+                    Case(**each["case"]),
+                    Times(**each["ours"]),
+                    None if each["plain"] is None else Times(**each["plain"]),
+                    each["along"],
+                )
+                for each in content["steps"]
+            ]
+            answers = [AnswerTimes(**each) for each in content["answers"]]
+            return cls(content["about"], steps, answers)
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{path} is no measurement that rebapl bench wrote: it lacks {error}") from error
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What is measured, and how often. Steps come in rounds of ten, of which one measures norms."""
+
+    classes: Sequence[int]
+    samples: Sequence[int]
+    methods: Sequence[str]
+    images: int
+    warm_up: int
+    steps: int
+    repeats: int
+    seconds: float
+    plain: bool = True
+
+    @classmethod
+    def usual(cls, device: str, quick: bool) -> Effort:
+        """What is bearable: about three minutes on a GPU, one on two cores with `mini`, and much less if `quick`."""
+        methods = ("maple", "mmrl", "coop")
+        if device.startswith("cuda"):
+            effort = cls((5, 50, 500), (1, 10), methods, 2048, warm_up=30, steps=50, repeats=30, seconds=3)
+            return replace(effort, steps=20, images=512, repeats=10, seconds=1) if quick else effort
+        effort = cls((5, 50), (1, 10), methods, 64, warm_up=10, steps=10, repeats=10, seconds=2)
+        return replace(effort, classes=(5,), methods=("maple",), images=16, repeats=3, seconds=0.5) if quick else effort
+
+
+GROWING_CLASSES = (5, 10, 20, 50, 100, 200, 500, 1000)
+GROWING: Mapping[str, Sequence[str | None]] = {
+    "classes": (None, "wasserstein"),
+    "images": ("energy", "sinkhorn", "wasserstein"),
+    "samples": ("energy", "sinkhorn", "wasserstein"),
+    "tokens": (None,),
+}
+"""What the repulsion is beside MMD where growth is timed, by what grows."""
+
+ANSWER_CLASSES = 50
+"""Classes among which answers are given."""
+
+EPOCHS = 1000
+"""Epochs of a cycle: more than are ever done, so that all steps explore."""
+
+PLAIN_STEPS = 10
+"""Warm-up steps of the plain baseline, and steps that are timed."""
+
+
+class Bench:
+    """Measures on one device with one backbone; `say` hears what is being timed."""
+
+    def __init__(self, encoder: DualEncoder, effort: Effort, say: Say) -> None:
+        self.encoder, self.effort, self.say = encoder, effort, say
+        self.device = str(encoder.device)
+
+    def steps(self, cases: Iterable[Case], along: str = "") -> Iterator[StepTimes]:
+        """The times of each case. The plain baseline is timed without an impulse, which is nothing obvious."""
+        plain: dict[Case, Times] = {}
+        for case in cases:
+            self.say(f"a training step, {in_words(case)}")
+            ours = self._ours(case)
+            same = replace(case, every=1)
+            if self.effort.plain and same not in plain:
+                self.say(f"the same, plain, {in_words(same)}")
+                plain[same] = self._plain(same)
+            yield StepTimes(case, ours, plain.get(same), along)
+
+    def _ours(self, case: Case) -> Times:
+        chain, learner = bench_chain(self.encoder, case)
+        return self._timed(chain.step, self.effort.warm_up, self.effort.steps, tokens(learner))
+
+    def _plain(self, case: Case) -> Times:
+        chain, learner = bench_chain(self.encoder, case)
+        plain = PlainTraining(chain, learner)
+        del chain
+        return self._timed(plain.step, PLAIN_STEPS, PLAIN_STEPS, tokens(plain.learner))
+
+    def _timed(self, step: Callable[[], object], warm_up: int, count: int, length: int) -> Times:
+        self._clear()
+        for _ in range(warm_up):
+            step()
+        times = periods(step, count, self.device)
+        peak = torch.cuda.max_memory_allocated(self.device) if self.device.startswith("cuda") else None
+        return Times(statistics.median(times), statistics.fmean(times), peak, length)
+
+    def answers(self, methods: Sequence[str], samples: Sequence[int], along: str = "") -> Iterator[AnswerTimes]:
+        """The times of answers among 50 classes by each method with each number of samples."""
+        names = class_names(ANSWER_CLASSES)
+        side = self.encoder.preprocessing.crop
+        shape = (self.effort.images, 3, side, side)
+        views = torch.randint(256, shape, dtype=torch.uint8, generator=generator(1, "bench"))
+        for method in methods:
+            for count in samples:
+                self._clear()
+                what = f"answers of {method}, {count} sample{'s' if count > 1 else ''}"
+                self.say(what)
+                posterior = random_posterior(self.encoder, names, TEMPLATE, count, method)
+                ours = self._answers(posterior.predict_views, views)
+                plain: tuple[float | None, float | None] = (None, None)
+                if self.effort.plain:
+                    self.say(f"the same, plain, {what}")
+                    plain = self._answers(PlainPosterior(posterior).probabilities, views)
+                yield AnswerTimes(method, len(names), count, len(views), *ours, *plain, along)
+
+    def _answers(self, answer: Callable[[Tensor], object], views: Tensor) -> tuple[float, float]:
+        """Medians for one image and for all."""
+        effort = self.effort
+        one = milliseconds(lambda: answer(views[:1]), effort.repeats, self.device, warm_up=5, seconds=effort.seconds)
+        many = milliseconds(lambda: answer(views), effort.repeats, self.device, warm_up=1, seconds=effort.seconds)
+        return statistics.median(one), statistics.median(many)
+
+    def growth(self, method: str) -> tuple[list[StepTimes], list[AnswerTimes]]:
+        """How a step grows with classes, reference images, remembered samples and tokens, and an answer with samples.
+
+        The plain baseline is timed with the first distance only.
+        """
+        gpu, limit = self.device.startswith("cuda"), self.encoder.tokenizer.limit
+        base = Case(method)
+        along: dict[str, list[Case]] = {
+            "classes": [replace(base, classes=count) for count in GROWING_CLASSES if gpu or count <= 200],
+            "images": [replace(base, images=count) for count in (8, 16, 32, 64, 128)],
+            "samples": [replace(base, samples=count) for count in (1, 2, 5, 10, 20, 50)],
+            "tokens": [replace(base, words=words) for words in (3, 8, 16, 32, 64) if words + 8 < limit],
+        }
+        steps: list[StepTimes] = []
+        for name, growing in along.items():
+            steps += self.steps(growing, name)
+            for distance in GROWING[name]:
+                others = Bench(self.encoder, replace(self.effort, plain=False), self.say)
+                steps += others.steps([replace(case, repulsion=distance) for case in growing], name)
+        return steps, list(self.answers([method], (1, 2, 5, 10, 20), "samples"))
+
+    def _clear(self) -> None:
+        """Free what earlier work has left, and begin to count memory."""
+        gc.collect()
+        if self.device.startswith("cuda"):
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+
+def bench_chain(encoder: DualEncoder, case: Case) -> tuple[Chain, Learner[Any]]:
+    """A chain of a case, and its learner. Its first step is repelled already, by samples that are drawn at random."""
+    settings: dict[str, Any] = {
+        "batch": case.batch,
+        "chains": 1,
+        "cycles": 2,
+        "epochs": EPOCHS,
+        "first_epochs": None,
+        "sampler.exploration": 0.9,
+    }
+    if case.repulsion is None:
+        settings["repulsion"] = None
+    else:
+        settings["repulsion.distance.kind"] = case.repulsion
+        if case.every > 1:
+            settings["repulsion.every"] = case.every
+        if METHODS.find(case.method).learner.per_image(resolve_method(case.method)):
+            settings["repulsion.images"] = case.images
+    resolved = resolve_training(
+        case.method, "rebapl", protocol="few-shot", data="noise", shots=16, inference_settings=settings
+    )
+    pool = 0 if resolved.inference is None else resolved.inference.pool_size
+    task = noise_task(encoder, case.classes, max(pool, case.batch), case.words)
+    training = Training(task, encoder, resolved, seed=1)
+    chain = training.loop
+    assert isinstance(chain, Chain)
+    if chain.repulsion is not None:
+        stream = generator(1, "bench", "samples")
+        for _ in range(case.samples):
+            kick(chain.parameters.values(), 0.5, stream)
+            with evaluating(chain.learner):
+                chain.repulsion.remember(chain.reference.stored())
+        kick(chain.parameters.values(), 0.5, stream)
+    return chain, training.learner
+
+
+def cases(method: str, classes: Sequence[int], batch: int) -> list[Case]:
+    """The rows of the table of steps: no repulsion, each distance, and the force as an impulse now and then."""
+    kinds = [(None, 1), *((distance, 1) for distance in DISTANCES)]
+    if "every" in Repelling.model_fields:
+        kinds.append(("mmd", IMPULSE))
+    return [Case(method, count, distance, batch=batch, every=every) for count in classes for distance, every in kinds]
+
+
+def in_words(case: Case) -> str:
+    """A case as a line of progress has it.
+
+    >>> in_words(Case(classes=5, repulsion=None)), in_words(Case(every=4))
+    ('maple, 5 classes, no repulsion', 'maple, 50 classes, mmd every 4 steps')
+    """
+    repulsion = "no repulsion" if case.repulsion is None else case.repulsion
+    return f"{case.method}, {case.classes} classes, {repulsion}" + (
+        f" every {case.every} steps" if case.every > 1 else ""
+    )
+
+
+def tokens(learner: Learner[Any]) -> int:
+    """How many tokens a text of this learner's classes has, in the usual template."""
+    encoder = learner.encoder
+    return encoder.tokenize([[TEMPLATE.replace("{}", name)] for name in learner.class_names]).ids.shape[1]
+
+
+def periods(call: Callable[[], object], count: int, device: str) -> list[float]:
+    """The milliseconds from the end of each of `count` calls to that of the next, all in a row.
+
+    On a GPU its own clock is read, so that nothing waits between the calls.
+    """
+    if not device.startswith("cuda"):
+        marks = [time.perf_counter()]
+        for _ in range(count):
+            call()
+            marks.append(time.perf_counter())
+        return [1000 * (end - start) for start, end in pairwise(marks)]
+    with torch.cuda.device(device):
+        torch.cuda.synchronize()
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        events[0].record()
+        for event in events[1:]:
+            call()
+            event.record()
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) for start, end in pairwise(events)]
+
+
+def measure(
+    backbone: str | None,
+    device: str,
+    effort: Effort,
+    say: Say,
+    *,
+    method: str = "maple",
+    batch: int = 1,
+    growth: bool = False,
+) -> Measured:
+    """All of it: the table of steps, that of answers, and with `growth` the growth of both."""
+    class_names(max(effort.classes)), class_names(min(effort.classes))
+    for each in (method, *effort.methods):
+        METHODS.find(each)
+    encoder = bench_encoder(backbone, device)
+    bench = Bench(encoder, effort, say)
+    steps = list(bench.steps(cases(method, effort.classes, batch)))
+    answers = list(bench.answers(effort.methods, effort.samples))
+    if growth:
+        more = bench.growth(method)
+        steps, answers = steps + more[0], answers + more[1]
+    about = {
+        **environment(device),
+        "backbone": encoder.name,
+        "dtype": str(encoder.dtype).removeprefix("torch."),
+        "captured": accelerated(device),
+        "warm_up": effort.warm_up,
+        "steps": effort.steps,
+        "plain_steps": PLAIN_STEPS,
+        "repeats": effort.repeats,
+        "seconds": effort.seconds,
+    }
+    return Measured(about, steps, answers)

@@ -1,0 +1,70 @@
+"""What `rebapl bench` works on: a backbone, class names and pictures of noise, none of which is downloaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import cycle, islice, product
+
+import numpy as np
+import torch
+
+from rebapl.backbones import DualEncoder, TextTokenizer, load_backbone
+from rebapl.data.embedded import NUMBER_WORDS, shape_classes
+from rebapl.data.own import dataset_of
+from rebapl.data.task import Task, task_of
+from rebapl.errors import UserError
+from rebapl.runs.backbone import load_run_backbone, run_dtype
+
+RANDOM = "random"
+"""The name of the shape of CLIP ViT-B/16 with random weights."""
+
+PICTURES = 128
+"""So many different pictures; more images are these again."""
+
+LARGER = 1.25
+"""The sides of the pictures, in units of what the backbone sees: they are cropped and resized as photos are."""
+
+
+def bench_encoder(name: str | None, device: str) -> DualEncoder:
+    """The backbone of that name, in the type that runs use; if none is named, `random` on a GPU and else `mini`."""
+    name = name or (RANDOM if device.startswith("cuda") else "mini")
+    return random_vit_b16(device, run_dtype(device)) if name == RANDOM else load_run_backbone(name, device)
+
+
+def random_vit_b16(device: str, dtype: torch.dtype) -> DualEncoder:
+    """The shape of CLIP ViT-B/16 with random weights, which computes as long as the real one. It reads as `mini`."""
+    from transformers import CLIPConfig, CLIPModel
+
+    mini = load_backbone("mini")
+    config = CLIPConfig(vision_config={"patch_size": 16})  # the rest of ViT-B/16 is what `transformers` begins with
+    where = torch.device(device)
+    with torch.random.fork_rng(devices=[] if where.type == "cpu" else [where]), where:
+        torch.manual_seed(0)
+        model = CLIPModel(config).to(dtype)
+    words, sees = mini.tokenizer, config.vision_config.image_size
+    tokenizer = TextTokenizer(words.encode, words.start, words.end, config.text_config.max_position_embeddings)
+    return DualEncoder(RANDOM, model, tokenizer, replace(mini.preprocessing, resize=sees, crop=sees))
+
+
+def class_names(count: int, words: int = 3) -> list[str]:
+    """So many names of at least three words each, of the words that `mini` knows.
+
+    >>> class_names(2), class_names(2, words=5)[1], len(set(class_names(1000)))
+    (['red striped circle', 'green striped circle'], 'green striped circle green striped', 1000)
+    """
+    colours, textures, shapes = (list(dict.fromkeys(each)) for each in zip(*shape_classes(), strict=True))
+    numbers = [[], *([word] for word in NUMBER_WORDS)]
+    every = product(numbers, shapes, textures, colours)
+    found = [[*number, colour, texture, shape] for number, shape, texture, colour in every]
+    if not 2 <= count <= len(found):
+        raise UserError(f"{count} classes cannot be timed: give numbers from 2 to {len(found)}")
+    return [" ".join(islice(cycle(name), max(words, len(name)))) for name in found[:count]]
+
+
+def noise_task(encoder: DualEncoder, classes: int, least: int, words: int = 3) -> Task:
+    """A task of pictures of noise, at `least` so many and at least one of each class, that are all trained on."""
+    side = round(LARGER * encoder.preprocessing.crop)
+    pictures = np.random.default_rng(0).integers(256, size=(PICTURES, side, side, 3), dtype=np.uint8)
+    count = max(least, classes)
+    images, labels = [pictures[index % PICTURES] for index in range(count)], [index % classes for index in range(count)]
+    return task_of(dataset_of(images, labels, class_names(classes, words)))

@@ -1,0 +1,121 @@
+"""What `rebapl bench` shows of a measurement: its tables, and the figure of growth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rebapl.reports.tables import Cell, Row, Table
+from rebapl.reproduce.bench import AnswerTimes, Case, Measured, StepTimes, Times
+from rebapl.reproduce.bench_inputs import RANDOM
+from rebapl.reproduce.study_figures import distance_name
+
+MIB = 2**20
+
+
+def bench_tables(measured: Measured) -> list[Table]:
+    """The table of steps and that of answers, with how they were measured below the first."""
+    steps = [each for each in measured.steps if not each.along]
+    answers = [each for each in measured.answers if not each.along]
+    return [*([step_table(steps, measured.about)] if steps else []), *([answer_table(answers)] if answers else [])]
+
+
+def step_table(steps: Sequence[StepTimes], about: Mapping[str, Any]) -> Table:
+    """A row for each number of classes and each repulsion."""
+    gpu = any(each.ours.peak is not None for each in steps)
+    rows: list[Row] = []
+    for each in steps:
+        case, ours, plain = each.case, each.ours, each.plain
+        row: list[Cell | str] = [str(case.classes), repulsion_name(case), Cell(ours.median), Cell(ours.mean)]
+        row += [_of(plain, "median"), _of(plain, "mean"), _times(ours.mean, None if plain is None else plain.mean)]
+        if gpu:
+            row += [_mib(ours.peak), _mib(None if plain is None else plain.peak)]
+        rows.append(row)
+    first = steps[0].case
+    counts = [each.case.classes for each in steps]
+    return Table(
+        f"Milliseconds of a training step: {first.method}, batch {first.batch}, {first.images} reference images",
+        ["classes", "repulsion", "median", "mean", "median", "mean", "times", *(["ours", "plain"] if gpu else [])],
+        rows,
+        [*how(about), *_lengths(steps)],
+        groups=[("", 2), ("rebapl", 2), ("plain", 2), ("quicker", 1), *([("peak MiB", 2)] if gpu else [])],
+        rules=[row for row in range(1, len(counts)) if counts[row] != counts[row - 1]],
+        merged=1,
+    )
+
+
+def answer_table(answers: Sequence[AnswerTimes]) -> Table:
+    """A row for each method and number of samples."""
+    rows: list[Row] = [
+        [
+            each.method,
+            str(each.samples),
+            Cell(each.one),
+            Cell(each.plain_one),
+            _times(each.one, each.plain_one),
+            Cell(_a_second(each, each.many), digits=0),
+            Cell(_a_second(each, each.plain_many), digits=0),
+            _times(each.many, each.plain_many),
+        ]
+        for each in answers
+    ]
+    methods = [each.method for each in answers]
+    first = answers[0]
+    return Table(
+        f"Answers among {first.classes} classes",
+        ["method", "samples", *("rebapl", "plain", "times quicker") * 2],
+        rows,
+        groups=[("", 2), ("one image, ms", 3), (f"{first.images} images, images/s", 3)],
+        rules=[row for row in range(1, len(methods)) if methods[row] != methods[row - 1]],
+        merged=1,
+    )
+
+
+def how(about: Mapping[str, Any]) -> list[str]:
+    """On what, and how, the times were measured."""
+    backbone = "the shape of CLIP ViT-B/16 with random weights" if about["backbone"] == RANDOM else about["backbone"]
+    threads = "" if about["device"].startswith("cuda") else f", {about['threads']} threads"
+    captured = "passes captured and compiled" if about["captured"] else "operation by operation"
+    return [
+        f"{about['device']}{threads}; backbone: {backbone}, {about['dtype']}; torch {about['versions']['torch']}; "
+        f"rebapl {about['versions']['rebapl']}, {captured}.",
+        f"rebapl: {about['steps']} steps in a row after {about['warm_up']} that do not count; the mean includes the "
+        f"steps that measure norms, one in ten. Plain: {about['plain_steps']} after {about['plain_steps']}. "
+        f"Answers: the median of up to {about['repeats']} calls, within {about['seconds']:g} s.",
+        "Plain is the same work done the obvious way: texts of full length, the reference images in a pass of their "
+        "own, operation by operation; one learner after the other answers, and encodes the texts in each call.",
+    ]
+
+
+def repulsion_name(case: Case) -> str:
+    """What repels, in a cell.
+
+    >>> repulsion_name(Case(repulsion=None)), repulsion_name(Case(every=4))
+    ('none', 'MMD every 4 steps')
+    """
+    name = "none" if case.repulsion is None else distance_name(case.repulsion)
+    return name + (f" every {case.every} steps" if case.every > 1 else "")
+
+
+def _lengths(steps: Sequence[StepTimes]) -> list[str]:
+    """How long the texts are, with us and plainly."""
+    ours = sorted({each.ours.tokens for each in steps})
+    plain = {each.plain.tokens for each in steps if each.plain is not None}
+    across = f"{ours[0]}" if len(ours) == 1 else f"{ours[0]} to {ours[-1]}"
+    return [f"A text has {across} tokens with rebapl" + (f", {max(plain)} plainly." if plain else ".")]
+
+
+def _of(plain: Times | None, what: str) -> Cell:
+    return Cell(None if plain is None else getattr(plain, what))
+
+
+def _times(ours: float, plain: float | None) -> Cell:
+    return Cell(None if plain is None else plain / ours, digits=1)
+
+
+def _mib(peak: int | None) -> Cell:
+    return Cell(None if peak is None else peak / MIB, digits=0)
+
+
+def _a_second(answers: AnswerTimes, many: float | None) -> float | None:
+    return None if many is None else 1000 * answers.images / many
