@@ -10,6 +10,9 @@ import typer
 from rebapl.cli.values import QuietOption, parse_names
 from rebapl.errors import UserError, unknown
 
+PICTURES = (".png", ".pdf")
+ENDINGS = (".json", ".md", *PICTURES)
+
 
 def bench(
     method: Annotated[str, typer.Option(help="The method whose training step is timed.")] = "maple",
@@ -41,8 +44,13 @@ def bench(
     export: Annotated[
         list[Path] | None,
         typer.Option(
-            help="File to write as well; its ending says what: .json (all figures) or .md (the tables). Repeatable."
+            help="File to write as well; its ending says what: .json (all numbers), .md (the tables), or .png or .pdf "
+            "(plots of growth). Repeatable."
         ),
+    ] = None,
+    again: Annotated[
+        Path | None,
+        typer.Option("--from", help="Show this .json again, or write it in other forms, and measure nothing."),
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
@@ -51,41 +59,50 @@ def bench(
 
     from rebapl.cli.console import StepProgress, print_table
     from rebapl.files import write_atomically, write_json
-    from rebapl.reproduce.bench import Effort, measure
-    from rebapl.reproduce.bench_tables import bench_tables
+    from rebapl.reports.style import PAPER_FONTS, save_figure
+    from rebapl.reproduce.bench import Effort, Measured, measure
+    from rebapl.reproduce.bench_tables import bench_tables, growth_figure
     from rebapl.runs.backbone import best_device
 
-    for file in export or []:
-        if file.suffix not in (".json", ".md"):
-            raise unknown("ending of --export", file.suffix or file.name, (".json", ".md"))
-    device = best_device(device)
-    effort = Effort.usual(device, quick)
-    effort = replace(
-        effort,
-        classes=_numbers("--classes", classes) or effort.classes,
-        samples=_numbers("--samples", samples) or effort.samples,
-        methods=parse_names(answers) or effort.methods,
-        images=images or effort.images,
-        plain=plain,
-    )
-    with StepProgress(quiet) as progress:
-        measured = measure(
-            backbone,
-            device,
+    files = export or []
+    for file in files:
+        if file.suffix not in ENDINGS:
+            raise unknown("ending of --export", file.suffix or file.name, ENDINGS)
+        if file.suffix in PICTURES and not growth and again is None:
+            raise UserError(f"--export {file}: plots are of growth, which is measured with --growth")
+    if again is None:
+        device = best_device(device)
+        effort = Effort.usual(device, quick)
+        effort = replace(
             effort,
-            lambda what: progress.note(f"timing {what}"),
-            method=method,
-            batch=batch,
-            growth=growth,
+            classes=_numbers("--classes", classes) or effort.classes,
+            samples=_numbers("--samples", samples) or effort.samples,
+            methods=parse_names(answers) or effort.methods,
+            images=images or effort.images,
+            plain=plain,
         )
+        with StepProgress(quiet) as progress:
+            measured = measure(
+                backbone,
+                device,
+                effort,
+                lambda what: progress.note(f"timing {what}"),
+                method=method,
+                batch=batch,
+                growth=growth,
+            )
+    else:
+        measured = Measured.read(again)
     tables = bench_tables(measured)
     for table in tables:
         print_table(table)
-    for file in export or []:
+    for file in files:
         if file.suffix == ".json":
             write_json(file, measured.plain())
-        else:
+        elif file.suffix == ".md":
             write_atomically(file, "\n".join(table.to_markdown() for table in tables))
+        else:
+            save_figure(growth_figure(measured), file, settings=PAPER_FONTS)
         print(f"written: {file}")
 
 

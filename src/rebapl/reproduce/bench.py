@@ -1,9 +1,9 @@
 """How long a training step and an answer take here, beside the same work done the obvious way (`plain_baseline`).
 
-Steps are those of a whole `Chain`: batches, passes, repulsion, optimizer, checks. They are timed in a row, without
-waiting for the device in between, when libraries are set up and passes captured and compiled; samples are remembered
-before the first. The median is that of an ordinary step. The mean also has the steps that measure norms and those that
-check the numbers. Answers are calls of `Posterior.predict_views` with views on the CPU, each waited for.
+Steps are those of a whole `Chain`: batches, passes, repulsion, optimizer, checks. They are repelled by samples that are
+remembered before the first. They are timed in a row, without waiting for the device in between, once libraries are set
+up and passes captured and compiled. The median is that of an ordinary step; the mean also has the steps that measure
+norms and those that check the numbers. Answers are calls of `Posterior.predict_views` with views on the CPU.
 """
 
 from __future__ import annotations
@@ -27,17 +27,20 @@ from rebapl.files import read_json
 from rebapl.learners import METHODS, Learner, resolve_method
 from rebapl.randomness import generator
 from rebapl.reproduce.bench_inputs import bench_encoder, class_names, noise_task
-from rebapl.reproduce.plain_baseline import PlainPosterior, PlainTraining
+from rebapl.reproduce.plain_baseline import PlainPosterior, PlainTraining, full_length
 from rebapl.reproduce.timing import milliseconds, random_posterior
 from rebapl.repulsion import kick
 from rebapl.runs.environment import environment
 from rebapl.sampling import Chain, Repelling
 from rebapl.sampling.reference import evaluating
 from rebapl.training.fit import Training
-from rebapl.training.resolution import resolve_training
+from rebapl.training.resolution import ResolvedTraining, resolve_training
 
 DISTANCES = ("mmd", "energy", "sinkhorn", "wasserstein")
 """The distances that are timed; no repulsion at all comes before them."""
+
+FIRST_ROUND, ROUND = 9, 10
+"""Steps until norms are measured as rarely as they are from then on, and the steps between two such measurements."""
 
 IMPULSE = 4
 """A row has the force every so many steps only, as an impulse so many times as strong."""
@@ -66,22 +69,21 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Times:
-    """Milliseconds of a step, the most bytes on the GPU, and the tokens of a text."""
+class StepTimes:
+    """Milliseconds of a case's step, the most bytes on the GPU (None elsewhere), and tokens of a text; then plainly.
 
+    `along` says to which growth it belongs, if to any.
+    """
+
+    case: Case
     median: float
     mean: float
     peak: int | None
     tokens: int
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """A case as `ours` and as the plain baseline does it. `along` says which growth it belongs to, if any."""
-
-    case: Case
-    ours: Times
-    plain: Times | None
+    plain_median: float | None
+    plain_mean: float | None
+    plain_peak: int | None
+    plain_tokens: int
     along: str = ""
 
 
@@ -117,24 +119,17 @@ class Measured:
         """The inverse of `plain`, from a file."""
         content = read_json(path, "a measurement of rebapl bench")
         try:
-            steps = [
-                StepTimes(
-                    Case(**each["case"]),
-                    Times(**each["ours"]),
-                    None if each["plain"] is None else Times(**each["plain"]),
-                    each["along"],
-                )
-                for each in content["steps"]
-            ]
+            steps = [StepTimes(**{**each, "case": Case(**each["case"])}) for each in content["steps"]]
             answers = [AnswerTimes(**each) for each in content["answers"]]
             return cls(content["about"], steps, answers)
         except (KeyError, TypeError) as error:
-            raise UserError(f"{path} is no measurement that rebapl bench wrote: it lacks {error}") from error
+            raise UserError(f"{path} is no measurement that rebapl bench wrote: {error}") from error
 
 
 @dataclass(frozen=True)
 class Effort:
-    """What is measured, and how often. Steps come in rounds of ten, of which one measures norms."""
+    """What is measured, and how often: so many `steps` in a row after `warm_up`, or a round of `ROUND` if that is more;
+    answers up to `repeats` times within so many `seconds`. Without `plain`, the plain baseline is left out."""
 
     classes: Sequence[int]
     samples: Sequence[int]
@@ -151,9 +146,9 @@ class Effort:
         """What is bearable: about three minutes on a GPU, one on two cores with `mini`, and much less if `quick`."""
         methods = ("maple", "mmrl", "coop")
         if device.startswith("cuda"):
-            effort = cls((5, 50, 500), (1, 10), methods, 2048, warm_up=30, steps=50, repeats=30, seconds=3)
-            return replace(effort, steps=20, images=512, repeats=10, seconds=1) if quick else effort
-        effort = cls((5, 50), (1, 10), methods, 64, warm_up=10, steps=10, repeats=10, seconds=2)
+            effort = cls((5, 50, 500), (1, 10), methods, 2048, warm_up=39, steps=40, repeats=30, seconds=3)
+            return replace(effort, classes=(5, 50), images=512, repeats=10, seconds=1) if quick else effort
+        effort = cls((5, 50), (1, 10), methods, 64, warm_up=FIRST_ROUND, steps=ROUND, repeats=10, seconds=2)
         return replace(effort, classes=(5,), methods=("maple",), images=16, repeats=3, seconds=0.5) if quick else effort
 
 
@@ -172,9 +167,6 @@ ANSWER_CLASSES = 50
 EPOCHS = 1000
 """Epochs of a cycle: more than are ever done, so that all steps explore."""
 
-PLAIN_STEPS = 10
-"""Warm-up steps of the plain baseline, and steps that are timed."""
-
 
 class Bench:
     """Measures on one device with one backbone; `say` hears what is being timed."""
@@ -184,34 +176,39 @@ class Bench:
         self.device = str(encoder.device)
 
     def steps(self, cases: Iterable[Case], along: str = "") -> Iterator[StepTimes]:
-        """The times of each case. The plain baseline is timed without an impulse, which is nothing obvious."""
-        plain: dict[Case, Times] = {}
+        """The times of each case. The plain baseline applies the force at every step, also where ours does not."""
+        known: dict[Case, tuple[list[float], int | None]] = {}
         for case in cases:
             self.say(f"a training step, {in_words(case)}")
-            ours = self._ours(case)
+            chain, learner = bench_chain(self.encoder, case)
+            rounds = FIRST_ROUND * case.every, ROUND * case.every
+            times, peak = self._timed(chain.step, *map(max, rounds, (self.effort.warm_up, self.effort.steps)))
             same = replace(case, every=1)
-            if self.effort.plain and same not in plain:
+            if self.effort.plain and same not in known:
                 self.say(f"the same, plain, {in_words(same)}")
-                plain[same] = self._plain(same)
-            yield StepTimes(case, ours, plain.get(same), along)
+                slow = PlainTraining(*bench_chain(self.encoder, same))
+                known[same] = self._timed(slow.step, FIRST_ROUND, ROUND)
+            plain_times, plain_peak = known.get(same, ([], None))
+            yield StepTimes(
+                case,
+                statistics.median(times),
+                statistics.fmean(times),
+                peak,
+                text_length(self.encoder, learner.class_names),
+                statistics.median(plain_times) if plain_times else None,
+                statistics.fmean(plain_times) if plain_times else None,
+                plain_peak,
+                text_length(full_length(self.encoder), learner.class_names),
+                along,
+            )
 
-    def _ours(self, case: Case) -> Times:
-        chain, learner = bench_chain(self.encoder, case)
-        return self._timed(chain.step, self.effort.warm_up, self.effort.steps, tokens(learner))
-
-    def _plain(self, case: Case) -> Times:
-        chain, learner = bench_chain(self.encoder, case)
-        plain = PlainTraining(chain, learner)
-        del chain
-        return self._timed(plain.step, PLAIN_STEPS, PLAIN_STEPS, tokens(plain.learner))
-
-    def _timed(self, step: Callable[[], object], warm_up: int, count: int, length: int) -> Times:
+    def _timed(self, step: Callable[[], object], warm_up: int, count: int) -> tuple[list[float], int | None]:
+        """The milliseconds of so many steps, and the most bytes on the GPU in these and in the warm-up."""
         self._clear()
         for _ in range(warm_up):
             step()
         times = periods(step, count, self.device)
-        peak = torch.cuda.max_memory_allocated(self.device) if self.device.startswith("cuda") else None
-        return Times(statistics.median(times), statistics.fmean(times), peak, length)
+        return times, torch.cuda.max_memory_allocated(self.device) if self.device.startswith("cuda") else None
 
     def answers(self, methods: Sequence[str], samples: Sequence[int], along: str = "") -> Iterator[AnswerTimes]:
         """The times of answers among 50 classes by each method with each number of samples."""
@@ -268,8 +265,8 @@ class Bench:
             torch.cuda.reset_peak_memory_stats(self.device)
 
 
-def bench_chain(encoder: DualEncoder, case: Case) -> tuple[Chain, Learner[Any]]:
-    """A chain of a case, and its learner. Its first step is repelled already, by samples that are drawn at random."""
+def resolved_case(case: Case) -> ResolvedTraining:
+    """The settings of a training whose first cycle goes on longer than anybody measures, and explores with SGHMC."""
     settings: dict[str, Any] = {
         "batch": case.batch,
         "chains": 1,
@@ -277,6 +274,8 @@ def bench_chain(encoder: DualEncoder, case: Case) -> tuple[Chain, Learner[Any]]:
         "epochs": EPOCHS,
         "first_epochs": None,
         "sampler.exploration": 0.9,
+        "sampler.burn_in": None,
+        "warmup": None,
     }
     if case.repulsion is None:
         settings["repulsion"] = None
@@ -286,9 +285,14 @@ def bench_chain(encoder: DualEncoder, case: Case) -> tuple[Chain, Learner[Any]]:
             settings["repulsion.every"] = case.every
         if METHODS.find(case.method).learner.per_image(resolve_method(case.method)):
             settings["repulsion.images"] = case.images
-    resolved = resolve_training(
+    return resolve_training(
         case.method, "rebapl", protocol="few-shot", data="noise", shots=16, inference_settings=settings
     )
+
+
+def bench_chain(encoder: DualEncoder, case: Case) -> tuple[Chain, Learner[Any]]:
+    """A chain of a case, and its learner. Its first step is repelled already, by samples that are drawn at random."""
+    resolved = resolved_case(case)
     pool = 0 if resolved.inference is None else resolved.inference.pool_size
     task = noise_task(encoder, case.classes, max(pool, case.batch), case.words)
     training = Training(task, encoder, resolved, seed=1)
@@ -324,10 +328,9 @@ def in_words(case: Case) -> str:
     )
 
 
-def tokens(learner: Learner[Any]) -> int:
-    """How many tokens a text of this learner's classes has, in the usual template."""
-    encoder = learner.encoder
-    return encoder.tokenize([[TEMPLATE.replace("{}", name)] for name in learner.class_names]).ids.shape[1]
+def text_length(encoder: DualEncoder, names: Sequence[str]) -> int:
+    """How many tokens the texts of these classes have, in the usual template."""
+    return encoder.tokenize([[TEMPLATE.replace("{}", name)] for name in names]).ids.shape[1]
 
 
 def periods(call: Callable[[], object], count: int, device: str) -> list[float]:
@@ -363,9 +366,11 @@ def measure(
     growth: bool = False,
 ) -> Measured:
     """All of it: the table of steps, that of answers, and with `growth` the growth of both."""
-    class_names(max(effort.classes)), class_names(min(effort.classes))
-    for each in (method, *effort.methods):
+    for count in effort.classes:
+        class_names(count)
+    for each in effort.methods:
         METHODS.find(each)
+    resolved_case(Case(method))
     encoder = bench_encoder(backbone, device)
     bench = Bench(encoder, effort, say)
     steps = list(bench.steps(cases(method, effort.classes, batch)))
@@ -380,7 +385,8 @@ def measure(
         "captured": accelerated(device),
         "warm_up": effort.warm_up,
         "steps": effort.steps,
-        "plain_steps": PLAIN_STEPS,
+        "plain_warm_up": FIRST_ROUND,
+        "plain_steps": ROUND,
         "repeats": effort.repeats,
         "seconds": effort.seconds,
     }

@@ -38,7 +38,7 @@ def random_vit_b16(device: str, dtype: torch.dtype) -> DualEncoder:
     mini = load_backbone("mini")
     config = CLIPConfig(vision_config={"patch_size": 16})  # the rest of ViT-B/16 is what `transformers` begins with
     where = torch.device(device)
-    with torch.random.fork_rng(devices=[] if where.type == "cpu" else [where]), where:
+    with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), where:
         torch.manual_seed(0)
         model = CLIPModel(config).to(dtype)
     words, sees = mini.tokenizer, config.vision_config.image_size
@@ -50,7 +50,7 @@ def class_names(count: int, words: int = 3) -> list[str]:
     """So many names of at least three words each, of the words that `mini` knows.
 
     >>> class_names(2), class_names(2, words=5)[1], len(set(class_names(1000)))
-    (['red striped circle', 'green striped circle'], 'green striped circle green striped', 1000)
+    (['red striped circle', 'blue striped circle'], 'blue striped circle blue striped', 1000)
     """
     colours, textures, shapes = (list(dict.fromkeys(each)) for each in zip(*shape_classes(), strict=True))
     numbers = [[], *([word] for word in NUMBER_WORDS)]

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matplotlib.figure import Figure
+
+from rebapl.errors import UserError
 from rebapl.reports.tables import Cell, Row, Table
-from rebapl.reproduce.bench import AnswerTimes, Case, Measured, StepTimes, Times
+from rebapl.reproduce import study_figures
+from rebapl.reproduce.bench import AnswerTimes, Case, Measured, StepTimes
 from rebapl.reproduce.bench_inputs import RANDOM
-from rebapl.reproduce.study_figures import distance_name
 
 MIB = 2**20
+STEP_COLUMNS = ("classes", "repulsion", "median", "mean", "plain, median", "plain, mean", "times quicker")
 
 
 def bench_tables(measured: Measured) -> list[Table]:
@@ -22,23 +26,20 @@ def bench_tables(measured: Measured) -> list[Table]:
 
 def step_table(steps: Sequence[StepTimes], about: Mapping[str, Any]) -> Table:
     """A row for each number of classes and each repulsion."""
-    gpu = any(each.ours.peak is not None for each in steps)
+    gpu = any(each.peak is not None for each in steps)
     rows: list[Row] = []
     for each in steps:
-        case, ours, plain = each.case, each.ours, each.plain
-        row: list[Cell | str] = [str(case.classes), repulsion_name(case), Cell(ours.median), Cell(ours.mean)]
-        row += [_of(plain, "median"), _of(plain, "mean"), _times(ours.mean, None if plain is None else plain.mean)]
-        if gpu:
-            row += [_mib(ours.peak), _mib(None if plain is None else plain.peak)]
-        rows.append(row)
+        row: list[Cell | str] = [str(each.case.classes), repulsion_name(each.case), Cell(each.median), Cell(each.mean)]
+        row += [Cell(each.plain_median), Cell(each.plain_mean), _times(each.mean, each.plain_mean)]
+        rows.append([*row, _mib(each.peak), _mib(each.plain_peak)] if gpu else row)
     first = steps[0].case
     counts = [each.case.classes for each in steps]
     return Table(
         f"Milliseconds of a training step: {first.method}, batch {first.batch}, {first.images} reference images",
-        ["classes", "repulsion", "median", "mean", "median", "mean", "times", *(["ours", "plain"] if gpu else [])],
+        [*STEP_COLUMNS, *(["rebapl", "plain"] if gpu else [])],
         rows,
-        [*how(about), *_lengths(steps)],
-        groups=[("", 2), ("rebapl", 2), ("plain", 2), ("quicker", 1), *([("peak MiB", 2)] if gpu else [])],
+        [*how(about), _lengths(steps)],
+        groups=[("", len(STEP_COLUMNS)), ("peak MiB", 2)] if gpu else (),
         rules=[row for row in range(1, len(counts)) if counts[row] != counts[row - 1]],
         merged=1,
     )
@@ -71,16 +72,53 @@ def answer_table(answers: Sequence[AnswerTimes]) -> Table:
     )
 
 
+GROWS = {
+    "classes": "classes",
+    "images": "reference images $n$",
+    "samples": "remembered samples",
+    "tokens": "tokens of a text",
+}
+"""What a step grows with, as the axis of a figure has it."""
+
+
+def growth_figure(measured: Measured) -> Figure:
+    """How steps and answers grow: medians, ours and plain."""
+    if not any(each.along for each in measured.steps):
+        raise UserError("there is no growth to draw: measure it with rebapl bench --growth")
+    steps: dict[str, dict[str, dict[float, float]]] = {label: {} for label in GROWS.values()}
+    for each in measured.steps:
+        if each.along:
+            grown = each.tokens if each.along == "tokens" else getattr(each.case, each.along)
+            name, lines = repulsion_name(each.case), steps[GROWS[each.along]]
+            lines.setdefault(name, {})[grown] = each.median
+            if each.plain_median is not None:
+                lines.setdefault(f"{name}, plain", {})[grown] = each.plain_median
+    answers: dict[str, dict[float, float]] = {}
+    for answer in measured.answers:
+        if answer.along:
+            answers.setdefault(answer.method, {})[answer.samples] = answer.one
+            if answer.plain_one is not None:
+                answers.setdefault(f"{answer.method}, plain", {})[answer.samples] = answer.plain_one
+    method = next(each.case.method for each in measured.steps if each.along)
+    about = measured.about
+    return study_figures.growth(steps, answers, f"{method} on {about['device']}, {backbone_name(about)}")
+
+
+def backbone_name(about: Mapping[str, Any]) -> str:
+    """The backbone in words, with the type that it computes in."""
+    shape = "the shape of CLIP ViT-B/16 with random weights" if about["backbone"] == RANDOM else about["backbone"]
+    return f"{shape}, {about['dtype']}"
+
+
 def how(about: Mapping[str, Any]) -> list[str]:
     """On what, and how, the times were measured."""
-    backbone = "the shape of CLIP ViT-B/16 with random weights" if about["backbone"] == RANDOM else about["backbone"]
     threads = "" if about["device"].startswith("cuda") else f", {about['threads']} threads"
     captured = "passes captured and compiled" if about["captured"] else "operation by operation"
     return [
-        f"{about['device']}{threads}; backbone: {backbone}, {about['dtype']}; torch {about['versions']['torch']}; "
+        f"{about['device']}{threads}; backbone: {backbone_name(about)}; torch {about['versions']['torch']}; "
         f"rebapl {about['versions']['rebapl']}, {captured}.",
         f"rebapl: {about['steps']} steps in a row after {about['warm_up']} that do not count; the mean includes the "
-        f"steps that measure norms, one in ten. Plain: {about['plain_steps']} after {about['plain_steps']}. "
+        f"steps that measure norms, one in ten. Plain: {about['plain_steps']} after {about['plain_warm_up']}. "
         f"Answers: the median of up to {about['repeats']} calls, within {about['seconds']:g} s.",
         "Plain is the same work done the obvious way: texts of full length, the reference images in a pass of their "
         "own, operation by operation; one learner after the other answers, and encodes the texts in each call.",
@@ -93,20 +131,15 @@ def repulsion_name(case: Case) -> str:
     >>> repulsion_name(Case(repulsion=None)), repulsion_name(Case(every=4))
     ('none', 'MMD every 4 steps')
     """
-    name = "none" if case.repulsion is None else distance_name(case.repulsion)
+    name = "none" if case.repulsion is None else study_figures.distance_name(case.repulsion)
     return name + (f" every {case.every} steps" if case.every > 1 else "")
 
 
-def _lengths(steps: Sequence[StepTimes]) -> list[str]:
+def _lengths(steps: Sequence[StepTimes]) -> str:
     """How long the texts are, with us and plainly."""
-    ours = sorted({each.ours.tokens for each in steps})
-    plain = {each.plain.tokens for each in steps if each.plain is not None}
+    ours = sorted({each.tokens for each in steps})
     across = f"{ours[0]}" if len(ours) == 1 else f"{ours[0]} to {ours[-1]}"
-    return [f"A text has {across} tokens with rebapl" + (f", {max(plain)} plainly." if plain else ".")]
-
-
-def _of(plain: Times | None, what: str) -> Cell:
-    return Cell(None if plain is None else getattr(plain, what))
+    return f"A text has {across} tokens with rebapl, {steps[0].plain_tokens} plainly."
 
 
 def _times(ours: float, plain: float | None) -> Cell:

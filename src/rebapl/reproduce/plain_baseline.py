@@ -7,9 +7,6 @@ learner after the other, and each encodes images and texts again. The numbers ar
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -46,24 +43,9 @@ def full_length(encoder: DualEncoder) -> DualEncoder:
 
 def full_length_twin(learner: Learner[Any]) -> Learner[Any]:
     """A learner of the same method with copies of the parameters, for texts of full length."""
-    with eager():
-        twin = type(learner)(full_length(learner.encoder), learner.config).bind(learner.class_names, learner.template)
+    twin = type(learner)(full_length(learner.encoder), learner.config).bind(learner.class_names, learner.template)
     twin.load_state_dict(learner.state_dict())
     return twin.train(learner.training)
-
-
-@contextmanager
-def eager() -> Iterator[None]:
-    """Inside, nothing is captured or compiled, as if REBAPL_EAGER=1 were set."""
-    before = os.environ.get("REBAPL_EAGER")
-    os.environ["REBAPL_EAGER"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["REBAPL_EAGER"]
-        else:
-            os.environ["REBAPL_EAGER"] = before
 
 
 class PlainTraining:
@@ -78,9 +60,7 @@ class PlainTraining:
         self.parameters = [p for p in self.learner.parameters() if p.requires_grad]
         # exploring draws no noise, so the sampler's stream may be any
         stream = torch.Generator(chain.device)
-        self.schedule = build_schedule(
-            chain.inference, self.parameters, chain.num_data, chain.steps_per_epoch, stream, optimizer=None
-        )
+        self.schedule = build_schedule(chain.inference, self.parameters, chain.num_data, chain.steps_per_epoch, stream)
         self.repulsion: Repulsion | None = None
         settings = chain.inference.repulsion
         if settings is not None and chain.repulsion is not None:
@@ -99,25 +79,24 @@ class PlainTraining:
 
     def step(self) -> Tensor:
         """One iteration; the objective (), the repulsion's term included."""
-        with eager():
-            images, labels = self.batches(self.done)
-            output = self.learner(images)
-            objective = self.learner.loss(output, labels)
-            if self.repulsion is not None:
-                space, points = self.reference.space, None
-                if self.reference.per_image:
-                    (points,) = self.reference.choose(self.generator)
-                    assert self.reference.pool is not None
-                    output = self.learner(self.reference.pool[points])
-                objective = objective + self.repulsion(
-                    output.cloud(space), points, loss=objective, parameters=self.parameters
-                )
-            self.schedule.current.zero_grad()
-            objective.backward()
-            self.schedule.current.step()
-            self.schedule.step()
-            self.done += 1
-            return objective.detach()
+        images, labels = self.batches(self.done)
+        output = self.learner(images)
+        objective = self.learner.loss(output, labels)
+        if self.repulsion is not None:
+            space, points = self.reference.space, None
+            if self.reference.per_image:
+                (points,) = self.reference.choose(self.generator)
+                assert self.reference.pool is not None
+                output = self.learner(self.reference.pool[points])
+            objective = objective + self.repulsion(
+                output.cloud(space), points, loss=objective, parameters=self.parameters
+            )
+        self.schedule.current.zero_grad()
+        objective.backward()
+        self.schedule.current.step()
+        self.schedule.step()
+        self.done += 1
+        return objective.detach()
 
 
 class PlainPosterior:
@@ -137,8 +116,7 @@ class PlainPosterior:
         """The mean over samples (N, C) for views, uint8 (N, 3, H, W)."""
         encoder = self.learners[0].encoder
         found = []
-        with eager():
-            for portion in views.split(CHUNK):
-                images = encoder.preprocessing.normalize(portion.to(encoder.device))
-                found.append(torch.stack([each(images).logits.softmax(-1) for each in self.learners]).mean(0).cpu())
+        for portion in views.split(CHUNK):
+            images = encoder.preprocessing.normalize(portion.to(encoder.device))
+            found.append(torch.stack([each(images).logits.softmax(-1) for each in self.learners]).mean(0).cpu())
         return torch.cat(found)
