@@ -15,8 +15,9 @@ from rebapl.cli.commands import app
 from rebapl.errors import UserError
 from rebapl.learners import Learner
 from rebapl.reproduce import bench
-from rebapl.reproduce.bench import AnswerTimes, Bench, Case, Effort, Measured, StepTimes, bench_chain, cases
-from rebapl.reproduce.bench_inputs import class_names, random_vit_b16
+from rebapl.reproduce.bench import Bench, Effort, cases
+from rebapl.reproduce.bench_inputs import bench_chain, class_names, random_vit_b16
+from rebapl.reproduce.bench_records import AnswerTimes, Case, Measured, StepTimes
 from rebapl.reproduce.bench_tables import bench_tables, growth_figure
 from rebapl.reproduce.plain_baseline import PlainPosterior, PlainTraining, full_length_twin
 from rebapl.reproduce.timing import random_posterior

@@ -60,7 +60,8 @@ def bench(
     from rebapl.cli.console import StepProgress, print_table
     from rebapl.files import write_atomically, write_json
     from rebapl.reports.style import PAPER_FONTS, save_figure
-    from rebapl.reproduce.bench import Effort, Measured, measure
+    from rebapl.reproduce.bench import Effort, measure
+    from rebapl.reproduce.bench_records import Measured
     from rebapl.reproduce.bench_tables import bench_tables, growth_figure
     from rebapl.runs.backbone import best_device
 

@@ -12,29 +12,22 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from rebapl.backbones import DualEncoder
 from rebapl.captured import accelerated
-from rebapl.errors import UserError
-from rebapl.files import read_json
-from rebapl.learners import METHODS, Learner, resolve_method
+from rebapl.learners import METHODS
 from rebapl.randomness import generator
-from rebapl.reproduce.bench_inputs import bench_encoder, class_names, noise_task
+from rebapl.reproduce.bench_inputs import bench_chain, bench_encoder, class_names, resolved_case
+from rebapl.reproduce.bench_records import AnswerTimes, Case, Measured, StepTimes, in_words
 from rebapl.reproduce.plain_baseline import PlainPosterior, PlainTraining, full_length
 from rebapl.reproduce.timing import milliseconds, random_posterior
-from rebapl.repulsion import kick
 from rebapl.runs.environment import environment
-from rebapl.sampling import Chain, Repelling
-from rebapl.sampling.reference import evaluating
-from rebapl.training.fit import Training
-from rebapl.training.resolution import ResolvedTraining, resolve_training
+from rebapl.sampling import Repelling
 
 DISTANCES = ("mmd", "energy", "sinkhorn", "wasserstein")
 """The distances that are timed; no repulsion at all comes before them."""
@@ -48,82 +41,6 @@ IMPULSE = 4
 TEMPLATE = "a photo of a {}."
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Case:
-    """One kind of training step.
-
-    `repulsion` is a distance or None, on `images` reference images, from `samples` remembered ones, `every` so many
-    steps. Class names have at least so many `words`.
-    """
-
-    method: str = "maple"
-    classes: int = 50
-    repulsion: str | None = "mmd"
-    images: int = 32
-    batch: int = 1
-    samples: int = 1
-    every: int = 1
-    words: int = 3
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """Milliseconds of a case's step, the most bytes on the GPU (None elsewhere), and tokens of a text; then plainly.
-
-    `along` says to which growth it belongs, if to any.
-    """
-
-    case: Case
-    median: float
-    mean: float
-    peak: int | None
-    tokens: int
-    plain_median: float | None
-    plain_mean: float | None
-    plain_peak: int | None
-    plain_tokens: int
-    along: str = ""
-
-
-@dataclass(frozen=True)
-class AnswerTimes:
-    """Milliseconds (medians) of an answer to one image and to `images`, ours and plain."""
-
-    method: str
-    classes: int
-    samples: int
-    images: int
-    one: float
-    many: float
-    plain_one: float | None
-    plain_many: float | None
-    along: str = ""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Everything of one run of `rebapl bench`; `about` says where, with what and how it was measured."""
-
-    about: Mapping[str, Any]
-    steps: Sequence[StepTimes] = ()
-    answers: Sequence[AnswerTimes] = ()
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
-        return asdict(self)
-
-    @classmethod
-    def read(cls, path: Path) -> Measured:
-        """The inverse of `plain`, from a file."""
-        content = read_json(path, "a measurement of rebapl bench")
-        try:
-            steps = [StepTimes(**{**each, "case": Case(**each["case"])}) for each in content["steps"]]
-            answers = [AnswerTimes(**each) for each in content["answers"]]
-            return cls(content["about"], steps, answers)
-        except (KeyError, TypeError) as error:
-            raise UserError(f"{path} is no measurement that rebapl bench wrote: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -164,9 +81,6 @@ GROWING: Mapping[str, Sequence[str | None]] = {
 ANSWER_CLASSES = 50
 """Classes among which answers are given."""
 
-EPOCHS = 1000
-"""Epochs of a cycle: more than are ever done, so that all steps explore."""
-
 
 class Bench:
     """Measures on one device with one backbone; `say` hears what is being timed."""
@@ -177,30 +91,36 @@ class Bench:
 
     def steps(self, cases: Iterable[Case], along: str = "") -> Iterator[StepTimes]:
         """The times of each case. The plain baseline applies the force at every step, also where ours does not."""
-        known: dict[Case, tuple[list[float], int | None]] = {}
+        plain: dict[Case, tuple[list[float], int | None]] = {}
         for case in cases:
             self.say(f"a training step, {in_words(case)}")
-            chain, learner = bench_chain(self.encoder, case)
-            rounds = FIRST_ROUND * case.every, ROUND * case.every
-            times, peak = self._timed(chain.step, *map(max, rounds, (self.effort.warm_up, self.effort.steps)))
-            same = replace(case, every=1)
-            if self.effort.plain and same not in known:
-                self.say(f"the same, plain, {in_words(same)}")
-                slow = PlainTraining(*bench_chain(self.encoder, same))
-                known[same] = self._timed(slow.step, FIRST_ROUND, ROUND)
-            plain_times, plain_peak = known.get(same, ([], None))
+            times, peak = self._ours(case)
+            usual = replace(case, every=1)
+            if self.effort.plain and usual not in plain:
+                self.say(f"the same, plain, {in_words(usual)}")
+                plain[usual] = self._plain(usual)
+            plain_times, plain_peak = plain.get(usual, ([], None))
+            names = class_names(case.classes, case.words)
             yield StepTimes(
                 case,
                 statistics.median(times),
                 statistics.fmean(times),
                 peak,
-                text_length(self.encoder, learner.class_names),
+                text_length(self.encoder, names),
                 statistics.median(plain_times) if plain_times else None,
                 statistics.fmean(plain_times) if plain_times else None,
                 plain_peak,
-                text_length(full_length(self.encoder), learner.class_names),
+                text_length(full_length(self.encoder), names),
                 along,
             )
+
+    def _ours(self, case: Case) -> tuple[list[float], int | None]:
+        chain, _ = bench_chain(self.encoder, case)
+        rounds = FIRST_ROUND * case.every, ROUND * case.every
+        return self._timed(chain.step, *map(max, rounds, (self.effort.warm_up, self.effort.steps)))
+
+    def _plain(self, case: Case) -> tuple[list[float], int | None]:
+        return self._timed(PlainTraining(*bench_chain(self.encoder, case)).step, FIRST_ROUND, ROUND)
 
     def _timed(self, step: Callable[[], object], warm_up: int, count: int) -> tuple[list[float], int | None]:
         """The milliseconds of so many steps, and the most bytes on the GPU in these and in the warm-up."""
@@ -265,67 +185,12 @@ class Bench:
             torch.cuda.reset_peak_memory_stats(self.device)
 
 
-def resolved_case(case: Case) -> ResolvedTraining:
-    """The settings of a training whose first cycle goes on longer than anybody measures, and explores with SGHMC."""
-    settings: dict[str, Any] = {
-        "batch": case.batch,
-        "chains": 1,
-        "cycles": 2,
-        "epochs": EPOCHS,
-        "first_epochs": None,
-        "sampler.exploration": 0.9,
-        "sampler.burn_in": None,
-        "warmup": None,
-    }
-    if case.repulsion is None:
-        settings["repulsion"] = None
-    else:
-        settings["repulsion.distance.kind"] = case.repulsion
-        if case.every > 1:
-            settings["repulsion.every"] = case.every
-        if METHODS.find(case.method).learner.per_image(resolve_method(case.method)):
-            settings["repulsion.images"] = case.images
-    return resolve_training(
-        case.method, "rebapl", protocol="few-shot", data="noise", shots=16, inference_settings=settings
-    )
-
-
-def bench_chain(encoder: DualEncoder, case: Case) -> tuple[Chain, Learner[Any]]:
-    """A chain of a case, and its learner. Its first step is repelled already, by samples that are drawn at random."""
-    resolved = resolved_case(case)
-    pool = 0 if resolved.inference is None else resolved.inference.pool_size
-    task = noise_task(encoder, case.classes, max(pool, case.batch), case.words)
-    training = Training(task, encoder, resolved, seed=1)
-    chain = training.loop
-    assert isinstance(chain, Chain)
-    if chain.repulsion is not None:
-        stream = generator(1, "bench", "samples")
-        for _ in range(case.samples):
-            kick(chain.parameters.values(), 0.5, stream)
-            with evaluating(chain.learner):
-                chain.repulsion.remember(chain.reference.stored())
-        kick(chain.parameters.values(), 0.5, stream)
-    return chain, training.learner
-
-
 def cases(method: str, classes: Sequence[int], batch: int) -> list[Case]:
     """The rows of the table of steps: no repulsion, each distance, and the force as an impulse now and then."""
     kinds = [(None, 1), *((distance, 1) for distance in DISTANCES)]
     if "every" in Repelling.model_fields:
         kinds.append(("mmd", IMPULSE))
     return [Case(method, count, distance, batch=batch, every=every) for count in classes for distance, every in kinds]
-
-
-def in_words(case: Case) -> str:
-    """A case as a line of progress has it.
-
-    >>> in_words(Case(classes=5, repulsion=None)), in_words(Case(every=4))
-    ('maple, 5 classes, no repulsion', 'maple, 50 classes, mmd every 4 steps')
-    """
-    repulsion = "no repulsion" if case.repulsion is None else case.repulsion
-    return f"{case.method}, {case.classes} classes, {repulsion}" + (
-        f" every {case.every} steps" if case.every > 1 else ""
-    )
 
 
 def text_length(encoder: DualEncoder, names: Sequence[str]) -> int:
@@ -378,8 +243,9 @@ def measure(
     if growth:
         more = bench.growth(method)
         steps, answers = steps + more[0], answers + more[1]
+    here = environment(device)
     about = {
-        **environment(device),
+        **{name: here[name] for name in ("device", "threads", "versions")},
         "backbone": encoder.name,
         "dtype": str(encoder.dtype).removeprefix("torch."),
         "captured": accelerated(device),

@@ -1,9 +1,10 @@
-"""What `rebapl bench` works on: a backbone, class names and pictures of noise, none of which is downloaded."""
+"""What `rebapl bench` works on: a backbone, class names, pictures of noise and chains. Nothing is downloaded."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import cycle, islice, product
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,16 @@ from rebapl.data.embedded import NUMBER_WORDS, shape_classes
 from rebapl.data.own import dataset_of
 from rebapl.data.task import Task, task_of
 from rebapl.errors import UserError
+from rebapl.learners import METHODS, Learner, resolve_method
+from rebapl.randomness import generator
+from rebapl.reproduce.bench_records import Case
+from rebapl.repulsion import kick
 from rebapl.runs.backbone import load_run_backbone, run_dtype
+from rebapl.sampling import Chain
+from rebapl.sampling.loop import kept
+from rebapl.sampling.reference import evaluating
+from rebapl.training.fit import Training
+from rebapl.training.resolution import ResolvedTraining, resolve_training
 
 RANDOM = "random"
 """The name of the shape of CLIP ViT-B/16 with random weights."""
@@ -23,6 +33,12 @@ PICTURES = 128
 
 LARGER = 1.25
 """The sides of the pictures, in units of what the backbone sees: they are cropped and resized as photos are."""
+
+APART = 0.5
+"""How far the remembered samples are from the start, relative to it."""
+
+EPOCHS = 1000
+"""Epochs of a cycle: more than are ever done, so that all steps explore."""
 
 
 def bench_encoder(name: str | None, device: str) -> DualEncoder:
@@ -68,3 +84,50 @@ def noise_task(encoder: DualEncoder, classes: int, least: int, words: int = 3) -
     count = max(least, classes)
     images, labels = [pictures[index % PICTURES] for index in range(count)], [index % classes for index in range(count)]
     return task_of(dataset_of(images, labels, class_names(classes, words)))
+
+
+def resolved_case(case: Case) -> ResolvedTraining:
+    """The settings of a training whose first cycle goes on longer than anybody measures, and explores with SGHMC."""
+    settings: dict[str, Any] = {
+        "batch": case.batch,
+        "chains": 1,
+        "cycles": 2,
+        "epochs": EPOCHS,
+        "first_epochs": None,
+        "sampler.exploration": 0.9,
+        "sampler.burn_in": None,
+        "warmup": None,
+    }
+    if case.repulsion is None:
+        settings["repulsion"] = None
+    else:
+        settings["repulsion.distance.kind"] = case.repulsion
+        if case.every > 1:
+            settings["repulsion.every"] = case.every
+        if METHODS.find(case.method).learner.per_image(resolve_method(case.method)):
+            settings["repulsion.images"] = case.images
+    return resolve_training(
+        case.method, "rebapl", protocol="few-shot", data="noise", shots=16, inference_settings=settings
+    )
+
+
+def bench_chain(encoder: DualEncoder, case: Case) -> tuple[Chain, Learner[Any]]:
+    """A chain of a case, and its learner. Its first step is repelled already, by samples that are drawn at random."""
+    resolved = resolved_case(case)
+    pool = 0 if resolved.inference is None else resolved.inference.pool_size
+    task = noise_task(encoder, case.classes, max(pool, case.batch), case.words)
+    training = Training(task, encoder, resolved, seed=1)
+    chain = training.loop
+    assert isinstance(chain, Chain)
+    if chain.repulsion is not None:
+        stream = generator(1, "bench", "samples")
+        start = kept(chain.parameters)
+        for number in range(case.samples + 1):
+            with torch.no_grad():
+                for name, p in chain.parameters.items():
+                    p.copy_(start[name])
+            kick(chain.parameters.values(), APART, stream)
+            if number < case.samples:
+                with evaluating(chain.learner):
+                    chain.repulsion.remember(chain.reference.stored())
+    return chain, training.learner

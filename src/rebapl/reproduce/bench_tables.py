@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from rebapl.errors import UserError
 from rebapl.reports.tables import Cell, Row, Table
 from rebapl.reproduce import study_figures
-from rebapl.reproduce.bench import AnswerTimes, Case, Measured, StepTimes
 from rebapl.reproduce.bench_inputs import RANDOM
+from rebapl.reproduce.bench_records import AnswerTimes, Case, Measured, StepTimes
 
 MIB = 2**20
 STEP_COLUMNS = ("classes", "repulsion", "median", "mean", "plain, median", "plain, mean", "times quicker")
