@@ -22,12 +22,11 @@ from rebapl.backbones import DualEncoder
 from rebapl.captured import accelerated
 from rebapl.learners import METHODS
 from rebapl.randomness import generator
-from rebapl.reproduce.bench_inputs import bench_chain, bench_encoder, class_names, resolved_case
+from rebapl.reproduce.bench_inputs import CAN_PAUSE, bench_chain, bench_encoder, class_names, resolved_case
 from rebapl.reproduce.bench_records import AnswerTimes, Case, Measured, StepTimes, in_words
 from rebapl.reproduce.plain_baseline import PlainPosterior, PlainTraining, full_length
 from rebapl.reproduce.timing import milliseconds, random_posterior
 from rebapl.runs.environment import environment
-from rebapl.sampling import Repelling
 
 DISTANCES = ("mmd", "energy", "sinkhorn", "wasserstein")
 """The distances that are timed; no repulsion at all comes before them."""
@@ -188,7 +187,7 @@ class Bench:
 def cases(method: str, classes: Sequence[int], batch: int) -> list[Case]:
     """The rows of the table of steps: no repulsion, each distance, and the force as an impulse now and then."""
     kinds = [(None, 1), *((distance, 1) for distance in DISTANCES)]
-    if "every" in Repelling.model_fields:
+    if CAN_PAUSE:
         kinds.append(("mmd", IMPULSE))
     return [Case(method, count, distance, batch=batch, every=every) for count in classes for distance, every in kinds]
 
