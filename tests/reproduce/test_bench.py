@@ -214,8 +214,8 @@ def test_a_measurement_is_shown_again_and_drawn(tmp_path: Path) -> None:
         growth_figure(replace(made_up(), steps=()))
 
 
-def test_random_weights_have_the_shape_of_vit_b16() -> None:
-    random = random_vit_b16("cpu", torch.bfloat16)
+def test_random_weights_have_the_shape_of_vit_b16(encoder: DualEncoder) -> None:
+    random = random_vit_b16(encoder)
     assert (random.vision.width, len(random.vision.layers), random.text.width, len(random.text.layers)) == (
         768,
         12,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rebapl.backbones import DualEncoder, TextTokenizer, load_backbone
+from rebapl.backbones import DualEncoder, TextTokenizer
 from rebapl.data.embedded import NUMBER_WORDS, shape_classes
 from rebapl.data.own import dataset_of
 from rebapl.data.task import Task, task_of
@@ -18,7 +18,7 @@ from rebapl.learners import METHODS, Learner, resolve_method
 from rebapl.randomness import generator
 from rebapl.reproduce.bench_records import Case
 from rebapl.repulsion import kick
-from rebapl.runs.backbone import load_run_backbone, run_dtype
+from rebapl.runs.backbone import KeptBackbone
 from rebapl.sampling import Chain, Repelling
 from rebapl.sampling.loop import kept
 from rebapl.sampling.reference import evaluating
@@ -46,20 +46,21 @@ EPOCHS = 1000
 
 def bench_encoder(name: str | None, device: str) -> DualEncoder:
     """The backbone of that name, in the type that runs use; if none is named, `random` on a GPU and else `mini`."""
-    name = name or (RANDOM if device.startswith("cuda") else "mini")
-    return random_vit_b16(device, run_dtype(device)) if name == RANDOM else load_run_backbone(name, device)
+    name, load = name or (RANDOM if device.startswith("cuda") else "mini"), KeptBackbone()
+    return random_vit_b16(load("mini", device)) if name == RANDOM else load(name, device)
 
 
-def random_vit_b16(device: str, dtype: torch.dtype) -> DualEncoder:
-    """The shape of CLIP ViT-B/16 with random weights, which computes as long as the real one. It reads as `mini`."""
+def random_vit_b16(mini: DualEncoder) -> DualEncoder:
+    """The shape of CLIP ViT-B/16 with random weights, which computes as long as the real one.
+
+    It reads as `mini` does, and computes where `mini` is and in its type.
+    """
     from transformers import CLIPConfig, CLIPModel
 
-    mini = load_backbone("mini")
     config = CLIPConfig(vision_config={"patch_size": 16})  # the rest of ViT-B/16 is what `transformers` begins with
-    where = torch.device(device)
-    with torch.random.fork_rng(devices=[where] if where.type == "cuda" else []), where:
+    with torch.random.fork_rng(devices=[mini.device] if mini.device.type == "cuda" else []), mini.device:
         torch.manual_seed(0)
-        model = CLIPModel(config).to(dtype)
+        model = CLIPModel(config).to(mini.dtype)
     words, sees = mini.tokenizer, config.vision_config.image_size
     tokenizer = TextTokenizer(words.encode, words.start, words.end, config.text_config.max_position_embeddings)
     return DualEncoder(RANDOM, model, tokenizer, replace(mini.preprocessing, resize=sees, crop=sees))
