@@ -1,6 +1,6 @@
 """Puts measurements of `rebapl bench` into docs/performance.md: their tables, and a figure of growth.
 
-rebapl bench --growth --export docs/benchmarks/bench-h200.json
+rebapl bench --what steps,answers,growth --export docs/benchmarks/bench-h200.json
 python tools/performance_page.py
 
 Where the page says `<!-- measured: NAME -->`, what follows up to `<!-- end -->` becomes what docs/benchmarks/NAME.json

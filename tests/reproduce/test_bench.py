@@ -154,6 +154,15 @@ def test_a_measurement_is_read_as_it_was_written(tmp_path: Path) -> None:
         Measured.read(path)
 
 
+def test_measurements_of_one_machine_are_joined() -> None:
+    whole = made_up()
+    steps, answers = replace(whole, answers=[]), replace(whole, steps=[])
+    assert Measured.joined([steps, answers]) == whole
+    other = replace(answers, about={**whole.about, "dtype": "float32"})
+    with pytest.raises(UserError, match="they differ in dtype"):
+        Measured.joined([steps, other])
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [
@@ -163,6 +172,8 @@ def test_a_measurement_is_read_as_it_was_written(tmp_path: Path) -> None:
         (["--method", "mapl"], "did you mean 'maple'"),
         (["--method", "zero-shot"], "learns nothing"),
         (["--answers", "coop,mapl"], "did you mean 'maple'"),
+        (["--what", ""], "nothing to time"),
+        (["--what", "steps,answer"], "did you mean 'answers'"),
         (["--export", "times.csv"], "ending of --export"),
         (["--export", "times.png"], "plots are of growth"),
         (["--from", "missing.json"], "it has no missing.json"),
@@ -210,7 +221,7 @@ def test_a_measurement_is_shown_again_and_drawn(tmp_path: Path) -> None:
     assert set(lines) == {f"{name}{plain}" for name in ("MMD", "none", "Wasserstein") for plain in ("", ", plain")}
     assert list(lines["MMD"].get_ydata()) == [1.0, 10.0]
     assert lines["MMD, plain"].get_linestyle() == "--"
-    with pytest.raises(UserError, match="--growth"):
+    with pytest.raises(UserError, match="--what growth"):
         growth_figure(replace(made_up(), steps=()))
 
 

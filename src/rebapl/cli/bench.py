@@ -15,6 +15,13 @@ ENDINGS = (".json", ".md", *PICTURES)
 
 
 def bench(
+    what: Annotated[
+        str,
+        typer.Option(
+            help="What is timed, with commas: steps, answers, and growth, which is how both grow with classes, "
+            "reference images, samples and tokens."
+        ),
+    ] = "steps,answers",
     method: Annotated[str, typer.Option(help="The method whose training step is timed.")] = "maple",
     classes: Annotated[
         str | None, typer.Option(help="Numbers of classes, with commas; 5,50,500 on a GPU and 5,50 else.")
@@ -36,10 +43,6 @@ def bench(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Measure less, for a first impression.")] = False,
-    growth: Annotated[
-        bool,
-        typer.Option("--growth", help="Also time how it grows with classes, reference images, samples and tokens."),
-    ] = False,
     plain: Annotated[bool, typer.Option(help="Time the plain baseline, too.")] = True,
     export: Annotated[
         list[Path] | None,
@@ -49,8 +52,10 @@ def bench(
         ),
     ] = None,
     again: Annotated[
-        Path | None,
-        typer.Option("--from", help="Show this .json again, or write it in other forms, and measure nothing."),
+        list[Path] | None,
+        typer.Option(
+            "--from", help="Show this .json again, or write it in other forms, and measure nothing. Repeatable: joined."
+        ),
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
@@ -65,13 +70,13 @@ def bench(
     from rebapl.reproduce.bench_tables import bench_tables, growth_figure
     from rebapl.runs.backbone import best_device
 
-    files = export or []
+    files, parts = export or [], parse_names(what) or []
     for file in files:
         if file.suffix not in ENDINGS:
             raise unknown("ending of --export", file.suffix or file.name, ENDINGS)
-        if file.suffix in PICTURES and not growth and again is None:
-            raise UserError(f"--export {file}: plots are of growth, which is measured with --growth")
-    if again is None:
+        if file.suffix in PICTURES and not again and "growth" not in parts:
+            raise UserError(f"--export {file}: plots are of growth, which is measured with --what growth")
+    if not again:
         device = best_device(device)
         effort = Effort.usual(device, quick)
         effort = replace(
@@ -90,10 +95,10 @@ def bench(
                 lambda what: progress.note(f"timing {what}"),
                 method=method,
                 batch=batch,
-                growth=growth,
+                parts=parts,
             )
     else:
-        measured = Measured.read(again)
+        measured = Measured.joined([Measured.read(path) for path in again])
     tables = bench_tables(measured)
     for table in tables:
         print_table(table)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rebapl.backbones import DualEncoder
 from rebapl.captured import accelerated
+from rebapl.errors import UserError, unknown
 from rebapl.learners import METHODS
 from rebapl.randomness import generator
 from rebapl.reproduce.bench_inputs import CAN_PAUSE, bench_chain, bench_encoder, class_names, resolved_case
@@ -68,11 +69,14 @@ class Effort:
         return replace(effort, classes=(5,), methods=("maple",), images=16, repeats=3, seconds=0.5) if quick else effort
 
 
-GROWING_CLASSES = (5, 10, 20, 50, 100, 200, 500, 1000)
+PARTS = ("steps", "answers", "growth")
+"""What can be measured."""
+
+GROWING_CLASSES = (5, 20, 50, 200, 500, 1000)
 GROWING: Mapping[str, Sequence[str | None]] = {
     "classes": (None, "wasserstein"),
-    "images": ("energy", "sinkhorn", "wasserstein"),
-    "samples": ("energy", "sinkhorn", "wasserstein"),
+    "images": ("sinkhorn", "wasserstein"),
+    "samples": ("sinkhorn", "wasserstein"),
     "tokens": (None,),
 }
 """What the repulsion is beside MMD where growth is timed, by what grows."""
@@ -165,7 +169,7 @@ class Bench:
         along: dict[str, list[Case]] = {
             "classes": [replace(base, classes=count) for count in GROWING_CLASSES if gpu or count <= 200],
             "images": [replace(base, images=count) for count in (8, 16, 32, 64, 128)],
-            "samples": [replace(base, samples=count) for count in (1, 2, 5, 10, 20, 50)],
+            "samples": [replace(base, samples=count) for count in (1, 5, 20, 50)],
             "tokens": [replace(base, words=words) for words in (3, 8, 16, 32, 64) if words + 8 < limit],
         }
         steps: list[StepTimes] = []
@@ -174,7 +178,7 @@ class Bench:
             for distance in GROWING[name]:
                 others = Bench(self.encoder, replace(self.effort, plain=False), self.say)
                 steps += others.steps([replace(case, repulsion=distance) for case in growing], name)
-        return steps, list(self.answers([method], (1, 2, 5, 10, 20), "samples"))
+        return steps, list(self.answers([method], (1, 3, 10, 30), "samples"))
 
     def _clear(self) -> None:
         """Free what earlier work has left, and begin to count memory."""
@@ -227,9 +231,14 @@ def measure(
     *,
     method: str = "maple",
     batch: int = 1,
-    growth: bool = False,
+    parts: Sequence[str] = PARTS[:2],
 ) -> Measured:
-    """All of it: the table of steps, that of answers, and with `growth` the growth of both."""
+    """The given parts: the table of steps, that of answers, and the growth of both."""
+    if not parts:
+        raise UserError(f"nothing to time: name one or more of {', '.join(PARTS)}")
+    for part in parts:
+        if part not in PARTS:
+            raise unknown("part of the measurement", part, PARTS)
     for count in effort.classes:
         class_names(count)
     for each in effort.methods:
@@ -237,9 +246,9 @@ def measure(
     resolved_case(Case(method))
     encoder = bench_encoder(backbone, device)
     bench = Bench(encoder, effort, say)
-    steps = list(bench.steps(cases(method, effort.classes, batch)))
-    answers = list(bench.answers(effort.methods, effort.samples))
-    if growth:
+    steps = list(bench.steps(cases(method, effort.classes, batch))) if "steps" in parts else []
+    answers = list(bench.answers(effort.methods, effort.samples)) if "answers" in parts else []
+    if "growth" in parts:
         more = bench.growth(method)
         steps, answers = steps + more[0], answers + more[1]
     here = environment(device)

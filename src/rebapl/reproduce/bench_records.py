@@ -86,6 +86,19 @@ class Measured:
         except (KeyError, TypeError) as error:
             raise UserError(f"{path} is no measurement that rebapl bench wrote: {error}") from error
 
+    @classmethod
+    def joined(cls, parts: Sequence[Measured]) -> Measured:
+        """Several measurements of one machine, backbone and version as one."""
+        first = parts[0].about
+        for part in parts[1:]:
+            if differing := [name for name in first if part.about.get(name) != first[name]]:
+                raise UserError(f"these measurements do not belong together: they differ in {', '.join(differing)}")
+        steps, answers = (
+            [each for part in parts for each in part.steps],
+            [each for part in parts for each in part.answers],
+        )
+        return cls(first, steps, answers)
+
 
 def in_words(case: Case) -> str:
     """A case as a line of progress has it.

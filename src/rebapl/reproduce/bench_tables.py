@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -21,10 +22,13 @@ def bench_tables(measured: Measured) -> list[Table]:
     """The table of steps and that of answers, with how they were measured below the first."""
     steps = [each for each in measured.steps if not each.along]
     answers = [each for each in measured.answers if not each.along]
-    return [*([step_table(steps, measured.about)] if steps else []), *([answer_table(answers)] if answers else [])]
+    found = [*([step_table(steps)] if steps else []), *([answer_table(answers)] if answers else [])]
+    return [
+        replace(table, notes=[*how(measured.about), *table.notes]) if table is found[0] else table for table in found
+    ]
 
 
-def step_table(steps: Sequence[StepTimes], about: Mapping[str, Any]) -> Table:
+def step_table(steps: Sequence[StepTimes]) -> Table:
     """A row for each number of classes and each repulsion."""
     gpu = any(each.peak is not None for each in steps)
     rows: list[Row] = []
@@ -38,7 +42,7 @@ def step_table(steps: Sequence[StepTimes], about: Mapping[str, Any]) -> Table:
         f"Milliseconds of a training step: {first.method}, batch {first.batch}, {first.images} reference images",
         [*STEP_COLUMNS, *(["rebapl", "plain"] if gpu else [])],
         rows,
-        [*how(about), _lengths(steps)],
+        [_lengths(steps)],
         groups=[("", len(STEP_COLUMNS)), ("peak MiB", 2)] if gpu else (),
         rules=[row for row in range(1, len(counts)) if counts[row] != counts[row - 1]],
         merged=1,
@@ -84,7 +88,7 @@ GROWS = {
 def growth_figure(measured: Measured) -> Figure:
     """How steps and answers grow: medians, ours and plain."""
     if not any(each.along for each in measured.steps):
-        raise UserError("there is no growth to draw: measure it with rebapl bench --growth")
+        raise UserError("there is no growth to draw: measure it with rebapl bench --what growth")
     steps: dict[str, dict[str, dict[float, float]]] = {label: {} for label in GROWS.values()}
     for each in measured.steps:
         if each.along:
