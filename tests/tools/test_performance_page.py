@@ -17,7 +17,10 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_a_measurement_is_put_in_its_place_and_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(performance_page, "DOCS", tmp_path)
-    measured = Measured({}, [], [AnswerTimes("coop", 50, 1, 64, 4.0, 10.0, 8.0, 40.0)])
+    counts = dict.fromkeys(("steps", "warm_up", "plain_steps", "plain_warm_up", "repeats", "seconds"), 3)
+    versions = {"torch": "2.11", "rebapl": "0.1"}
+    about = {"device": "cpu", "threads": 2, "backbone": "mini", "dtype": "float32", "captured": False, **counts}
+    measured = Measured({**about, "versions": versions}, [], [AnswerTimes("coop", 50, 1, 64, 4.0, 10.0, 8.0, 40.0)])
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / "bench-a.json").write_text(json.dumps(measured.plain()))
     page = "before\n<!-- measured: {} -->\nold\n<!-- end -->\nafter\n"
