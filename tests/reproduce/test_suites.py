@@ -180,7 +180,7 @@ def test_spread_samples_predict_as_they_do_together(samples: int, encoders: int,
     encoder = load_backbone("mini")
     task = TINY.config("digits", Choice("maple", "maple"), 1).task()
     part = task.tests["base"]
-    whole = timing.random_posterior(encoder, part, samples)
+    whole = timing.random_posterior(encoder, part.class_names, part.dataset.template, samples)
     views = LabelledImages(part.dataset, part.items[:4]).views(encoder.preprocessing)
     parts = timing.spread(whole, [encoder] * encoders)
     assert [len(each) for each in parts] == shares

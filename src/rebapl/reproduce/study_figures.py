@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from rebapl.reports.figures import heat_map
 from rebapl.reports.style import (
@@ -165,6 +165,49 @@ def latency(milliseconds: Mapping[str, Mapping[int, float]], images: int, paper:
         _plain(axes, "number of cycles $C$", f"milliseconds per prediction\nof {images} images")
         axes.legend(frameon=False)
     return figure
+
+
+def growth(
+    steps: Mapping[str, Mapping[str, Mapping[float, float]]], answers: Mapping[str, Mapping[float, float]], about: str
+) -> Figure:
+    """Milliseconds of a training step: a panel for each of four things that grow, a line for each kind of step.
+
+    The fifth panel has those of an answer. Lines whose names end with ", plain" are dashed.
+    """
+    shown: dict[str, Any] = {}
+    with rc_context(PAPER_FONTS):
+        figure = Figure(figsize=(BOTH_COLUMNS, 4.4), layout="constrained")
+        *panels, answered, legend = figure.subplots(2, 3).flat
+        for axes, (label, lines) in zip(panels, steps.items(), strict=True):
+            shown |= _timed(axes, lines, shown)
+            _plain(axes, label, "milliseconds per step")
+        answered.legend(handles=[*_timed(answered, answers, {}).values()], frameon=False)
+        _plain(answered, "samples that answer", "milliseconds per answer\nto one image")
+        legend.legend(handles=[*shown.values()], loc="center", frameon=False, title="training step")
+        legend.axis("off")
+        figure.suptitle(about, fontsize=8, x=0.01, ha="left")
+    return figure
+
+
+def _timed(axes: Axes, lines: Mapping[str, Mapping[float, float]], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Draw times on logarithmic axes; the lines by name. Colours go on from those of `known` lines."""
+    kinds = list(dict.fromkeys(name.removesuffix(", plain") for name in (*known, *lines)))
+    drawn = {}
+    for name, times in lines.items():
+        kind = name.removesuffix(", plain")
+        colour, marker = line_style(kinds.index(kind))
+        dashes = "-" if kind == name else "--"
+        shape: dict[str, Any] = {"color": colour, "marker": marker, "ms": 3.5, "lw": 1.2, "label": name}
+        (drawn[name],) = axes.plot(list(times), list(times.values()), dashes, **shape)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(sorted({x for times in lines.values() for x in times})))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    return drawn
 
 
 def _spread(seeds: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.batches import LabelledImages
-from rebapl.data.task import Part, load_task
+from rebapl.data.task import load_task
 from rebapl.learners import build_learner
 from rebapl.posterior import Posterior
 from rebapl.randomness import generator
@@ -36,8 +37,13 @@ WIDTH = 512
 """The dimension of the points that distances are timed on: that of CLIP ViT-B/16's features."""
 
 
-def milliseconds(call: Callable[[], object], repeats: int, device: str) -> list[float]:
-    """The times of so many calls, after two that do not count. Each time ends when the device has finished."""
+def milliseconds(
+    call: Callable[[], object], repeats: int, device: str, *, warm_up: int = 2, seconds: float = math.inf
+) -> list[float]:
+    """The times of so many calls, after `warm_up` that do not count. Each time ends when the device has finished.
+
+    Once they have taken so many `seconds` together, no further call is made.
+    """
 
     def once() -> float:
         start = time.perf_counter()
@@ -46,9 +52,12 @@ def milliseconds(call: Callable[[], object], repeats: int, device: str) -> list[
             torch.cuda.synchronize(device)
         return 1000 * (time.perf_counter() - start)
 
-    for _ in range(2):
+    for _ in range(warm_up):
         once()
-    return [once() for _ in range(repeats)]
+    times: list[float] = []
+    while len(times) < repeats and sum(times) < 1000 * seconds:
+        times.append(once())
+    return times
 
 
 def overhead(context: Context) -> Product:
@@ -122,7 +131,8 @@ def latency(context: Context) -> Product:
     for title, devices in where.items():
         times[title] = {}
         for count in suite.latency_cycles:
-            shares = spread(random_posterior(encoders[one], part, count), [encoders[device] for device in devices])
+            whole = random_posterior(encoders[one], part.class_names, part.dataset.template, count)
+            shares = spread(whole, [encoders[device] for device in devices])
             if len(devices) > 1 and one == "cpu":
                 torch.set_num_threads(1)  # a thread per worker, not per core in each
             try:
@@ -159,15 +169,17 @@ def _several(context: Context, one: str) -> list[str]:
     return ["cpu"] * (os.cpu_count() or 1) if one == "cpu" and (os.cpu_count() or 1) > 1 else []
 
 
-def random_posterior(encoder: DualEncoder, part: Part, count: int) -> Posterior:
-    """`count` samples of MaPLe with random parameters, which predict as quickly as trained ones."""
+def random_posterior(
+    encoder: DualEncoder, class_names: Sequence[str], template: str, count: int, method: str = "maple"
+) -> Posterior:
+    """`count` samples of a method with random parameters, which predict as quickly as trained ones."""
     draws = generator(1, "latency")
-    learner = build_learner("maple", encoder, part.class_names, part.dataset.template, draws)
+    learner = build_learner(method, encoder, class_names, template, draws)
     samples = []
     for _ in range(count):
         learner.reset(draws)
         samples.append({name: value.detach().clone() for name, value in learner.named_parameters()})
-    return Posterior.of(learner.eval(), samples, {"method": "maple"})
+    return Posterior.of(learner.eval(), samples, {"method": method})
 
 
 def spread(whole: Posterior, encoders: Sequence[DualEncoder]) -> list[Posterior]:

@@ -1,0 +1,120 @@
+"""`rebapl bench`: how long a training step and an answer take on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rebapl.cli.values import QuietOption, parse_names
+from rebapl.errors import UserError, unknown
+
+PICTURES = (".png", ".pdf")
+ENDINGS = (".json", ".md", *PICTURES)
+
+
+def bench(
+    what: Annotated[
+        str,
+        typer.Option(
+            help="What is timed, with commas: steps, answers, and growth, which is how both grow with classes, "
+            "reference images, samples and tokens."
+        ),
+    ] = "steps,answers",
+    method: Annotated[str, typer.Option(help="The method whose training step is timed.")] = "maple",
+    classes: Annotated[
+        str | None, typer.Option(help="Numbers of classes, with commas; 5,50,500 on a GPU and 5,50 else.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Images in a training step.")] = 1,
+    answers: Annotated[
+        str | None, typer.Option(help="Methods whose answers are timed, with commas; maple,mmrl,coop.")
+    ] = None,
+    samples: Annotated[str | None, typer.Option(help="Numbers of samples that answer, with commas; 1,10.")] = None,
+    images: Annotated[
+        int | None, typer.Option(min=1, help="Images that are answered at once; 2048 on a GPU and 64 else.")
+    ] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            help="mini, a folder, a hub id, or random: the shape of CLIP ViT-B/16 with random weights. If not given, "
+            "random on a GPU and mini else."
+        ),
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure less, for a first impression.")] = False,
+    plain: Annotated[bool, typer.Option(help="Time the plain baseline, too.")] = True,
+    export: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="File to write as well; its ending says what: .json (all numbers), .md (the tables), or .png or .pdf "
+            "(plots of growth). Repeatable."
+        ),
+    ] = None,
+    again: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from", help="Show this .json again, or write it in other forms, and measure nothing. Repeatable: joined."
+        ),
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Time training steps and answers on this machine, beside the same work done the obvious way."""
+    from dataclasses import replace
+
+    from rebapl.cli.console import StepProgress, print_table
+    from rebapl.files import write_atomically, write_json
+    from rebapl.reports.style import PAPER_FONTS, save_figure
+    from rebapl.reproduce.bench import Effort, measure
+    from rebapl.reproduce.bench_records import Measured
+    from rebapl.reproduce.bench_tables import bench_tables, growth_figure
+    from rebapl.runs.backbone import best_device
+
+    files, parts = export or [], parse_names(what) or []
+    for file in files:
+        if file.suffix not in ENDINGS:
+            raise unknown("ending of --export", file.suffix or file.name, ENDINGS)
+        if file.suffix in PICTURES and not again and "growth" not in parts:
+            raise UserError(f"--export {file}: plots are of growth, which is measured with --what growth")
+    if not again:
+        device = best_device(device)
+        effort = Effort.usual(device, quick)
+        effort = replace(
+            effort,
+            classes=_numbers("--classes", classes) or effort.classes,
+            samples=_numbers("--samples", samples) or effort.samples,
+            methods=parse_names(answers) or effort.methods,
+            images=images or effort.images,
+            plain=plain,
+        )
+        with StepProgress(quiet) as progress:
+            measured = measure(
+                backbone,
+                device,
+                effort,
+                lambda what: progress.note(f"timing {what}"),
+                method=method,
+                batch=batch,
+                parts=parts,
+            )
+    else:
+        measured = Measured.joined([Measured.read(path) for path in again])
+    tables = bench_tables(measured)
+    for table in tables:
+        print_table(table)
+    for file in files:
+        if file.suffix == ".json":
+            write_json(file, measured.plain())
+        elif file.suffix == ".md":
+            write_atomically(file, "\n".join(table.to_markdown() for table in tables))
+        else:
+            save_figure(growth_figure(measured), file, settings=PAPER_FONTS)
+        print(f"written: {file}")
+
+
+def _numbers(option: str, given: str | None) -> list[int]:
+    """Whole numbers from 1 on, with commas between them; none if none are given."""
+    words = parse_names(given) or []
+    if not all(word.isdecimal() and int(word) > 0 for word in words) or (given is not None and not words):
+        raise UserError(f"{option} {given}: write whole numbers with commas between them, such as 5,50")
+    return [int(word) for word in words]
