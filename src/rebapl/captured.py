@@ -128,6 +128,8 @@ class _Captured:
         self.graph = torch.cuda.CUDAGraph()
         for generator in generators:
             self.graph.register_generator_state(generator)
+        # Gradients are asked for, not accumulated, so it does not matter on which stream that would happen.
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         with _recording:
             # torch's own stream for recording is one of the GPU that recorded first.
             stream = _streams.setdefault(torch.cuda.current_device(), torch.cuda.Stream())

@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from rebapl.data.dataset import Dataset, Item
+from rebapl.data.kept import VIEWS
 from rebapl.data.resident import ResidentImages, fits
 from rebapl.data.transforms import Preprocessing, random_crop
 from rebapl.data.workers import Ahead, cores, in_threads
@@ -52,14 +53,19 @@ class LabelledImages:
     def views(self, preprocessing: Preprocessing, rows: Sequence[int] | None = None) -> Tensor:
         """The test-time views of all images, or of those in `rows` in that order, uint8 (N, 3, H, W).
 
-        An image that is decoded only for this is not kept.
+        An image that is decoded only for this is not kept, but its view is, see `kept`.
         """
         rows = range(len(self)) if rows is None else rows
         views = torch.empty(len(rows), 3, preprocessing.crop, preprocessing.crop, dtype=torch.uint8)
 
         def fill(index: int) -> None:
-            image = self._decoded(rows[index]) if self._images is None else self._images[rows[index]]
-            views.numpy()[index] = preprocessing.centre(image).numpy()
+            row = rows[index]
+
+            def make() -> Tensor:
+                return preprocessing.centre(self._decoded(row) if self._images is None else self._images[row])
+
+            view = VIEWS.view(self.dataset, self.items[row].key, preprocessing, make)
+            views.numpy()[index] = view.numpy()
 
         in_threads(fill, range(len(rows)))
         return views
