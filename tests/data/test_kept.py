@@ -34,8 +34,9 @@ def painted(path: Path, value: int) -> None:
     Image.fromarray(np.full((40, 50, 3), value, np.uint8)).save(path)
 
 
+@pytest.mark.usefixtures("kept")
 def test_a_second_look_decodes_nothing_and_a_changed_file_is_read_again(
-    tmp_path: Path, preprocessing: Preprocessing, kept: KeptViews
+    tmp_path: Path, preprocessing: Preprocessing
 ) -> None:
     for number, name in enumerate(("cat", "dog")):
         for index in range(4):
