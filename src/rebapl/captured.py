@@ -25,6 +25,8 @@ EAGER = 2
 
 # Elsewhere in the process others may run, but only one may record.
 _recording = threading.Lock()
+_replaying = threading.Lock()
+_turns: dict[int, torch.cuda.Event] = {}
 _streams: dict[int, torch.cuda.Stream] = {}  # where passes are recorded, by GPU
 
 
@@ -140,9 +142,16 @@ class _Captured:
         return [x.shape for x in _tensors(given)] == [x.shape for x in self.inputs]
 
     def __call__(self, *given: Any) -> Any:
-        for own, x in zip(self.inputs, _tensors(given), strict=True):
-            own.copy_(x, non_blocking=True)
-        self.graph.replay()
+        # Graphs that were recorded on one stream share the working memory of libraries, so they take turns on a GPU,
+        # whatever streams they are replayed on.
+        with _replaying:
+            stream = torch.cuda.current_stream()
+            turn = _turns.setdefault(stream.device_index, torch.cuda.Event())
+            stream.wait_event(turn)
+            for own, x in zip(self.inputs, _tensors(given), strict=True):
+                own.copy_(x, non_blocking=True)
+            self.graph.replay()
+            turn.record(stream)
         return self.outputs
 
 
