@@ -22,7 +22,8 @@ from rebapl.reproduce.bench_tables import bench_tables, growth_figure
 from rebapl.reproduce.plain_baseline import PlainPosterior, PlainTraining, full_length_twin
 from rebapl.reproduce.timing import random_posterior
 
-LEAST = Effort((2,), (1, 2), ("coop",), images=2, warm_up=0, steps=2, repeats=1, seconds=1)
+LEAST = Effort(("mmd",), (2,), (1, 2), ("coop",), images=2, warm_up=0, steps=2, repeats=1, seconds=1)
+ROWS = cases("maple", ["mmd", "energy"], [5, 50], 1)
 
 
 def flat(learner: Learner[Any]) -> Tensor:
@@ -129,7 +130,7 @@ def made_up() -> Measured:
         for along in ("classes", "images", "samples", "tokens")
         for count in (5, 50)
     ]
-    steps = [StepTimes(case, 2.0, 2.5, 2**20, 9, 20.0, 25.0, 3 * 2**20, 77) for case in cases("maple", [5, 50], 1)]
+    steps = [StepTimes(case, 2.0, 2.5, 2**20, 9, 20.0, 25.0, 3 * 2**20, 77) for case in ROWS]
     answers = [AnswerTimes("maple", 50, count, 64, 4.0 * count, 10.0 * count, 40.0, 40.0) for count in (1, 10)]
     along = [replace(each, along="samples") for each in answers]
     return Measured(about, [*steps, *growing], [*answers, *along])
@@ -137,7 +138,7 @@ def made_up() -> Measured:
 
 def test_the_tables_have_the_times_and_their_ratios() -> None:
     steps, answers = bench_tables(made_up())
-    assert len(steps.rows) == len(cases("maple", [5, 50], 1))
+    assert len(steps.rows) == len(ROWS)
     assert [str(cell) for cell in steps.rows[0]] == ["5", "none", "2.00", "2.50", "20.00", "25.00", "10.0", "1", "3"]
     assert [str(cell) for cell in answers.rows[1]] == ["maple", "10", "40.00", "40.00", "1.0", "640", "1600", "0.4"]
     below = " ".join(steps.remarks())
@@ -170,6 +171,7 @@ def test_measurements_of_one_machine_are_joined() -> None:
         (["--samples", "0"], "--samples 0: write whole numbers"),
         (["--classes", "1"], "1 classes cannot be timed"),
         (["--method", "mapl"], "did you mean 'maple'"),
+        (["--distances", "mdm"], "did you mean 'mmd'"),
         (["--method", "zero-shot"], "learns nothing"),
         (["--answers", "coop,mapl"], "did you mean 'maple'"),
         (["--what", ""], "nothing to time"),
@@ -190,7 +192,7 @@ def test_the_command_writes_figures_and_tables(
     tmp_path: Path, encoder: DualEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "bench_encoder", lambda *_: encoder)
-    monkeypatch.setattr(bench, "cases", lambda method, classes, batch: [Case(method, classes[0], None, batch=batch)])
+    monkeypatch.setattr(bench, "cases", lambda method, _, classes, batch: [Case(method, classes[0], None, batch=batch)])
     short(monkeypatch)
     monkeypatch.setattr(Effort, "usual", classmethod(lambda *_: LEAST))
     files = [tmp_path / "bench.json", tmp_path / "bench.md"]

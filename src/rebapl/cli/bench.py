@@ -23,6 +23,13 @@ def bench(
         ),
     ] = "steps,answers",
     method: Annotated[str, typer.Option(help="The method whose training step is timed.")] = "maple",
+    distances: Annotated[
+        str | None,
+        typer.Option(
+            help="Distances of the repulsion, with commas; mmd,energy,sinkhorn,wasserstein on a GPU and "
+            "mmd,wasserstein else."
+        ),
+    ] = None,
     classes: Annotated[
         str | None, typer.Option(help="Numbers of classes, with commas; 5,50,500 on a GPU and 5,50 else.")
     ] = None,
@@ -81,6 +88,7 @@ def bench(
         effort = Effort.usual(device, quick)
         effort = replace(
             effort,
+            distances=parse_names(distances) or effort.distances,
             classes=_numbers("--classes", classes) or effort.classes,
             samples=_numbers("--samples", samples) or effort.samples,
             methods=parse_names(answers) or effort.methods,

@@ -30,9 +30,6 @@ from rebapl.reproduce.plain_baseline import PlainPosterior, PlainTraining, full_
 from rebapl.reproduce.timing import milliseconds, random_posterior
 from rebapl.runs.environment import environment
 
-DISTANCES = ("mmd", "energy", "sinkhorn", "wasserstein")
-"""The distances that are timed; no repulsion at all comes before them."""
-
 FIRST_ROUND, ROUND = 9, 10
 """Steps until norms are measured as rarely as they are from then on, and the steps between two such measurements."""
 
@@ -49,6 +46,7 @@ class Effort:
     """What is measured, and how often: so many `steps` in a row after `warm_up`, or a round of `ROUND` if that is more;
     answers up to `repeats` times within so many `seconds`. Without `plain`, the plain baseline is left out."""
 
+    distances: Sequence[str]
     classes: Sequence[int]
     samples: Sequence[int]
     methods: Sequence[str]
@@ -64,10 +62,12 @@ class Effort:
         """What is bearable: about three minutes on a GPU, one on two cores with `mini`, and much less if `quick`."""
         methods = ("maple", "mmrl", "coop")
         if device.startswith("cuda"):
-            effort = cls((5, 50, 500), (1, 10), methods, 2048, warm_up=39, steps=40, repeats=30, seconds=3)
+            distances = ("mmd", "energy", "sinkhorn", "wasserstein")
+            effort = cls(distances, (5, 50, 500), (1, 10), methods, 2048, warm_up=39, steps=40, repeats=30, seconds=3)
             return replace(effort, classes=(5, 50), images=512, repeats=10, seconds=1) if quick else effort
-        effort = cls((5, 50), (1, 10), methods, 64, warm_up=FIRST_ROUND, steps=ROUND, repeats=10, seconds=2)
-        return replace(effort, classes=(5,), methods=("maple",), images=16, repeats=3, seconds=0.5) if quick else effort
+        two = ("mmd", "wasserstein")
+        effort = cls(two, (5, 50), (1, 10), methods, 64, warm_up=FIRST_ROUND, steps=ROUND, repeats=10, seconds=1)
+        return replace(effort, classes=(5,), methods=("maple",), images=16, repeats=3) if quick else effort
 
 
 PARTS = ("steps", "answers", "growth")
@@ -146,19 +146,26 @@ class Bench:
                 what = f"answers of {method}, {count} sample{'s' if count > 1 else ''}"
                 self.say(what)
                 posterior = random_posterior(self.encoder, names, TEMPLATE, count, method)
-                ours = self._answers(posterior.predict_views, views)
+                ours = self._answers(posterior.predict_views, views, compiled=accelerated(self.device))
                 plain: tuple[float | None, float | None] = (None, None)
                 if self.effort.plain:
                     self.say(f"the same, plain, {what}")
                     plain = self._answers(PlainPosterior(posterior).probabilities, views)
                 yield AnswerTimes(method, len(names), count, len(views), *ours, *plain, along)
 
-    def _answers(self, answer: Callable[[Tensor], object], views: Tensor) -> tuple[float, float]:
-        """Medians for one image and for all."""
+    def _answers(
+        self, answer: Callable[[Tensor], object], views: Tensor, compiled: bool = False
+    ) -> tuple[float, float]:
+        """Medians for one image and for all; `compiled`, as the passes of many images are after the first 200 000."""
         effort = self.effort
-        one = milliseconds(lambda: answer(views[:1]), effort.repeats, self.device, warm_up=5, seconds=effort.seconds)
-        with compiling(accelerated(self.device)):  # as they are after the first 200 000 images
-            many = milliseconds(lambda: answer(views), effort.repeats, self.device, warm_up=2, seconds=effort.seconds)
+        captures = self.device.startswith("cuda")  # which it does after some calls
+        one = milliseconds(
+            lambda: answer(views[:1]), effort.repeats, self.device, warm_up=5 if captures else 1, seconds=effort.seconds
+        )
+        with compiling(compiled):
+            many = milliseconds(
+                lambda: answer(views), effort.repeats, self.device, warm_up=2 if captures else 1, seconds=effort.seconds
+            )
         return statistics.median(one), statistics.median(many)
 
     def growth(self, method: str) -> tuple[list[StepTimes], list[AnswerTimes]]:
@@ -190,11 +197,11 @@ class Bench:
             torch.cuda.reset_peak_memory_stats(self.device)
 
 
-def cases(method: str, classes: Sequence[int], batch: int) -> list[Case]:
-    """The rows of the table of steps: no repulsion, each distance, and the force as an impulse now and then."""
-    kinds = [(None, 1), *((distance, 1) for distance in DISTANCES)]
+def cases(method: str, distances: Sequence[str], classes: Sequence[int], batch: int) -> list[Case]:
+    """The rows of the table of steps: no repulsion, each distance, and the first as an impulse now and then."""
+    kinds = [(None, 1), *((distance, 1) for distance in distances)]
     if CAN_PAUSE:
-        kinds.append(("mmd", IMPULSE))
+        kinds.append((distances[0], IMPULSE))
     return [Case(method, count, distance, batch=batch, every=every) for count in classes for distance, every in kinds]
 
 
@@ -245,10 +252,11 @@ def measure(
         class_names(count)
     for each in effort.methods:
         METHODS.find(each)
-    resolved_case(Case(method))
+    for distance in effort.distances:
+        resolved_case(Case(method, repulsion=distance))
     encoder = bench_encoder(backbone, device)
     bench = Bench(encoder, effort, say)
-    steps = list(bench.steps(cases(method, effort.classes, batch))) if "steps" in parts else []
+    steps = list(bench.steps(cases(method, effort.distances, effort.classes, batch))) if "steps" in parts else []
     answers = list(bench.answers(effort.methods, effort.samples)) if "answers" in parts else []
     if "growth" in parts:
         more = bench.growth(method)
