@@ -32,9 +32,9 @@ from rebapl.runs.folder import load_trained, train_run
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
-    train_run(small_run.CONFIG.changed(test_images=10), out, device="cpu")
+    train_run(small_run.CONFIG.changed(test_images=10, backbone=str(nano)), out, device="cpu")
     return out
 
 
