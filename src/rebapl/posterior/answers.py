@@ -28,14 +28,15 @@ Read = list[tuple[str, Tensor | UnreadableImageError]]
 class Asked:
     """What is asked about every image: the `top` likeliest classes, averaged as said or as the posterior was trained.
 
-    With `abstain`, the answer is None above the posterior's threshold. With `strict`, an image that cannot be read is
-    an error.
+    With `abstain`, the answer is None above the posterior's threshold. With `sets`, there are prediction sets. With
+    `strict`, an image that cannot be read is an error.
     """
 
     top: int = 3
     average: Average | None = None
     abstain: bool = False
     strict: bool = False
+    sets: bool = False
 
 
 def answer_files(posterior: Posterior, files: Iterable[Path], asked: Asked) -> Iterator[list[Record]]:
@@ -69,7 +70,7 @@ def answer_files(posterior: Posterior, files: Iterable[Path], asked: Asked) -> I
                 yield [name for name, _ in good], torch.stack([found for _, found in good])
 
     for prediction in posterior.predict_portions(readable(), asked.average):
-        answered = iter(records_of(prediction, asked.top, asked.abstain))
+        answered = iter(records_of(prediction, asked.top, asked.abstain, asked.sets))
         while held:
             yield _records(held.popleft(), answered)
     while held:
