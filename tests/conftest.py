@@ -24,6 +24,18 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CLIP of three narrow layers with random weights: it trains many times as fast as `mini`, and learns nothing.
+
+    It is for tests of what is done with a training, whatever comes out of it.
+    """
+    from checkpoints import TINY_VISION, write_clip  # late: it imports transformers, which takes seconds
+
+    folder = tmp_path_factory.mktemp("backbone") / "nano"
+    return write_clip(folder, vision={**TINY_VISION, "patch_size": 16}, width=64)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in items:

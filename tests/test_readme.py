@@ -23,7 +23,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 @pytest.mark.parametrize("number", range(len(BLOCKS)))
 def test_the_python_in_the_readme_runs(number: int) -> None:
     """As it stands, but for the number of images: what is checked is that it runs and what it shows."""
-    code = BLOCKS[number].replace("shots=16,", "shots=2, test_images=40,")
+    code = BLOCKS[number].replace("shots=16,", "shots=1, test_images=20,")
     assert (code == BLOCKS[number]) == ("load_task" not in code)
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):

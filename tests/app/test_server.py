@@ -33,9 +33,9 @@ from rebapl.app.answering import WAITING, Answering, Question, TooBusyError, vie
 from rebapl.app.server import HEADERS, MAX_BYTES, Rate, build_app
 from rebapl.cli.commands import app as commands
 from rebapl.errors import UserError
-from rebapl.posterior import Posterior
+from rebapl.posterior import Posterior, save_posterior
 from rebapl.posterior.answers import Asked, answer_files
-from rebapl.posterior.prediction import Threshold
+from rebapl.posterior.prediction import Conformal, Threshold
 from rebapl.runs.folder import load_trained, train_run
 
 NAMES = ["cat", "dog", "zero"]
@@ -43,8 +43,13 @@ NAMES = ["cat", "dog", "zero"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With prediction sets that hold all classes."""
     folder = tmp_path_factory.mktemp("serve")
     train_run(CONFIG, folder / "run", device="cpu")
+    trained = load_trained(folder / "run", device="cpu")
+    names = tuple(trained.class_names)
+    every = Conformal(0.9, 1.0, "probabilities", names, images=20, size=float(len(names)))
+    save_posterior(dataclasses.replace(trained, conformal=every), folder / "run" / "posterior")
     return folder / "run"
 
 
@@ -119,7 +124,7 @@ def test_eight_clients_at_once_each_get_their_own_answer_whoever_else_asks(
     for names in (None, tuple(NAMES)):
         bound = posterior.among(None if names is None else list(names))
         for image in images:
-            ((record,),) = answer_files(bound, [image], Asked())
+            ((record,),) = answer_files(bound, [image], Asked(sets=names is None))
             wanted[image, names] = {**record, "image": "image"}
     work = [(image, names) for _ in range(3) for image in images for names in (None, tuple(NAMES))]
     with concurrent.futures.ThreadPoolExecutor(8) as clients:
@@ -262,6 +267,18 @@ def test_it_says_when_it_does_not_know(posterior: Posterior, images: list[Path])
     answering.stop()
 
 
+def test_it_shows_the_prediction_set(posterior: Posterior, images: list[Path]) -> None:
+    answering = Answering(posterior)
+    answering.start()
+    view = view_of(images[0].read_bytes(), posterior.learner.encoder.preprocessing)
+    said = answering.ask(Question(view)).result(timeout=60)
+    assert said["conformal"] == {"level": 0.9, "quantile": 1.0}
+    assert sorted(said["images"][0]["set"]) == sorted(posterior.class_names)
+    among = answering.ask(Question(view, tuple(NAMES))).result(timeout=60)
+    assert (among["conformal"], among["images"][0]["set"]) == (None, None), "it holds for its own class names"
+    answering.stop()
+
+
 def test_the_toy_finds_the_second_mode_with_repulsion_and_not_without(address: str) -> None:
     found = {}
     for strength in (0, 50):
@@ -280,6 +297,7 @@ def test_the_page_shows_the_answer_to_a_dropped_image(address: str, images: list
     assert console == []
     assert f'id="answer">{found["images"][0]["answer"]}</p>' in document
     assert f"{100 * found['images'][0]['top'][0]['probability']:.1f} % (" in document
+    assert f"The prediction set has 5 classes: {', '.join(found['images'][0]['set'])}. For 90 % of images" in document
     assert document.count("<tr>") == 1 + 2, "a row for each sample"
     assert document.count("Training image of class") == 4 + 1, "four pictures, and the script that makes them"
     assert "&lt;b&gt;the run&lt;/b&gt;" in document
@@ -289,6 +307,7 @@ def test_the_page_answers_among_typed_names_and_draws_the_toy(address: str, tmp_
     document, console = open_page(f"{address}/toyed", tmp_path, "--virtual-time-budget=30000", "--dump-dom")
     assert console == []
     assert "a&lt;b&gt;" in document.split('id="bars"')[1]
+    assert '<p id="set" hidden=""></p>' in document, "the sets are of other class names"
     assert document.count('class="sample"') == 6
     assert "samples in the left mode" in document.split('id="modes"')[1][:200]
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import multiprocessing
 import os
 import re
 import resource
@@ -66,7 +67,7 @@ def test_version() -> None:
 
 
 def test_train_then_evaluate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("train --data digits --method coop --inference mle --shots 2 --seed 1 --epochs 1").split()
+    words = ("train --data digits --method coop --inference mle --shots 2 --seed 1 --epochs 1 test_images=40").split()
     trained = rebapl(*words, "--out", "runs/x", cwd=tmp_path)  # a process of its own, as for a person
     assert trained.returncode == 0, trained.stderr
     assert "trained: runs/x" in trained.stdout
@@ -100,12 +101,12 @@ SMALL = "data: digits\nbackbone: mini\nshots: 1\nepochs: 1\ntest_images: 20\n"
 def test_one_run_for_a_scheduler_prints_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run.yaml").write_text(SMALL)
     words = ("run", "run.yaml", "--runs", "there", "--device", "cpu")
-    first = rebapl(*words, cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
+    monkeypatch.chdir(tmp_path)
+    first = inside(*words)
+    assert first.exit_code == 0, first.stderr
     folder = Path(first.stdout.strip())
     assert folder.parent == Path("there")
-    scored = (tmp_path / folder / "results.json").stat().st_mtime_ns
-    monkeypatch.chdir(tmp_path)
+    scored = (folder / "results.json").stat().st_mtime_ns
     assert inside(*words).stdout == first.stdout
     assert (folder / "results.json").stat().st_mtime_ns == scored
 
@@ -145,26 +146,39 @@ def test_one_run_that_fails_ends_with_1_and_names_the_traceback(
     assert "Traceback" in kept.read_text()
 
 
+def command(folder: Path, *words: str) -> None:
+    """What a forked process does, which saves the start: the command, in a folder, with its errors in `said.txt`."""
+    os.chdir(folder)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["rebapl", *words]
+    with Path("said.txt").open("w", encoding="utf-8") as sys.stderr:
+        main()
+
+
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_one_run_that_is_interrupted_says_so_and_keeps_its_last_step(
     tmp_path: Path, sent: signal.Signals, code: int
 ) -> None:
     (tmp_path / "run.yaml").write_text(SMALL.replace("epochs: 1", "epochs: 100000"))
-    command = [sys.executable, "-c", COMMAND, "run", "run.yaml", "--device", "cpu"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=tmp_path)
+    words = ("run", "run.yaml", "--device", "cpu")
+    process = multiprocessing.get_context("fork").Process(target=command, args=(tmp_path, *words))
+    process.start()
+    assert process.pid is not None
     try:
         until = time.monotonic() + 120
         while not list(tmp_path.glob("runs/*/environment.json")):
-            assert process.poll() is None
+            assert process.is_alive()
             assert time.monotonic() < until
             time.sleep(0.05)
         time.sleep(0.5)
-        process.send_signal(sent)
-        _, shown = process.communicate(timeout=120)
+        os.kill(process.pid, sent)
+        process.join(120)
+        assert not process.is_alive()
     finally:
         process.kill()
-        process.wait()
-    assert process.returncode == code
+        process.join()
+    assert process.exitcode == code
+    shown = (tmp_path / "said.txt").read_text(encoding="utf-8")
     said = re.search(r"stopped; step (\d+) of 100000 is kept. Go on with: rebapl run run.yaml --device cpu", shown)
     assert said is not None, shown
     (kept,) = tmp_path.glob("runs/*/checkpoint.safetensors")

@@ -111,6 +111,22 @@ def test_one_image_per_class_is_learned_and_not_measured(tmp_path: Path) -> None
     assert "already learned" in rebapl("learn", "photos", *QUICK).stdout
 
 
+def test_prediction_sets_are_fitted_on_request(tmp_path: Path) -> None:
+    class_folders(tmp_path / "photos", cat=2, dog=2)
+    refused = rebapl("learn", "photos", *QUICK, "--set-level", "0.9")
+    assert "prediction sets of level 0.9 need at least 9 held-out images, and there are 4" in str(refused.exception)
+    assert not (tmp_path / "runs" / "photos" / "posterior").exists(), "before any training"
+    result = rebapl("learn", "photos", *QUICK, "--set-level", "0.6")
+    conformal = load_posterior(tmp_path / "runs" / "photos" / "posterior").conformal
+    assert conformal is not None
+    assert (conformal.level, conformal.images, conformal.class_names) == (0.6, 4, ("cat", "dog"))
+    said = f"prediction sets: at level 60 %; those of the held-out images have {conformal.size:.2f} classes on average"
+    assert said in result.stdout
+    assert said in rebapl("learn", "photos", *QUICK, "--set-level", "0.6").stdout
+    other = rebapl("learn", "photos", *QUICK, "--set-level", "0.7")
+    assert "was learned without prediction sets of level 0.7" in str(other.exception)
+
+
 def test_the_threshold_keeps_the_risk_and_leaves_the_least_sure_unanswered() -> None:
     """Of 40 answers with ever less confidence, all right: 38 are answered. With three wrong ones first: none can be."""
     sure = torch.linspace(0.99, 0.6, 40)

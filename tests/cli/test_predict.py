@@ -33,9 +33,9 @@ from rebapl.runs.folder import load_trained, train_run
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
-    train_run(small_run.CONFIG.changed(test_images=10), out, device="cpu")
+    train_run(small_run.CONFIG.changed(test_images=10, backbone=str(nano)), out, device="cpu")
     return out
 
 
@@ -153,6 +153,35 @@ def test_a_name_that_is_no_text_is_shown(run: Path, images: Path, tmp_path: Path
 def test_a_path_that_cannot_be_written_is_refused_before_any_work(images: Path, path: str) -> None:
     with pytest.raises(UserError, match="cannot be written: name a file"):
         rebapl("predict", "nowhere", images, "--out", images / path)
+
+
+def test_it_shows_prediction_sets_where_they_were_fitted(run: Path, images: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no prediction sets were fitted"):
+        rebapl("predict", run, images, "--sets")
+    with pytest.raises(UserError, match=r"prediction sets of level 0\.99 need at least 99 held-out images"):
+        rebapl("evaluate", run, "--fit-conformal", "0.99")
+    rebapl("evaluate", run, "--fit-conformal", "0.5")
+    conformal = load_trained(run, device="cpu").conformal
+    assert conformal is not None
+    content = json.loads(rebapl("predict", run, images, "--format", "json", "--top", "5"))
+    assert content["conformal"] == {"level": 0.5, "quantile": conformal.quantile}
+    for record in content["images"]:
+        likely = [each["class"] for each in record["top"] if 1 - each["probability"] <= conformal.quantile]
+        assert record["set"] == (likely or [record["top"][0]["class"]])
+    table = rebapl("predict", run, images)
+    assert "set: the classes among which the right one is for 50 % of images" in table
+    assert content["images"][0]["set"][0] in table
+    rows = csv.DictReader(io.StringIO(rebapl("predict", run, images, "--format", "csv")))
+    assert [row["set"] for row in rows] == ["; ".join(record["set"]) for record in content["images"]]
+    rebapl("predict", run, images, "--shard", 2, "--device", "cpu", "--out", tmp_path / "answers")
+    assert rows_of(tmp_path / "answers")["set"].tolist() == ["; ".join(record["set"]) for record in content["images"]]
+    without = json.loads(rebapl("predict", run, images, "--no-sets", "--format", "json"))
+    assert without["conformal"] is None
+    assert {record["set"] for record in without["images"]} == {None}
+    with pytest.raises(UserError, match="answers was made with conformal = "):
+        rebapl("predict", run, images, "--no-sets", "--shard", 2, "--device", "cpu", "--out", tmp_path / "answers")
+    with pytest.raises(UserError, match="no prediction sets were fitted"):
+        rebapl("predict", run, images, "--sets", "--average", "logits")
 
 
 def test_it_says_that_it_does_not_know_above_the_threshold(

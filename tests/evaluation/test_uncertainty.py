@@ -18,19 +18,25 @@ from rebapl.evaluation.diversity import diversity_record
 from rebapl.evaluation.tasks import diversity_on_test, fit_on_validation, score_outside
 from rebapl.posterior import Posterior
 from rebapl.reports.figures import diversity_figure
+from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import evaluate_run, load_trained, train_run
 from rebapl.runs.results import DiversityRecord
 from rebapl.training.fit import fit
 
 
 @pytest.fixture(scope="module")
-def encoder() -> DualEncoder:
-    return load_backbone("mini")
+def config(nano: Path) -> RunConfig:
+    return CONFIG.changed(backbone=str(nano))
 
 
 @pytest.fixture(scope="module")
-def task() -> Task:
-    return CONFIG.task()
+def encoder(nano: Path) -> DualEncoder:
+    return load_backbone(nano)
+
+
+@pytest.fixture(scope="module")
+def task(config: RunConfig) -> Task:
+    return config.task()
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +103,9 @@ def test_the_heat_map_is_drawn(posterior: Posterior, task: Task, tmp_path: Path)
         assert image.width > 800
 
 
-def test_a_run_is_evaluated_with_what_was_fitted_and_keeps_it(tmp_path: Path) -> None:
+def test_a_run_is_evaluated_with_what_was_fitted_and_keeps_it(config: RunConfig, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    train_run(CONFIG, out, device="cpu")
+    train_run(config, out, device="cpu")
     plain = evaluate_run(out, device="cpu")
     assert len(plain.parts["base"].per_sample) == 2
     assert plain.diversity.effective_by_weights == pytest.approx(2)
@@ -114,7 +120,7 @@ def test_a_run_is_evaluated_with_what_was_fitted_and_keeps_it(tmp_path: Path) ->
     again = evaluate_run(out, device="cpu")
     assert again.parts == fitted.parts
     assert torch.equal(load_trained(out / "posterior", device="cpu").weights, loaded.weights)
-    assert load_trained(out, device="cpu", backbone="mini").class_names == loaded.class_names
+    assert load_trained(out, device="cpu", backbone=config.backbone_name).class_names == loaded.class_names
 
 
 def test_what_is_no_trained_run_is_refused(tmp_path: Path) -> None:

@@ -3,15 +3,18 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from rebapl.data.catalogue import REGISTERED
 from rebapl.errors import UserError
 from rebapl.learners import METHODS, published, resolve_method
 from rebapl.posterior import Posterior, load_posterior, save_posterior
-from rebapl.sampling import Chain, preset
+from rebapl.repulsion import DISTANCES
+from rebapl.sampling import PRESETS, Chain, preset
 
 PAGE = Path(__file__).parents[2] / "docs" / "plug-and-play.md"
 
@@ -127,6 +130,32 @@ class TestALearnerOfYourOwn:
             reference=recipe["images"],
             seed=1,
         )
+
+
+@pytest.fixture(scope="module")
+def named_recipe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    before = dict(DISTANCES.known), dict(PRESETS.known), dict(REGISTERED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("named"))
+        yield run("\n".join(blocks("A distance, a preset and a data set of your own")))
+    for known, old in zip((DISTANCES.known, PRESETS.known, REGISTERED), before, strict=True):
+        known.clear()
+        known.update(old)
+
+
+class TestADistanceAPresetAndADataSetOfYourOwn:
+    def test_all_three_are_used_by_name(self, named_recipe: dict[str, Any]) -> None:
+        posterior = named_recipe["posterior"]
+        assert (posterior.about["data"], posterior.class_names) == ("colours", ["red", "green", "blue", "yellow"])
+        assert len(posterior) == 2
+        assert posterior.about["inference"]["name"] == "short-rebapl"
+        assert posterior.about["inference"]["repulsion"]["distance"] == {"kind": "mean-shift"}
+
+    def test_the_distance_is_that_between_the_means(self, named_recipe: dict[str, Any]) -> None:
+        x, clouds = torch.randn(5, 3), torch.randn(2, 4, 3)
+        stored = SimpleNamespace(cloud=clouds)
+        expected = [(x.mean(0) - cloud.mean(0)).norm() ** 2 for cloud in clouds]
+        torch.testing.assert_close(named_recipe["mean_shift"](x, stored), torch.stack(expected))
 
 
 def run_prompt_recipe(count: int) -> dict[str, Any]:

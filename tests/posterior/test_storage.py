@@ -29,10 +29,12 @@ def test_saved_and_loaded_predicts_the_same_bit_for_bit(
     if len(posterior) > 1:
         posterior = posterior.with_weights(torch.tensor([0.1, 0.2, 0.7]))
     posterior = posterior.fit_threshold(views, torch.tensor([0, 1, 2, 3, 0, 1, 2]), coverage=0.5, by="entropy")
+    posterior = posterior.fit_conformal(views, torch.tensor([0, 1, 2, 3, 0, 1, 2]), level=0.8)
     folder = save_posterior(posterior, tmp_path / "posterior")
     assert {path.name for path in folder.iterdir()} == {"posterior.json", "samples.safetensors"}
     loaded = load_posterior(folder, encoder)
     assert loaded.threshold == posterior.threshold
+    assert loaded.conformal == posterior.conformal
     assert dict(loaded.about) == json.loads(json.dumps(dict(posterior.about)))
     for names in (None, ["green fish", "car"]):
         ours, theirs = posterior.predict(views, class_names=names), loaded.predict(views, class_names=names)
@@ -128,17 +130,20 @@ def test_a_class_bound_later_is_not_what_was_learned_with(make: Any, encoder: Du
 
 
 @pytest.mark.parametrize("bound", [{"template": "a photo of a {}."}, {"transfer": True}])
-def test_a_threshold_for_texts_bound_later_is_not_stored(
+def test_what_is_fitted_for_texts_bound_later_is_not_stored(
     make: Any, encoder: DualEncoder, views: torch.Tensor, tmp_path: Path, bound: dict
 ) -> None:
     posterior = make("coop").bind(make("coop").class_names, **bound)
-    posterior = posterior.fit_threshold(views, torch.tensor([0, 1, 2, 3, 0, 1, 2]), coverage=0.5)
-    assert load_posterior(save_posterior(posterior, tmp_path / "p"), encoder).threshold is None
+    labels = torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    posterior = posterior.fit_threshold(views, labels, coverage=0.5).fit_conformal(views, labels, level=0.5)
+    loaded = load_posterior(save_posterior(posterior, tmp_path / "p"), encoder)
+    assert (loaded.threshold, loaded.conformal) == (None, None)
 
 
 @pytest.fixture
 def saved(make: Any, tmp_path: Path, views: torch.Tensor) -> Path:
-    posterior = make("coop").fit_threshold(views, torch.tensor([0, 1, 2, 3, 0, 1, 2]), coverage=0.5)
+    labels = torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    posterior = make("coop").fit_threshold(views, labels, coverage=0.5).fit_conformal(views, labels, level=0.5)
     return save_posterior(posterior, tmp_path / "posterior")
 
 
@@ -249,6 +254,20 @@ def test_a_threshold_that_makes_no_sense_is_refused(saved: Path, encoder: DualEn
     edit(saved, lambda manifest: manifest["threshold"].update(change))
     with pytest.raises(UserError, match="'threshold' cannot be used"):
         load_posterior(saved, encoder)
+
+
+@pytest.mark.parametrize("change", [{"level": "high"}, {"quantile": None}, {"class_names": 3}, {"extra": 1}])
+def test_prediction_sets_that_make_no_sense_are_refused(saved: Path, encoder: DualEncoder, change: dict) -> None:
+    edit(saved, lambda manifest: manifest["conformal"].update(change))
+    with pytest.raises(UserError, match="'conformal' cannot be used"):
+        load_posterior(saved, encoder)
+
+
+def test_a_manifest_of_a_version_without_prediction_sets_is_read(saved: Path, encoder: DualEncoder) -> None:
+    edit(saved, lambda manifest: manifest.pop("conformal"))
+    loaded = load_posterior(saved, encoder)
+    assert loaded.conformal is None
+    assert loaded.threshold is not None
 
 
 @pytest.mark.parametrize("kept", [0, 10, 200, -1])

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
+from rebapl.posterior import Conformal
 from rebapl.reports.html import report_html, write_report
 from rebapl.reports.inspection import Inspected, inspect_run
 from rebapl.reports.paired import compare, paired_scores
@@ -107,6 +108,21 @@ def test_the_page_is_one_small_file_that_loads_nothing_and_is_well_formed(two: I
     ids = [attributes["id"] for _, attributes in page.found if "id" in attributes]
     assert len(ids) == len(set(ids))
     assert {each["href"] for each in page.all("a")} <= {f"#{name}" for name in ids}
+
+
+def test_prediction_sets_are_counted_where_they_were_fitted(two: Inspected) -> None:
+    assert ">Prediction sets</h2>" not in report_html([two])
+    answered = two.parts["base"]
+    names, labels = answered.prediction.class_names, answered.labels.tolist()
+    conformal = Conformal(0.8, 0.75, "probabilities", tuple(names), images=20, size=1.0)
+    fitted = dataclasses.replace(answered, prediction=dataclasses.replace(answered.prediction, conformal=conformal))
+    text = words(report_html([dataclasses.replace(two, parts={**two.parts, "base": fitted})]))
+    sets = [record["set"] for record in fitted.prediction.records()]
+    held = sum(names[label] in kept for label, kept in zip(labels, sets, strict=True))
+    size = sum(map(len, sets)) / len(sets)
+    assert re.search(rf"base 80 % {100 * held / len(sets):.1f} % \([^)]*\) {size:.2f} ", text)
+    assert 0 < held < len(sets)
+    assert size > 1
 
 
 def test_each_sample_votes_for_its_own_answer(two: Inspected) -> None:

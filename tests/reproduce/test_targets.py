@@ -21,7 +21,13 @@ from rebapl.repulsion import DISTANCES, Stored, register_distance
 from rebapl.runs.folder import finish_run, load_trained, run_folder
 
 
-def made(names: str, folder: Path, suite: Suite = TINY) -> Context:
+@pytest.fixture(scope="module")
+def tiny(nano: Path) -> Suite:
+    """The smallest suite, on a backbone that takes little time, with images enough to tell accuracies apart."""
+    return replace(TINY, backbone=str(nano), test_images=40)
+
+
+def made(names: str, folder: Path, suite: Suite) -> Context:
     context = Context(suite, folder / "runs", devices=["cpu"])
     for name in names.split():
         output = make_target(PAPER_TARGETS[name], context, folder / "out")
@@ -43,15 +49,15 @@ def rows(folder: Path, name: str) -> list[dict[str, str]]:
 
 def stored(context: Context, label: str, protocol: str = "base-to-novel") -> dict[str, float]:
     """The accuracies in the results of the run of a choice, read as a person would."""
-    (choice,) = [choice for choice in TINY.choices() if choice.label == label]
-    folder = run_folder(TINY.config("digits", choice, 1, protocol), context.runs)
+    (choice,) = [choice for choice in context.suite.choices() if choice.label == label]
+    folder = run_folder(context.suite.config("digits", choice, 1, protocol), context.runs)
     parts = json.loads((folder / "results.json").read_text())["parts"]
     return {name: part["accuracy"] for name, part in parts.items()}
 
 
 def mean_distance(context: Context, choice: Choice) -> float:
     """The mean W₂ between the samples of a run, from its stored samples and by POT's solver of optimal transport."""
-    config = TINY.config("digits", choice, 1)
+    config = context.suite.config("digits", choice, 1)
     posterior = load_trained(run_folder(config, context.runs), device="cpu")
     part = config.task().tests["base"]
     views = LabelledImages(part.dataset, part.items).views(posterior.learner.encoder.preprocessing)
@@ -60,8 +66,8 @@ def mean_distance(context: Context, choice: Choice) -> float:
     return sum(pairs) / len(pairs)
 
 
-def test_base_to_novel_and_what_shares_its_runs(tmp_path: Path) -> None:
-    context = made("table1 table4 diversity efficiency overfitting samples", tmp_path)
+def test_base_to_novel_and_what_shares_its_runs(tiny: Suite, tmp_path: Path) -> None:
+    context = made("table1 table4 diversity efficiency overfitting samples", tmp_path, tiny)
     table = {(row["data set"], row["method"]): row for row in rows(tmp_path, "table1") if row["method"] != "Δ"}
     assert len(table) == 2 * 9, "the average and one task, nine rows each"
     for label, name in (("mmrl + rebapl", "MMRL + ReBaPL"), ("zero-shot", "CLIP"), ("app", "APP")):
@@ -83,8 +89,8 @@ def test_base_to_novel_and_what_shares_its_runs(tmp_path: Path) -> None:
 
     spread = {row["MaPLe + ReBaPL"]: float(row["mean Wasserstein-2"]) for row in rows(tmp_path, "diversity")}
     assert spread == {
-        "with repulsion": pytest.approx(mean_distance(context, TINY.rebapl("maple"))),
-        "without repulsion": pytest.approx(mean_distance(context, TINY.rebapl("maple", repulsion=None))),
+        "with repulsion": pytest.approx(mean_distance(context, tiny.rebapl("maple"))),
+        "without repulsion": pytest.approx(mean_distance(context, tiny.rebapl("maple", repulsion=None))),
     }
     assert spread["with repulsion"] != pytest.approx(spread["without repulsion"], rel=1e-3), "two runs, not one"
     times = rows(tmp_path, "efficiency")
@@ -99,8 +105,8 @@ def test_base_to_novel_and_what_shares_its_runs(tmp_path: Path) -> None:
     assert [row["K"] for row in rows(tmp_path, "samples")] == ["1", "2"]
 
 
-def test_transfers_train_once_and_show_every_target(tmp_path: Path) -> None:
-    context = made("table2 table3", tmp_path, TINY.changed(methods=["promptsrc", "maple"]))
+def test_transfers_train_once_and_show_every_target(tiny: Suite, tmp_path: Path) -> None:
+    context = made("table2 table3", tmp_path, tiny.changed(methods=["promptsrc", "maple"]))
     assert len(list(context.runs.iterdir())) == 3, "both tables from the same trainings"
     for name, target in (("table2", "letters"), ("table3", "shapes-rotated")):
         table = {(row["data set"], row["method"]): float(row["accuracy"]) for row in rows(tmp_path, name)}
@@ -111,13 +117,13 @@ def test_transfers_train_once_and_show_every_target(tmp_path: Path) -> None:
             assert table[target, method] == accuracies[target] == table["Average", method]
 
 
-def test_a_long_chain_answers_for_every_shorter_one(tmp_path: Path) -> None:
-    context = made("cycles", tmp_path)
-    long = TINY.config("digits", TINY.rebapl("maple", cycles=3), 1)
+def test_a_long_chain_answers_for_every_shorter_one(tiny: Suite, tmp_path: Path) -> None:
+    context = made("cycles", tmp_path, tiny)
+    long = tiny.config("digits", tiny.rebapl("maple", cycles=3), 1)
     found = prefix_scores(context, long, (1, 2, 3))
     for count in (1, 2, 3):
         alone = {"repulsion": None} if count == 1 else {}  # there is nothing yet to keep away from
-        config = TINY.config("digits", TINY.rebapl("maple", cycles=count, **alone), 1)
+        config = tiny.config("digits", tiny.rebapl("maple", cycles=count, **alone), 1)
         short = finish_run(config, context.runs, device="cpu")
         parts = json.loads((short / "results.json").read_text())["parts"]
         detail = json.loads((run_folder(long, context.runs) / PREFIXES).read_text())["cycles"][str(count)]
@@ -127,8 +133,8 @@ def test_a_long_chain_answers_for_every_shorter_one(tmp_path: Path) -> None:
     assert [row["C"] for row in rows(tmp_path, "cycles")] == ["1", "2", "3", "MaPLe"]
 
 
-def test_the_grid_of_strengths(tmp_path: Path) -> None:
-    made("xi", tmp_path)
+def test_the_grid_of_strengths(tiny: Suite, tmp_path: Path) -> None:
+    made("xi", tmp_path, tiny)
     table = rows(tmp_path, "xi")
     assert [(row["distance"], row["n"], row["ξ"]) for row in table[:4]] == [
         ("MMD", "4", "0.01"),
@@ -139,8 +145,8 @@ def test_the_grid_of_strengths(tmp_path: Path) -> None:
     assert table[4]["distance"] == "MaPLe"
 
 
-def test_what_is_measured_with_a_clock(tmp_path: Path) -> None:
-    made("overhead latency", tmp_path)
+def test_what_is_measured_with_a_clock(tiny: Suite, tmp_path: Path) -> None:
+    made("overhead latency", tmp_path, tiny)
     table = rows(tmp_path, "overhead")
     assert {row["distance"] for row in table} >= {"MMD", "Wasserstein", "Sinkhorn"}
     assert {row["paper"] for row in table if (row["distance"], row["n"]) == ("MMD", "2")} == {"0.381"}
@@ -148,14 +154,16 @@ def test_what_is_measured_with_a_clock(tmp_path: Path) -> None:
     assert [row["C"] for row in rows(tmp_path, "latency")] == ["1", "3"]
 
 
-def test_distances_from_outside_are_timed_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distances_from_outside_are_timed_and_drawn(
+    tiny: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def mean_shift(x: Tensor, stored: Stored) -> Tensor:
         return (x.mean(0) - stored.cloud.mean(1)).square().sum(-1)
 
     monkeypatch.setattr(DISTANCES, "known", dict(DISTANCES.known))
     for name in ("mean-shift", "another"):
         register_distance(name)(mean_shift)
-    context = Context(TINY, tmp_path, devices=["cpu"])
+    context = Context(tiny, tmp_path, devices=["cpu"])
     product = PAPER_TARGETS["overhead"].make(context)
     assert {row[0] for row in product.tables["overhead"].rows} >= {"MMD", "mean-shift", "another"}
     (axes,) = product.figures["overhead"].axes
@@ -165,8 +173,8 @@ def test_distances_from_outside_are_timed_and_drawn(tmp_path: Path, monkeypatch:
     assert len({(line.get_color(), line.get_marker()) for line in ours.values()}) == len(ours)
 
 
-def test_the_settings_beside_the_paper_s(tmp_path: Path) -> None:
-    made("settings", tmp_path)
+def test_the_settings_beside_the_paper_s(tiny: Suite, tmp_path: Path) -> None:
+    made("settings", tmp_path, tiny)
     table = {(row["method"], row["setting"]): row for row in rows(tmp_path, "settings")}
     strength = table["MaPLe", "strength, ξ"]
     assert (strength["paper"], strength["rebapl-paper"]) == ("0.001", "0.001 (paper)")
@@ -179,8 +187,8 @@ def test_the_settings_beside_the_paper_s(tmp_path: Path) -> None:
     assert table["MaPLe", "lr, α"]["rebapl"] == "0.0035 (recipe)"
 
 
-def test_plug_and_play_is_the_difference_of_stored_runs(tmp_path: Path) -> None:
-    suite = TINY.changed(methods=["vpt", "app"])
+def test_plug_and_play_is_the_difference_of_stored_runs(tiny: Suite, tmp_path: Path) -> None:
+    suite = tiny.changed(methods=["vpt", "app"])
     context = Context(suite, tmp_path / "runs", devices=["cpu"])
     make_target(PAPER_TARGETS["plug-and-play"], context, tmp_path / "out")
     table = {row["method"]: row for row in rows(tmp_path, "plug-and-play")}
@@ -200,14 +208,8 @@ def test_plug_and_play_is_the_difference_of_stored_runs(tmp_path: Path) -> None:
     assert "APP was published with svgd" in (tmp_path / "out" / "README.md").read_text()
 
 
-def test_the_toy(tmp_path: Path) -> None:
-    made("toy", tmp_path)
-    without, with_it, _ = (float(row["both modes visited, %"]) for row in rows(tmp_path, "toy"))
-    assert with_it > without + 50
-
-
-def test_finished_work_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    suite = replace(TINY, methods=("zero-shot",))
+def test_finished_work_is_not_done_again(tiny: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = replace(tiny, methods=("zero-shot",))
     context = Context(suite, tmp_path / "runs", devices=["cpu"])
     first = make_target(PAPER_TARGETS["table1"], context, tmp_path / "out").tables["table1"]
     monkeypatch.setattr("rebapl.runs.folder.train_run", lambda *_, **__: pytest.fail("trained again"))

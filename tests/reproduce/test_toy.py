@@ -1,14 +1,21 @@
 """The two-mode example: what repulsion changes, and that its figures are drawn."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from scipy.stats import binomtest, fisher_exact, multivariate_normal
 
 from rebapl.evaluation.scores import proportion_interval
+from rebapl.reports.tables import Cell
 from rebapl.reproduce import toy
+from rebapl.reproduce.make import PAPER_TARGETS
+from rebapl.reproduce.suites import MINI
+from rebapl.reproduce.target import Context
 from rebapl.sampling import CyclicalSchedule
 
 NONE, GOOD, TOO_STRONG = toy.SETTINGS
@@ -68,13 +75,36 @@ def test_wilson_interval_matches_scipy() -> None:
     assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-4)
 
 
-def test_figures_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = toy.run_many
-    monkeypatch.setattr(toy, "run_many", lambda setting, seed, **_: real(setting, seed=seed, runs=30, cycles=2))
-    paths = toy.draw_toy(tmp_path)
+@pytest.fixture(scope="module")
+def drawn() -> tuple[dict[str, Figure], dict[str, torch.Tensor]]:
+    return toy.figures(runs=20)
+
+
+def test_figures_are_saved(drawn: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(toy, "figures", lambda seed: asked.append(seed) or drawn)
+    paths = toy.draw_toy(tmp_path, seed=3)
+    assert asked == [3]
     assert {p.name for p in paths} == {
         f"toy_{name}.{kind}" for name in ("fields", "trajectories", "modes") for kind in ("png", "pdf")
     }
     for path in paths:
         assert path.read_bytes().startswith(b"%PDF" if path.suffix == ".pdf" else b"\x89PNG")
         assert path.stat().st_size > 10_000
+
+
+def test_the_target_has_the_figures_and_counts_the_modes(drawn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(toy, "figures", lambda runs: asked.append(runs) or drawn)
+    product = PAPER_TARGETS["toy"].make(Context(replace(MINI, toy_runs=20), Path(), devices=["cpu"]))
+    assert asked == [20]
+    assert product.figures == drawn[0]
+    (table,) = product.tables.values()
+    assert table.notes[0].startswith("20 chains of 10 cycles")
+    shares = [[cell.value for cell in row[1:] if isinstance(cell, Cell)] for row in table.rows]
+    for setting, (both, neither) in zip(toy.SETTINGS, shares, strict=True):
+        modes = drawn[1][setting.label]
+        visited = [{0, 1} <= set(chain) for chain in modes.T.tolist()]
+        assert both == pytest.approx(100 * np.mean(visited))
+        assert neither == pytest.approx(100 * (modes == -1).double().mean().item())
+    assert shares[1][0] > shares[0][0] + 50

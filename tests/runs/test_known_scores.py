@@ -15,14 +15,15 @@ from rebapl.training.fit import fit
 
 @pytest.mark.shared
 def test_zero_shot_on_eurosat_images_is_the_known_score(shared: Path) -> None:
-    """Of every fifth of the subset's 1000 test images, 171 of 200 are right by a script of `transformers` alone.
+    """Of every twentieth of the subset's 1000 test images, 44 of 50 are right by a script of `transformers` alone.
 
     The same script (CLIPModel, CLIPProcessor, the template below) has 848 of all 1000 right, which is what the
-    reference material measured. The 200 are 20 of each class.
+    reference material measured. The 50 are 5 of each class. Where the two best classes
+    are closest, their logits are 0.16 apart: rounding tips none.
     """
     root = shared / "data/eurosat"
     raw = json.loads((root / "split_subset_EuroSAT.json").read_text())
-    raw["test"] = raw["test"][::5]
+    raw["test"] = raw["test"][::20]
     splits = [[Item(*entry) for entry in raw[split]] for split in ("train", "val", "test")]
 
     def load(key: str) -> Image.Image:
@@ -32,5 +33,5 @@ def test_zero_shot_on_eurosat_images_is_the_known_score(shared: Path) -> None:
     task = load_task(dataset, protocol="few-shot")
     encoder = load_backbone(shared / "models/photo-clip")
     result = evaluate(fit(task, encoder, "zero-shot"), task)["test"]
-    assert result["images"] == 200
-    assert result["accuracy"] == pytest.approx(85.5, abs=0.51)  # one image may tip with another machine's rounding
+    assert result["images"] == 50
+    assert result["accuracy"] == pytest.approx(88)

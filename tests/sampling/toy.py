@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +54,7 @@ class ToyLearner(torch.nn.Module):
         return F.cross_entropy(output.logits, labels)
 
 
+@cache
 def data(n=40, seed=1):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 5, generator=generator)

@@ -43,7 +43,7 @@ def draw(folder: Path, count: int) -> list[Path]:
 def small_shards(run: Path, files: list[Path], out: Path, size: int, **asked: Any) -> list[Shard]:
     """The shards of a prediction with the posterior in `run`."""
     posterior = load_trained(run, device="cpu")
-    wanted = {"top": 3, "average": posterior.average, "abstain": False, "strict": False, **asked}
+    wanted = {"top": 3, "average": posterior.average, "abstain": False, "strict": False, "sets": False, **asked}
     question = Question(
         run=str(run.absolute()),
         backbone="mini",

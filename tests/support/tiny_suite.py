@@ -23,5 +23,4 @@ TINY = replace(
     repeats=2,
     latency_cycles=(1, 3),
     latency_images=4,
-    toy_runs=10,
 )

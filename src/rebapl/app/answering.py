@@ -165,7 +165,7 @@ class Answering:
 
     def _said(self, question: Question, prediction: Prediction) -> dict[str, Any]:
         """What `rebapl predict --format json` says of one image, and what each sample says."""
-        head = made_with(prediction.class_names, prediction.average, len(prediction.weights))
+        head = made_with(prediction.class_names, prediction.average, len(prediction.weights), prediction.conformal)
         top = min(question.top, len(prediction.class_names))
         (record,) = records_of(prediction, top, prediction.threshold is not None)
         opinions = [

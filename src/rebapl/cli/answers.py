@@ -16,18 +16,23 @@ from rebapl.posterior.records import Record
 WIDTH = 120
 
 
-def as_table(answers: list[Record], samples: int, coloured: bool) -> str:
-    """A table for a terminal, with a row per image and class. The first row of an image has its measures."""
-    table = Table(
-        caption=f"interval: where at least {LEVEL:.0%} of the {samples} samples' weight lies"
-        if samples > 1
-        else "one sample: no interval",
-        caption_justify="left",
-    )
+def as_table(answers: list[Record], samples: int, level: float | None, coloured: bool) -> str:
+    """A table for a terminal, with a row per image and class. The first row of an image has its measures.
+
+    `level` is that of the prediction sets, if there are some.
+    """
+    caption = "one sample: no interval"
+    if samples > 1:
+        caption = f"interval: where at least {LEVEL:.0%} of the {samples} samples' weight lies"
+    if level is not None:
+        caption += f"\nset: the classes among which the right one is for {100 * level:g} % of images"
+    table = Table(caption=caption, caption_justify="left")
     table.add_column("image", overflow="fold")
     table.add_column("answer")
     for name in ("probability", "interval", "entropy", "mutual information"):
         table.add_column(name, justify="right")
+    if level is not None:
+        table.add_column("set", overflow="fold")
     for answer in answers:
         image = escape(printable(answer["image"]))
         if answer["error"] is not None:
@@ -36,13 +41,13 @@ def as_table(answers: list[Record], samples: int, coloured: bool) -> str:
         first, *others = answer["top"]
         name = printable(first["class"])
         shown = f"{UNSURE} ({name}?)" if answer["answer"] is None else name
-        measures = (f"{answer['entropy']:.3f}", f"{answer['mutual_information']:.3f}")
+        measures = [f"{answer['entropy']:.3f}", f"{answer['mutual_information']:.3f}"]
+        if level is not None:
+            measures.append(escape(printable(", ".join(answer["set"]))))
         table.add_row(image, escape(shown), *_numbers(first), *measures, end_section=not others)
         for other in others:
             last = other is others[-1]
-            table.add_row(
-                "", f"[dim]{escape(printable(other['class']))}[/dim]", *_numbers(other), "", "", end_section=last
-            )
+            table.add_row("", f"[dim]{escape(printable(other['class']))}[/dim]", *_numbers(other), end_section=last)
     text = io.StringIO()
     Console(file=text, width=None if coloured else WIDTH, force_terminal=coloured, no_color=not coloured).print(table)
     return text.getvalue().rstrip("\n")

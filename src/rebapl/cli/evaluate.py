@@ -38,6 +38,12 @@ def evaluate(
         str | None,
         typer.Option(help="First choose when to say 'I don't know' on them: risk=0.05, or coverage=0.9[,by=entropy]."),
     ] = None,
+    fit_conformal: Annotated[
+        float | None,
+        typer.Option(
+            metavar="LEVEL", help="First fit prediction sets on them that hold the right class this often: 0.9."
+        ),
+    ] = None,
     outside: Annotated[
         str | None, typer.Option(help="Score how well others are told apart: novel, a data set, or a folder of images.")
     ] = None,
@@ -73,6 +79,7 @@ def evaluate(
             fit_weights=fit_weights,
             uniform_weights=uniform_weights,
             fit_threshold=wanted,
+            fit_conformal=fit_conformal,
             outside=outside,
             track=trackers,
             progress=progress.begin(f"scoring {printable(str(run))}"),

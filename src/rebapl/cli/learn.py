@@ -36,6 +36,10 @@ def learn(
     risk: Annotated[
         float, typer.Option(min=0, max=0.99, help="Share of wrong answers to allow before it says 'I don't know'.")
     ] = RISK,
+    set_level: Annotated[
+        float | None,
+        typer.Option(help="Also fit prediction sets, which hold the right class of this share of images: 0.9."),
+    ] = None,
     anew: Annotated[bool, typer.Option("--anew", help="Delete what was learned before in this folder.")] = False,
     shots: Annotated[int, typer.Option(min=1, help="Learn from at most so many images of each class.")] = SHOTS,
     method: Annotated[
@@ -77,6 +81,12 @@ def learn(
         )
     warnings = backbone_remarks(config)
     if lesson.is_done():
+        sets = read_learned(lesson.out)[2]
+        if set_level is not None and (sets is None or sets.level != set_level):
+            raise UserError(
+                f"{lesson.out} was learned without prediction sets of level {set_level:g}, and the answers that choose "
+                "them are not kept: give --anew to learn it again"
+            )
         print(f"already learned: {lesson.out} (--anew learns it again)")
     else:
         chosen = WHY if (method, inference) == (METHOD, INFERENCE) else "you asked for it"
@@ -87,7 +97,7 @@ def learn(
             for line in warnings:
                 progress.warn(line)
             lesson.refuse_broken()
-            do_lesson(lesson, engine, risk, progress.show)
+            do_lesson(lesson, engine, risk, progress.show, set_level=set_level)
         print(f"learned: {lesson.out}")
     trained = lesson.final.resolved().training.inference
     if trained is not None and trained.samples == 1:

@@ -68,6 +68,12 @@ def predict(
             help="Say 'I don't know' above the fitted threshold, or never; if not given, where there is one.",
         ),
     ] = None,
+    sets: Annotated[
+        bool | None,
+        typer.Option(
+            "--sets/--no-sets", help="Show the fitted prediction sets, or not; if not given, where there are some."
+        ),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at the first image that cannot be read, instead of skipping it.")
     ] = False,
@@ -107,7 +113,7 @@ def predict(
     from rebapl.cli.shards import answer_in_shards
     from rebapl.files import write_atomically
     from rebapl.posterior.answers import Asked, answer_files
-    from rebapl.posterior.prediction import NO_THRESHOLD, Average, check_average
+    from rebapl.posterior.prediction import NO_SETS, NO_THRESHOLD, Average, check_average
     from rebapl.posterior.records import made_with
     from rebapl.posterior.sources import ImageFiles
     from rebapl.runs.answer_file import (
@@ -159,7 +165,12 @@ def predict(
     suits = posterior.threshold is not None and posterior.threshold.suits(posterior.class_names, averaged)
     if abstain and not suits:
         raise UserError(NO_THRESHOLD)
-    asked = Asked(top, averaged, suits if abstain is None else abstain, strict or (files.known == 1 and not piped))
+    has_sets = posterior.conformal is not None and posterior.conformal.suits(posterior.class_names, averaged)
+    if sets and not has_sets:
+        raise UserError(NO_SETS)
+    sets = has_sets if sets is None else sets
+    alone = files.known == 1 and not piped
+    asked = Asked(top, averaged, suits if abstain is None else abstain, strict or alone, sets)
     rows = form in ENDINGS.values()
     kept: list[Record] = []
     if apart and out is not None:
@@ -200,10 +211,11 @@ def predict(
     watch.refuse_nothing()
     if not rows:
         if form == "json":
-            about = made_with(posterior.class_names, averaged, len(posterior))
+            about = made_with(posterior.class_names, averaged, len(posterior), posterior.conformal if sets else None)
             text = json.dumps({**about, "images": kept}, indent=2, ensure_ascii=False)
         else:
-            text = as_table(kept, len(posterior), coloured=out is None and sys.stdout.isatty())
+            level = posterior.conformal.level if sets and posterior.conformal is not None else None
+            text = as_table(kept, len(posterior), level, coloured=out is None and sys.stdout.isatty())
         if out is None:
             print(text)
         else:

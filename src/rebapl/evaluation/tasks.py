@@ -29,6 +29,7 @@ from rebapl.evaluation.scores import scores
 from rebapl.evaluation.temperature import fit_temperature, tempered
 from rebapl.learners import METHODS, build_learner, published, resolve_method
 from rebapl.posterior import Posterior, Prediction
+from rebapl.posterior.conformal import check_level
 
 IMAGES_AT_ONCE = 256
 """How many images are held decoded while a part is scored, as many as go into one pass."""
@@ -179,17 +180,22 @@ def fit_on_validation(
     risk: float | None = None,
     coverage: float | None = None,
     by: str = "max-probability",
+    level: float | None = None,
 ) -> Posterior:
-    """The posterior with sample weights, with a threshold for `risk` or `coverage`, or with both, fitted on the task's
-    validation images."""
+    """The posterior with what is asked for, fitted on the task's validation images: sample weights, a threshold for
+    `risk` or `coverage`, prediction sets of a `level`."""
     if not task.val.items:
         raise UserError(f"data set '{task.dataset.name}' has no validation images to fit on")
+    if level is not None:
+        check_level(level, len(task.val.items))
     views, labels = part_views(posterior, task.val), part_labels(task.val)
     bound = posterior.bind(task.val.class_names, task.dataset.template)
     if weights:
         bound = bound.fit_weights(views, labels)
     if risk is not None or coverage is not None:
         bound = bound.fit_threshold(views, labels, risk=risk, coverage=coverage, by=by)
+    if level is not None:
+        bound = bound.fit_conformal(views, labels, level)
     return bound
 
 

@@ -33,14 +33,15 @@ Read = list[tuple[str, Tensor | UnreadableImageError]]
 class Asked:
     """What is asked about every image: the `top` likeliest classes, averaged as said or as the posterior was trained.
 
-    With `abstain`, the answer is None above the posterior's threshold. With `strict`, an image that cannot be read is
-    an error.
+    With `abstain`, the answer is None above the posterior's threshold. With `sets`, there are prediction sets. With
+    `strict`, an image that cannot be read is an error.
     """
 
     top: int = 3
     average: Average | None = None
     abstain: bool = False
     strict: bool = False
+    sets: bool = False
 
 
 def answer_files(
@@ -81,7 +82,7 @@ def answer_files(
 
     for prediction in posterior.predict_portions(readable(), asked.average):
         pace.waits_for(WRITING)
-        answered, portion = iter(records_of(prediction, asked.top, asked.abstain)), held.popleft()
+        answered, portion = iter(records_of(prediction, asked.top, asked.abstain, asked.sets)), held.popleft()
         pace.answered(len(portion))
         yield [
             record_of_broken(name, found.reason) if isinstance(found, UnreadableImageError) else next(answered)

@@ -133,6 +133,11 @@ def _limits(posterior: Posterior) -> list[str]:
         "It was trained on few images, and its scores hold for images like those that it was tested on.",
         "What the backbone has learned from its own training data, wrong or unfair, is still there.",
     ]
+    if posterior.conformal is not None:
+        limits.append(
+            f"Its prediction sets hold the right class of {100 * posterior.conformal.level:g} % of images like the "
+            f"{posterior.conformal.images} that they were fitted on, and promise nothing for other images."
+        )
     if posterior.about.get("seed") is not None:
         limits.append("It is one run with one seed; other seeds give somewhat other scores.")
     if len(posterior) == 1:

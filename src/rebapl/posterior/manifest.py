@@ -20,7 +20,7 @@ import torch
 from rebapl import __version__
 from rebapl.errors import UserError
 from rebapl.learners import Learner, resolve_method
-from rebapl.posterior.prediction import UNCERTAINTIES, Threshold, check_average, check_weights
+from rebapl.posterior.prediction import UNCERTAINTIES, Conformal, Threshold, check_average, check_weights
 
 if TYPE_CHECKING:
     from rebapl.posterior.posterior import Posterior
@@ -74,7 +74,7 @@ def about_learner(learner: Learner) -> dict[str, Any]:
 
 def build_manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = None) -> dict[str, Any]:
     """The content of `posterior.json`. `backbone` replaces the name of the backbone, if it is given."""
-    learner, threshold = posterior.learner, posterior.threshold
+    learner, threshold, conformal = posterior.learner, posterior.threshold, posterior.conformal
     if learner.method is None:
         raise UserError(
             f"{type(learner).__name__} is not registered, so nobody could find it when the posterior is read: decorate "
@@ -83,13 +83,14 @@ def build_manifest(posterior: Posterior, samples_sha256: str, backbone: str | No
     about = {**about_learner(learner), **posterior.about, "method": learner.method}
     about["method_settings"] = resolve_method(learner.method, about["method_settings"]).plain()
     if learner.transfer or learner.template != about["template"]:
-        threshold = None  # chosen for texts that are not those it would be read back with
+        threshold = conformal = None  # chosen for texts that are not those they would be read back with
     manifest = {
         "format": FORMAT,
         "backbone": {"name": backbone or learner.encoder.name, "sha256": learner.encoder.fingerprint},
         "weights": posterior.weights.tolist(),
         "earlier_weights": [asdict(each) for each in posterior.earlier_weights],
         "threshold": None if threshold is None else asdict(threshold),
+        "conformal": None if conformal is None else asdict(conformal),
         **{key: about[key] for key in ABOUT},
         "samples_sha256": samples_sha256,
         "versions": {
@@ -150,6 +151,20 @@ def read_threshold(given: Mapping[str, Any] | None, path: Path) -> Threshold | N
     except (TypeError, KeyError) as error:
         raise _broken(path, f"'threshold' cannot be used ({error})") from error
     return threshold
+
+
+def read_conformal(given: Mapping[str, Any] | None, path: Path) -> Conformal | None:
+    """The prediction sets of a manifest, if some were fitted; manifests of earlier versions have none."""
+    if given is None:
+        return None
+    try:
+        conformal = Conformal(**{**given, "class_names": tuple(given["class_names"])})
+        numbers = (conformal.level, conformal.quantile, conformal.images, conformal.size)
+        if not all(isinstance(number, int | float) for number in numbers):
+            raise TypeError(f"numbers {numbers}")
+    except (TypeError, KeyError) as error:
+        raise _broken(path, f"'conformal' cannot be used ({error})") from error
+    return conformal
 
 
 def read_earlier_weights(manifest: Mapping[str, Any], path: Path) -> tuple[EarlierWeights, ...]:

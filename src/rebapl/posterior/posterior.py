@@ -23,12 +23,21 @@ from rebapl.data.splits import refuse_repeats
 from rebapl.errors import UserError
 from rebapl.learners import Learner
 from rebapl.posterior.abstention import choose_threshold
+from rebapl.posterior.conformal import choose_conformal
 from rebapl.posterior.export import write_export
 from rebapl.posterior.hub import find_folder, push
 from rebapl.posterior.images import AT_ONCE, Images, read_images
 from rebapl.posterior.manifest import EarlierWeights, about_learner
 from rebapl.posterior.passes import Passes, in_order
-from rebapl.posterior.prediction import Average, Prediction, Threshold, check_average, check_weights, predicted
+from rebapl.posterior.prediction import (
+    Average,
+    Conformal,
+    Prediction,
+    Threshold,
+    check_average,
+    check_weights,
+    predicted,
+)
 from rebapl.posterior.spread import Spread
 from rebapl.posterior.stacking import PRIOR, stacking_weights
 from rebapl.posterior.storage import read_folder, write_folder
@@ -42,6 +51,7 @@ class Posterior:
     all their settings, the seed and the data set.
     `threshold` says when to answer "I don't know"; see `fit_threshold`.
     `earlier_weights` are those that others have replaced, oldest first.
+    `conformal` says which classes are in the set of an image; see `fit_conformal`.
     """
 
     learner: Learner
@@ -50,6 +60,7 @@ class Posterior:
     about: Mapping[str, Any] = field(default_factory=dict)
     threshold: Threshold | None = None
     earlier_weights: tuple[EarlierWeights, ...] = ()
+    conformal: Conformal | None = None
     copies: tuple[DualEncoder, ...] = field(default=(), compare=False)
     """Its backbone on further devices, which share the work; see `spread`."""
     passes: Passes | Spread = field(init=False, repr=False, compare=False)
@@ -153,12 +164,14 @@ class Posterior:
     def bind(self, class_names: Sequence[str], template: str | None = None, transfer: bool = False) -> Posterior:
         """The same samples for other class names. `transfer` says that the images are of another data set.
 
-        The threshold is kept only if the template and `transfer` stay the same. It knows by itself for which class
-        names it holds.
+        The threshold and the prediction sets are kept only if the template and `transfer` stay the same. They know by
+        themselves for which class names they hold.
         """
         alike = template in (None, self.learner.template) and transfer == self.learner.transfer
         bound = self.learner.bind(class_names, template, transfer)
-        return replace(self, learner=bound, threshold=self.threshold if alike else None)
+        if alike:
+            return replace(self, learner=bound)
+        return replace(self, learner=bound, threshold=None, conformal=None)
 
     def among(
         self, class_names: Sequence[str] | None = None, template: str | None = None, transfer: bool = False
@@ -205,7 +218,7 @@ class Posterior:
     def sample(self, index: int) -> Posterior:
         """One of the samples as a posterior of its own."""
         alone = {name: stack[index : index + 1] for name, stack in self.samples.items()}
-        return replace(self, samples=alone, weights=torch.ones(1), threshold=None, earlier_weights=())
+        return replace(self, samples=alone, weights=torch.ones(1), threshold=None, conformal=None, earlier_weights=())
 
     def sample_logits(self, views: Tensor | Iterable[Tensor], together: int | None = None) -> Tensor:
         """Logits (S, N, C) of every sample for test-time views, uint8 (N, 3, H, W), or portions of them.
@@ -267,7 +280,8 @@ class Posterior:
         """The same for test-time views, uint8 (N, 3, H, W), or portions of them, already resized and cropped."""
         logits = self.sample_logits(views)
         names = [f"image {index}" for index in range(logits.shape[1])] if names is None else names
-        return predicted(logits, self.weights, self.class_names, names, average or self.average, self.threshold)
+        average = average or self.average
+        return predicted(logits, self.weights, self.class_names, names, average, self.threshold, self.conformal)
 
     def predict_portions(
         self, portions: Iterable[tuple[Sequence[str], Tensor]], average: Average | None = None
@@ -286,7 +300,8 @@ class Posterior:
 
         average = average or self.average
         for logits in self._portion_logits(views()):
-            yield predicted(logits, self.weights, self.class_names, waiting.popleft(), average, self.threshold)
+            names = waiting.popleft()
+            yield predicted(logits, self.weights, self.class_names, names, average, self.threshold, self.conformal)
 
     @property
     def fingerprint(self) -> str:
@@ -301,10 +316,10 @@ class Posterior:
     def with_weights(self, weights: Tensor, why: str = "weights given by hand") -> Posterior:
         """The same samples weighted otherwise; the present weights join `earlier_weights`, with the reason `why`.
 
-        A threshold does not stay: it was chosen for other probabilities. Weights that are the present ones change
-        nothing.
+        A threshold and prediction sets do not stay: they were chosen for other probabilities. Weights that are the
+        present ones change nothing.
         """
-        changed = replace(self, weights=weights, threshold=None)
+        changed = replace(self, weights=weights, threshold=None, conformal=None)
         if torch.equal(changed.weights, self.weights):
             return self
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -335,12 +350,18 @@ class Posterior:
         prediction = self.predict_views(views, average=average)
         return replace(self, threshold=choose_threshold(prediction, labels, risk=risk, coverage=coverage, by=by))
 
+    def fit_conformal(
+        self, views: Tensor, labels: Tensor, level: float = 0.9, average: Average | None = None
+    ) -> Posterior:
+        """The same posterior with prediction sets chosen on held-out labels (N,) of views; see `choose_conformal`."""
+        return replace(self, conformal=choose_conformal(self.predict_views(views, average=average), labels, level))
+
 
 def save_posterior(posterior: Posterior, folder: Path | str) -> Path:
     """Write a posterior to a folder, whole or not at all. An older posterior in that folder is replaced.
 
-    If the folder holds the same samples already, because only weights or a threshold are new, only `posterior.json` is
-    written.
+    If the folder holds the same samples already, because only weights, a threshold or prediction sets are new, only
+    `posterior.json` is written.
     """
     return write_folder(posterior, folder)
 

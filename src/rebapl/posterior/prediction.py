@@ -42,6 +42,10 @@ NO_THRESHOLD = (
     "no threshold was chosen for these class names, this template and this averaging: choose one on validation images "
     "(`choose_threshold`, or `rebapl evaluate RUN --fit-threshold coverage=0.9`)"
 )
+NO_SETS = (
+    "no prediction sets were fitted for these class names, this template and this averaging: fit them on validation "
+    "images (`choose_conformal`, or `rebapl evaluate RUN --fit-conformal 0.9`)"
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,26 @@ class Threshold:
 
     def suits(self, class_names: Sequence[str], average: str) -> bool:
         """Whether it was chosen for this averaging and these class names."""
+        return (self.average, self.class_names) == (average, tuple(class_names))
+
+
+@dataclass(frozen=True)
+class Conformal:
+    """Prediction sets of a level: the classes c with 1 − p(c|x) ≤ `quantile`, and the likeliest class in any case.
+
+    They hold only for the averaging and the class names that they were chosen with, on `images` held-out images, whose
+    sets have `size` classes on average; see `rebapl.posterior.conformal`.
+    """
+
+    level: float
+    quantile: float
+    average: str
+    class_names: tuple[str, ...]
+    images: int
+    size: float
+
+    def suits(self, class_names: Sequence[str], average: str) -> bool:
+        """Whether they were chosen for this averaging and these class names."""
         return (self.average, self.class_names) == (average, tuple(class_names))
 
 
@@ -90,6 +114,8 @@ class Prediction:
     average: str = "probabilities"
     threshold: Threshold | None = None
     """The posterior's, where it was chosen for these class names and this averaging."""
+    conformal: Conformal | None = None
+    """The same of its prediction sets."""
 
     def __len__(self) -> int:
         return len(self.probabilities)
@@ -143,7 +169,7 @@ class Prediction:
 
     def to_dict(self, top: int = 3, abstain: bool | None = None) -> dict[str, Any]:
         """All `records`, with the class names, the averaging and the level of the intervals: what JSON output has."""
-        head = made_with(self.class_names, self.average, len(self.weights))
+        head = made_with(self.class_names, self.average, len(self.weights), self.conformal)
         return {**head, "images": self.records(top, abstain)}
 
     def to_pandas(self, top: int = 3, abstain: bool | None = None) -> pandas.DataFrame:
@@ -214,6 +240,17 @@ class Prediction:
             raise UserError(NO_THRESHOLD)
         return self.uncertainty(threshold.by) > threshold.value
 
+    def sets(self, conformal: Conformal | None = None) -> Tensor:
+        """Which classes are in the prediction set of each image, booleans (N, C), as given or as the posterior has it.
+
+        The likeliest class always is.
+        """
+        conformal = conformal or self.conformal
+        if conformal is None:
+            raise UserError(NO_SETS)
+        likeliest = torch.zeros_like(self.probabilities, dtype=torch.bool).scatter_(1, self.labels[:, None], True)
+        return (1 - self.probabilities <= conformal.quantile) | likeliest
+
 
 def _said(record: Record) -> str:
     """The answer in words."""
@@ -236,12 +273,14 @@ def predicted(
     names: Sequence[str],
     average: Average = "probabilities",
     threshold: Threshold | None = None,
+    conformal: Conformal | None = None,
 ) -> Prediction:
     """The prediction from samples' logits (S, N, C)."""
     check_average(average)
     probabilities, per_sample = averaged(logits, weights, average)
     threshold = threshold if threshold is not None and threshold.suits(class_names, average) else None
-    return Prediction(list(class_names), list(names), probabilities, per_sample, weights, average, threshold)
+    conformal = conformal if conformal is not None and conformal.suits(class_names, average) else None
+    return Prediction(list(class_names), list(names), probabilities, per_sample, weights, average, threshold, conformal)
 
 
 def averaged(logits: Tensor, weights: Tensor, average: Average) -> tuple[Tensor, Tensor]:

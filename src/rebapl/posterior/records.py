@@ -3,10 +3,12 @@
     image               the path or name that was given
     answer              the likeliest class; None where the posterior should not answer
     entropy, expected_entropy, mutual_information, disagreement        see `Prediction`
+    set                 the classes of the prediction set, likeliest first; None where no sets were fitted or asked for
     top                 the likeliest classes: class, probability, and the ends low and high of its interval
     error               why the image could not be read, and then all else is None; None otherwise
 
-A flat row has the likeliest classes in columns numbered from 1: class_1, probability_1, low_1, high_1, class_2 …
+A flat row has the likeliest classes in columns numbered from 1: class_1, probability_1, low_1, high_1, class_2 …, and
+the names of a set in one column, with "; " between them.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rebapl.posterior.prediction import Prediction
+    from rebapl.posterior.prediction import Conformal, Prediction
 
 Record = dict[str, Any]
 
@@ -25,13 +27,25 @@ LEVEL = 0.9
 """The level of intervals."""
 
 
-def made_with(class_names: Sequence[str], average: str, samples: int) -> Record:
-    """What stands at the head of records: the class names, the averaging, the level of intervals, how many samples."""
-    return {"class_names": list(class_names), "average": average, "interval_level": LEVEL, "samples": samples}
+def made_with(class_names: Sequence[str], average: str, samples: int, conformal: Conformal | None = None) -> Record:
+    """What stands at the head of records: the class names, the averaging, the level of intervals, how many samples.
+
+    If there are prediction sets, their level and quantile, too.
+    """
+    return {
+        "class_names": list(class_names),
+        "average": average,
+        "interval_level": LEVEL,
+        "samples": samples,
+        "conformal": None if conformal is None else {"level": conformal.level, "quantile": conformal.quantile},
+    }
 
 
-def records_of(prediction: Prediction, top: int, abstain: bool) -> list[Record]:
-    """One record per image, unrounded. With one sample there is no interval: `low` and `high` are None."""
+def records_of(prediction: Prediction, top: int, abstain: bool, sets: bool | None = None) -> list[Record]:
+    """One record per image, unrounded. With one sample there is no interval: `low` and `high` are None.
+
+    `sets` says whether there is a prediction set; by default, where the prediction has them.
+    """
     alone = len(prediction.weights) == 1
     columns = [part.tolist() for part in prediction.top(top)]
     unsure = prediction.unsure().tolist() if abstain else [False] * len(prediction)
@@ -42,8 +56,10 @@ def records_of(prediction: Prediction, top: int, abstain: bool) -> list[Record]:
         prediction.disagreement,
     )
     measured = zip(*(values.tolist() for values in measures), strict=True)
+    sets = prediction.conformal is not None if sets is None else sets
+    in_sets = _in_sets(prediction) if sets else [None] * len(prediction)
     records = []
-    for name, doubt, numbers, *best in zip(prediction.names, unsure, measured, *columns, strict=True):
+    for name, doubt, numbers, kept, *best in zip(prediction.names, unsure, measured, in_sets, *columns, strict=True):
         classes = [
             {
                 "class": prediction.class_names[label],
@@ -55,13 +71,21 @@ def records_of(prediction: Prediction, top: int, abstain: bool) -> list[Record]:
         ]
         answer = None if doubt else classes[0]["class"]
         record = {"image": as_text(name), "answer": answer, **dict(zip(MEASURES, numbers, strict=True))}
-        records.append({**record, "top": classes, "error": None})
+        records.append({**record, "set": kept, "top": classes, "error": None})
     return records
+
+
+def _in_sets(prediction: Prediction) -> list[list[str]]:
+    """The names of the classes in each set, likeliest first."""
+    order = prediction.probabilities.argsort(dim=-1, descending=True, stable=True)
+    kept = prediction.sets().gather(1, order)
+    pairs = zip(order.tolist(), kept.tolist(), strict=True)
+    return [[prediction.class_names[c] for c, keep in zip(*row, strict=True) if keep] for row in pairs]
 
 
 def record_of_broken(name: str, error: str) -> Record:
     """The record of an image that cannot be read."""
-    return {"image": as_text(name), "answer": None, **dict.fromkeys(MEASURES), "top": [], "error": error}
+    return {"image": as_text(name), "answer": None, **dict.fromkeys(MEASURES), "set": None, "top": [], "error": error}
 
 
 def as_text(name: str) -> str:
@@ -77,13 +101,21 @@ def columns(top: int) -> list[str]:
     """The names of a row's columns, with `top` classes.
 
     >>> columns(1)[6:]
-    ['class_1', 'probability_1', 'low_1', 'high_1', 'error']
+    ['set', 'class_1', 'probability_1', 'low_1', 'high_1', 'error']
     """
-    return ["image", "answer", *MEASURES, *(f"{key}_{rank + 1}" for rank in range(top) for key in RANKED), "error"]
+    return [
+        "image",
+        "answer",
+        *MEASURES,
+        "set",
+        *(f"{key}_{rank + 1}" for rank in range(top) for key in RANKED),
+        "error",
+    ]
 
 
 def row_of(record: Record, top: int) -> list[Any]:
     """The values of `columns(top)`."""
     best: Sequence[Record] = record["top"] or [dict.fromkeys(RANKED)] * top
     ranked = [each[key] for each in best for key in RANKED]
-    return [record["image"], record["answer"], *(record[key] for key in MEASURES), *ranked, record["error"]]
+    kept = None if record["set"] is None else "; ".join(record["set"])
+    return [record["image"], record["answer"], *(record[key] for key in MEASURES), kept, *ranked, record["error"]]

@@ -27,10 +27,11 @@ from rebapl.posterior.manifest import (
     EarlierWeights,
     build_manifest,
     check_manifest,
+    read_conformal,
     read_earlier_weights,
     read_threshold,
 )
-from rebapl.posterior.prediction import Threshold
+from rebapl.posterior.prediction import Conformal, Threshold
 
 if TYPE_CHECKING:
     from rebapl.posterior.posterior import Posterior
@@ -66,6 +67,7 @@ class Parts(NamedTuple):
     about: dict[str, Any]
     threshold: Threshold | None
     earlier_weights: tuple[EarlierWeights, ...]
+    conformal: Conformal | None
 
 
 def read_folder(folder: Path, encoder: DualEncoder | None, device: str | torch.device, dtype: Dtype) -> Parts:
@@ -106,7 +108,8 @@ def read_folder(folder: Path, encoder: DualEncoder | None, device: str | torch.d
     weights = torch.tensor(manifest["weights"])
     stacked = _read_samples(samples, learner, len(weights), method)
     threshold = read_threshold(manifest["threshold"], path)
-    return Parts(learner, stacked, weights, about, threshold, read_earlier_weights(manifest, path))
+    conformal = read_conformal(manifest.get("conformal"), path)
+    return Parts(learner, stacked, weights, about, threshold, read_earlier_weights(manifest, path), conformal)
 
 
 def _read_samples(path: Path, learner: Learner, count: int, method: str) -> dict[str, Tensor]:

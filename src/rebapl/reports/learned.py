@@ -11,7 +11,7 @@ from rebapl.data.own import passed_over
 from rebapl.data.splits import few
 from rebapl.errors import printable
 from rebapl.evaluation.scores import proportion_interval
-from rebapl.posterior.prediction import Threshold
+from rebapl.posterior.prediction import Conformal, Threshold
 from rebapl.runs.learn import ANSWERS, Answer, Lesson
 
 MIXED_UP = 5
@@ -50,8 +50,10 @@ def _how(lesson: Lesson) -> str:
     )
 
 
-def result_lines(lesson: Lesson, answers: Sequence[Answer], threshold: Threshold | None) -> list[str]:
-    """How well it went, a line each: accuracy, confusions, the threshold, the files and the next command."""
+def result_lines(
+    lesson: Lesson, answers: Sequence[Answer], threshold: Threshold | None, conformal: Conformal | None
+) -> list[str]:
+    """How well it went, a line each: accuracy, confusions, the threshold, prediction sets, files, the next command."""
     if not answers:
         lines = [
             "accuracy: unknown. Each class has one image, so none can be held out to measure it",
@@ -60,6 +62,11 @@ def result_lines(lesson: Lesson, answers: Sequence[Answer], threshold: Threshold
         ]
     else:
         lines = [_accuracy(answers), _mixed_up(answers), _threshold(answers, threshold)]
+        if conformal is not None:
+            lines.append(
+                f"prediction sets: at level {100 * conformal.level:g} %; those of the held-out images have "
+                f"{conformal.size:.2f} classes on average"
+            )
         if lesson.unmeasured:
             lines.append(f"not measured, because they have one image each: {few(lesson.unmeasured)}")
     return [*lines, *_files(lesson.out, bool(answers)), f"next: rebapl predict {lesson.out} NEW-PHOTOS/"]

@@ -1,4 +1,4 @@
-"""The sections of a report on answers: scores, calibration, risk and coverage, confusion."""
+"""The sections of a report on answers: scores, calibration, risk and coverage, prediction sets, confusion."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from rebapl.evaluation.intervals import accuracy_interval, around, resampled_scores
-from rebapl.evaluation.scores import harmonic_mean, scores
+from rebapl.evaluation.scores import harmonic_mean, proportion_interval, scores
 from rebapl.evaluation.temperature import tempered
 from rebapl.reports.charts import reliability_figure, risk_coverage_figure
 from rebapl.reports.inspection import Answered, Inspected
@@ -149,6 +149,35 @@ def risk_section(seen: Inspected) -> Section:
         "tells mistakes from right answers."
     )
     return Section("risk", "Risk and coverage", intro, figures=figures, missing=no_answers(seen))
+
+
+def sets_section(seen: Inspected) -> Section | None:
+    """How often the prediction sets hold the right class, and how large they are; None where none were fitted."""
+    rows = []
+    for name, answered in seen.parts.items():
+        conformal, count = answered.prediction.conformal, len(answered.labels)
+        if conformal is None or not count:
+            continue
+        sets = answered.prediction.sets()
+        held, sizes = int(sets.gather(1, answered.labels[:, None]).sum()), sets.sum(1).double()
+        low, high = proportion_interval(held, count)
+        cells = (
+            name,
+            f"{100 * conformal.level:g} %",
+            f"{100 * held / count:.1f} % ({100 * low:.1f} – {100 * high:.1f} %)",
+            f"{sizes.mean():.2f}",
+            f"{100 * (sizes == 1).double().mean():.1f} %",
+        )
+        rows.append([Shown(cell) for cell in cells])
+    if not rows:
+        return None
+    intro = (
+        "The set of an image has the classes that are likely enough. The level was asked for. How often a set holds "
+        "the right class is counted here, with its 95 % interval. The smaller the sets, the more they say."
+    )
+    columns = ["test part", "level", "sets with the right class", "classes, on average", "sets of one class"]
+    table = PageTable("Prediction sets", columns, rows, [False, True, True, True, True])
+    return Section("sets", "Prediction sets", intro, tables=[table])
 
 
 def no_answers(seen: Inspected) -> list[str]:

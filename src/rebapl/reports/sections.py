@@ -20,6 +20,7 @@ from rebapl.reports.score_sections import (
     no_answers,
     risk_section,
     scores_section,
+    sets_section,
 )
 from rebapl.reports.svg import grid_of_shares
 from rebapl.runs.config import data_name
@@ -93,6 +94,7 @@ def sections(seen: Inspected) -> list[Section]:
         scores_section(seen),
         calibration_section(seen),
         risk_section(seen),
+        *([sets] if (sets := sets_section(seen)) else []),
         confusion_section(seen),
         _training(seen),
         _diversity(seen),

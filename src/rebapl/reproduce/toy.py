@@ -29,6 +29,8 @@ from rebapl.sampling import SGLD, CyclicalSchedule
 
 MEANS = torch.tensor([[-1.5, -0.6], [1.5, 0.6]])
 COVARIANCES = torch.tensor([[[0.30, 0.05], [0.05, 0.25]], [[0.25, -0.08], [-0.08, 0.32]]])
+_PRECISIONS = torch.linalg.inv(COVARIANCES)
+_NORMALISERS = torch.log(2 * 2 * torch.pi * torch.linalg.det(COVARIANCES).sqrt())
 EPSILON = 1.0
 IN_MODE = 3.0  # in standard deviations: holds 98.9 % of a mode in the plane
 
@@ -73,12 +75,11 @@ def mode_of(theta: Tensor) -> Tensor:
 
 def _mahalanobis(theta: Tensor) -> Tensor:
     shift = theta[..., None, :] - MEANS
-    return torch.einsum("...mi,mij,...mj->...m", shift, torch.linalg.inv(COVARIANCES), shift)
+    return torch.einsum("...mi,mij,...mj->...m", shift, _PRECISIONS, shift)
 
 
 def _log_modes(theta: Tensor) -> Tensor:
-    normaliser = torch.log(2 * 2 * torch.pi * torch.linalg.det(COVARIANCES).sqrt())
-    return -0.5 * _mahalanobis(theta) - normaliser
+    return -0.5 * _mahalanobis(theta) - _NORMALISERS
 
 
 @dataclass

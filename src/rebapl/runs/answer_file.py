@@ -99,7 +99,7 @@ def about_answers(posterior: Posterior, form: str, run: str, asked: Asked) -> di
         "run": run,
         "posterior": posterior.fingerprint,
         "template": posterior.learner.template,
-        **made_with(posterior.class_names, average, len(posterior)),
+        **made_with(posterior.class_names, average, len(posterior), posterior.conformal if asked.sets else None),
         "top": min(asked.top, len(posterior.class_names)),
         "threshold": None if threshold is None else {"by": threshold.by, "value": threshold.value},
     }
@@ -287,7 +287,7 @@ def import_parquet() -> Any:
 def _schema(top: int) -> pyarrow.Schema:
     import pyarrow
 
-    texts = {"image", "answer", "error", *(f"{RANKED[0]}_{rank + 1}" for rank in range(top))}
+    texts = {"image", "answer", "set", "error", *(f"{RANKED[0]}_{rank + 1}" for rank in range(top))}
     kinds = [(name, pyarrow.string() if name in texts else pyarrow.float64()) for name in columns(top)]
     return pyarrow.schema(kinds)
 

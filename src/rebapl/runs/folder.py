@@ -249,6 +249,7 @@ def evaluate_run(
     fit_weights: bool = False,
     uniform_weights: bool = False,
     fit_threshold: Mapping[str, Any] | None = None,
+    fit_conformal: float | None = None,
     outside: str | None = None,
     only_missing: bool = False,
     progress: Predicted | None = None,
@@ -260,9 +261,9 @@ def evaluate_run(
 
     `config` is one that trains alike and asks for other parts, see `scored_as`: they are stored beside what is there;
     `only_missing` leaves out what is there already. `uniform_weights` first weights all samples alike;
-    `fit_weights` and `fit_threshold` (`risk` or `coverage`, `by`) first fit these on the run's validation images; all
-    are stored in the posterior. `outside` names a test part, a
-    data set or a folder of images to be told from the trained classes; scores of other ones stay.
+    `fit_weights`, `fit_threshold` (`risk` or `coverage`, `by`) and `fit_conformal` (the level of prediction sets) first
+    fit these on the run's validation images; all are stored in the posterior. `outside` names a test part, a data set
+    or a folder of images to be told from the trained classes; scores of other ones stay.
     `progress` hears of the images of the test parts. `load`, `wait` and `track` are as in `train_run`.
     """
     check_trackers(track)
@@ -286,9 +287,12 @@ def evaluate_run(
         task, start = config.task(root), time.perf_counter()
         if uniform_weights:
             posterior = posterior.with_uniform_weights()
-        if fit_weights or fit_threshold:
-            posterior = fit_on_validation(posterior, task, weights=fit_weights, **(fit_threshold or {}))
-        if uniform_weights or fit_weights or fit_threshold:
+        fitted = bool(fit_weights or fit_threshold or fit_conformal is not None)
+        if fitted:
+            posterior = fit_on_validation(
+                posterior, task, weights=fit_weights, level=fit_conformal, **(fit_threshold or {})
+            )
+        if uniform_weights or fitted:
             save_posterior(posterior, out / POSTERIOR)
             stored = RunResult(parts={})  # what is there was scored with other predictions
         told_apart = {} if outside is None else {outside: score_outside(posterior, task, outside, root)}

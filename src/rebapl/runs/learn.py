@@ -2,8 +2,9 @@
 
 The posterior in the folder of the run is trained on every image. It cannot be measured on them, so the same training is
 done without the images of a fold, once for each fold of `folds_for`. What these trainings answer for the images that
-they have not seen makes the estimate, and chooses the threshold above which the posterior says "I don't know". The
-trainings of the folds are ordinary runs in the folder `estimate`; they are deleted when the estimate is done.
+they have not seen makes the estimate, and chooses the threshold above which the posterior says "I don't know", and the
+prediction sets if they are asked for. The trainings of the folds are ordinary runs in the folder `estimate`; they are
+deleted when the estimate is done.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from rebapl.files import read_json, write_atomically
 from rebapl.learners import published
 from rebapl.posterior import Prediction, save_posterior
 from rebapl.posterior.abstention import choose_threshold
-from rebapl.posterior.manifest import MANIFEST, read_threshold
-from rebapl.posterior.prediction import Threshold
+from rebapl.posterior.conformal import check_level, choose_conformal
+from rebapl.posterior.manifest import MANIFEST, read_conformal, read_threshold
+from rebapl.posterior.prediction import Conformal, Threshold
 from rebapl.runs.backbone import KeptBackbone
 from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import LocalEngine
@@ -136,16 +138,23 @@ class Lesson:
 
 
 def learn(
-    lesson: Lesson, engine: LocalEngine, risk: float, on_event: OnEvent | None = None, root: Path | None = None
+    lesson: Lesson,
+    engine: LocalEngine,
+    risk: float,
+    on_event: OnEvent | None = None,
+    root: Path | None = None,
+    set_level: float | None = None,
 ) -> None:
     """Do what is missing of a lesson: train, and measure. Interrupted work goes on where it was.
 
     The threshold answers as many held-out images as it can while at most the share `risk` of the answers is wrong, but
-    no more than 95 % of them.
+    no more than 95 % of them. `set_level` asks for prediction sets of this level, chosen on the same images.
     """
     if not 0 <= risk < 1:
         raise UserError(f"risk = {risk}: the share of wrong answers allowed is at least 0 and below 1")
     jobs = lesson.jobs(root)
+    if set_level is not None:
+        check_level(set_level, sum(len(job.run_config().task(root).tests["test"].items) for job in jobs[1:]))
     for some in (jobs[:1], jobs[1:]):
         check_outcomes(list(engine.run(some, on_event)))
     if not lesson.folds:
@@ -155,7 +164,9 @@ def learn(
         prediction, labels = _held_out(jobs[1:], device, load, root)
         posterior = load_trained(lesson.out, device=device, backbone=lesson.final.backbone_name, load=load)
         threshold = _threshold(prediction, labels, risk)
-        save_posterior(dataclasses.replace(posterior, threshold=threshold), lesson.out / POSTERIOR)
+        sets = None if set_level is None else choose_conformal(prediction, labels, set_level)
+        fitted = dataclasses.replace(posterior, threshold=threshold, conformal=sets)
+        save_posterior(fitted, lesson.out / POSTERIOR)
         write_atomically(lesson.out / ANSWERS, _as_csv(prediction, labels))
         scores = PartScores(**prediction_scores(prediction, labels))
         write_result(
@@ -220,15 +231,19 @@ def _as_csv(prediction: Prediction, labels: Tensor) -> str:
     return text.getvalue()
 
 
-def read_learned(out: Path) -> tuple[list[Answer], Threshold | None]:
-    """The answers for held-out images and the threshold of a run that was learned; none if it was not measured."""
+def read_learned(out: Path) -> tuple[list[Answer], Threshold | None, Conformal | None]:
+    """The answers for held-out images, the threshold and the prediction sets of a run that was learned.
+
+    There are none if it was not measured.
+    """
     path, manifest = out / ANSWERS, out / POSTERIOR / MANIFEST
     if not path.exists():
-        return [], None
+        return [], None, None
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.reader(file))[1:]
         answers = [Answer(name, own, said, float(sure), float(doubt)) for name, own, said, sure, doubt in rows]
     except (ValueError, TypeError, csv.Error) as error:
         raise UserError(f"{path} is damaged ({error}): learn anew, with --anew") from error
-    return answers, read_threshold(read_json(manifest, "a posterior").get("threshold"), manifest)
+    kept = read_json(manifest, "a posterior")
+    return answers, read_threshold(kept.get("threshold"), manifest), read_conformal(kept.get("conformal"), manifest)

@@ -124,6 +124,7 @@ class Question:
     average: str
     abstain: bool
     strict: bool
+    sets: bool
 
     def posterior_on(self, device: str, load: LoadBackbone) -> Posterior:
         """The posterior, if it is still the one that was asked."""
@@ -139,7 +140,7 @@ class Question:
     def asked(self) -> Asked:
         """What is asked about every image."""
         average: Any = self.average
-        return Asked(self.top, average, self.abstain, self.strict)
+        return Asked(self.top, average, self.abstain, self.strict, self.sets)
 
 
 def refuse_folder(out: Path) -> None:
