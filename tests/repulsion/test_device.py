@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from rebapl.repulsion import DISTANCES, Repulsion
+from rebapl.compiled import compiling
+from rebapl.repulsion import DISTANCES, Repulsion, squared_distance
 
 pytestmark = pytest.mark.gpu
 
@@ -44,3 +45,11 @@ def test_a_step_does_not_wait_for_the_device(distance: str, force: dict[str, Any
             torch.cuda.set_sync_debug_mode("default")
         terms[device] = term.item()
     assert terms["cuda"] == pytest.approx(terms["cpu"], rel=1e-3)
+
+
+def test_compiled_updates_of_sinkhorn_give_the_same() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(24, 16, generator=generator).cuda() for _ in range(2))
+    usual = squared_distance(x, y, "sinkhorn")
+    with compiling():
+        torch.testing.assert_close(squared_distance(x, y, "sinkhorn"), usual, rtol=1e-4, atol=1e-5)

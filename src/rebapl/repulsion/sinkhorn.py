@@ -17,6 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from rebapl.compiled import Compiled
 from rebapl.repulsion.clouds import Stored, median_squared_distance, squared_distances
 from rebapl.repulsion.distances import Distance, register_distance
 
@@ -50,13 +51,22 @@ class Sinkhorn(Distance):
 def _transport(cost: Tensor, r: Tensor) -> Tensor:
     """OT (s,) for costs (s, n, m): the dual objective at potentials f (s, n, 1) and g (s, 1, m)."""
     with torch.no_grad():
-        n, m = cost.shape[1:]
         f, g = torch.zeros_like(cost[:, :, :1]), torch.zeros_like(cost[:, :1, :])
         widest = torch.maximum(cost.amax((1, 2), keepdim=True), r)
+        shares = torch.arange(0, ITERATIONS, 2, device=cost.device)[:, None, None, None] / ITERATIONS
+        falling = (widest * (r / widest) ** shares).unbind()
         for step in range(ITERATIONS):
-            now = widest * (r / widest) ** (2 * step / ITERATIONS) if 2 * step < ITERATIONS else r
-            f_best = now * (math.log(m) - torch.logsumexp((g - cost) / now, dim=2, keepdim=True))
-            g_best = now * (math.log(n) - torch.logsumexp((f - cost) / now, dim=1, keepdim=True))
-            f, g = 0.5 * (f + f_best), 0.5 * (g + g_best)
+            f, g = _update(f, g, cost, falling[step] if step < len(falling) else r)
     mass = torch.exp((f + g - cost) / r).mean((1, 2))
     return f.mean((1, 2)) + g.mean((1, 2)) - r.flatten() * (mass - 1)
+
+
+def update(f: Tensor, g: Tensor, cost: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    """Both potentials half-way to where each is best for the other, at the regularisation r (s, 1, 1)."""
+    n, m = cost.shape[1:]
+    f_best = r * (math.log(m) - torch.logsumexp((g - cost) / r, dim=2, keepdim=True))
+    g_best = r * (math.log(n) - torch.logsumexp((f - cost) / r, dim=1, keepdim=True))
+    return 0.5 * (f + f_best), 0.5 * (g + g_best)
+
+
+_update = Compiled(update)
