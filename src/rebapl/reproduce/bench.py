@@ -24,7 +24,7 @@ from rebapl.compiled import compiling
 from rebapl.errors import UserError, unknown
 from rebapl.learners import METHODS
 from rebapl.randomness import generator
-from rebapl.reproduce.bench_inputs import CAN_PAUSE, bench_chain, bench_encoder, class_names, resolved_case
+from rebapl.reproduce.bench_inputs import bench_chain, bench_encoder, class_names, resolved_case
 from rebapl.reproduce.bench_records import AnswerTimes, Case, Measured, StepTimes, in_words
 from rebapl.reproduce.plain_baseline import PlainPosterior, PlainTraining, full_length
 from rebapl.reproduce.timing import milliseconds, random_posterior
@@ -199,9 +199,7 @@ class Bench:
 
 def cases(method: str, distances: Sequence[str], classes: Sequence[int], batch: int) -> list[Case]:
     """The rows of the table of steps: no repulsion, each distance, and the first as an impulse now and then."""
-    kinds = [(None, 1), *((distance, 1) for distance in distances)]
-    if CAN_PAUSE:
-        kinds.append((distances[0], IMPULSE))
+    kinds = [(None, 1), *((distance, 1) for distance in distances), (distances[0], IMPULSE)]
     return [Case(method, count, distance, batch=batch, every=every) for count in classes for distance, every in kinds]
 
 

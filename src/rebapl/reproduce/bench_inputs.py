@@ -19,7 +19,7 @@ from rebapl.randomness import generator
 from rebapl.reproduce.bench_records import Case
 from rebapl.repulsion import kick
 from rebapl.runs.backbone import KeptBackbone
-from rebapl.sampling import Chain, Repelling
+from rebapl.sampling import Chain
 from rebapl.sampling.loop import kept
 from rebapl.sampling.reference import evaluating
 from rebapl.training.fit import Training
@@ -33,9 +33,6 @@ PICTURES = 128
 
 LARGER = 1.25
 """The sides of the pictures, in units of what the backbone sees: they are cropped and resized as photos are."""
-
-CAN_PAUSE = "every" in Repelling.model_fields
-"""Whether a force can act every so many steps only."""
 
 APART = 0.5
 """How far the remembered samples are from the start, relative to it."""
@@ -106,8 +103,7 @@ def resolved_case(case: Case) -> ResolvedTraining:
         settings["repulsion"] = None
     else:
         settings["repulsion.distance.kind"] = case.repulsion
-        if CAN_PAUSE:
-            settings["repulsion.every"] = case.every
+        settings["repulsion.every"] = case.every
         if METHODS.find(case.method).learner.per_image(resolve_method(case.method)):
             settings["repulsion.images"] = case.images
     return resolve_training(
