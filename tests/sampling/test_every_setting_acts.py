@@ -134,11 +134,14 @@ BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 @cache
 def base(name: str) -> dict[str, Any]:
-    """Settings in plain form, small enough for the toy: forty images, of which six are compared."""
+    """Settings in plain form, small enough for the toy: forty images, of which six are compared, and cycles of a few
+    steps, so that the force acts at each."""
     start, recipe, changes = BASES[name]
-    small = preset(start, RECIPES[recipe]).repulsion is not None and "repulsion.images" not in changes
-    images = {"repulsion.images": 6, "repulsion.pool": 16} if small else {}
-    return preset(start, RECIPES[recipe], **images, **changes).plain()
+    repels = preset(start, RECIPES[recipe]).repulsion is not None
+    small: dict[str, Any] = {"repulsion.every": 1} if repels else {}
+    if repels and "repulsion.images" not in changes:
+        small |= {"repulsion.images": 6, "repulsion.pool": 16}
+    return preset(start, RECIPES[recipe], **small, **changes).plain()
 
 
 def paths(tree: dict[str, Any], before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
