@@ -13,7 +13,7 @@ demo: $(CORE)
 	$(BIN)/rebapl demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # The documentation as a site, in the folder `site`; open site/index.html. Broken links and anchors stop it.
 docs: $(DOCS)

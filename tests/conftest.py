@@ -10,6 +10,9 @@ import torch
 
 torch.set_num_threads(1)
 
+LONGEST = {"test_ray_engine.py", "test_slurm_engine.py", "test_installed_package.py"}
+"""These begin, so that no process is left alone with one of them at the end."""
+
 
 def _shared_folder() -> Path:
     return Path(os.environ.get("REBAPL_SHARED", Path(__file__).parents[2] / "shared"))
@@ -37,6 +40,7 @@ def nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     if not torch.cuda.is_available():
         for item in items:
             if "gpu" in item.keywords:

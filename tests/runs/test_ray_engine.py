@@ -33,8 +33,6 @@ from rebapl.runs.slurm_engine import SlurmEngine
 from rebapl.runs.work import Work
 from rebapl.training.checkpoint import load_checkpoint
 
-pytestmark = pytest.mark.xdist_group("ray")  # one cluster for all, also where tests run side by side
-
 ROOM = 80 * 1024 * 1024
 
 

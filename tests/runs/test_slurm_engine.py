@@ -57,7 +57,7 @@ class At:
 
 def test_a_job_whose_time_is_over_keeps_its_step_and_is_queued_again(slurm: Path, tmp_path: Path) -> None:
     """SLURM sends SIGUSR2 before the end, as submitit asks it to."""
-    wanted = jobs(tmp_path / "runs", 1, **{**LONG, "epochs": 80})
+    wanted = jobs(tmp_path / "runs", 1, **{**LONG, "epochs": 40})
     engine = SlurmEngine(tmp_path / "runs" / ".slurm", partition="gpu", time="2:00:00", cpus_per_run=1)
     meets = At(signal.SIGUSR2)
     (outcome,) = engine.run(wanted, meets)
@@ -68,13 +68,13 @@ def test_a_job_whose_time_is_over_keeps_its_step_and_is_queued_again(slurm: Path
         assert word in script
     steps = [event.done for event in meets.events if isinstance(event, Stepped)]
     assert steps == sorted(steps), "it never went back"
-    here = jobs(tmp_path / "here", 1, **{**LONG, "epochs": 80})
+    here = jobs(tmp_path / "here", 1, **{**LONG, "epochs": 40})
     assert [outcome.state for outcome in LocalEngine(["cpu"]).run(here)] == ["done"]
     assert made(wanted[0].folder) == made(here[0].folder)
 
 
 def test_a_driver_that_dies_leaves_its_jobs_and_the_next_one_takes_them_up(slurm: Path, tmp_path: Path) -> None:
-    wanted = jobs(tmp_path / "runs", 1, **{**LONG, "epochs": 80})
+    wanted = jobs(tmp_path / "runs", 1, **{**LONG, "epochs": 40})
     meets = At(KeyboardInterrupt)
     driver = SlurmEngine(tmp_path / "runs" / ".slurm")
     driver._cancel = lambda _: None  # type: ignore[method-assign]  # a driver that is killed cancels nothing

@@ -7,7 +7,7 @@ from typing import Any
 from rebapl.runs.config import RunConfig
 from rebapl.runs.jobs import Job
 
-LONG = {"epochs": 60, "inference_settings": {"batch": 1}}
+LONG = {"epochs": 30, "inference_settings": {"batch": 1}}
 """Many steps, so that something can happen amid them."""
 
 
