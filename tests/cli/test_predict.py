@@ -364,7 +364,7 @@ def test_several_devices_write_one_file_and_say_what_limits_them(
     pandas.testing.assert_frame_equal(pandas.read_csv(two), pandas.read_csv(one), rtol=1e-4, atol=1e-6)
     shown = json.loads(rebapl("predict", run, images / "a.png", "--devices", "cpu,cpu", "--format", "json"))
     assert shown["images"][0]["top"][0]["probability"] == pytest.approx(
-        pandas.read_csv(one)["probability"][0], rel=1e-4
+        pandas.read_csv(one)["probability_1"][0], rel=1e-4
     )
 
 
