@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start; read when torch is imported
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of them would compile the whole package again
 
 import pytest
 import torch
