@@ -13,12 +13,14 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from rebapl.errors import first_line
 
 EAGER = 2
 """So many calls of a kind run as usual first: libraries set themselves up, which cannot be captured."""
@@ -26,8 +28,9 @@ EAGER = 2
 # Elsewhere in the process others may run, but only one may record.
 _recording = threading.Lock()
 _replaying = threading.Lock()
-_turns: dict[int, torch.cuda.Event] = {}
-_streams: dict[int, torch.cuda.Stream] = {}  # where passes are recorded, by GPU
+# By GPU: where passes are recorded, and the end of the last replay.
+_streams: defaultdict[int, torch.cuda.Stream] = defaultdict(torch.cuda.Stream)
+_turns: defaultdict[int, torch.cuda.Event] = defaultdict(torch.cuda.Event)
 
 
 def accelerated(device: torch.device | str) -> bool:
@@ -111,9 +114,9 @@ class Capturing:
         """Run as usual from now on. An error that has nothing to do with recording comes again, and is then raised."""
         self.failed = True
         self._captured.clear()
-        first = next(iter(str(error).splitlines()), type(error).__name__)
         warnings.warn(
-            f"a pass could not be captured as a CUDA graph and runs operation by operation, which is slower ({first})",
+            "a pass could not be captured as a CUDA graph and runs operation by operation, which is slower "
+            f"({first_line(error)})",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -134,7 +137,7 @@ class _Captured:
         torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
         with _recording:
             # torch's own stream for recording is one of the GPU that recorded first.
-            stream = _streams.setdefault(torch.cuda.current_device(), torch.cuda.Stream())
+            stream = _streams[torch.cuda.current_device()]
             with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 self.outputs = function(*copies)
 
@@ -146,7 +149,7 @@ class _Captured:
         # whatever streams they are replayed on.
         with _replaying:
             stream = torch.cuda.current_stream()
-            turn = _turns.setdefault(stream.device_index, torch.cuda.Event())
+            turn = _turns[stream.device_index]
             stream.wait_event(turn)
             for own, x in zip(self.inputs, _tensors(given), strict=True):
                 own.copy_(x, non_blocking=True)

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from rebapl.errors import first_line
+
 _wanted: ContextVar[bool] = ContextVar("compiling", default=False)
 
 SHAPES = 64
@@ -59,9 +61,8 @@ class Compiled:
             return self._fast(*given)
         except RuntimeError as error:  # an error that is not the compiler's comes again, and is then raised
             self.failed = True
-            first = next(iter(str(error).splitlines()), type(error).__name__)
             warnings.warn(
-                f"a part of the model could not be compiled and runs as usual, which is slower ({first})",
+                f"a part of the model could not be compiled and runs as usual, which is slower ({first_line(error)})",
                 RuntimeWarning,
                 stacklevel=2,
             )

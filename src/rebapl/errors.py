@@ -34,3 +34,12 @@ def printable(text: str, keep: str = "") -> str:
     return "".join(
         char.encode("unicode_escape").decode() if hide else char for char, hide in zip(text, hidden, strict=True)
     )
+
+
+def first_line(error: Exception) -> str:
+    """What an exception of a library says in its first line, or its name if it says nothing.
+
+    >>> first_line(RuntimeError("no room\\nat all")), first_line(KeyError())
+    ('no room', 'KeyError')
+    """
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -16,7 +16,7 @@ from rebapl.backbones.precision import Dtype, computing_type
 from rebapl.backbones.text import TextTokenizer
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.transforms import Preprocessing
-from rebapl.errors import UserError
+from rebapl.errors import UserError, first_line
 
 DEFAULT_BACKBONE = "openai/clip-vit-base-patch16"
 _ACCEPTED = (
@@ -136,12 +136,8 @@ def _find(source: str, revision: str | None, names: Sequence[str]) -> Path:
             failures.append(error)
     raise UserError(
         f"backbone '{source}' is neither a local folder nor could its {names[0]} be fetched from the hub "
-        f"({_first_line(failures[0])}). Accepted: {_ACCEPTED}"
+        f"({first_line(failures[0])}). Accepted: {_ACCEPTED}"
     ) from failures[0]
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def _load_config(source: str, revision: str | None) -> Any:
@@ -167,7 +163,7 @@ def _load_tokenizer(source: str, revision: str | None, architecture: Architectur
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
     except Exception as error:  # whatever a broken tokenizer file makes the library raise
         raise UserError(
-            f"the tokenizer of backbone '{source}' cannot be read ({type(error).__name__}: {_first_line(error)}): "
+            f"the tokenizer of backbone '{source}' cannot be read ({type(error).__name__}: {first_line(error)}): "
             f"fetch tokenizer.json again (a spiece.model alone needs: pip install sentencepiece protobuf)"
         ) from error
     try:
@@ -198,7 +194,7 @@ def _load_model(source: str, revision: str | None, architecture: Architecture) -
     except Exception as error:  # whatever a broken file, or one that would execute code, makes the libraries raise
         raise UserError(
             f"the weights of backbone '{source}' cannot be read ({type(error).__name__}: "
-            f"{_first_line(error)}): the file is missing, truncated or of another model; fetch it again"
+            f"{first_line(error)}): the file is missing, truncated or of another model; fetch it again"
         ) from error
     finally:
         if bars:

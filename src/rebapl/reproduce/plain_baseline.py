@@ -20,7 +20,7 @@ from rebapl.learners import Learner
 from rebapl.posterior import Posterior
 from rebapl.repulsion import Repulsion
 from rebapl.sampling import Chain
-from rebapl.sampling.building import build_schedule
+from rebapl.sampling.building import build_repulsion, build_schedule
 
 CHUNK = 256
 """Images in one pass of an answer."""
@@ -66,14 +66,7 @@ class PlainTraining:
         if settings is not None and chain.repulsion is not None:
             self.reference = chain.reference
             self.generator = torch.Generator(chain.device)
-            self.repulsion = Repulsion(
-                settings.distance,
-                potential=settings.potential,
-                force=settings.force,
-                memory=settings.memory,
-                stage=settings.stage,
-                generator=self.generator,
-            )
+            self.repulsion = build_repulsion(settings, self.generator)
             self.repulsion.load_state_dict(chain.repulsion.state_dict())
             self.repulsion.begin_cycle()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from rebapl.backbones import DualEncoder, load_backbone
-from rebapl.errors import UserError
+from rebapl.errors import UserError, first_line
 
 LoadBackbone = Callable[[str, str], DualEncoder]
 """Gives the backbone of a name on a device."""
@@ -21,7 +21,7 @@ def best_device(wanted: str | None = None) -> str:
     try:
         torch.empty(0, device=wanted)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device '{wanted}' is not available here ({str(error).splitlines()[0]})") from error
+        raise UserError(f"device '{wanted}' is not available here ({first_line(error)})") from error
     return wanted
 
 

@@ -27,7 +27,7 @@ from rebapl.errors import UserError
 from rebapl.learnable import Learnable
 from rebapl.repulsion import Repulsion, kick
 from rebapl.sampling.adaptive import worth_another_cycle
-from rebapl.sampling.building import build_schedule
+from rebapl.sampling.building import build_repulsion, build_schedule
 from rebapl.sampling.diagnostics import Diagnostics
 from rebapl.sampling.gradients import Gradient, Gradients, Passes
 from rebapl.sampling.guard import total_norm
@@ -114,28 +114,16 @@ class Chain(Loop):
         return Reference(self.learner, space, pool, settings.images, self.batches(0)[0][:1], settings.rows)
 
     def _repulsion(self, settings: Repelling, anchor: Tensor | None) -> Repulsion:
-        def build(generator: torch.Generator, anchor: Tensor | None) -> Repulsion:
-            return Repulsion(
-                settings.distance,
-                potential=settings.potential,
-                force=settings.force,
-                memory=settings.memory,
-                stage=settings.stage,
-                every=settings.every,
-                anchor=anchor,
-                generator=generator,
-            )
-
         # a distance that cannot work on such clouds says so now, not when the first cycle is over
         stream = torch.Generator().manual_seed(0)
         first, second = (torch.randn(self.reference.shape, generator=stream) for _ in range(2))
-        build(stream, first).remember(second)
+        build_repulsion(settings, stream, first).remember(second)
         if anchor is None and settings.potential.scale is None:
             with evaluating(self.learner):
                 anchor = self.reference.stored()
         elif anchor is not None:
             anchor = anchor[: self.reference.shape[0]]
-        return build(self.generators["chain/repulsion"], anchor)
+        return build_repulsion(settings, self.generators["chain/repulsion"], anchor)
 
     @property
     def cycle(self) -> int:
