@@ -6,6 +6,7 @@ import pytest
 import torch
 from small_problem import Problem
 
+from rebapl.errors import UserError
 from rebapl.repulsion import (
     DISTANCES,
     POTENTIALS,
@@ -278,3 +279,58 @@ def test_fading_is_the_fraction_where_the_force_is_greatest_and_less_elsewhere(s
     loss = (theta * torch.tensor([3.0, 4.0])).sum()
     (force,) = torch.autograd.grad(repulsion(theta, loss=loss, parameters=[theta]), theta)
     assert force.norm().item() == pytest.approx(0.4 * 5 * share, rel=0.01)
+
+
+@pytest.mark.parametrize("samples", [1, AT_ONCE, AT_ONCE + 2])
+def test_the_gradients_of_a_measuring_step_are_those_of_loss_and_term(samples: int) -> None:
+    problem = Problem()
+    repulsion = problem.repulsion("wasserstein", force=Fading(measure_every=1), every=4)
+    for seed in range(samples):
+        problem.move(0.2, seed=seed)
+        repulsion.remember(problem.model(problem.pool))
+    repulsion.begin_cycle()
+    problem.move(0.2, seed=99)
+    for _ in range(3):  # so that all of them have a slope, and other ones are measured each time
+        plan = repulsion.plan(torch.device("cpu"), exploring=True)
+        loss, cloud = problem.loss(), problem.model(problem.pool)
+        term, found, measured = repulsion.term(plan, cloud, None, loss, problem.parameters)
+        repulsion.keep(found)
+        assert measured is not None
+        assert len(measured.samples) == min(samples, AT_ONCE)
+        wanted = [torch.autograd.grad(value, problem.parameters, retain_graph=True) for value in (loss, term)]
+        reused = [measured.loss, measured.of_term(problem.parameters)]
+        torch.testing.assert_close(reused, wanted, rtol=1e-4, atol=1e-6)
+    assert found.norm > 0
+
+
+def test_a_force_with_a_tolerance_yields_as_the_loss_rises() -> None:
+    """The share that is left is 1 − (ℓ − ℓ₁)/δ, cut at 0 and 1, ℓ₁ being the level at the end of the first cycle."""
+
+    def size(after: float, tolerance: float | None) -> float:
+        problem = Problem()
+        repulsion = problem.repulsion(force=Fading(tolerance=tolerance))
+        for _ in range(200):
+            repulsion.note_loss(torch.tensor(0.5))
+        repulsion.remember(problem.model(problem.pool))
+        repulsion.begin_cycle()
+        problem.move(0.3)
+        for _ in range(200):  # the running mean has arrived
+            repulsion.note_loss(torch.tensor(after))
+        return problem.gradient_norm(
+            repulsion(problem.model(problem.pool), loss=problem.loss(), parameters=problem.parameters)
+        )
+
+    whole = size(9.0, None)
+    assert whole > 0
+    assert size(0.4, 0.2) == pytest.approx(whole)
+    assert size(0.5, 0.2) == pytest.approx(whole)
+    assert size(0.55, 0.2) == pytest.approx(0.75 * whole, rel=1e-4)
+    assert size(0.65, 0.2) == pytest.approx(0.25 * whole, rel=1e-4)
+    assert size(0.9, 0.2) == 0.0
+
+
+def test_a_force_with_a_tolerance_must_be_told_the_loss() -> None:
+    problem = Problem()
+    repulsion = problem.repelled(force=Fading(tolerance=0.1))
+    with pytest.raises(UserError, match=r"call repulsion.note_loss\(loss\) at every step, from the first cycle on"):
+        repulsion(problem.model(problem.pool), loss=problem.loss(), parameters=problem.parameters)

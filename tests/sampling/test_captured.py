@@ -80,6 +80,7 @@ def toy_chain(capture, sampler=None, **repelling):
 RELATIVE = {"plain", "measure", "follow"}
 REPELLED = {
     "fading": ({"force": Fading(measure_every=3)}, None, RELATIVE),
+    "tolerant": ({"force": Fading(measure_every=3, tolerance=0.05)}, None, RELATIVE),
     "normalised": ({"force": Normalised(measure_every=3)}, None, RELATIVE),
     "capped": ({"force": Capped(strength=1.0, measure_every=3)}, None, RELATIVE),
     "absolute": ({"force": Absolute(strength=0.1), "stage": "both"}, None, {"plain", "absolute"}),

@@ -57,6 +57,7 @@ OTHERS: dict[str, list[Any]] = {
     "images": [3, None],
     "pool": [9],
     "measure_every": [3],
+    "tolerance": [0.02],
     "floor": [0.9],
     "rows": [2],
     "lr": [0.011],

@@ -14,6 +14,13 @@ The gradient of a sample's term has the norm c_s·|dV/dd|_s·‖∇d_s‖. With 
 Each remembered sample has its own coefficient. So a θ that is near one of many samples feels the whole force of that
 sample, and the forces of samples on opposite sides cancel. With the inverse potential, a fading force falls to half of
 its greatest size at d² ≈ 1.9·ε and to a tenth at d² ≈ 8.5·ε.
+
+A relative force may have a `tolerance` δ, in nats: it then yields where it spoils the fit. With ℓ the running mean of
+the loss and ℓ₁ what that was when the first cycle ended, all coefficients are times
+
+    min(1, max(0, 1 − (ℓ − ℓ₁)/δ))
+
+so a loss that has risen by δ leaves no force at all.
 """
 
 from __future__ import annotations
@@ -59,10 +66,12 @@ class Relative(Force):
     """Sizes that are measured against the loss gradient, and oftener as a cycle begins.
 
     That is done every `measure_every` steps; where the force acts at every k-th step only, it is so many of those.
+    `tolerance` is the δ of the equation above; None: the force does not yield.
     """
 
     relative: ClassVar[bool] = True
     measure_every: int = Field(default=10, ge=1)
+    tolerance: float | None = Field(default=None, gt=0)
 
 
 class Fading(Relative):

@@ -27,6 +27,7 @@ from rebapl.repulsion.potential import POTENTIALS, Potential
 from rebapl.settings import OneOf
 
 Stage = Literal["exploration", "both"]
+Gradient = tuple[Tensor | None, ...]
 
 DISTANCE = OneOf("distance", DISTANCES)
 POTENTIAL = OneOf("potential", POTENTIALS)
@@ -37,19 +38,27 @@ FORCE = OneOf("force", FORCES)
 COINCIDENT = 1e-6
 # Weight of a new measurement of the loss gradient in the running mean.
 RECENT = 0.2
+# The same for the loss of one more step, which a force with a tolerance follows.
+RECENT_LOSS = 0.1
 # Remembered samples whose ‖∇d‖ one step measures, each with a backward pass; the next step takes the next ones.
 AT_ONCE = 4
 
 
+# What is carried from one cycle to the next; `level` is the running mean of the loss, `first` that of the first cycle.
+LASTING = ("usual", "step", "level", "first")
+
+
 class Carried(NamedTuple):
     """What a step needs of earlier ones: the usual norm of the loss gradient (), the usual length of an adaptive
-    optimiser's step over its lr (), ‖∇d_s‖ (S,), the coefficients that are held while sampling (S,); and for a step
-    that measures, the weight of the new measurement () and which samples are measured (m,)."""
+    optimiser's step over its lr (), ‖∇d_s‖ (S,), the coefficients that are held while sampling (S,), the share of the
+    force that a tolerance leaves (); and for a step that measures, the weight of the new measurement () and which
+    samples are measured (m,)."""
 
     usual: Tensor
     step: Tensor
     slope: Tensor
     held: Tensor
+    share: Tensor
     weight: Tensor
     which: Tensor
 
@@ -76,6 +85,30 @@ class Found(NamedTuple):
     slope: Tensor
     held: Tensor
     norm: Tensor
+
+
+class Measured(NamedTuple):
+    """The gradients that a measuring step has computed anyway, so that nobody need go backward for them again.
+
+    `loss` is that of the loss, `samples` are those of the measured samples' potentials, and `weights` (m,) their
+    coefficients in the term; `rest` is what the others add to the term, None if all were measured.
+    """
+
+    loss: Gradient
+    samples: list[Gradient]
+    weights: Tensor
+    rest: Tensor | None
+
+    def of_term(self, parameters: Sequence[Tensor]) -> Gradient:
+        """The gradient of the whole term."""
+        rest: Gradient = tuple(None for _ in parameters)
+        if self.rest is not None:
+            rest = torch.autograd.grad(self.rest, parameters, allow_unused=True)
+        scaled = [
+            tuple(None if g is None else weight * g for g in sample)
+            for weight, sample in zip(self.weights, self.samples, strict=True)
+        ]
+        return tuple(map(added, zip(rest, *scaled, strict=True)))
 
 
 class Repulsion:
@@ -158,7 +191,9 @@ class Repulsion:
         """Begin a cycle: what was remembered in the last one repels from now on, and the next step measures."""
         self.memory.begin_cycle()
         self._steps = 0
-        self._carried = {name: value for name, value in self._carried.items() if name in ("usual", "step")}
+        self._carried = {name: value for name, value in self._carried.items() if name in LASTING}
+        if "level" in self._carried:
+            self._carried.setdefault("first", self._carried["level"])
 
     def __call__(
         self,
@@ -178,7 +213,7 @@ class Repulsion:
             raise UserError("a printed force moves θ beside the step, so it is no term of a loss: `Chain` applies it")
         requires_dependence(cloud)
         plan = self.plan(cloud.device, exploring)
-        term, found = self.term(plan, cloud, rows, loss, None if parameters is None else list(parameters))
+        term, found, _ = self.term(plan, cloud, rows, loss, None if parameters is None else list(parameters))
         self.keep(found)
         return term
 
@@ -216,7 +251,21 @@ class Repulsion:
         for name, value in {**defaults, "next": torch.tensor(0)}.items():
             self._carried.setdefault(name, value)
         current = {name: self._carried[name].to(like) for name in defaults}
-        return Carried(**current, weight=like.new_zeros(()), which=torch.zeros(0, dtype=torch.long, device=device))
+        none = torch.zeros(0, dtype=torch.long, device=device)
+        return Carried(**current, share=self._share(like), weight=like.new_zeros(()), which=none)
+
+    def _share(self, like: Tensor) -> Tensor:
+        """What the tolerance leaves of the force (): all of it without one."""
+        tolerance = getattr(self.force, "tolerance", None)
+        if tolerance is None:
+            return like.new_ones(())
+        if "first" not in self._carried:
+            raise UserError(
+                "repulsion: a force with a tolerance follows the loss; call repulsion.note_loss(loss) at every step, "
+                "from the first cycle on"
+            )
+        risen = (self._carried["level"] - self._carried["first"]).to(like)
+        return (1 - risen / tolerance).clamp(0, 1)
 
     @property
     def _stored(self) -> Stored:
@@ -228,6 +277,13 @@ class Repulsion:
         self.last = found
         if self.force.relative:
             self._carried |= {"usual": found.usual, "slope": found.slope, "held": found.held}
+
+    def note_loss(self, loss: Tensor) -> None:
+        """The mean loss of a step (), of every step and every cycle: what a force with a tolerance follows."""
+        if getattr(self.force, "tolerance", None) is not None:
+            loss = loss.detach()
+            level = self._carried.get("level", loss).to(loss)
+            self._carried["level"] = running_mean(level, loss, RECENT_LOSS)
 
     def note_step(self, length: Tensor) -> None:
         """How far an adaptive optimiser moved θ in this step, over its lr: what a decoupled force is measured by."""
@@ -241,9 +297,10 @@ class Repulsion:
         loss: Tensor | None,
         parameters: Sequence[Tensor] | None,
         decoupled: bool = False,
-    ) -> tuple[Tensor, Found]:
-        """The term of a step that `plan` began, and what `keep` is to take: a pure function of its arguments and the
-        memory. `decoupled` sizes a relative force by an adaptive optimiser's own steps instead of the loss gradient.
+    ) -> tuple[Tensor, Found, Measured | None]:
+        """The term of a step that `plan` began, what `keep` is to take, and the gradients of a step that measures: a
+        pure function of its arguments and the memory. `decoupled` sizes a relative force by an adaptive optimiser's own
+        steps instead of the loss gradient.
         """
         kind, carried = plan
         x = as_points(cloud)
@@ -257,18 +314,27 @@ class Repulsion:
         pull, bound = self.potential.slope(known, epsilon), self.potential.bound(epsilon)
         apart = known > (COINCIDENT * scale).clamp_min(self.distance.rounding)
         usual, slope = carried.usual, carried.slope
+        of_loss: Gradient | None = None
+        of_samples: list[Gradient] = []
         if kind == "measure":
-            usual, slope = self._measure(carried, potentials, pull, apart, loss, parameters)
+            usual, slope, of_loss, of_samples = self._measure(carried, potentials, pull, apart, loss, parameters)
         if not self.force.relative:
             used = held = self.force.coefficients(usual, slope, pull, bound)
         else:
-            held = self._usable(self.force.coefficients(usual, slope, pull, bound), apart, slope)
+            held = carried.share * self._usable(self.force.coefficients(usual, slope, pull, bound), apart, slope)
             held = carried.held if kind == "hold" else held
             used = held
             if decoupled:
-                used = self._usable(self.force.coefficients(carried.step, slope, pull, bound), apart, slope)
-        norm = (used * pull * slope).sum()
-        return self.every * (used * potentials).sum(), Found(known.amin(), usual, slope, held, norm)
+                of_step = self.force.coefficients(carried.step, slope, pull, bound)
+                used = carried.share * self._usable(of_step, apart, slope)
+        found = Found(known.amin(), usual, slope, held, norm=(used * pull * slope).sum())
+        used = self.every * used
+        measured = None
+        if of_loss is not None:
+            others = used.index_fill(0, carried.which, 0.0) if len(of_samples) < len(used) else None
+            rest = None if others is None else (others * potentials).sum()
+            measured = Measured(of_loss, of_samples, used[carried.which], rest)
+        return (used * potentials).sum(), found, measured
 
     def _measure(
         self,
@@ -278,20 +344,22 @@ class Repulsion:
         apart: Tensor,
         loss: Tensor | None,
         parameters: Sequence[Tensor] | None,
-    ) -> tuple[Tensor, Tensor]:
-        """The usual ‖∇loss‖ () with one more measurement, and ‖∇d_s‖ (S,) of some of the samples measured anew."""
+    ) -> tuple[Tensor, Tensor, Gradient, list[Gradient]]:
+        """The usual ‖∇loss‖ () with one more measurement, ‖∇d_s‖ (S,) of some of the samples measured anew, and the
+        gradients of the loss and of these samples' potentials."""
         if loss is None or parameters is None:
             raise UserError(
                 f"repulsion: a force that is '{self.force.kind}' compares with the gradient of the loss; call "
                 "repulsion(cloud, loss=loss, parameters=list(model.parameters())), or take an absolute force"
             )
-        tensors = [p for p in parameters if p.requires_grad]
-        usual = running_mean(carried.usual, gradient_norm(loss, tensors).to(potentials), carried.weight)
         which = carried.which
-        norms = torch.stack([gradient_norm(each, tensors) for each in potentials[which].unbind()]).to(potentials)
+        of_loss, *of_samples = (_gradient(value, parameters) for value in (loss, *potentials[which].unbind()))
+        usual = running_mean(carried.usual, _norm(of_loss).to(potentials), carried.weight)
+        norms = torch.stack([_norm(each) for each in of_samples]).to(potentials)
         # near coincidence the slope is small by accident: let it fall by half at most
         measured = torch.maximum(norms / pull[which], 0.5 * carried.slope[which])
-        return usual, carried.slope.index_copy(0, which, torch.where(apart[which], measured, 0))
+        slope = carried.slope.index_copy(0, which, torch.where(apart[which], measured, 0))
+        return usual, slope, of_loss, of_samples
 
     @staticmethod
     def _usable(coefficients: Tensor, apart: Tensor, slope: Tensor) -> Tensor:
@@ -342,13 +410,26 @@ def requires_dependence(cloud: Tensor, parameters: Sequence[Tensor] | None = Non
         )
 
 
-def running_mean(old: Tensor, new: Tensor, weight: Tensor) -> Tensor:
+def running_mean(old: Tensor, new: Tensor, weight: Tensor | float) -> Tensor:
     """The mean with one more measurement; what is not finite does not enter it, as before the first."""
     old, new = torch.where(old.isfinite(), old, new), torch.where(new.isfinite(), new, old)
     return torch.lerp(old, new, weight)
 
 
-def gradient_norm(value: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """‖∇value‖ over all parameters together, keeping the graph; shape ()."""
-    found = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
-    return get_total_norm([g for g in found if g is not None])
+def _gradient(value: Tensor, parameters: Sequence[Tensor]) -> Gradient:
+    """∇value by parameter, keeping the graph; None where it does not depend on one."""
+    learned = iter(
+        torch.autograd.grad(value, [p for p in parameters if p.requires_grad], retain_graph=True, allow_unused=True)
+    )
+    return tuple(next(learned) if p.requires_grad else None for p in parameters)
+
+
+def _norm(gradient: Gradient) -> Tensor:
+    """‖∇‖ over all parameters together; shape ()."""
+    return get_total_norm([g for g in gradient if g is not None])
+
+
+def added(parts: Iterable[Tensor | None]) -> Tensor | None:
+    """The sum of what is there; None if nothing is."""
+    there = [part for part in parts if part is not None]
+    return torch.stack(there).sum(0) if len(there) > 1 else next(iter(there), None)

@@ -149,6 +149,8 @@ class Chain(Loop):
             self._begin_cycle()
         cycle, chain, optimizer = self.cycle, self.chain, self.schedule.current
         found = self._gradients(images, labels)
+        if self.repulsion is not None:
+            self.repulsion.note_loss(found.loss)
         for p, grad in zip(self.parameters.values(), found.grads, strict=True):
             p.grad = grad
         self._note(now, found)

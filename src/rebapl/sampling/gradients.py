@@ -12,10 +12,8 @@ from rebapl.captured import Capturing
 from rebapl.compiled import compiling
 from rebapl.learnable import Learnable
 from rebapl.repulsion import Repulsion
-from rebapl.repulsion.repulsion import Carried, Found, Plan
+from rebapl.repulsion.repulsion import Carried, Found, Gradient, Plan, added
 from rebapl.sampling.reference import Reference
-
-Gradient = tuple[Tensor | None, ...]
 
 
 class Gradients(NamedTuple):
@@ -98,11 +96,17 @@ class Passes:
         chosen: tuple[Tensor, ...],
     ) -> Gradients:
         loss, cloud, points = reference.objective(images, labels, chosen)
-        term, found = repulsion.term(Plan(kind, carried), cloud, points, loss, self.parameters, decoupled)
-        if decoupled or repulsion.force.outside:
-            grads = self._differentiate(loss, retain=True)
-            return Gradients(loss.detach(), grads, self._differentiate(term), term.detach(), found)
-        return Gradients(loss.detach(), self._differentiate(loss + term), (), term.detach(), found)
+        term, found, measured = repulsion.term(Plan(kind, carried), cloud, points, loss, self.parameters, decoupled)
+        beside = decoupled or repulsion.force.outside
+        if not beside and measured is None:
+            return Gradients(loss.detach(), self._differentiate(loss + term), (), term.detach(), found)
+        if measured is None:
+            grads, force = self._differentiate(loss, retain=True), self._differentiate(term)
+        else:
+            grads, force = measured.loss, measured.of_term(self.parameters)
+        if not beside:
+            grads, force = tuple(map(added, zip(grads, force, strict=True))), ()
+        return Gradients(loss.detach(), grads, force, term.detach(), found)
 
     def _differentiate(self, value: Tensor, retain: bool = False) -> Gradient:
         return torch.autograd.grad(value, self.parameters, allow_unused=True, retain_graph=retain or None)
