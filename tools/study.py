@@ -34,6 +34,16 @@ round was written down, after those test scores were known and before its own ru
    seeds 1 to 3. That becomes the preset's if the mean of its paired differences to the force at every step, over the
    five real tasks, is worse by at most one standard error in harmonic mean and in NLL.
 
+A third round was written down when the comparison of the row so named was known, and before its own runs:
+
+7. left out: on that row, with impulses where they were taken, T = 0 (10⁻⁹) and 0.1, a tenth of the force, a force that
+   yields as the loss rises (by up to 0.1 nats), and without a force three templates, one for each of three full cycles;
+   seeds and tasks as in 1. These rows only report.
+8. equal steps: on this protocol an epoch has half of the classes and so half of the steps of the real thing, which
+   favours structures whose first cycle is short. So that row and two structures with longer first cycles, each with its
+   force and without, and the ensemble are run with twice the epochs; seeds and tasks as in 1. Of the three rows with a
+   force, the rule of 1 names the preset.
+
 Then `compare` is base-to-novel on test images, seeds 1 to 3, which only reports. What is done in --runs is not done
 again, nor what --records has: the same command goes on where --seconds stopped it.
 """
@@ -45,16 +55,22 @@ import math
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
+from rebapl.evaluation.tasks import bound_to, part_labels, predict_part, prediction_scores
 from rebapl.files import read_json, write_atomically, write_json
 from rebapl.learners import published
 from rebapl.reports.tables import Cell, Row, Table
+from rebapl.runs.backbone import KeptBackbone, best_device
 from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import LocalEngine
+from rebapl.runs.folder import load_trained, read_config
 from rebapl.runs.jobs import Ended, Job
-from rebapl.runs.results import read_result
+from rebapl.runs.results import PartScores, RunResult, Seconds, read_result
 
 REAL = ("dtd", "scene15", "eurosat", "oxford_pets", "caltech101")
 DRAWN = ("digits", "shapes")
@@ -72,13 +88,15 @@ LEEWAY = 0.25
 class Setting(NamedTuple):
     """A kind of inference, changes to its preset, and how many times the published epochs.
 
-    `shares` are lengths in units of E: of a cycle (`epochs`) and of the first one (`first_epochs`).
+    `shares` are lengths in units of E: of a cycle (`epochs`) and of the first one (`first_epochs`). With `openings`,
+    the row is several runs that answer together: each has one of these words in front of the class names.
     """
 
     inference: str
     changes: Mapping[str, Any] = {}
     times: int = 1
     shares: Mapping[str, float] = {}
+    openings: Sequence[str] = ()
 
 
 FORCE: dict[str, Any] = {
@@ -165,6 +183,7 @@ LONGER: dict[str, Setting] = {
 }
 """More layouts of 3·E epochs, for the second round."""
 
+WASSERSTEIN = "Wasserstein, ε 0.1"
 GENTLE: dict[str, dict[str, Any]] = {
     "Wasserstein, ε 0.1": VARIATIONS["Wasserstein, ε 0.1"],
     "Wasserstein, ε 0.03": {"repulsion.distance": "wasserstein", "repulsion.potential.epsilon": 0.03},
@@ -216,6 +235,34 @@ def setting_of(name: str) -> Setting:
     return rounds[name] if name in rounds else variation_rows(first)[name]
 
 
+LEFT = {
+    "T = 0": {"sampler.temperature": 1e-9},
+    "T = 0.1": {"sampler.temperature": 0.1},
+    "fraction 0.1": {"repulsion.force.fraction": 0.1},
+    "yields within 0.1 nats": {"repulsion.force.tolerance": 0.1},
+}
+TEMPLATES = Setting("mle", openings=("a photo of a", "a picture of a", "this is a"))
+LONG_FIRST = ("3 cold, published schedule", "3 chains of 2 warm, long first")
+
+
+def left_rows(chosen: str, every: Mapping[str, Any]) -> dict[str, Setting]:
+    """What the first two rounds have left out; `every` are the impulses, where they are taken."""
+    ours = varied(setting_of(chosen), every)
+    rows = {f"{chosen}, {name}": varied(ours, changes) for name, changes in LEFT.items()}
+    return {**rows, "three templates": TEMPLATES}
+
+
+def equal_rows(chosen: str, every: Mapping[str, Any]) -> tuple[dict[str, Setting], dict[str, Setting]]:
+    """The rows that are compared at equal steps: those with a force, and those without."""
+    structures = {**STRUCTURES, **LONGER}
+    repelled = {chosen: setting_of(chosen)}
+    for name in LONG_FIRST:
+        repelled[f"{name} + force, {WASSERSTEIN}"] = varied(with_force(structures[name]), GENTLE[WASSERSTEIN])
+    nulls = {null_of(name): structures[null_of(name)] for name in repelled}
+    repelled = {name: varied(setting, every) for name, setting in repelled.items()}
+    return repelled, {ENSEMBLE: Setting("ensemble"), **nulls}
+
+
 def compared_rows(chosen: str, first: str, impulses: bool) -> dict[str, Setting]:
     """The rows of the comparison, the most needed first.
 
@@ -245,14 +292,30 @@ def compared_rows(chosen: str, first: str, impulses: bool) -> dict[str, Setting]
     }
 
 
-def config(task: str, method: str, name: str, setting: Setting, seed: int, protocol: str, asked: Any) -> RunConfig:
-    """The run of a setting on a task."""
+def config(
+    task: str,
+    method: str,
+    name: str,
+    setting: Setting,
+    seed: int,
+    protocol: str,
+    asked: Any,
+    longer: int = 1,
+    opening: str | None = None,
+) -> RunConfig:
+    """The run of a setting on a task, with so many times `longer` cycles; `opening` as in `Setting`."""
     learner = "zero-shot" if name == "zero-shot" else method
-    epochs = published(method, "base-to-novel", task)[1].epochs
+    epochs = longer * published(method, "base-to-novel", task)[1].epochs
     lengths = {key: max(1, round(share * epochs)) for key, share in setting.shares.items()}
     changes = {**setting.changes, **lengths}
     if learner == "zero-shot":
         changes, lengths, epochs = {}, {}, 0
+    template = "a photo of a {}." if task == "scene15" else None
+    words: dict[str, Any] = {}
+    if opening is not None:
+        # MaPLe's words are a setting of its own, and MMRL takes the template
+        words = {"init": opening} if method == "maple" else {}
+        template = f"{opening} {{}}."
     return RunConfig(
         str(asked.root / "scene15" / "list.csv") if task == "scene15" else task,
         learner,
@@ -260,18 +323,19 @@ def config(task: str, method: str, name: str, setting: Setting, seed: int, proto
         protocol=protocol,
         seed=seed,
         split=SPLITS.get(task),
-        template="a photo of a {}." if task == "scene15" else None,
+        template=template,
         backbone="mini" if task in DRAWN else asked.photo,
-        epochs=epochs * setting.times if setting.times > 1 else None,
+        epochs=epochs * setting.times if setting.times * longer > 1 else None,
+        method_settings=words,
         inference_settings=changes,
     )
 
 
 class Wanted(NamedTuple):
-    """A run that is wanted: what it is in words, and its configuration."""
+    """A record that is wanted: what it is in words, and the runs whose members answer together, mostly one."""
 
     what: dict[str, Any]
-    config: RunConfig
+    configs: list[RunConfig]
 
 
 def wanted(
@@ -281,12 +345,16 @@ def wanted(
     seeds: Mapping[str, Sequence[int]],
     protocol: str,
     asked: Any,
+    longer: int = 1,
 ) -> list[Wanted]:
     """Runs of rows on tasks, with the seeds of each task (or those of "")."""
     return [
         Wanted(
             {"stage": stage, "task": task, "method": method, "row": name, "seed": seed},
-            config(task, method, name, setting, seed, protocol, asked),
+            [
+                config(task, method, name, setting, seed, protocol, asked, longer, opening)
+                for opening in setting.openings or (None,)
+            ],
         )
         for name, setting in rows.items()
         for task in tasks
@@ -305,16 +373,18 @@ class Study:
         self.known = {identity(each): each for each in known}
         self.records: list[dict[str, Any]] = []
         self.failures: list[str] = []
+        self.backbones = KeptBackbone()
 
     def do(self, runs: Sequence[Wanted]) -> bool:
         """Do those that are not known, by the rank of their rows, then the longest first; whether all are done."""
         self.records += [self.known[identity(each.what)] for each in runs if identity(each.what) in self.known]
         runs = [each for each in runs if identity(each.what) not in self.known]
-        jobs = [Job.of(each.config, self.asked.runs, root=self.asked.root) for each in runs]
-        order = sorted(range(len(runs)), key=lambda i: (RANKS.get(runs[i].what["row"], 0), -cost(runs[i])))
+        runs.sort(key=lambda each: (RANKS.get(each.what["row"], 0), -cost(each)))
+        of_run = [[Job.of(one, self.asked.runs, root=self.asked.root) for one in each.configs] for each in runs]
+        jobs = [job for some in of_run for job in some]
         engine = LocalEngine(None if self.asked.device is None else [self.asked.device], self.asked.jobs)
         done = set()
-        outcomes = engine.run([jobs[i] for i in order], self._watch)
+        outcomes = engine.run(jobs, self._watch)
         for outcome in outcomes:
             if outcome.failure is None:
                 done.add(outcome.folder)
@@ -323,11 +393,34 @@ class Study:
             if time.monotonic() > self.until:
                 outcomes.close()  # type: ignore[attr-defined]
                 break
-        for each, job in zip(runs, jobs, strict=True):
-            if job.folder in done or job.is_done():
-                self.records.append(record(job.folder, each.what))
+        for each, some in zip(runs, of_run, strict=True):
+            if all(job.folder in done or job.is_done() for job in some):
+                result = read_result(some[0].folder) if len(some) == 1 else self._together([job.folder for job in some])
+                self.records.append(record(result, each.what))
         self.write()
         return all(job.folder in done or any(job.folder.name in line for line in self.failures) for job in jobs)
+
+    def _together(self, folders: Sequence[Path]) -> RunResult:
+        """The scores of the runs in these folders when their members answer together."""
+        configs = [read_config(folder) for folder in folders]
+        device = best_device(self.asked.device)
+        parts: dict[str, PartScores] = {}
+        for name in ("base", "novel"):
+            predictions = []
+            for folder, each in zip(folders, configs, strict=True):
+                posterior = load_trained(folder, device=device, backbone=each.backbone_name, load=self.backbones)
+                task = each.task(self.asked.root)
+                predictions.append(predict_part(bound_to(posterior, task, task.tests[name]), task.tests[name]))
+            members = torch.cat([each.per_sample for each in predictions])
+            together = replace(
+                predictions[0],
+                probabilities=members.mean(0),
+                per_sample=members,
+                weights=torch.full((len(members),), 1 / len(members)),
+            )
+            parts[name] = PartScores(**prediction_scores(together, part_labels(task.tests[name])))
+        spent = [read_result(folder).seconds.training or 0.0 for folder in folders]
+        return RunResult(parts=parts, seconds=Seconds(training=sum(spent)))
 
     def _watch(self, event: Any) -> None:
         if isinstance(event, Ended) and event.outcome.attempts:
@@ -370,9 +463,8 @@ def cost(run: Wanted) -> float:
     return weight * batch * {"mmrl": 2.0}.get(run.what["method"], 1.0) + (100 if run.what["task"] not in DRAWN else 0)
 
 
-def record(folder: Path, what: Mapping[str, Any]) -> dict[str, Any]:
+def record(result: RunResult, what: Mapping[str, Any]) -> dict[str, Any]:
     """What was asked for with the scores of its run."""
-    result = read_result(folder)
     parts = [result.parts["base"], result.parts["novel"]]
     scores: dict[str, float] = dict(result.base_novel)
     for name in ("tempered_nll", "tempered_ece"):
@@ -380,7 +472,8 @@ def record(folder: Path, what: Mapping[str, Any]) -> dict[str, Any]:
         if len(known) == len(parts):
             scores[name] = statistics.fmean(known)
     scores["tv base"], scores["tv novel"] = (part.total_variation or 0.0 for part in parts)
-    scores["distance"] = result.diversity.mean_distance if result.diversity else 0.0
+    if result.diversity is not None or len(parts[0].per_sample) < 2:  # it is not measured across runs
+        scores["distance"] = result.diversity.mean_distance if result.diversity else 0.0
     scores["seconds"] = result.seconds.training or 0.0
     return {**what, **{name: round(score, 5) for name, score in scores.items()}}
 
@@ -565,7 +658,17 @@ def run(asked: Any) -> None:
         return
     impulses = impulses_pay(study.records, chosen)
     print(f"impulses: {impulses}", flush=True)
-    compare(study, chosen, first, impulses)
+    every = IMPULSES if impulses else {}
+    if not study.do(wanted("left out", left_rows(chosen, every), REAL, few, "selection", asked)):
+        return
+    forces, nulls = equal_rows(chosen, every)
+    if not study.do(wanted("equal steps", {**forces, **nulls}, REAL, few, "selection", asked, longer=2)):
+        return
+    final = by_rule(of_stage(study.records, "equal steps"), forces)[0]
+    write_json(asked.out / "chosen.json", {**choice, "structure": best, "at equal steps": final})
+    print(f"at equal steps: {final}", flush=True)
+    others = {} if final == chosen else {final: forces[final], f"{final}: no force": null_setting(final)}
+    compare(study, {**others, **compared_rows(chosen, first, impulses)})
 
 
 def impulses_pay(records: Sequence[Mapping[str, Any]], chosen: str) -> bool:
@@ -579,9 +682,8 @@ def of_stage(records: Iterable[Mapping[str, Any]], *stages: str) -> list[Mapping
     return [each for each in records if each["stage"] in stages]
 
 
-def compare(study: Study, chosen: str, first: str, impulses: bool) -> None:
+def compare(study: Study, rows: Mapping[str, Setting]) -> None:
     """Base-to-novel on test images; the rows that cost most come last and with fewer seeds or tasks."""
-    rows = compared_rows(chosen, first, impulses)
     every, small = (*REAL, *DRAWN), ("dtd", "scene15", "eurosat", *DRAWN)
     three, fewer = {"": (1, 2, 3)}, {"": (1, 2, 3), "caltech101": (1,), "oxford_pets": (1,)}
     where: dict[str, tuple[Sequence[str], Mapping[str, Sequence[int]]]] = {
