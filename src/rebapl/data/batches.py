@@ -150,10 +150,11 @@ class TrainBatches:
         rows: list[int] = order[number * self.batch : (number + 1) * self.batch].tolist()
         rng = python_random(self.seed, "augmentation", step)
         crops = [random_crop(*self.sizes[row], self.crop_scale, rng, self.flip) for row in rows]
-        chosen = [(row, *box, mirrored) for row, (box, mirrored) in zip(rows, crops, strict=True)]
+        labels = self.labels[rows].tolist()
         result = self._host((len(rows), 7), torch.long)
-        result[:, :6] = torch.tensor(chosen)
-        result[:, 6] = self.labels[rows]
+        result[:] = torch.tensor(
+            [(row, *box, mirrored, label) for row, (box, mirrored), label in zip(rows, crops, labels, strict=True)]
+        )
         return result
 
     def draw(self, choices: Tensor) -> tuple[Tensor, Tensor]:
