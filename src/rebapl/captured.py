@@ -94,7 +94,11 @@ class Capturing:
         self._pool: Any = None
 
     def __call__(self, kind: str, function: Callable[..., Any], *given: Any, memory: int = -1) -> Any:
-        """function(*given), as usual or replayed; `given` are tensors and (named) tuples of tensors."""
+        """function(*given), as usual or replayed; `given` are tensors and (named) tuples of tensors.
+
+        Those in the CPU's memory must be pinned. A recording finds copies of them on the GPU; the function must take
+        either.
+        """
         self._runs[kind] += 1
         if self.failed or self._runs[kind] <= EAGER:
             return function(*given)
@@ -128,7 +132,7 @@ class _Captured:
     def __init__(
         self, function: Callable[..., Any], given: tuple[Any, ...], generators: list[torch.Generator], pool: Any
     ) -> None:
-        copies = _map(given, lambda x: x.detach().clone())
+        copies = _map(given, _copy)
         self.inputs = _tensors(copies)
         self.graph = torch.cuda.CUDAGraph()
         for generator in generators:
@@ -156,6 +160,11 @@ class _Captured:
             self.graph.replay()
             turn.record(stream)
         return self.outputs
+
+
+def _copy(x: Tensor) -> Tensor:
+    """A copy on the GPU: what is on the CPU travels there, and again at each replay."""
+    return x.detach().to(x.device if x.is_cuda else "cuda", non_blocking=True, copy=True)
 
 
 def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

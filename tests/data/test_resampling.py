@@ -41,7 +41,7 @@ def check(size: int, resample: int, hard: bool, device: str = "cpu") -> None:
     sizes = torch.tensor(SHAPES, device=device)
     canvas = on_canvases(images, 260).to(device)
     resizer = Resizer(260, size, resample, device)
-    found = resizer(canvas, sizes[:, 0], sizes[:, 1], torch.tensor(mirrored, device=device))
+    found = resizer(canvas, sizes, torch.tensor(mirrored, device=device))
     assert found.dtype == torch.uint8
     assert torch.equal(found.cpu(), torch.stack(wanted))
 
@@ -71,6 +71,6 @@ def test_a_picture_shrunk_thirtyfold_is_off_by_one_level_at_most() -> None:
     (image,) = pictures([(990, 960)], hard=True)
     sizes = torch.tensor([[990, 960]])
     resizer = Resizer(990, 32, Image.Resampling.BICUBIC)
-    found = resizer(on_canvases([image], 990), sizes[:, 0], sizes[:, 1], torch.tensor([False]))
+    found = resizer(on_canvases([image], 990), sizes, torch.tensor([False]))
     difference = found[0].int() - as_tensor(image.resize((32, 32), Image.Resampling.BICUBIC)).int()
     assert difference.abs().max() <= 1

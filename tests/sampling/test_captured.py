@@ -10,9 +10,10 @@ import torch
 from rebapl import captured
 from rebapl.backbones import load_backbone
 from rebapl.data.task import load_task
+from rebapl.errors import UserError
 from rebapl.learners import METHODS
 from rebapl.repulsion import Absolute, Capped, Fading, Normalised
-from rebapl.sampling import Chain, Inference, Repelling
+from rebapl.sampling import Chain, Inference, NonFiniteError, Repelling
 from rebapl.training.fit import Training
 from rebapl.training.resolution import resolve_training
 
@@ -56,6 +57,132 @@ def test_a_kind_of_step_is_recorded_after_two_runs_and_again_for_another_memory_
     assert Recorded.made == ["first", "second", "second"]
     assert capturing("plain", first, torch.ones(3)) == ("replayed", 3.0)
     assert Recorded.made == ["first", "second", "second", "first"]
+
+
+class Replayed:
+    """Stands in for a CUDA graph on the CPU: it has its own copies of inputs, and overwrites what it gave before."""
+
+    def __init__(self, function, given, _generators, _pool):
+        self.function, self.graph = function, self
+        self.copies = captured._map(given, torch.clone)
+        self.inputs = captured._tensors(self.copies)
+        self.outputs = None
+
+    fits = captured._Captured.fits
+
+    def pool(self):
+        return None
+
+    def __call__(self, *given):
+        for own, x in zip(self.inputs, captured._tensors(given), strict=True):
+            own.copy_(x)
+        outputs = self.function(*self.copies)
+        if self.outputs is None:
+            self.outputs = outputs
+        for old, new in zip(tensors(self.outputs), tensors(outputs), strict=True):
+            old.copy_(new)
+        return self.outputs
+
+
+def tensors(tree):
+    """Those of nested tuples, in which there may be nothing in some places."""
+    if isinstance(tree, tuple):
+        return [tensor for part in tree for tensor in tensors(part)]
+    return [] if tree is None else [tree]
+
+
+class Drawn:
+    """The toy's batches, which can be drawn inside a pass. From step `breaks` on, their images are not finite."""
+
+    def __init__(self, drawable=True, size=8, breaks=1000):
+        self.drawable, self.size, self.breaks = drawable, size, breaks
+        self.asked = []
+
+    def __call__(self, step):
+        self.asked.append(step)
+        return self.draw(self.choices(step))
+
+    def choices(self, step):
+        rows = torch.randperm(40, generator=torch.Generator().manual_seed(step))[: self.size]
+        return torch.stack([rows, torch.full_like(rows, step >= self.breaks)], dim=1)
+
+    def draw(self, choices):
+        x, y = data()
+        return x[choices[:, 0]] + torch.where(choices[:, 1:] > 0, torch.nan, 0.0), y[choices[:, 0]]
+
+
+def drawn_chain(batches, capture=True, **options):
+    inference = Inference(
+        sampler={"kind": "sghmc", "lr": 0.05, "temperature": 0.01},
+        epochs=3,
+        batch=8,
+        cycles=3,
+        restart={"kind": "warm", "kick": 0.01},
+        repulsion=Repelling(images=6, force=Fading(measure_every=3)),
+    )
+    options = {"num_data": 40, "steps_per_epoch": 5, "reference": data()[0], **options}
+    return Chain(ToyLearner(), inference, batches, capture=capture, **options)
+
+
+@pytest.fixture
+def replayed(monkeypatch):
+    monkeypatch.setattr(captured, "_Captured", Replayed)
+
+
+@pytest.mark.usefixtures("replayed")
+def test_a_batch_drawn_inside_the_pass_gives_the_same_run_to_the_bit():
+    usual, outside, inside = Drawn(), Drawn(drawable=False), Drawn()
+    wanted = list(drawn_chain(usual, capture=False).run())
+    for given in (outside, inside):
+        for a, b in zip(wanted, drawn_chain(given).run(), strict=True):
+            assert all(torch.equal(a.parameters[name], b.parameters[name]) for name in a.parameters)
+    assert usual.asked == outside.asked == [0, *range(45)]  # the first is an example for the repulsion
+    assert inside.asked == [0]
+
+
+@pytest.mark.usefixtures("replayed")
+def test_such_a_run_goes_on_from_a_state_as_if_it_were_not_interrupted():
+    whole, first, second = (drawn_chain(Drawn()) for _ in range(3))
+    list(whole.run())
+    for _ in range(22):
+        first.step()
+    second.load_state_dict(first.state_dict())
+    list(second.run())
+    for a, b in zip(whole.samples, second.samples, strict=True):
+        assert all(torch.equal(a.parameters[name], b.parameters[name]) for name in a.parameters)
+
+
+@pytest.mark.usefixtures("replayed")
+@pytest.mark.parametrize("capture", [False, True])
+def test_replays_note_the_first_step_that_was_not_finite(capture):
+    run = drawn_chain(Drawn(breaks=21), capture, check_every=4)
+    with pytest.raises(NonFiniteError) as error:
+        list(run.run())
+    assert (error.value.step, error.value.term, error.value.good_step) == (21, "loss", 20)
+    run.batches.breaks = 1000
+    list(run.run())
+    for a, b in zip(drawn_chain(Drawn(), capture).run(), run.samples, strict=True):
+        assert all(torch.equal(a.parameters[name], b.parameters[name]) for name in a.parameters)
+
+
+def test_choices_of_another_number_of_images_are_refused():
+    with pytest.raises(UserError, match=r"batches of 8 images, and step 0 was given 7: .* or change `batch`"):
+        drawn_chain(Drawn(size=7)).step()
+
+
+@pytest.mark.usefixtures("replayed")
+def test_training_draws_inside_the_pass_where_the_images_are_resident(monkeypatch):
+    task = load_task("digits", shots=1, seed=1, test_images=20)
+    found = []
+    for resident in (False, True):
+        monkeypatch.setattr("rebapl.data.batches.fits", lambda *_, resident=resident: resident)
+        monkeypatch.setattr("rebapl.sampling.chain.accelerated", lambda _, resident=resident: resident)
+        chain = chain_of(task, load_backbone("mini"), "coop", "mle", epochs=5, inference_settings={"batch": 2})
+        assert (chain.drawing is not None) == resident
+        for _ in range(6):
+            chain.step()
+        found.append(torch.cat([p.detach().flatten() for p in chain.parameters.values()]))
+    assert torch.equal(*found)
 
 
 def toy_chain(capture, sampler=None, **repelling):
@@ -142,8 +269,34 @@ def test_every_method_is_captured_and_equals_itself_uncaptured(method):
         while not chain.done:
             chain.step()
         found.append(torch.cat([p.detach().flatten() for p in chain.parameters.values()]))
+        assert chain.drawing is not None
         if capture:
             assert "plain" in chain.passes.capturing._captured
+    moved = (found[1] - start).norm()
+    assert moved > 0
+    assert (found[0] - found[1]).norm() < 0.05 * moved
+
+
+@pytest.mark.gpu
+def test_fifty_captured_steps_with_batches_drawn_inside_equal_the_usual_ones_and_do_not_wait(monkeypatch):
+    """MaPLe in float32, relative to how far the parameters moved; every pixel is the same, so the rest is rounding."""
+    task = load_task("digits", shots=4, seed=1, test_images=20)
+    found = []
+    for eager in ("0", "1"):
+        monkeypatch.setenv("REBAPL_EAGER", eager)
+        encoder = load_backbone("mini", "cuda", torch.float32)
+        chain = chain_of(task, encoder, "maple", "mle", epochs=40, inference_settings={"batch": 4})
+        assert (chain.drawing is None) == (eager == "1")
+        chain.check_every = 1000
+        start = torch.cat([p.detach().flatten() for p in chain.parameters.values()])
+        for step in range(50):
+            replaying = eager == "0" and step > 3  # the third is recorded
+            torch.cuda.set_sync_debug_mode("error" if replaying else "default")
+            try:
+                chain.step()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        found.append(torch.cat([p.detach().flatten() for p in chain.parameters.values()]))
     moved = (found[1] - start).norm()
     assert moved > 0
     assert (found[0] - found[1]).norm() < 0.05 * moved

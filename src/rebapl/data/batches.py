@@ -130,10 +130,15 @@ class TrainBatches:
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
         if self.resident is not None:
-            return self.draw(self.choices(step).to(self.device, non_blocking=True))
+            return self.draw(self.choices(step))
         pixels, labels = self._prepared(step)
         pixels = pixels.to(self.device, non_blocking=True)
         return self.preprocessing.normalize(pixels), labels.to(self.device, non_blocking=True)
+
+    @property
+    def drawable(self) -> bool:
+        """Whether `draw` can make the batches: the images are resident on the device."""
+        return self.resident is not None
 
     def choices(self, step: int) -> Tensor:
         """Everything random about a step, as (B, 7): row, left, top, right, bottom, mirrored, label.
@@ -145,19 +150,21 @@ class TrainBatches:
         rows: list[int] = order[number * self.batch : (number + 1) * self.batch].tolist()
         rng = python_random(self.seed, "augmentation", step)
         crops = [random_crop(*self.sizes[row], self.crop_scale, rng, self.flip) for row in rows]
-        chosen = [(row, *box, mirrored) for row, (box, mirrored) in zip(rows, crops, strict=True)]
+        labels = self.labels[rows].tolist()
         result = self._host((len(rows), 7), torch.long)
-        result[:, :6] = torch.tensor(chosen)
-        result[:, 6] = self.labels[rows]
+        result[:] = torch.tensor(
+            [(row, *box, mirrored, label) for row, (box, mirrored), label in zip(rows, crops, labels, strict=True)]
+        )
         return result
 
     def draw(self, choices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels for `choices`, which must be on the device. The images must be resident there.
+        """Images and labels for `choices`. The images must be resident on the device.
 
         `batches(step)` is `batches.draw(batches.choices(step))`. Shapes are fixed and nothing waits for the device, so
-        this can be captured in a CUDA graph that is replayed on new choices.
+        this can be captured in a CUDA graph that is replayed on new choices, if these are on the device.
         """
         assert self.resident is not None
+        choices = choices.to(self.device, non_blocking=True)
         views = self.resident.views(choices[:, 0], choices[:, 1:5], choices[:, 5].bool())
         return self.preprocessing.normalize(views), choices[:, 6].clone()
 

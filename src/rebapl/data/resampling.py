@@ -29,8 +29,7 @@ class Resizer:
     """Makes pictures of up to `side` by `side` px `size` by `size`, on a device that keeps the shares of all lengths.
 
     >>> canvas = torch.arange(3 * 4 * 4, dtype=torch.uint8).view(1, 3, 4, 4)
-    >>> width, height, mirrored = torch.tensor([2]), torch.tensor([4]), torch.tensor([True])
-    >>> Resizer(4, 2, Image.Resampling.BILINEAR)(canvas, width, height, mirrored)[0, 0]
+    >>> Resizer(4, 2, Image.Resampling.BILINEAR)(canvas, torch.tensor([[2, 4]]), torch.tensor([True]))[0, 0]
     tensor([[ 4,  3],
             [10,  9]], dtype=torch.uint8)
     """
@@ -39,46 +38,55 @@ class Resizer:
         self.side, self.size = side, size
         lengths = torch.arange(side + 1, device=device).clamp(min=1)
         self.pixels, self.shares = _shares(lengths, size, side, REACH[Image.Resampling(resample)])
+        self.rows_first_up_to = _rows_first_up_to(lengths, size)
 
-    def __call__(self, canvas: Tensor, widths: Tensor, heights: Tensor, mirrored: Tensor) -> Tensor:
+    def __call__(self, canvas: Tensor, sizes: Tensor, mirrored: Tensor) -> Tensor:
         """Pictures uint8 (B, 3, side, side), each in the top left corner, as uint8 (B, 3, size, size).
 
-        `widths` and `heights` (B,) are the pictures' own; the rest of the canvas takes no part. Those `mirrored` (B,)
-        come out mirrored left to right. Nothing here waits for the device.
+        `sizes` (B, 2) are the pictures' own widths and heights; the rest of the canvas takes no part. Those `mirrored`
+        (B,) come out mirrored left to right. Nothing here waits for the device.
         """
         if self.side <= self.size:  # nothing is shrunk
-            result = self._resized(canvas, widths, heights)
+            result = self._resized(canvas, sizes)
         else:
-            turned = columns_first(widths, heights, self.size)
-            upright = turned.view(-1, 1, 1, 1).logical_not()
-            canvas = torch.where(upright, canvas, canvas.mT)
-            result = self._resized(canvas, torch.where(turned, heights, widths), torch.where(turned, widths, heights))
-            result = torch.where(upright, result, result.mT)
+            columns_first = sizes[:, 1:] > self.rows_first_up_to[sizes[:, :1]]
+            turned = columns_first[..., None, None]
+            canvas = torch.where(turned, canvas.mT, canvas)
+            result = self._resized(canvas, torch.where(columns_first, sizes.flip(1), sizes))
+            result = torch.where(turned, result.mT, result)
         return torch.where(mirrored.view(-1, 1, 1, 1), result.flip(-1), result).to(torch.uint8)
 
-    def _resized(self, canvas: Tensor, widths: Tensor, heights: Tensor) -> Tensor:
+    def _resized(self, canvas: Tensor, sizes: Tensor) -> Tensor:
         """Along the rows, then along the columns."""
+        across, down = self._matrices(sizes).unbind(1)
         rows = canvas.to(torch.float32, memory_format=torch.contiguous_format)
-        sums = rows.view(len(canvas), 3 * self.side, self.side) @ self._matrix(widths).mT
-        narrow = _rounded(*sums.int().split(self.size, -1)).float().view(-1, 3, self.side, self.size)
-        sums = self._matrix(heights)[:, None] @ narrow
-        return _rounded(*sums.int().split(self.size, -2))
+        sums = rows.view(len(canvas), 3 * self.side, self.side) @ across.mT
+        narrow = _rounded(*sums.int().split(self.size, -1)).view(-1, 3, self.side, self.size)
+        # All three channels side by side, so that each column is one of one matrix.
+        narrow = narrow.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+        sums = down @ narrow.view(len(canvas), self.side, 3 * self.size)
+        result = _rounded(*sums.int().split(self.size, -2))
+        return result.view(-1, self.size, 3, self.size).transpose(1, 2)
 
-    def _matrix(self, lengths: Tensor) -> Tensor:
-        """(B, 2·size, side): upper and lower slices of each pixel's share in each pixel of the result."""
-        shares = self.shares[lengths]  # (B, 2, size, taps)
-        batch, _, size, taps = shares.shape
+    def _matrices(self, sizes: Tensor) -> Tensor:
+        """(B, 2, 2·size, side), for widths and heights: upper and lower slices of each pixel's share in each pixel of
+        the result."""
+        shares = self.shares[sizes]  # (B, 2, 2, size, taps)
+        taps = shares.shape[-1]
         # Taps beyond the picture, which have no share, may land on pixels beyond the canvas, which are cut off.
-        matrix = shares.new_zeros(batch, 2, size, self.side + taps)
-        matrix.scatter_(3, self.pixels[lengths][:, None].expand_as(shares), shares)
-        return matrix.view(batch, 2 * size, self.side + taps)[..., : self.side]
+        matrix = shares.new_zeros(*shares.shape[:-1], self.side + taps)
+        matrix.scatter_(-1, self.pixels[sizes][:, :, None].expand_as(shares), shares)
+        return matrix.flatten(2, 3)[..., : self.side]
 
 
-def columns_first(widths: Tensor, heights: Tensor, size: int) -> Tensor:
-    """Which pictures (B,) Pillow resizes along the columns first: from version 13 on, those that shrink more there."""
+def _rows_first_up_to(widths: Tensor, size: int) -> Tensor:
+    """Up to which height Pillow resizes a picture of each width along the rows first.
+
+    From version 13 on it begins with the columns of pictures that shrink more there.
+    """
     if int(PIL.__version__.split(".")[0]) < 13:
-        return torch.zeros_like(widths, dtype=torch.bool)
-    return heights - size > 2 * (widths - size).clamp(min=0)
+        return torch.full_like(widths, torch.iinfo(widths.dtype).max)
+    return size + 2 * (widths - size).clamp(min=0)
 
 
 def _shares(lengths: Tensor, size: int, longest: int, reach: float) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ SHARE_OF_FREE_MEMORY = 4
 
 
 class ResidentImages:
-    """RGB images as uint8 on a device, one after the other without padding: pixel p of image n is `offsets[n] + p`.
+    """RGB images as uint8 on a device, one after the other without padding: pixel p of image n is its offset + p.
 
     `views` equals `Preprocessing.view` of each image to the bit. It never waits for the device and its shapes are
     fixed, so that it can be part of a captured CUDA graph.
@@ -36,8 +36,8 @@ class ResidentImages:
         self.positions = torch.arange(self.resizer.side, device=device)
         areas = torch.tensor([0] + [image.width * image.height for image in images])
         ends = areas.cumsum(0)
-        self.offsets = ends[:-1].to(device)
-        self.widths = torch.tensor([image.width for image in images], device=device)
+        widths = torch.tensor([image.width for image in images])
+        self.offsets_and_widths = torch.stack([ends[:-1], widths], dim=1).to(device)
         self.pixels = torch.empty(3, int(ends[-1]), dtype=torch.uint8, device=device)
         for image, start, end in zip(images, ends[:-1].tolist(), ends[1:].tolist(), strict=True):
             self.pixels[:, start:end] = as_tensor(image).flatten(1).to(device)
@@ -47,14 +47,15 @@ class ResidentImages:
 
         `boxes` (B, 4) are left, top, right, bottom; those `mirrored` (B,) come out mirrored.
         """
-        left, top, right, bottom = boxes.unbind(1)
-        widths, heights = right - left, bottom - top
+        corners, ends = boxes.unflatten(1, (2, 2)).unbind(1)
+        sizes = ends - corners
         # Beyond the box its last pixel is repeated: there nothing counts, but the address must be one.
-        columns = left[:, None] + torch.minimum(self.positions, widths[:, None] - 1)
-        lines = top[:, None] + torch.minimum(self.positions, heights[:, None] - 1)
-        starts = self.offsets[rows][:, None] + lines * self.widths[rows][:, None]
+        within = torch.minimum(self.positions, sizes[:, :, None] - 1)
+        columns, lines = (corners[:, :, None] + within).unbind(1)  # (B, side)
+        offsets, widths = self.offsets_and_widths[rows].unbind(1)
+        starts = offsets[:, None] + lines * widths[:, None]
         canvas = self.pixels[:, starts[:, :, None] + columns[:, None, :]].transpose(0, 1)  # (B, 3, side, side)
-        return self.resizer(canvas, widths, heights, mirrored)
+        return self.resizer(canvas, sizes, mirrored)
 
 
 def fits(
@@ -69,7 +70,7 @@ def fits(
         return False
     side = _longest_side(images, scale)
     stored = sum(3 * image.width * image.height for image in images)
-    step = batch * side * (26 * side + 40 * preprocessing.crop)  # addresses, canvas in 8 and 32 bit, matrices, sums
+    step = batch * side * (26 * side + 48 * preprocessing.crop)  # addresses, canvas in 8 and 32 bit, matrices, sums
     tables = 112 * side * max(side, preprocessing.crop)
     free, _ = torch.cuda.mem_get_info(device)
     return side <= LONGEST_SIDE and stored + step + tables <= free // SHARE_OF_FREE_MEMORY

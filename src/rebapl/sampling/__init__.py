@@ -4,7 +4,7 @@ from rebapl.learnable import Learnable
 from rebapl.sampling.chain import Chain
 from rebapl.sampling.diagnostics import Diagnostics
 from rebapl.sampling.guard import NonFiniteError
-from rebapl.sampling.loop import Batches, Loop, Sample
+from rebapl.sampling.loop import Batches, Drawing, Loop, Sample
 from rebapl.sampling.presets import PRESETS, preset, preset_values, register_preset
 from rebapl.sampling.schedule import CyclicalSchedule
 from rebapl.sampling.settings import SAMPLERS, Adaptive, Inference, Repelling
@@ -26,6 +26,7 @@ __all__ = [
     "Chain",
     "CyclicalSchedule",
     "Diagnostics",
+    "Drawing",
     "Inference",
     "Learnable",
     "Loop",

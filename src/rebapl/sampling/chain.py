@@ -31,7 +31,7 @@ from rebapl.sampling.building import build_repulsion, build_schedule
 from rebapl.sampling.diagnostics import Diagnostics
 from rebapl.sampling.gradients import Gradient, Gradients, Passes
 from rebapl.sampling.guard import total_norm
-from rebapl.sampling.loop import Batches, Loop, Sample, copied, kept
+from rebapl.sampling.loop import Batch, Batches, Drawing, Loop, Sample, copied, kept
 from rebapl.sampling.reference import Reference, evaluating
 from rebapl.sampling.settings import Cold, Inference, Repelling, Warm, pool_size
 
@@ -47,7 +47,8 @@ class Chain(Loop):
       scale; None: those of the parameters as they are now.
     * `held_out`: images and labels (or None) for adaptive cycles.
     * `capture`: replay forward and backward passes as CUDA graphs, which is several times faster for small
-      batches; None: on a GPU. Batches must then have one shape.
+      batches; None: on a GPU. Batches must then have one shape. They are drawn in the pass where they can be
+      (`Drawing`).
     * `compile`: compile the layers of the backbone; None: on a GPU, where the run is long enough to earn it.
     """
 
@@ -100,7 +101,8 @@ class Chain(Loop):
         capturing = Capturing([self.generators["chain/learner"]]) if wanted else None
         if compile is None:
             compile = accelerated(self.device) and inference.all_epochs * steps_per_epoch >= COMPILED_FROM
-        self.passes = Passes(learner, list(tensors), capturing, compile)
+        self.drawing = batches if wanted and isinstance(batches, Drawing) and batches.drawable else None
+        self.passes = Passes(learner, list(tensors), capturing, compile, self.drawing)
         self.stopped = False
         self._ends: dict[int, dict[str, Tensor]] = {}
         self._predictions: list[Tensor] = []
@@ -143,17 +145,18 @@ class Chain(Loop):
     def done(self) -> bool:
         return self.stopped or self.schedule.done
 
-    def _advance(self, now: int, images: Tensor, labels: Tensor) -> bool:
+    def _advance(self, now: int) -> bool:
         """One iteration of Algorithm 1."""
+        batch = self._given(now)
         if self.schedule.at_cycle_start:
             self._begin_cycle()
         cycle, chain, optimizer = self.cycle, self.chain, self.schedule.current
-        found = self._gradients(images, labels)
+        found = self._gradients(batch)
         if self.repulsion is not None:
             self.repulsion.note_loss(found.loss)
         for p, grad in zip(self.parameters.values(), found.grads, strict=True):
             p.grad = grad
-        self._note(now, found)
+        self.guard.take(now, found.finite)
         recording = self.record_every > 0 and now % self.record_every == 0
         if recording:
             active = self.repulsion is not None and self.repulsion.active(self.exploring)
@@ -198,13 +201,19 @@ class Chain(Loop):
         """Whether an adaptive optimiser moves θ, which would rescale a force that goes through it."""
         return isinstance(self.schedule.current, torch.optim.AdamW)
 
-    def _gradients(self, images: Tensor, labels: Tensor) -> Gradients:
+    def _given(self, step: int) -> Batch:
+        if self.drawing is None:
+            return self._batch(step)
+        choices = self.drawing.choices(step)
+        self._check_size(step, len(choices))
+        return choices
+
+    def _gradients(self, batch: Batch) -> Gradients:
         """One pass forward and backward, with the repulsion's term where it acts."""
         if self.repulsion is None or not self.repulsion.acts(self.exploring, self.schedule.within):
-            return self.passes.plain(images, labels)
+            return self.passes.plain(batch)
         return self.passes.repelled(
-            images,
-            labels,
+            batch,
             self.repulsion,
             self.reference,
             self.generators["chain/repulsion"],
@@ -267,14 +276,6 @@ class Chain(Loop):
     def _set(self, values: dict[str, Tensor]) -> None:
         for name, p in self.parameters.items():
             p.copy_(values[name])
-
-    def _note(self, step: int, found: Gradients) -> None:
-        grads = [p.grad for p in self.parameters.values() if p.grad is not None]
-        terms = {"loss": found.loss, "gradient": total_norm(grads)}
-        if found.term is not None:
-            beside = [grad for grad in found.beside if grad is not None]
-            terms |= {"repulsion": found.term, "force": total_norm(beside) if beside else torch.zeros_like(found.term)}
-        self.guard.note(step, **terms)
 
     def rows(self) -> list[dict[str, float]]:
         """The records since the last call, with the cycle and the chain of each."""

@@ -13,24 +13,44 @@ from rebapl.compiled import compiling
 from rebapl.learnable import Learnable
 from rebapl.repulsion import Repulsion
 from rebapl.repulsion.repulsion import Carried, Found, Gradient, Plan, added
+from rebapl.sampling.guard import finite, total_norm
+from rebapl.sampling.loop import Batch, Drawing
 from rebapl.sampling.reference import Reference
 
 
 class Gradients(NamedTuple):
     """What a pass gives: the mean loss, the gradient that goes through the step, the repulsion's own gradient where it
-    goes beside the step, the repulsion's term and what it found, where it acts."""
+    goes beside the step, what the repulsion found, where it acts, and which numbers are finite (see `guard.finite`)."""
 
     loss: Tensor
     grads: Gradient
-    beside: Gradient = ()
-    term: Tensor | None = None
-    found: Found | None = None
+    beside: Gradient
+    found: Found | None
+    finite: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        loss: Tensor,
+        grads: Gradient,
+        beside: Gradient = (),
+        term: Tensor | None = None,
+        found: Found | None = None,
+    ) -> Gradients:
+        """With the norms in the pass, so that a replay has them, too."""
+        values = {"loss": loss, "gradient": _norm(grads)}
+        if term is not None:
+            values["repulsion"] = term
+        if any(grad is not None for grad in beside):
+            values["force"] = _norm(beside)
+        return cls(loss.detach(), grads, beside, found, finite(**values))
 
 
 class Passes:
     """The passes of one learner, as usual or replayed by `capturing`; with it, batches must have one shape.
 
-    With `compile`, the parts of the model that can be compiled are.
+    With `compile`, the parts of the model that can be compiled are. `drawing` makes images and labels of choices, where
+    passes are given those instead.
     """
 
     def __init__(
@@ -39,17 +59,18 @@ class Passes:
         parameters: list[Tensor],
         capturing: Capturing | None = None,
         compile: bool = False,
+        drawing: Drawing | None = None,
     ) -> None:
         self.learner, self.parameters, self.capturing, self.compile = learner, parameters, capturing, compile
+        self.drawing = drawing
 
-    def plain(self, images: Tensor, labels: Tensor) -> Gradients:
+    def plain(self, batch: Batch) -> Gradients:
         """∇L̃ of a mini-batch."""
-        return self._run("plain", self._plain, images, labels)
+        return self._run("plain", self._plain, batch)
 
     def repelled(
         self,
-        images: Tensor,
-        labels: Tensor,
+        batch: Batch,
         repulsion: Repulsion,
         reference: Reference,
         generator: torch.Generator,
@@ -63,15 +84,16 @@ class Passes:
         The term's gradient goes beside the step where the force is printed, or where it is `decoupled` from an
         adaptive optimiser.
         """
-        plan = repulsion.plan(images.device, exploring)
+        device = self.parameters[0].device
+        plan = repulsion.plan(device, exploring)
         chosen = reference.choose(generator)
         one = partial(self._repelled, repulsion, reference, plan.kind, decoupled)
-        if repulsion.distance.waits(reference.points, images.device):
+        if repulsion.distance.waits(reference.points, device):
             with compiling(self.compile):
-                found = one(images, labels, plan.carried, chosen)
+                found = one(batch, plan.carried, chosen)
         else:
             kind = f"{plan.kind}, decoupled" if decoupled else plan.kind
-            found = self._run(kind, one, images, labels, plan.carried, chosen, memory=memory)
+            found = self._run(kind, one, batch, plan.carried, chosen, memory=memory)
         assert found.found is not None
         repulsion.keep(Found(*(x.clone() for x in found.found)))  # it outlives the next replay
         return found
@@ -80,9 +102,17 @@ class Passes:
         with compiling(self.compile):
             return one(*given) if self.capturing is None else self.capturing(kind, one, *given, memory=memory)
 
-    def _plain(self, images: Tensor, labels: Tensor) -> Gradients:
+    def _drawn(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Images and labels."""
+        if not isinstance(batch, Tensor):
+            return batch
+        assert self.drawing is not None
+        return self.drawing.draw(batch)
+
+    def _plain(self, batch: Batch) -> Gradients:
+        images, labels = self._drawn(batch)
         loss = self.learner.loss(self.learner(images), labels)
-        return Gradients(loss.detach(), self._differentiate(loss))
+        return Gradients.of(loss, self._differentiate(loss))
 
     def _repelled(
         self,
@@ -90,23 +120,27 @@ class Passes:
         reference: Reference,
         kind: str,
         decoupled: bool,
-        images: Tensor,
-        labels: Tensor,
+        batch: Batch,
         carried: Carried,
         chosen: tuple[Tensor, ...],
     ) -> Gradients:
+        images, labels = self._drawn(batch)
         loss, cloud, points = reference.objective(images, labels, chosen)
         term, found, measured = repulsion.term(Plan(kind, carried), cloud, points, loss, self.parameters, decoupled)
         beside = decoupled or repulsion.force.outside
         if not beside and measured is None:
-            return Gradients(loss.detach(), self._differentiate(loss + term), (), term.detach(), found)
+            return Gradients.of(loss, self._differentiate(loss + term), (), term, found)
         if measured is None:
             grads, force = self._differentiate(loss, retain=True), self._differentiate(term)
         else:
             grads, force = measured.loss, measured.of_term(self.parameters)
         if not beside:
             grads, force = tuple(map(added, zip(grads, force, strict=True))), ()
-        return Gradients(loss.detach(), grads, force, term.detach(), found)
+        return Gradients.of(loss, grads, force, term, found)
 
     def _differentiate(self, value: Tensor, retain: bool = False) -> Gradient:
         return torch.autograd.grad(value, self.parameters, allow_unused=True, retain_graph=retain or None)
+
+
+def _norm(gradient: Gradient) -> Tensor:
+    return total_norm(grad for grad in gradient if grad is not None)

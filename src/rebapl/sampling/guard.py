@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -42,12 +43,14 @@ class Guard:
         self.terms = list(ADVICE)
         self._never = torch.iinfo(torch.int64).max
         self._seen = torch.full((len(self.terms),), self._never, device=device)
-        self._fine = torch.zeros((), device=device)
 
     def note(self, step: int, **values: Tensor) -> None:
         """`values` are 0-d tensors named as in ADVICE."""
-        terms = torch.stack([values.get(name, self._fine).detach().float() for name in self.terms])
-        self._seen = torch.minimum(self._seen, torch.where(terms.isfinite(), self._never, step))
+        self.take(step, finite(**values))
+
+    def take(self, step: int, finite: Tensor) -> None:
+        """Note what `finite` has found of a step."""
+        self._seen = torch.where(finite, self._seen, self._seen.clamp(max=step))
 
     def first(self) -> tuple[int, str] | None:
         """The earliest step and term that was not finite; None if all were."""
@@ -57,6 +60,17 @@ class Guard:
 
     def clear(self) -> None:
         self._seen.fill_(self._never)
+
+
+def finite(**values: Tensor) -> Tensor:
+    """Which of the terms of ADVICE are finite, as bool in that order, if `values` (shape ()) are those that there are.
+
+    >>> finite(loss=torch.tensor(1.0), gradient=torch.tensor(float("inf")))
+    tensor([ True,  True, False,  True,  True])
+    """
+    absent = torch.zeros_like(next(iter(values.values())), dtype=torch.float32)
+    terms = torch.stack([values.get(name, absent).detach().float() for name in ADVICE])
+    return terms.abs() < math.inf
 
 
 def total_norm(tensors: Iterable[Tensor]) -> Tensor:

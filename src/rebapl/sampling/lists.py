@@ -43,6 +43,5 @@ def normal_like(xs: Tensors, generator: torch.Generator | None) -> list[Tensor]:
     if len(kinds) > 1:
         return [torch.randn(x.shape, device=x.device, dtype=x.dtype, generator=generator) for x in xs]
     (device, dtype) = next(iter(kinds))
-    sizes = [x.numel() for x in xs]
-    flat = torch.randn(sum(sizes), device=device, dtype=dtype, generator=generator)
-    return [part.view_as(x) for part, x in zip(flat.split(sizes), xs, strict=True)]
+    flat = torch.randn(sum(x.numel() for x in xs), device=device, dtype=dtype, generator=generator)
+    return list(torch._utils._unflatten_dense_tensors(flat, xs))

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,26 @@ from rebapl.sampling.settings import Inference
 
 Batches = Callable[[int], tuple[Tensor, Tensor]]
 """step → images (B, …), labels (B,): a pure function of the step, so that a resumed run sees the same."""
+
+
+@runtime_checkable
+class Drawing(Protocol):
+    """`Batches` that can be drawn inside a captured pass, where `drawable`: batches(step) is draw(choices(step)).
+
+    `choices(step)` is all that is random in a step, one row per image; it may be on the CPU, in pinned memory. `draw`
+    makes images and labels of it on the device, by operations that have the same shapes at each step and do not wait.
+    """
+
+    @property
+    def drawable(self) -> bool: ...
+
+    def choices(self, step: int, /) -> Tensor: ...
+
+    def draw(self, choices: Tensor, /) -> tuple[Tensor, Tensor]: ...
+
+
+Batch = tuple[Tensor, Tensor] | Tensor
+"""What a pass is given: images and labels, or the choices that it draws them from."""
 
 
 @dataclass(frozen=True)
@@ -107,21 +127,24 @@ class Loop(ABC):
         if self._good is None:
             self._good = self.state_dict()
         now = self.schedule.steps
-        checking = self._advance(now, *self._batch(now))
+        checking = self._advance(now)
         if checking:
             self._good = self.state_dict()
 
     def _batch(self, step: int) -> tuple[Tensor, Tensor]:
         images, labels = self.batches(step)
-        if len(images) != self.inference.batch:
-            raise UserError(
-                f"the settings have batches of {self.inference.batch} images, and step {step} was given {len(images)}: "
-                "let `batches` give as many, or change `batch`"
-            )
+        self._check_size(step, len(images))
         return images, labels
 
+    def _check_size(self, step: int, count: int) -> None:
+        if count != self.inference.batch:
+            raise UserError(
+                f"the settings have batches of {self.inference.batch} images, and step {step} was given {count}: "
+                "let `batches` give as many, or change `batch`"
+            )
+
     @abstractmethod
-    def _advance(self, now: int, images: Tensor, labels: Tensor) -> bool:
+    def _advance(self, now: int) -> bool:
         """Do iteration `now`; whether its numbers were checked, so that the state is good to go back to."""
 
     @abstractmethod

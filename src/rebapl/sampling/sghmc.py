@@ -120,14 +120,13 @@ class SGHMC(Rule):
         """v ← v·sqrt(lr_old/lr_new): the same p at the new lr. The old lr is each parameter's own: it may have skipped
         steps in which it had no gradient."""
         new = group["lr"]
-        by_lr: dict[Any, list[Tensor]] = {}
+        by_lr: dict[Any, tuple[Any, list[Tensor]]] = {}
         for p, buffer in zip(params, buffers, strict=True):
-            old = self.state[p].get("momentum_lr")
+            old = self._momentum_lr(p)
             if old is not None and (isinstance(new, Tensor) or old != new):
-                by_lr.setdefault(id(old) if isinstance(old, Tensor) else old, []).append(buffer)
-        olds = {id(old) if isinstance(old, Tensor) else old: old for old in map(self._momentum_lr, params)}
-        for key, some in by_lr.items():
-            lists.scale_(some, (olds[key] / new) ** 0.5, foreach=self.use_foreach(group))
+                by_lr.setdefault(id(old) if isinstance(old, Tensor) else old, (old, []))[1].append(buffer)
+        for old, some in by_lr.values():
+            lists.scale_(some, (old / new) ** 0.5, foreach=self.use_foreach(group))
 
     def _momentum_lr(self, p: Tensor) -> Any:
         return self.state[p].get("momentum_lr")

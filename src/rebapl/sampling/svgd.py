@@ -110,8 +110,9 @@ class SVGD(Loop):
             p.copy_(given[name])
         return [{name: p.requires_grad_() for name, p in particle.items()} for particle in particles]
 
-    def _advance(self, now: int, images: Tensor, labels: Tensor) -> bool:
+    def _advance(self, now: int) -> bool:
         """Move all particles once, on one mini-batch for all."""
+        images, labels = self._batch(now)
         chosen = self.reference.choose(self.generators["svgd/repulsion"])
         losses, clouds, gradients, common = [], [], [], []
         for particle in self.particles:
