@@ -24,7 +24,7 @@ from rebapl.errors import first_line
 
 _wanted: ContextVar[bool] = ContextVar("compiling", default=False)
 
-SHAPES = 64
+SHAPES = 128
 """So many shapes and modes of one function may be compiled in a process."""
 
 

@@ -1,5 +1,6 @@
 """A layer computed our way equals the layer of `transformers`: values and gradients, captured and compiled or not."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.backbones.block import ACTIVATIONS, Block, layer
+from rebapl.captured import Capturing
 from rebapl.compiled import Compiled, compiling
 
 
@@ -22,15 +24,40 @@ def by_our_way(block: Block, hidden: Tensor) -> Tensor:
     return layer(hidden, block.weights, block.heads, block.epsilon, block.activation, block.causal)
 
 
-def check(block: Block, width: int, ours: Any, device: str = "cpu", tolerance: float = 1e-5) -> None:
-    start = torch.randn(3, 7, width, generator=torch.Generator().manual_seed(0)).to(device)
+READ = [torch.tensor([[0], [6], [3]]), torch.tensor([[0, 1, 2], [6, 5, 0], [2, 3, 4]])]
+"""Positions in three sequences of seven states."""
+
+
+def check(
+    block: Block,
+    width: int,
+    ours: Any,
+    device: str = "cpu",
+    tolerance: float = 1e-5,
+    read: Tensor | None = None,
+    theirs: Block | None = None,
+) -> None:
+    """Ours against all states that the layer of `transformers` computes, or those of them at the positions `read`.
+
+    `theirs` is the same layer in float32, if `block` computes in another type.
+    """
+    theirs = theirs or block
+    start = torch.randn(3, 7, width, generator=torch.Generator().manual_seed(0))
     along = torch.randn(3, 7, width, generator=torch.Generator().manual_seed(1)).to(device)
     given = {"is_causal": True} if block.causal else {}
+    rows = torch.arange(3, device=device).unsqueeze(1)
+    along = along if read is None else along[rows, read]
+
+    def full(hidden: Tensor) -> Tensor:
+        made = theirs.module(hidden, attention_mask=None, **given)
+        return made if read is None else made[rows, read]
+
     results = []
-    for way in (lambda hidden: block.module(hidden, attention_mask=None, **given), ours):
-        hidden = start.clone().requires_grad_()
+    for way, dtype in ((full, torch.float32), (ours, block.weights.query.dtype)):
+        hidden = start.to(device, dtype).requires_grad_()
         made = way(hidden)
-        results.append((made.detach(), *torch.autograd.grad((made * along).sum(), hidden)))
+        gradient = torch.autograd.grad((made.float() * along).sum(), hidden)[0]
+        results.append((made.detach().float(), gradient.float()))
     torch.testing.assert_close(results[1], results[0], atol=tolerance, rtol=tolerance)
 
 
@@ -40,6 +67,27 @@ def test_our_way_equals_that_of_transformers(request: pytest.FixtureRequest, fol
     encoder = load_backbone(request.getfixturevalue(folder))
     block = blocks(encoder)[which]
     check(block, (encoder.vision, encoder.text)[which].width, lambda hidden: by_our_way(block, hidden))
+
+
+@pytest.mark.parametrize("folder", ["clip_folder", "siglip_folder"])
+@pytest.mark.parametrize("which", [0, 1], ids=["vision", "text"])
+@pytest.mark.parametrize("read", READ, ids=["one position", "three positions"])
+@pytest.mark.parametrize("known", [True, False], ids=["our way", "an activation that only transformers knows"])
+def test_the_states_that_are_read_are_those_among_all(
+    request: pytest.FixtureRequest, folder: str, which: int, read: Tensor, known: bool
+) -> None:
+    encoder = load_backbone(request.getfixturevalue(folder))
+    block = blocks(encoder)[which]
+    if not known:
+        block.activation = "another"
+    check(block, (encoder.vision, encoder.text)[which].width, lambda hidden: block(hidden, read), read=read)
+
+
+def test_nothing_is_compiled_on_a_cpu(clip_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("compiled"))
+    encoder = load_backbone(clip_folder)
+    with compiling():
+        encoder.text_features(encoder.tokenize([["a cat"]]))
 
 
 def test_every_activation_is_that_of_transformers() -> None:
@@ -83,3 +131,26 @@ def test_on_a_gpu_a_layer_equals_that_of_transformers(clip_folder: Path, compile
     for block, tower in zip(blocks(encoder), (encoder.vision, encoder.text), strict=True):
         with compiling(compile):
             check(block, tower.width, block, "cuda", tolerance=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compile", [False, True], ids=["as usual", "compiled"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.05)])
+@pytest.mark.parametrize("read", READ, ids=["one position", "three positions"])
+def test_on_a_gpu_the_states_that_are_read_are_those_among_all(
+    clip_folder: Path, compile: bool, dtype: torch.dtype, tolerance: float, read: Tensor
+) -> None:
+    """Also where it is recorded as a graph and replayed, with other positions than at its recording."""
+    exact, encoder = load_backbone(clip_folder, "cuda", torch.float32), load_backbone(clip_folder, "cuda", dtype)
+    read = read.cuda()
+    for block, theirs, tower in zip(blocks(encoder), blocks(exact), (encoder.vision, encoder.text), strict=True):
+        with compiling(compile):
+            ours = partial(block, positions=read)
+            check(block, tower.width, ours, "cuda", tolerance, read, theirs)
+            capturing = Capturing()
+            hidden = torch.randn(3, 7, tower.width, device="cuda", dtype=dtype)
+            with torch.no_grad():
+                for positions in (read, read, read, read.flip(0)):
+                    replayed = capturing("a layer", block, hidden, positions).clone()
+                torch.testing.assert_close(replayed, block(hidden, read.flip(0)), atol=tolerance, rtol=tolerance)
+            assert not capturing.failed

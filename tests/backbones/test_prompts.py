@@ -93,6 +93,42 @@ def test_the_walk_can_stop_and_go_on(encoders: dict[str, DualEncoder], kind: str
     whole, continued = tower.run(states, edits), tower.run(halfway, edits)
     assert torch.equal(whole.hidden, continued.hidden)
     assert torch.equal(tower.features(whole), tower.features(continued))
+    assert torch.equal(tower.features(states, edits), tower.features(halfway, edits))
+
+
+@pytest.mark.parametrize(("kind", "side", "layer"), CASES)
+@pytest.mark.parametrize("at", [1, None, -1])
+def test_features_and_their_gradients_are_those_of_all_positions(
+    encoders: dict[str, DualEncoder], kind: str, side: str, layer: int, at: int | None
+) -> None:
+    """The texts have different lengths, and tokens are put in before, behind and at the positions that are read."""
+    tower, states = start(encoders[kind], side)
+    found = []
+    for by_edits in (True, False):
+        new = tokens(tower).requires_grad_()
+        edits = {layer: Insert(new, at)}
+        if by_edits:
+            features = tower.features(states, edits)
+        else:
+            place = states.hidden.shape[1] if at is None else at % states.hidden.shape[1]
+
+            def change(x: Tensor, _: int, new: Tensor = new, place: int = place) -> Tensor:
+                return torch.cat([x[:place], new, x[place:]])
+
+            hidden = tower.last_norm(by_hand(encoders[kind], side, states, layer, change))
+            read = states.read + N * (states.read >= place)
+            features = tower.projection(tower.pool(hidden) if tower.pool else hidden[torch.arange(3), read])
+        along = torch.randn(features.shape, generator=torch.Generator().manual_seed(2))
+        found.append((features, *torch.autograd.grad((features * along).sum(), new)))
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-4)
+
+
+def test_the_states_behind_the_read_one_are_those_of_all_positions(encoders: dict[str, DualEncoder]) -> None:
+    tower, states = start(encoders["clip"], "vision")
+    edits = {1: Insert(tokens(tower), 1), 2: Replace(tokens(tower), 1, 0.5)}
+    found = tower.last_states(states, edits, 1 + N)
+    expected = tower.last_norm(tower.run(states, edits).hidden)[:, : 1 + N]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
@@ -113,7 +149,7 @@ def test_prompts_carry_gradients_and_the_backbone_none(encoders: dict[str, DualE
     for encoder in encoders.values():
         tower, states = start(encoder, "vision")
         new = tokens(tower).requires_grad_()
-        tower.features(tower.run(states, {2: Insert(new)})).square().sum().backward()
+        tower.features(states, {2: Insert(new)}).square().sum().backward()
         assert new.grad is not None
         assert new.grad.abs().sum() > 0
         assert all(parameter.grad is None for parameter in encoder.model.parameters())

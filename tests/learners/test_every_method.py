@@ -141,6 +141,30 @@ def test_equals_the_plain_implementation(build: Any, plain_task: Task, method: s
         near(parameter.grad, parameters[name].grad, 1e-4)
 
 
+@every_method
+def test_the_last_layers_compute_only_what_is_read(
+    build: Any, encoder: DualEncoder, images: Tensor, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That the numbers are those of all positions, the test above says."""
+    asked: dict[str, set[int]] = {"vision": set(), "text": set()}
+    for name, counts in asked.items():
+        tower = getattr(encoder, name)
+
+        def last(
+            hidden: Tensor, positions: Tensor | None = None, whole: Any = tower.layers[-1], counts: set = counts
+        ) -> Tensor:
+            assert positions is not None, "all positions were computed"
+            counts.add(positions.shape[1])
+            return whole(hidden, positions)
+
+        monkeypatch.setattr(tower, "layers", [*tower.layers[:-1], last])
+    learner = build(method, CASES[method].settings)
+    output_of(learner, images)
+    output_of(learner.eval(), images)
+    tokens = learner.config.tokens if method in ("mmrl", "mmrl++") else 0
+    assert asked == {"vision": {1, 1 + tokens}, "text": {1}}
+
+
 # Class names
 
 

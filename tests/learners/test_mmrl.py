@@ -94,7 +94,8 @@ def test_evaluation_does_not_pay_for_the_frozen_model(encoder: DualEncoder, monk
     learner = build(encoder, "mmrl")
     passed: list[int] = []
     layers = [
-        lambda x, i=i, layer=layer: (passed.append(i), layer(x))[1] for i, layer in enumerate(encoder.vision.layers)
+        lambda *given, i=i, layer=layer: (passed.append(i), layer(*given))[1]
+        for i, layer in enumerate(encoder.vision.layers)
     ]
     monkeypatch.setattr(encoder.vision, "layers", layers)
     learner(random_images(1))

@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections import Counter
+from itertools import count
 from typing import Any
 
 import pytest
@@ -51,6 +52,25 @@ def test_mapping_over_samples_changes_nothing(make: Any, views: Tensor, method: 
         warnings.simplefilter("ignore")  # attention on a CPU has no mapped form and says so
         mapped = posterior.sample_logits(views, together)
     torch.testing.assert_close(mapped.softmax(-1), one_by_one(posterior, views).softmax(-1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dims", [(0, None), (None, 0), (1, 2), (0, 0)])
+def test_samples_may_share_positions_or_have_their_own(make: Any, dims: tuple[int | None, int | None]) -> None:
+    """Positions of texts of different lengths, which a causal layer reads, mapped over three samples or shared."""
+    learner = make("maple").learner
+    layers, stream = count(), torch.Generator().manual_seed(0)
+    width = learner.encoder.text.width
+    hidden, read = torch.randn(3, 2, 6, width, generator=stream), torch.randint(6, (3, 2, 1), generator=stream)
+    given = [x[0] if dim is None else x.movedim(0, dim) for x, dim in zip((hidden, read), dims, strict=True)]
+    last = per_sample.for_mapping(learner, layers).encoder.text.layers[-1]
+    with torch.no_grad():
+        found = torch.func.vmap(last, in_dims=dims)(*given)
+        whole = learner.encoder.text.layers[-1](hidden.flatten(0, 1)).unflatten(0, (3, 2))
+    assert next(layers) == 1
+    for sample in range(3):
+        states, at = whole[0 if dims[0] is None else sample], read[0 if dims[1] is None else sample]
+        expected = states[torch.arange(2).unsqueeze(1), at]
+        torch.testing.assert_close(found[sample], expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)

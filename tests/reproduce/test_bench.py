@@ -11,6 +11,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.backbones.block import Block
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
 from rebapl.learners import Learner
@@ -83,6 +84,22 @@ def test_the_plain_baseline_reads_texts_of_full_length(encoder: DualEncoder) -> 
     twin = full_length_twin(learner)
     lengths = [bench.text_length(each.encoder, each.class_names) for each in (learner, twin)]
     assert lengths[0] < lengths[1] == encoder.tokenizer.limit
+
+
+def test_the_plain_baseline_computes_every_position(encoder: DualEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    known = Block.__call__
+    monkeypatch.setattr(
+        Block, "__call__", lambda self, hidden, at=None: (asked.append(at is None), known(self, hidden, at))[1]
+    )
+    learner = random_posterior(encoder, class_names(5), bench.TEMPLATE, 1).learner
+    images, layers = torch.zeros(1, 3, 64, 64), len(encoder.vision.layers)
+    with torch.no_grad():
+        learner(images)
+        assert asked == [*[True] * (layers - 1), False] * 2
+        asked.clear()
+        full_length_twin(learner)(images)
+    assert asked == [True] * 2 * layers
 
 
 def test_class_names_are_different_and_as_many_as_there_can_be() -> None:

@@ -4,7 +4,7 @@ from rebapl.backbones.encoder import DualEncoder
 from rebapl.backbones.loading import DEFAULT_BACKBONE, default_backbone, find_backbone, load_backbone
 from rebapl.backbones.precision import Dtype, computing_type
 from rebapl.backbones.text import Text, TextTokenizer, clean_class_names
-from rebapl.backbones.tower import Edit, Insert, Replace, States, Tower
+from rebapl.backbones.tower import Edit, Insert, Layer, Replace, States, Tower
 
 __all__ = [
     "DEFAULT_BACKBONE",
@@ -12,6 +12,7 @@ __all__ = [
     "DualEncoder",
     "Edit",
     "Insert",
+    "Layer",
     "Replace",
     "States",
     "Text",

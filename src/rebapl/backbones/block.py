@@ -5,6 +5,9 @@
 On a GPU it is a pure function of tensors, so that all layers of a tower share one compiled form. (To join the products
 with the weights of queries, keys and values, which share their input, was tried: attention on their strided parts, and
 the copies of their gradients, cost more than it saves.)
+
+Where few of the states are read afterwards, as behind the last layer, the function computes only those, on a CPU too:
+of the others it needs keys and values, which are about a sixth of the work.
 """
 
 from __future__ import annotations
@@ -54,21 +57,45 @@ class Weights(NamedTuple):
     down_bias: Tensor
 
 
-def layer(hidden: Tensor, weights: Weights, heads: int, epsilon: float, activation: str, causal: bool) -> Tensor:
-    """What a layer makes of states (B, L, d)."""
+def states_at(hidden: Tensor, positions: Tensor) -> Tensor:
+    """The states (B, r, d) at positions (B, r) of sequences (B, L, d)."""
+    return hidden.gather(1, positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
+
+
+def layer(
+    hidden: Tensor,
+    weights: Weights,
+    heads: int,
+    epsilon: float,
+    activation: str,
+    causal: bool,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """What a layer makes of states (B, L, d): all of them, or only those at `positions` (B, r), as (B, r, d)."""
     count, length, width = hidden.shape
-    normed = F.layer_norm(hidden, (width,), weights.first_norm, weights.first_shift, epsilon)
-    queries, keys, values = (
-        F.linear(normed, weight, bias).reshape(count, length, heads, width // heads).transpose(1, 2)
-        for weight, bias in (
-            (weights.query, weights.query_bias),
-            (weights.key, weights.key_bias),
-            (weights.value, weights.value_bias),
-        )
+
+    def norm(states: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        return F.layer_norm(states, (width,), scale, shift, epsilon)
+
+    def by_head(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.linear(states, weight, bias).reshape(count, -1, heads, width // heads).transpose(1, 2)
+
+    attended = norm(hidden, weights.first_norm, weights.first_shift)
+    asking, mask = attended, None
+    if positions is not None:
+        hidden = states_at(hidden, positions)
+        asking = norm(hidden, weights.first_norm, weights.first_shift)
+        if causal:
+            mask = torch.arange(length, device=hidden.device) <= positions[:, None, :, None]  # (B, 1, r, L)
+    mixed = F.scaled_dot_product_attention(
+        by_head(asking, weights.query, weights.query_bias),
+        by_head(attended, weights.key, weights.key_bias),
+        by_head(attended, weights.value, weights.value_bias),
+        attn_mask=mask,
+        is_causal=causal and positions is None,
     )
-    mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=causal)
-    hidden = hidden + F.linear(mixed.transpose(1, 2).reshape(count, length, width), weights.out, weights.out_bias)
-    normed = F.layer_norm(hidden, (width,), weights.second_norm, weights.second_shift, epsilon)
+    hidden = hidden + F.linear(mixed.transpose(1, 2).flatten(2), weights.out, weights.out_bias)
+    normed = norm(hidden, weights.second_norm, weights.second_shift)
     inner = ACTIVATIONS[activation](F.linear(normed, weights.up, weights.up_bias))
     return hidden + F.linear(inner, weights.down, weights.down_bias)
 
@@ -85,11 +112,14 @@ class Block:
         self.epsilon: float = config.layer_norm_eps
         self.activation: str = config.hidden_act
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        if hidden.is_cuda and self.activation in ACTIVATIONS:
-            return _layer(hidden, self.weights, self.heads, self.epsilon, self.activation, self.causal)
+    def __call__(self, hidden: Tensor, positions: Tensor | None = None) -> Tensor:
+        """What the layer makes of states (B, L, d): all of them, or those at `positions` (B, r), as (B, r, d)."""
+        if self.activation in ACTIVATIONS and (hidden.is_cuda or positions is not None):
+            way = _layer if hidden.is_cuda else layer
+            return way(hidden, self.weights, self.heads, self.epsilon, self.activation, self.causal, positions)
         given = {"is_causal": True} if self.causal else {}
-        return self.module(hidden, attention_mask=None, **given)
+        made = self.module(hidden, attention_mask=None, **given)
+        return made if positions is None else states_at(made, positions)
 
     @property
     def weights(self) -> Weights:

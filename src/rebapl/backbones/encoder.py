@@ -123,11 +123,11 @@ class DualEncoder:
 
     def image_features(self, pixels: Tensor) -> Tensor:
         """Normalised features (B, e) of the frozen image tower."""
-        return F.normalize(self.vision.features(self.vision.run(self.embed_images(pixels))), dim=-1)
+        return F.normalize(self.vision.features(self.embed_images(pixels)), dim=-1)
 
     def text_features(self, text: Text, fill: Tensor | None = None) -> Tensor:
         """Normalised features (C, e) of the frozen text tower; `fill` as in `embed_text`."""
-        return F.normalize(self.text.features(self.text.run(self.embed_text(text, fill))), dim=-1)
+        return F.normalize(self.text.features(self.embed_text(text, fill)), dim=-1)
 
     def logits(self, image: Tensor, text: Tensor) -> Tensor:
         """scale·cos + bias (B, C) of normalised features (B, e) and (C, e); the bias is 0 but for SigLIP."""

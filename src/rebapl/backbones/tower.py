@@ -8,10 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from rebapl.backbones.block import states_at
+
+
+class Layer(Protocol):
+    """What a layer makes of states (B, L, d): all of them, or those at `positions` (B, r), as (B, r, d)."""
+
+    def __call__(self, hidden: Tensor, positions: Tensor | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,10 @@ class States:
     read: Tensor
     layer: int = 0
 
+    def positions(self, count: int) -> Tensor:
+        """The `count` positions (B, count) from the read one on."""
+        return self.read.unsqueeze(-1) + torch.arange(count, device=self.read.device)
+
     def edited(self, edit: Edit) -> States:
         """The same states with one edit made. The read position moves if tokens are put in front of it."""
         old = self.hidden
@@ -78,7 +90,7 @@ class Tower:
 
     def __init__(
         self,
-        layers: Sequence[Callable[[Tensor], Tensor]],
+        layers: Sequence[Layer],
         width: int,
         first_norm: Callable[[Tensor], Tensor],
         last_norm: Callable[[Tensor], Tensor],
@@ -94,18 +106,36 @@ class Tower:
 
     def run(self, states: States, edits: Mapping[int, Edit] | None = None, stop: int | None = None) -> States:
         """Go through the layers from that of the states up to `stop` (None: all), making `edits[i]` before layer i."""
-        edits = edits or {}
         stop = len(self.layers) if stop is None else stop
         for index in range(states.layer, stop):
-            if index in edits:
-                states = states.edited(edits[index])
-            hidden = self.first_norm(states.hidden) if index == 0 else states.hidden
-            states = replace(states, hidden=self.layers[index](hidden), layer=index + 1)
+            states = self._entering(states, edits)
+            states = replace(states, hidden=self.layers[index](states.hidden), layer=index + 1)
         return states
 
-    def features(self, states: States) -> Tensor:
-        """The joint-space features (B, e), float32, not normalised, of states that left the last layer."""
+    def features(self, states: States, edits: Mapping[int, Edit] | None = None) -> Tensor:
+        """The joint-space features (B, e), float32, not normalised.
+
+        The states go through the layers that are left, with the edits of `run`.
+        """
         if self.pool is not None:
-            return self.projection(self.pool(self.last_norm(states.hidden))).float()
-        rows = torch.arange(states.hidden.shape[0], device=states.hidden.device)
-        return self.projection(self.last_norm(states.hidden[rows, states.read])).float()
+            return self.projection(self.pool(self.last_norm(self.run(states, edits).hidden))).float()
+        return self.projection(self.last_states(states, edits)[:, 0]).float()
+
+    def last_states(self, states: States, edits: Mapping[int, Edit] | None = None, count: int = 1) -> Tensor:
+        """What is read behind the last layer and its norm: the `count` states (B, count, d) from `read` on.
+
+        The states go through the layers that are left, with the edits of `run`. The last layer computes only what is
+        read.
+        """
+        last = len(self.layers) - 1
+        states = self.run(states, edits, last)
+        if states.layer > last:  # they came from there
+            return self.last_norm(states_at(states.hidden, states.positions(count)))
+        states = self._entering(states, edits)
+        return self.last_norm(self.layers[last](states.hidden, states.positions(count)))
+
+    def _entering(self, states: States, edits: Mapping[int, Edit] | None) -> States:
+        """The states as their layer sees them: with its edit made, and behind the first norm in front of layer 0."""
+        if edits and states.layer in edits:
+            states = states.edited(edits[states.layer])
+        return states if states.layer > 0 else replace(states, hidden=self.first_norm(states.hidden))

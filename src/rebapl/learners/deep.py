@@ -82,8 +82,8 @@ class OpeningText:
         """Normalised text features (C, e) with prompts (b, d) of layers 1 … J."""
         at = self.encoder.tokenizer.first
         edits: dict[int, Edit] = {layer: Replace(prompt, at) for layer, prompt in enumerate(prompts) if layer > 0}
-        states = self.encoder.text.run(self.encoder.embed_text(self.text, prompts[0]), edits)
-        return F.normalize(self.encoder.text.features(states), dim=-1)
+        embedded = self.encoder.embed_text(self.text, prompts[0])
+        return F.normalize(self.encoder.text.features(embedded, edits), dim=-1)
 
 
 def opening_ids(encoder: DualEncoder, tokens: int, words: str | None) -> list[int]:
@@ -105,7 +105,7 @@ def image_features(encoder: DualEncoder, embedded: States, prompts: Sequence[Ten
     """Normalised features (B, e) of embedded images with prompts (b, d) of layers 1 … J."""
     edits: dict[int, Edit] = {layer: Replace(prompt, -len(prompt)) for layer, prompt in enumerate(prompts)}
     edits[0] = Insert(prompts[0])
-    return F.normalize(encoder.vision.features(encoder.vision.run(embedded, edits)), dim=-1)
+    return F.normalize(encoder.vision.features(embedded, edits), dim=-1)
 
 
 def prompt_parameters(depth: int, tokens: int, width: int, device: torch.device) -> nn.ParameterDict:
@@ -139,5 +139,5 @@ class StatesWithFeatures(States):
 @torch.no_grad()
 def with_features(encoder: DualEncoder, states: States) -> StatesWithFeatures:
     """The same image states, and what the frozen tower makes of them."""
-    features = F.normalize(encoder.vision.features(encoder.vision.run(states)), dim=-1)
+    features = F.normalize(encoder.vision.features(states), dim=-1)
     return StatesWithFeatures(states.hidden, states.read, states.layer, features=features)

@@ -94,7 +94,7 @@ class RepresentationLearner(Learner[States]):
         text = self.encoder.tokenize([[sentence] for sentence in self.sentences()])
         tower = self.encoder.text
         self.lower_text = tower.run(self.encoder.embed_text(text), stop=self.text_layers.start)
-        self.frozen_text = F.normalize(tower.features(tower.run(self.lower_text)), dim=-1)
+        self.frozen_text = F.normalize(tower.features(self.lower_text), dim=-1)
 
     @torch.no_grad()
     def frozen(self, images: Tensor) -> States:
@@ -103,16 +103,16 @@ class RepresentationLearner(Learner[States]):
         return with_features(self.encoder, lower) if self.training else lower
 
     def encode_classes(self) -> Mapping[str, Tensor]:
-        states = self.encoder.text.run(self.lower_text, self._edits(self.text_layers, self.text_tokens()))
-        return {"text": F.normalize(self.encoder.text.features(states), dim=-1)}
+        edits = self._edits(self.text_layers, self.text_tokens())
+        return {"text": F.normalize(self.encoder.text.features(self.lower_text, edits), dim=-1)}
 
     def respond(self, frozen: States, classes: Mapping[str, Tensor]) -> Output:
         tower = self.encoder.vision
-        states = tower.run(frozen, self._edits(self.vision_layers, self.vision_tokens()))
-        among = states.hidden[:, AFTER_FIRST : AFTER_FIRST + self.config.tokens]
+        edits = self._edits(self.vision_layers, self.vision_tokens())
+        states = tower.last_states(frozen, edits, AFTER_FIRST + self.config.tokens)
         clouds = {
-            "image": F.normalize(tower.features(states), dim=-1),
-            "representation": F.normalize(self.project(tower.last_norm(among).float().mean(1)), dim=-1),
+            "image": F.normalize(tower.projection(states[:, 0]).float(), dim=-1),
+            "representation": F.normalize(self.project(states[:, AFTER_FIRST:].float().mean(1)), dim=-1),
         }
         if isinstance(frozen, StatesWithFeatures):
             clouds["frozen_image"] = frozen.features

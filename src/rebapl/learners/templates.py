@@ -88,7 +88,7 @@ def mean_features(
                 raise
             refusal = error
             continue
-        features = encoder.text.features(encoder.text.run(encoder.embed_text(text)))
+        features = encoder.text.features(encoder.embed_text(text))
         total += F.normalize(features, dim=-1) if normalised else features
     if refusal is not None and not total.any():
         raise refusal

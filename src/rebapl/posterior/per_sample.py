@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rebapl.backbones import DualEncoder, States
+from rebapl.backbones import DualEncoder, Layer, States
 from rebapl.learners import Learner, Output
 
 MAPPED_BYTES = 512 * 2**20
@@ -51,32 +51,39 @@ def at_sample(learner: Learner, sample: Mapping[str, Tensor]) -> Callable[..., A
 
 
 class _AsOneBatch(torch.autograd.Function):
-    """`layer(hidden)`. Where a call is mapped over samples, the samples' sequences become one batch of the layer.
+    """`layer(hidden, positions)`. In a call mapped over samples, their sequences become one batch of the layer.
 
     So a layer never learns that it is mapped: attention, and a layer that is compiled, run as they do otherwise.
     """
 
     @staticmethod
-    def forward(hidden: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
-        return layer(hidden)
+    def forward(hidden: Tensor, positions: Tensor | None, layer: Layer) -> Tensor:
+        return layer(hidden, positions)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Nothing is kept: predictions have no gradients."""
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], hidden: Tensor, layer: Any) -> tuple[Tensor, int | None]:  # noqa: ARG004
-        of_samples = hidden.movedim(in_dims[0], 0)  # (S, B, L, d)
-        return layer(of_samples.flatten(0, 1)).unflatten(0, of_samples.shape[:2]), 0
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], hidden: Tensor, positions: Tensor | None, layer: Layer
+    ) -> tuple[Tensor, int]:
+        def as_one(tensor: Tensor, dim: int | None) -> Tensor:
+            """(S, B, …) as (S·B, …); what all samples share is repeated."""
+            of_samples = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            return of_samples.flatten(0, 1)
+
+        read = None if positions is None else as_one(positions, in_dims[1])
+        return layer(as_one(hidden, in_dims[0]), read).unflatten(0, (info.batch_size, -1)), 0
 
 
 def for_mapping(learner: Learner, layers: Iterator[int]) -> Learner:
     """A twin of a learner whose samples may share mapped calls; `layers` counts the layers that it runs."""
 
-    def taught(layer: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        def run(hidden: Tensor) -> Tensor:
+    def taught(layer: Layer) -> Layer:
+        def run(hidden: Tensor, positions: Tensor | None = None) -> Tensor:
             next(layers)
-            return _AsOneBatch.apply(hidden, layer)
+            return _AsOneBatch.apply(hidden, positions, layer)
 
         return run
 

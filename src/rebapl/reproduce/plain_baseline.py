@@ -1,8 +1,9 @@
 """The same work done the obvious way, so that times have something to stand beside.
 
-Texts have the full length of the text tower (77 tokens for CLIP). The reference images of the repulsion have a pass of
-their own. Everything runs operation by operation: nothing is captured or compiled. An answer asks one copy of the
-learner after the other, and each encodes images and texts again. The numbers are the same within rounding.
+Texts have the full length of the text tower (77 tokens for CLIP). The last layer computes all positions, though few are
+read. The reference images of the repulsion have a pass of their own. Everything runs operation by operation: nothing is
+captured or compiled. An answer asks one copy of the learner after the other, and each encodes images and texts again.
+The numbers are the same within rounding.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rebapl.backbones import DualEncoder, Text, TextTokenizer
+from rebapl.backbones import DualEncoder, Layer, Text, TextTokenizer
+from rebapl.backbones.block import states_at
 from rebapl.backbones.text import Piece
 from rebapl.learners import Learner
 from rebapl.posterior import Posterior
@@ -35,10 +37,23 @@ class FullLength(TextTokenizer):
 
 
 def full_length(encoder: DualEncoder) -> DualEncoder:
-    """The same frozen model for texts of full length."""
+    """The same frozen model for texts of full length, whose layers compute every position."""
     known = encoder.tokenizer
     tokenizer = FullLength(known.encode, known.start, known.end, known.limit, known.pad)
-    return DualEncoder(encoder.name, encoder.model, tokenizer, encoder.preprocessing, encoder.revision)
+    plain = DualEncoder(encoder.name, encoder.model, tokenizer, encoder.preprocessing, encoder.revision)
+    for tower in (plain.vision, plain.text):
+        tower.layers = [every_position(layer) for layer in tower.layers]
+    return plain
+
+
+def every_position(layer: Layer) -> Layer:
+    """The same layer, which computes all states also where only some are asked for."""
+
+    def run(hidden: Tensor, positions: Tensor | None = None) -> Tensor:
+        made = layer(hidden)
+        return made if positions is None else states_at(made, positions)
+
+    return run
 
 
 def full_length_twin(learner: Learner[Any]) -> Learner[Any]:
