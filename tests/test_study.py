@@ -10,9 +10,14 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from rebapl.evaluation.scores import scores
+from rebapl.evaluation.tasks import bound_to, part_labels, predict_part
 from rebapl.files import read_json, write_json
 from rebapl.reports.tables import Cell
+from rebapl.runs.folder import load_trained
+from rebapl.runs.jobs import Job
 from rebapl.sampling.settings import Inference
 
 ROOT = Path(__file__).parents[1]
@@ -86,7 +91,7 @@ def test_what_is_known_is_not_run_again(tmp_path: Path) -> None:
     write_json(tmp_path / "known.json", {"records": [known]})
     asked = SimpleNamespace(records=tmp_path / "known.json", seconds=1, runs=tmp_path, root=None, device=None, jobs=1)
     run = study.Study(SimpleNamespace(**vars(asked), out=tmp_path))
-    assert run.do([study.Wanted(what, None)])
+    assert run.do([study.Wanted(what, [])])
     assert run.records == [known]
 
 
@@ -117,6 +122,44 @@ def test_a_row_without_force_differs_by_its_force_only(method: str) -> None:
         assert repelled.changed(repulsion=None, restart=plain.restart) == plain, name
 
 
+def test_rows_of_the_third_round_have_settings_of_their_own_and_last_twice_as_long_at_equal_steps() -> None:
+    asked = SimpleNamespace(root=Path("data"), photo="mini")
+    chosen = "3 chains of 3 warm + force, Wasserstein, ε 0.1"
+    forces, nulls = study.equal_rows(chosen, study.IMPULSES)
+    rows = {**study.left_rows(chosen, study.IMPULSES), **forces, **nulls}
+    epochs = []
+    for longer in (1, 2):
+        wanted = study.wanted("x", rows, ("digits",), {"": (1,)}, "selection", asked, longer)
+        configs = [config for each in wanted for config in each.configs]
+        assert len({config.hash() for config in configs}) == len(configs)
+        epochs.append([config.resolved().training.inference.all_epochs for config in configs])
+    assert epochs[1] == [2 * each for each in epochs[0]]
+
+
+def test_runs_with_other_openings_answer_together(tmp_path: Path) -> None:
+    """The scores of a row that is several runs are those of the mean of their probabilities."""
+    asked = SimpleNamespace(
+        records=None, seconds=1e9, runs=tmp_path, root=None, device="cpu", jobs=1, out=tmp_path, photo="mini"
+    )
+    row = {"two": study.Setting("mle", openings=("a photo of a", "a picture of a"))}
+    (wanted, *_) = study.wanted("x", row, ("digits",), {"": (1,)}, "selection", asked)
+    short = [config.changed(epochs=1, shots=1) for config in wanted.configs]
+    run = study.Study(asked)
+    assert run.do([study.Wanted(wanted.what, short)])
+    (found,) = run.records
+    parts = []
+    for config in short:
+        folder = Job.of(config, tmp_path).folder
+        task = config.task()
+        part = task.tests["base"]
+        posterior = load_trained(folder, device="cpu")
+        parts.append(predict_part(bound_to(posterior, task, part), part).probabilities)
+    assert not torch.allclose(*parts), "the openings differ"
+    wanted_scores = scores(torch.stack(parts).mean(0), part_labels(part))
+    assert found["base"] == pytest.approx(wanted_scores["accuracy"], abs=1e-4)
+    assert found["tv base"] == pytest.approx((parts[0] - parts[1]).abs().sum(-1).mean().item() / 2, abs=1e-4)
+
+
 def test_every_row_of_the_comparison_has_settings() -> None:
     learned = {
         row: resolved("maple", row, setting) for row, setting in study.compared_rows(CHOSEN, CHOSEN, True).items()
@@ -130,7 +173,8 @@ def stage(name: str) -> list[dict[str, Any]]:
 
 def on_the_page() -> dict[str, str]:
     """The tables that docs/benchmarks.md shows, made again from the records."""
-    rounds = ("structures", "force", "short list", "second round", "second short list", "impulses")
+    rounds = ("structures", "force", "short list", "second round", "second short list", "impulses", "left out")
+    rounds = (*rounds, "equal steps")
     return {**study.compared_tables(stage("compare")), **{name: study.scores_table(stage(name)) for name in rounds}}
 
 
@@ -148,18 +192,22 @@ def test_the_choice_follows_from_the_records_by_the_rule() -> None:
     ensemble = [each for each in first if each["row"] == study.ENSEMBLE]
     longer = study.by_rule([*ensemble, *stage("second round")], study.second_rows())[:3]
     last = [*stage("short list"), *stage("second short list")]
+    chosen = study.by_rule(last, [*short, *longer], None)[0]
+    forces, _ = study.equal_rows(chosen, study.IMPULSES)
     assert read_json(ROOT / "docs/benchmarks/chosen.json", "a choice") == {
-        "chosen": study.by_rule(last, [*short, *longer], None)[0],
+        "chosen": chosen,
         "second short list": longer,
         "first choice": study.by_rule(stage("short list"), short)[0],
         "short list": short,
         "structure": best,
+        "at equal steps": study.by_rule(stage("equal steps"), forces)[0],
+        "preset": study.by_rule(stage("equal steps"), forces, None)[0],
     }
 
 
 @pytest.mark.parametrize("method", study.METHODS)
 def test_the_preset_is_what_was_chosen(method: str) -> None:
-    chosen = read_json(ROOT / "docs/benchmarks/chosen.json", "a choice")["chosen"]
+    chosen = read_json(ROOT / "docs/benchmarks/chosen.json", "a choice")["preset"]
     impulses = study.impulses_pay(RECORDS, chosen)
     asked = resolved(method, study.OURS, study.compared_rows(chosen, chosen, impulses)[study.OURS])
     assert resolved(method, study.OURS, study.Setting("rebapl")) == asked
