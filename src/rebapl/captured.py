@@ -15,6 +15,7 @@ import threading
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -33,6 +34,10 @@ _streams: defaultdict[int, torch.cuda.Stream] = defaultdict(torch.cuda.Stream)
 _turns: defaultdict[int, torch.cuda.Event] = defaultdict(torch.cuda.Event)
 
 
+# Where the recording that is under way began, for its branches.
+_began: ContextVar[torch.cuda.Event | None] = ContextVar("began", default=None)
+
+
 def accelerated(device: torch.device | str) -> bool:
     """Whether passes on this device are captured, and compiled where that pays: on a GPU, unless REBAPL_EAGER is set.
 
@@ -46,7 +51,8 @@ class Beside(Mapping[str, Tensor]):
     """Tensors by name that `make` computes beside what the caller does next: the first access waits for them.
 
     While a graph is being recorded, they are computed on a stream of their own, so that a replay runs both branches,
-    forward and backward, at the same time. Otherwise they are computed at once.
+    forward and backward, at the same time. That stream begins where the recording began, so `make` may use parameters
+    and what a graph is given, and nothing that was computed in it before. Otherwise they are computed at once.
     """
 
     def __init__(self, make: Callable[[], Mapping[str, Tensor]]) -> None:
@@ -55,7 +61,11 @@ class Beside(Mapping[str, Tensor]):
             self._made = make()
             return
         self._stream = torch.cuda.Stream()
-        self._stream.wait_stream(torch.cuda.current_stream())
+        began = _began.get()
+        if began is None:  # somebody else's recording
+            self._stream.wait_stream(torch.cuda.current_stream())
+        else:
+            self._stream.wait_event(began)
         with torch.cuda.stream(self._stream):
             self._made = make()
 
@@ -143,7 +153,13 @@ class _Captured:
             # torch's own stream for recording is one of the GPU that recorded first.
             stream = _streams[torch.cuda.current_device()]
             with torch.cuda.graph(self.graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                self.outputs = function(*copies)
+                began = torch.cuda.Event()
+                began.record()
+                token = _began.set(began)
+                try:
+                    self.outputs = function(*copies)
+                finally:
+                    _began.reset(token)
 
     def fits(self, given: tuple[Any, ...]) -> bool:
         return [x.shape for x in _tensors(given)] == [x.shape for x in self.inputs]

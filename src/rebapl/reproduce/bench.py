@@ -73,7 +73,14 @@ class Effort:
 PARTS = ("steps", "answers", "growth")
 """What can be measured."""
 
-GROWING_CLASSES = (5, 20, 50, 200, 500, 1000)
+SIZES: Mapping[str, Sequence[int]] = {
+    "classes": (5, 50, 200, 1000),
+    "images": (8, 32, 128),
+    "samples": (1, 5, 20),
+    "words": (3, 16, 64),
+}
+"""How large each thing grows: classes, reference images, remembered samples, and words of a class name."""
+
 GROWING: Mapping[str, Sequence[str | None]] = {
     "classes": (None, "wasserstein"),
     "images": ("sinkhorn", "wasserstein"),
@@ -176,10 +183,10 @@ class Bench:
         gpu, limit = self.device.startswith("cuda"), self.encoder.tokenizer.limit
         base = Case(method)
         along: dict[str, list[Case]] = {
-            "classes": [replace(base, classes=count) for count in GROWING_CLASSES if gpu or count <= 200],
-            "images": [replace(base, images=count) for count in (8, 16, 32, 64, 128)],
-            "samples": [replace(base, samples=count) for count in (1, 5, 20, 50)],
-            "tokens": [replace(base, words=words) for words in (3, 8, 16, 32, 64) if words + 8 < limit],
+            "classes": [replace(base, classes=count) for count in SIZES["classes"] if gpu or count <= 200],
+            "images": [replace(base, images=count) for count in SIZES["images"]],
+            "samples": [replace(base, samples=count) for count in SIZES["samples"]],
+            "tokens": [replace(base, words=words) for words in SIZES["words"] if words + 8 < limit],
         }
         steps: list[StepTimes] = []
         for name, growing in along.items():
