@@ -79,7 +79,13 @@ class MaPLe(Learner[States]):
     def encode_classes(self) -> Mapping[str, Tensor]:
         return {"text": self.opening.features(list(self.text.values()))}
 
+    def vision_prompts(self) -> list[Tensor]:
+        """F₁(P₁) … F_J(P_J), each (b, d_v): one product for all layers, which on a GPU is one small kernel for many."""
+        couplings = [cast(nn.Linear, layer) for layer in self.couple.values()]
+        weights, biases = torch.stack([f.weight for f in couplings]), torch.stack([f.bias for f in couplings])
+        texts = torch.stack(list(self.text.values())).transpose(1, 2)
+        return list(torch.baddbmm(biases.unsqueeze(2), weights, texts).transpose(1, 2).unbind())
+
     def respond(self, frozen: States, classes: Mapping[str, Tensor]) -> Output:
-        prompts = [self.couple[layer](prompt) for layer, prompt in self.text.items()]
-        image = image_features(self.encoder, frozen, prompts)
+        image = image_features(self.encoder, frozen, self.vision_prompts())
         return Output(self.cosine_logits(image, classes["text"]), {"image": image}, classes)
