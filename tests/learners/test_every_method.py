@@ -262,6 +262,16 @@ def test_modes_differ_only_where_the_method_says(build: Any, images: Tensor, met
 
 
 @learned
+def test_gradients_lie_in_memory_as_parameters_do(build: Any, images: Tensor, labels: Tensor, method: str) -> None:
+    """Else an optimizer moves each parameter by itself, and on a GPU that is a kernel for each."""
+    learner = build(method).train()
+    parameters = [p for p in learner.parameters() if p.requires_grad]
+    loss = learner.loss(learner(images), labels)
+    for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
+        assert gradient is None or gradient.stride() == p.stride()
+
+
+@learned
 def test_repels_where_its_parameters_act(build: Any, images: Tensor, method: str) -> None:
     learner = build(method, CASES[method].settings)
     assert learner.repels_in is not None

@@ -83,8 +83,10 @@ class MaPLe(Learner[States]):
         """F₁(P₁) … F_J(P_J), each (b, d_v): one product for all layers, which on a GPU is one small kernel for many."""
         couplings = [cast(nn.Linear, layer) for layer in self.couple.values()]
         weights, biases = torch.stack([f.weight for f in couplings]), torch.stack([f.bias for f in couplings])
-        texts = torch.stack(list(self.text.values())).transpose(1, 2)
-        return list(torch.baddbmm(biases.unsqueeze(2), weights, texts).transpose(1, 2).unbind())
+        texts = torch.stack(list(self.text.values()))
+        if texts.requires_grad:  # an optimizer moves all parameters in one go if gradients lie in memory as they do
+            texts.register_hook(Tensor.contiguous)
+        return list(torch.baddbmm(biases.unsqueeze(2), weights, texts.transpose(1, 2)).transpose(1, 2).unbind())
 
     def respond(self, frozen: States, classes: Mapping[str, Tensor]) -> Output:
         image = image_features(self.encoder, frozen, self.vision_prompts())
