@@ -226,6 +226,26 @@ def test_the_command_writes_figures_and_tables(
         assert table.title in result.stdout
 
 
+def test_what_was_measured_before_an_interruption_is_kept(
+    tmp_path: Path, encoder: DualEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "bench_encoder", lambda *_: encoder)
+    monkeypatch.setattr(bench, "cases", lambda *_: [Case("coop", 2, None)])
+    short(monkeypatch)
+    monkeypatch.setattr(Effort, "usual", classmethod(lambda *_: LEAST))
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(Bench, "answers", interrupted)
+    result = CliRunner().invoke(app, ["bench", "--export", str(tmp_path / "bench.json")])
+    assert result.exit_code == 130
+    measured = Measured.read(tmp_path / "bench.json")
+    assert [each.case.method for each in measured.steps] == ["coop"]
+    assert not measured.answers
+
+
 def test_a_measurement_is_shown_again_and_drawn(tmp_path: Path) -> None:
     source, picture, text = (tmp_path / name for name in ("bench.json", "growth.png", "bench.md"))
     source.write_text(json.dumps(made_up().plain()))

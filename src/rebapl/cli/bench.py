@@ -95,6 +95,12 @@ def bench(
             images=images or effort.images,
             plain=plain,
         )
+
+        def keep(so_far: Measured) -> None:
+            for file in files:
+                if file.suffix == ".json":
+                    write_json(file, so_far.plain())
+
         with StepProgress(quiet) as progress:
             measured = measure(
                 backbone,
@@ -104,6 +110,7 @@ def bench(
                 method=method,
                 batch=batch,
                 parts=parts,
+                keep=keep,
             )
     else:
         measured = Measured.joined([Measured.read(path) for path in again])

@@ -175,7 +175,7 @@ class Bench:
             )
         return statistics.median(one), statistics.median(many)
 
-    def growth(self, method: str) -> tuple[list[StepTimes], list[AnswerTimes]]:
+    def growth(self, method: str) -> Iterator[StepTimes | AnswerTimes]:
         """How a step grows with classes, reference images, remembered samples and tokens, and an answer with samples.
 
         The plain baseline is timed with the first distance only.
@@ -188,13 +188,12 @@ class Bench:
             "samples": [replace(base, samples=count) for count in SIZES["samples"]],
             "tokens": [replace(base, words=words) for words in SIZES["words"] if words + 8 < limit],
         }
-        steps: list[StepTimes] = []
         for name, growing in along.items():
-            steps += self.steps(growing, name)
+            yield from self.steps(growing, name)
             for distance in GROWING[name]:
                 others = Bench(self.encoder, replace(self.effort, plain=False), self.say)
-                steps += others.steps([replace(case, repulsion=distance) for case in growing], name)
-        return steps, list(self.answers([method], (1, 3, 10, 30), "samples"))
+                yield from others.steps([replace(case, repulsion=distance) for case in growing], name)
+        yield from self.answers([method], (1, 3, 10, 30), "samples")
 
     def _clear(self) -> None:
         """Free what earlier work has left, and begin to count memory."""
@@ -246,8 +245,12 @@ def measure(
     method: str = "maple",
     batch: int = 1,
     parts: Sequence[str] = PARTS[:2],
+    keep: Callable[[Measured], None] = lambda _: None,
 ) -> Measured:
-    """The given parts: the table of steps, that of answers, and the growth of both."""
+    """The given parts: the table of steps, that of answers, and the growth of both.
+
+    `keep` is given all that is measured so far, after each row, so that an interruption loses nothing.
+    """
     if not parts:
         raise UserError(f"nothing to time: name one or more of {', '.join(PARTS)}")
     for part in parts:
@@ -261,11 +264,6 @@ def measure(
         resolved_case(Case(method, repulsion=distance))
     encoder = bench_encoder(backbone, device)
     bench = Bench(encoder, effort, say)
-    steps = list(bench.steps(cases(method, effort.distances, effort.classes, batch))) if "steps" in parts else []
-    answers = list(bench.answers(effort.methods, effort.samples)) if "answers" in parts else []
-    if "growth" in parts:
-        more = bench.growth(method)
-        steps, answers = steps + more[0], answers + more[1]
     here = environment(device)
     about = {
         **{name: here[name] for name in ("device", "threads", "versions")},
@@ -279,4 +277,17 @@ def measure(
         "repeats": effort.repeats,
         "seconds": effort.seconds,
     }
-    return Measured(about, steps, answers)
+    measured = Measured(about, [], [])
+    rows: dict[str, Callable[[], Iterator[StepTimes | AnswerTimes]]] = {
+        "steps": lambda: bench.steps(cases(method, effort.distances, effort.classes, batch)),
+        "answers": lambda: bench.answers(effort.methods, effort.samples),
+        "growth": lambda: bench.growth(method),
+    }
+    for part in PARTS:
+        for row in rows[part]() if part in parts else ():
+            if isinstance(row, StepTimes):
+                measured = replace(measured, steps=[*measured.steps, row])
+            else:
+                measured = replace(measured, answers=[*measured.answers, row])
+            keep(measured)
+    return measured
