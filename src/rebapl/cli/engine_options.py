@@ -6,6 +6,16 @@ from typing import Annotated
 
 import typer
 
+from rebapl.runs.server import begin_server
+
+
+def expect_workers(given: str | int | None) -> str | int | None:
+    """If several runs at a time are asked for, let workers begin to import now, while the command itself does."""
+    if (isinstance(given, int) and given > 1) or (isinstance(given, str) and "," in given):
+        begin_server()
+    return given
+
+
 EngineName = Annotated[
     str,
     typer.Option(
@@ -14,10 +24,18 @@ EngineName = Annotated[
     ),
 ]
 Device = Annotated[
-    str | None, typer.Option("--device", help="cpu, cuda, or several: cuda:0,cuda:1; the GPU if there is one.")
+    str | None,
+    typer.Option(
+        "--device",
+        callback=expect_workers,
+        help="cpu, cuda, or several: cuda:0,cuda:1; the GPU if there is one.",
+    ),
 ]
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", min=1, help="Runs or shards at a time on each device; 1 if not given.")
+    int | None,
+    typer.Option(
+        "--jobs", min=1, callback=expect_workers, help="Runs or shards at a time on each device; 1 if not given."
+    ),
 ]
 Address = Annotated[
     str | None,

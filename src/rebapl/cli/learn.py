@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rebapl.cli.completion import kinds_of_inference, methods
+from rebapl.cli.engine_options import expect_workers
 from rebapl.cli.remarks import backbone_remarks, one_sample
 from rebapl.cli.values import QuietOption, parse_names
 from rebapl.errors import UserError
@@ -53,7 +54,7 @@ def learn(
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, or several: cuda:0,cuda:1; the GPU if there is one.")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Trainings at a time on each device.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, callback=expect_workers, help="Trainings at a time on each device.")] = 1,
     quiet: QuietOption = False,
 ) -> None:
     """Learn all classes of your photos, measure how well, and choose when to say "I don't know".

@@ -10,10 +10,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +44,7 @@ from rebapl.runs.jobs import (
     record_failure,
     work_from_json,
 )
+from rebapl.runs.server import worker_context
 from rebapl.runs.work import Work
 
 STEP_SECONDS = 0.2
@@ -53,9 +52,6 @@ STEP_SECONDS = 0.2
 
 GRACE_SECONDS = 30.0
 """How many seconds a worker may take to end when it is told to: it finishes its step and writes a checkpoint."""
-
-PRELOADED = ["rebapl.runs.engine", "rebapl.runs.folder", "transformers.models.clip.modeling_clip"]
-"""What takes a process seconds to import: on Linux one server does, and workers are forked from it."""
 
 
 def run_all(
@@ -123,20 +119,11 @@ class LocalEngine:
             yield ended(outcome_of(job, failure, attempt, start), emit)
 
 
-def _context() -> Any:
-    """How workers are started: never forked from this process, whose GPU they could not use."""
-    if sys.platform != "linux":  # elsewhere there is no server, or libraries of the system do not bear a fork
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    return context
-
-
 class _Worker:
     """A worker process that does one job at a time, and the job that it is doing."""
 
     def __init__(self, device: str, threads: int) -> None:
-        context = _context()
+        context = worker_context()
         self.device, self.threads = device, threads
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=work, args=(theirs, device, threads, dict(os.environ)), daemon=True)
