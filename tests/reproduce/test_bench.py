@@ -260,6 +260,10 @@ def test_a_measurement_is_shown_again_and_drawn(tmp_path: Path) -> None:
     assert set(lines) == {f"{name}{plain}" for name in ("MMD", "none", "Wasserstein") for plain in ("", ", plain")}
     assert list(lines["MMD"].get_ydata()) == [1.0, 10.0]
     assert lines["MMD, plain"].get_linestyle() == "--"
+    some = [each for each in made_up().steps if each.along in ("", "classes")]
+    assert [axes.get_xlabel() for axes in growth_figure(replace(made_up(), steps=some, answers=())).axes] == [
+        "classes", "", "",
+    ]  # fmt: skip
     with pytest.raises(UserError, match="--what growth"):
         growth_figure(replace(made_up(), steps=()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from string import ascii_lowercase
 from typing import Any
@@ -170,21 +171,28 @@ def latency(milliseconds: Mapping[str, Mapping[int, float]], images: int, paper:
 def growth(
     steps: Mapping[str, Mapping[str, Mapping[float, float]]], answers: Mapping[str, Mapping[float, float]], about: str
 ) -> Figure:
-    """Milliseconds of a training step: a panel for each of four things that grow, a line for each kind of step.
+    """Milliseconds of a training step: a panel for each thing that grows, a line for each kind of step.
 
-    The fifth panel has those of an answer. Lines whose names end with ", plain" are dashed.
+    Another panel has those of an answer. Lines whose names end with ", plain" are dashed. What was not measured has no
+    panel.
     """
     shown: dict[str, Any] = {}
+    measured = {label: lines for label, lines in steps.items() if lines}
+    rows = math.ceil((len(measured) + bool(answers) + 1) / 3)
     with rc_context(PAPER_FONTS):
-        figure = Figure(figsize=(BOTH_COLUMNS, 4.4), layout="constrained")
-        *panels, answered, legend = figure.subplots(2, 3).flat
-        for axes, (label, lines) in zip(panels, steps.items(), strict=True):
+        figure = Figure(figsize=(BOTH_COLUMNS, 2.2 * rows), layout="constrained")
+        panels = list(figure.subplots(rows, 3).flat)
+        for label, lines in measured.items():
+            axes = panels.pop(0)
             shown |= _timed(axes, lines, shown)
             _plain(axes, label, "milliseconds per step")
-        answered.legend(handles=[*_timed(answered, answers, {}).values()], frameon=False)
-        _plain(answered, "samples that answer", "milliseconds per answer\nto one image")
-        legend.legend(handles=[*shown.values()], loc="center", frameon=False, title="training step")
-        legend.axis("off")
+        if answers:
+            axes = panels.pop(0)
+            axes.legend(handles=[*_timed(axes, answers, {}).values()], frameon=False)
+            _plain(axes, "samples that answer", "milliseconds per answer\nto one image")
+        panels[0].legend(handles=[*shown.values()], loc="center", frameon=False, title="training step")
+        for axes in panels:
+            axes.axis("off")
         figure.suptitle(about, fontsize=8, x=0.01, ha="left")
     return figure
 
