@@ -41,6 +41,7 @@ def test_class_names_are_encoded_once_for_a_bound_posterior(make: Any, views: Te
     posterior.predict(views)
     list(posterior.predict_portions([(["a"] * 4, views[:4]), (["b"] * 3, views[4:])]))
     posterior.sample_clouds(views)
+    posterior.bind(posterior.class_names).predict_views(views)  # nothing changes
     assert encoded == [2]
     other = posterior.bind(["green fish", "car"])
     assert other.predict_views(views).probabilities.shape == (7, 2)

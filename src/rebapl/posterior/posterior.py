@@ -162,12 +162,14 @@ class Posterior:
         return self.learner.class_names
 
     def bind(self, class_names: Sequence[str], template: str | None = None, transfer: bool = False) -> Posterior:
-        """The same samples for other class names. `transfer` says that the images are of another data set.
+        """The same samples for other class names; itself if nothing changes, with the texts that it has encoded.
 
-        The threshold and the prediction sets are kept only if the template and `transfer` stay the same. They know by
-        themselves for which class names they hold.
+        `transfer` says that the images are of another data set. The threshold and the prediction sets are kept only if
+        the template and `transfer` stay the same. They know by themselves for which class names they hold.
         """
         alike = template in (None, self.learner.template) and transfer == self.learner.transfer
+        if alike and list(class_names) == self.class_names:
+            return self
         bound = self.learner.bind(class_names, template, transfer)
         if alike:
             return replace(self, learner=bound)
