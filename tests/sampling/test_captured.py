@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -185,7 +186,33 @@ def test_training_draws_inside_the_pass_where_the_images_are_resident(monkeypatc
     assert torch.equal(*found)
 
 
-def toy_chain(capture, sampler=None, **repelling):
+def test_a_step_has_its_own_gpu_as_the_current_one(monkeypatch):
+    """Else a run on another GPU than the first is recorded on the first, and its replays compute nothing."""
+    assert captured.current("cuda:1").idx == 1
+    entered = []
+
+    @contextmanager
+    def current(device):
+        entered.append(device)
+        yield
+        entered.append("left")
+
+    monkeypatch.setattr("rebapl.sampling.loop.current", current)
+    chain = drawn_chain(Drawn())
+    monkeypatch.setattr(chain, "_advance", lambda now: entered.append(now))
+    chain.step()
+    assert entered == [torch.device("cpu"), 0, "left"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_captured_run_on_the_second_gpu_equals_that_on_the_first():
+    found = [list(toy_chain(True, device=device).run()) for device in ("cuda:0", "cuda:1")]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a.parameters, b.parameters, rtol=1e-4, atol=1e-5)
+
+
+def toy_chain(capture, sampler=None, device="cuda", **repelling):
     inference = Inference(
         sampler={"kind": "sghmc", "lr": 0.05, "temperature": 0.01, **(sampler or {})},
         epochs=5,
@@ -196,9 +223,9 @@ def toy_chain(capture, sampler=None, **repelling):
     )
 
     def given(step):
-        return tuple(x.cuda() for x in batches(step))
+        return tuple(x.to(device) for x in batches(step))
 
-    learner = ToyLearner().cuda()
+    learner = ToyLearner().to(device)
     return Chain(
         learner, inference, given, num_data=40, steps_per_epoch=5, reference=data()[0], capture=capture, record_every=1
     )

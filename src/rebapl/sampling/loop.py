@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from rebapl.captured import current
 from rebapl.errors import UserError
 from rebapl.learnable import Learnable
 from rebapl.randomness import derived_seed, generator
@@ -126,8 +127,8 @@ class Loop(ABC):
         """One iteration. If a number was not finite, the last good state is put back and the error is raised."""
         if self._good is None:
             self._good = self.state_dict()
-        now = self.schedule.steps
-        checking = self._advance(now)
+        with current(self.device):
+            checking = self._advance(self.schedule.steps)
         if checking:
             self._good = self.state_dict()
 
