@@ -27,8 +27,9 @@ Batches = Callable[[int], tuple[Tensor, Tensor]]
 class Drawing(Protocol):
     """`Batches` that can be drawn inside a captured pass, where `drawable`: batches(step) is draw(choices(step)).
 
-    `choices(step)` is all that is random in a step, one row per image; it may be on the CPU, in pinned memory. `draw`
-    makes images and labels of it on the device, by operations that have the same shapes at each step and do not wait.
+    `choices(step)` is all that is random in a step, one row per image; it may be on the CPU, in pinned memory. It is a
+    new tensor each time: the device may not have read the last one yet. `draw` makes images and labels of it on the
+    device, by operations that have the same shapes at each step and do not wait.
     """
 
     @property
