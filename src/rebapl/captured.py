@@ -131,6 +131,11 @@ class Capturing:
             self._pool = recorded[1].graph.pool()
         return recorded[1](*given)
 
+    def forget(self) -> None:
+        """Record everything again: what the recordings look at has been replaced by other tensors."""
+        self._captured.clear()
+        self._pool = None  # no recording holds it any more, so the next cannot share it
+
     def _give_up(self, error: Exception) -> None:
         """Run as usual from now on. An error that has nothing to do with recording comes again, and is then raised."""
         self.failed = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -166,6 +167,32 @@ def test_replays_note_the_first_step_that_was_not_finite(capture):
         assert all(torch.equal(a.parameters[name], b.parameters[name]) for name in a.parameters)
 
 
+def test_what_a_recording_looks_at_is_still_there_when_it_is_replayed(monkeypatch):
+    """Also where a run goes back to a good state: its memory has other tensors then."""
+    replays = []
+
+    class Looking(Replayed):
+        def __init__(self, function, *rest):
+            super().__init__(function, *rest)
+            self.looked_at = self.stored()
+
+        def stored(self):
+            return self.function.args[0].memory.stored if isinstance(self.function, partial) else None
+
+        def __call__(self, *given):
+            replays.append(self.stored() is self.looked_at)
+            return super().__call__(*given)
+
+    monkeypatch.setattr(captured, "_Captured", Looking)
+    run = drawn_chain(Drawn(breaks=35), check_every=5)
+    with pytest.raises(NonFiniteError):
+        list(run.run())
+    run.batches.breaks = 1000
+    list(run.run())
+    assert len(replays) > 30
+    assert all(replays)
+
+
 def test_choices_of_another_number_of_images_are_refused():
     with pytest.raises(UserError, match=r"batches of 8 images, and step 0 was given 7: .* or change `batch`"):
         drawn_chain(Drawn(size=7)).step()
@@ -264,12 +291,17 @@ def test_a_captured_run_equals_the_usual_one(distance, name):
 
 
 @pytest.mark.gpu
-def test_an_interrupted_captured_run_goes_on_as_if_it_were_not():
+@pytest.mark.parametrize("itself", [False, True], ids=["elsewhere", "in the same chain"])
+def test_an_interrupted_captured_run_goes_on_as_if_it_were_not(itself):
     whole, first, second = (toy_chain(True) for _ in range(3))
     list(whole.run())
-    for _ in range(37):
+    for _ in range(33):
         first.step()
-    second.load_state_dict(first.state_dict())
+    state = first.state_dict()
+    if itself:
+        second = first
+        second.step()
+    second.load_state_dict(state)
     list(second.run())
     for a, b in zip(whole.samples, second.samples, strict=True):
         torch.testing.assert_close(a.parameters, b.parameters, rtol=1e-4, atol=1e-5)
