@@ -15,6 +15,7 @@ import threading
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -32,8 +33,6 @@ _replaying = threading.Lock()
 # By GPU: where passes are recorded, and the end of the last replay.
 _streams: defaultdict[int, torch.cuda.Stream] = defaultdict(torch.cuda.Stream)
 _turns: defaultdict[int, torch.cuda.Event] = defaultdict(torch.cuda.Event)
-
-
 # Where the recording that is under way began, for its branches.
 _began: ContextVar[torch.cuda.Event | None] = ContextVar("began", default=None)
 
@@ -45,6 +44,14 @@ def accelerated(device: torch.device | str) -> bool:
     False
     """
     return torch.device(device).type == "cuda" and os.environ.get("REBAPL_EAGER", "0") in ("", "0")
+
+
+def current(device: torch.device | str) -> AbstractContextManager[Any]:
+    """Inside, a GPU is the current one, for which passes are recorded and memory is pinned; a CPU needs nothing.
+
+    A process begins with its first GPU as the current one, and so does each of its threads.
+    """
+    return torch.cuda.device(device) if torch.device(device).type == "cuda" else nullcontext()
 
 
 class Beside(Mapping[str, Tensor]):
@@ -123,6 +130,11 @@ class Capturing:
             self._captured[kind] = recorded
             self._pool = recorded[1].graph.pool()
         return recorded[1](*given)
+
+    def forget(self) -> None:
+        """Record everything again: what the recordings look at has been replaced by other tensors."""
+        self._captured.clear()
+        self._pool = None  # no recording holds it any more, so the next cannot share it
 
     def _give_up(self, error: Exception) -> None:
         """Run as usual from now on. An error that has nothing to do with recording comes again, and is then raised."""

@@ -1,8 +1,16 @@
 """Options that say where runs happen."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+from typer.testing import CliRunner
 
 from rebapl.cli import engine_options
+from rebapl.cli.commands import app
+
+COMMAND: Any = SimpleNamespace(resilient_parsing=False)
+"""The context of a command that is carried out."""
 
 
 @pytest.mark.parametrize(
@@ -13,5 +21,28 @@ def test_workers_begin_to_import_as_soon_as_several_runs_at_a_time_are_asked_for
 ) -> None:
     begun: list[bool] = []
     monkeypatch.setattr(engine_options, "begin_server", lambda: begun.append(True))
-    assert engine_options.expect_workers(given) == given
+    assert engine_options.expect_workers(COMMAND, given) == given
     assert bool(begun) == begins
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train --jobs 2 --method ma",
+        "train --device cuda:0,cuda:1 --method ma",
+        "learn --jobs 2 --method ma",
+        "learn --device cuda:0,cuda:1 --method ma",
+    ],
+)
+def test_they_do_not_begin_where_the_shell_completes_a_word(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell would wait for them."""
+    monkeypatch.setattr(engine_options, "begin_server", lambda: pytest.fail("begun"))
+    asked = {"_REBAPL_COMPLETE": "complete_bash", "COMP_WORDS": f"rebapl {words}", "COMP_CWORD": "5"}
+    assert CliRunner().invoke(app, [], env=asked, prog_name="rebapl").stdout.split() == ["maple"]
+
+
+def test_several_devices_to_learn_on_are_several_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[bool] = []
+    monkeypatch.setattr(engine_options, "begin_server", lambda: begun.append(True))
+    CliRunner().invoke(app, ["learn", "nowhere", "--device", "cpu,cpu"])
+    assert begun

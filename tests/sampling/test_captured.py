@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -165,6 +167,32 @@ def test_replays_note_the_first_step_that_was_not_finite(capture):
         assert all(torch.equal(a.parameters[name], b.parameters[name]) for name in a.parameters)
 
 
+def test_what_a_recording_looks_at_is_still_there_when_it_is_replayed(monkeypatch):
+    """Also where a run goes back to a good state: its memory has other tensors then."""
+    replays = []
+
+    class Looking(Replayed):
+        def __init__(self, function, *rest):
+            super().__init__(function, *rest)
+            self.looked_at = self.stored()
+
+        def stored(self):
+            return self.function.args[0].memory.stored if isinstance(self.function, partial) else None
+
+        def __call__(self, *given):
+            replays.append(self.stored() is self.looked_at)
+            return super().__call__(*given)
+
+    monkeypatch.setattr(captured, "_Captured", Looking)
+    run = drawn_chain(Drawn(breaks=35), check_every=5)
+    with pytest.raises(NonFiniteError):
+        list(run.run())
+    run.batches.breaks = 1000
+    list(run.run())
+    assert len(replays) > 30
+    assert all(replays)
+
+
 def test_choices_of_another_number_of_images_are_refused():
     with pytest.raises(UserError, match=r"batches of 8 images, and step 0 was given 7: .* or change `batch`"):
         drawn_chain(Drawn(size=7)).step()
@@ -185,7 +213,33 @@ def test_training_draws_inside_the_pass_where_the_images_are_resident(monkeypatc
     assert torch.equal(*found)
 
 
-def toy_chain(capture, sampler=None, **repelling):
+def test_a_step_has_its_own_gpu_as_the_current_one(monkeypatch):
+    """Else a run on another GPU than the first is recorded on the first, and its replays compute nothing."""
+    assert captured.current("cuda:1").idx == 1
+    entered = []
+
+    @contextmanager
+    def current(device):
+        entered.append(device)
+        yield
+        entered.append("left")
+
+    monkeypatch.setattr("rebapl.sampling.loop.current", current)
+    chain = drawn_chain(Drawn())
+    monkeypatch.setattr(chain, "_advance", lambda now: entered.append(now))
+    chain.step()
+    assert entered == [torch.device("cpu"), 0, "left"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_captured_run_on_the_second_gpu_equals_that_on_the_first():
+    found = [list(toy_chain(True, device=device).run()) for device in ("cuda:0", "cuda:1")]
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a.parameters, b.parameters, rtol=1e-4, atol=1e-5)
+
+
+def toy_chain(capture, sampler=None, device="cuda", **repelling):
     inference = Inference(
         sampler={"kind": "sghmc", "lr": 0.05, "temperature": 0.01, **(sampler or {})},
         epochs=5,
@@ -196,9 +250,9 @@ def toy_chain(capture, sampler=None, **repelling):
     )
 
     def given(step):
-        return tuple(x.cuda() for x in batches(step))
+        return tuple(x.to(device) for x in batches(step))
 
-    learner = ToyLearner().cuda()
+    learner = ToyLearner().to(device)
     return Chain(
         learner, inference, given, num_data=40, steps_per_epoch=5, reference=data()[0], capture=capture, record_every=1
     )
@@ -237,12 +291,17 @@ def test_a_captured_run_equals_the_usual_one(distance, name):
 
 
 @pytest.mark.gpu
-def test_an_interrupted_captured_run_goes_on_as_if_it_were_not():
+@pytest.mark.parametrize("itself", [False, True], ids=["elsewhere", "in the same chain"])
+def test_an_interrupted_captured_run_goes_on_as_if_it_were_not(itself):
     whole, first, second = (toy_chain(True) for _ in range(3))
     list(whole.run())
-    for _ in range(37):
+    for _ in range(33):
         first.step()
-    second.load_state_dict(first.state_dict())
+    state = first.state_dict()
+    if itself:
+        second = first
+        second.step()
+    second.load_state_dict(state)
     list(second.run())
     for a, b in zip(whole.samples, second.samples, strict=True):
         torch.testing.assert_close(a.parameters, b.parameters, rtol=1e-4, atol=1e-5)

@@ -210,6 +210,11 @@ RESUMABLE = {
     "sghmc": {},
     "sgld": {"sampler": {**SAMPLER, "kind": "sgld"}},
     "repulsion": {"repulsion": REPEL},
+    "a force that yields": {
+        "restart": {"kind": "warm", "kick": 3.0},  # so that the loss rises
+        "repulsion": REPEL.changed(force=Fading(measure_every=3, tolerance=1.0)),
+        "cycles": 3,
+    },
     "sliced, both stages": {"repulsion": Repelling(images=6, pool=16, distance="sliced", stage="both")},
     "printed": {"repulsion": REPEL.changed(force={"kind": "printed", "strength": 1e-4}, stage="both")},
     "chains, cold": {"chains": 2, "cycles": 2, "restart": "cold", "repulsion": REPEL},

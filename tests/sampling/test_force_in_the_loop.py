@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rebapl.repulsion import Absolute, Capped, Fading, Force, Inverse, Normalised, Printed
+from rebapl.repulsion import Absolute, Capped, Fading, Force, Inverse, Normalised, Printed, Repulsion
 from rebapl.sampling import Chain, Inference, Repelling
 
 from .toy import ToyOutput
@@ -47,7 +47,7 @@ def batches(step):
     return noise - torch.tensor([0.0, 1.0, 0.0]), torch.zeros(2, dtype=torch.long)
 
 
-def chain(sampler, force: Force | None, stage="exploration", every=1, **more) -> Chain:
+def chain(sampler, force: Force | None, stage="exploration", every=1, learner=None, **more) -> Chain:
     """Two cycles of 80 steps; with a force in the second."""
     repulsion = None
     if force is not None:
@@ -59,7 +59,7 @@ def chain(sampler, force: Force | None, stage="exploration", every=1, **more) ->
     inference = Inference(
         sampler=sampler, epochs=1, batch=2, cycles=2, restart="warm", curve="constant", repulsion=repulsion, **more
     )
-    return Chain(Linear(), inference, batches, num_data=50, steps_per_epoch=STEPS)
+    return Chain(learner or Linear(), inference, batches, num_data=50, steps_per_epoch=STEPS)
 
 
 def walked(run: Chain) -> torch.Tensor:
@@ -197,3 +197,36 @@ def test_in_both_stages_the_coefficients_of_a_relative_force_are_held_while_samp
         away = theta[1] - clouds
         wanted = -(held[-1] * 2 * away / (away.square() + EPSILON) ** 2).sum()
         torch.testing.assert_close(gradient, torch.tensor([0.0, wanted, 0.0]), rtol=1e-3, atol=1e-5)
+
+
+class Uneven(Linear):
+    """As above, with a parameter that only the loss depends on, one that only the features do, and one for neither."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias, self.shift, self.unused = (torch.nn.Parameter(torch.zeros(1)) for _ in range(3))
+
+    def forward(self, images):
+        output = super().forward(images)
+        return ToyOutput(output.logits + self.bias, {}, {"theta": output.cloud("theta") + self.shift})
+
+
+@pytest.mark.parametrize("sampler", [SGD, ADAMW], ids=lambda sampler: sampler["kind"])
+def test_the_gradients_that_a_measuring_step_reuses_are_those_it_would_compute(sampler, monkeypatch):
+    """Also where the loss or the force has no gradient in a parameter, and beside AdamW."""
+    term, ends = Repulsion.term, []
+    for reuse in (True, False):
+
+        def given(*arguments, reuse=reuse):
+            *found, measured = term(*arguments)
+            return *found, measured if reuse else None
+
+        monkeypatch.setattr(Repulsion, "term", given)
+        run = chain(sampler, Fading(measure_every=1), learner=Uneven())
+        start_beside_the_sample(run)
+        list(run.run())
+        assert run.repulsion.last.norm > 0
+        assert run.learner.unused.grad is None
+        ends.append(run.samples[-1].parameters)
+    torch.testing.assert_close(*ends)
+    assert [bool(ends[0][name]) for name in ("bias", "shift", "unused")] == [True, True, False]

@@ -9,9 +9,13 @@ import typer
 from rebapl.runs.server import begin_server
 
 
-def expect_workers(given: str | int | None) -> str | int | None:
-    """If several runs at a time are asked for, let workers begin to import now, while the command itself does."""
-    if (isinstance(given, int) and given > 1) or (isinstance(given, str) and "," in given):
+def expect_workers(context: typer.Context, given: str | int | None) -> str | int | None:
+    """If several runs at a time are asked for, let workers begin to import now, while the command itself does.
+
+    Where the shell only asks how a word goes on, nothing is begun.
+    """
+    several = (isinstance(given, int) and given > 1) or (isinstance(given, str) and "," in given)
+    if several and not context.resilient_parsing:
         begin_server()
     return given
 

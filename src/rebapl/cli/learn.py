@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rebapl.cli.completion import kinds_of_inference, methods
-from rebapl.cli.engine_options import expect_workers
+from rebapl.cli.engine_options import Device, expect_workers
 from rebapl.cli.remarks import backbone_remarks, one_sample
 from rebapl.cli.values import QuietOption, parse_names
 from rebapl.errors import UserError
@@ -51,9 +51,7 @@ def learn(
     ] = INFERENCE,
     epochs: Annotated[int | None, typer.Option(help="Epochs instead of the number that was published.")] = None,
     template: Annotated[str | None, typer.Option(help="Text with {} for the class name.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, or several: cuda:0,cuda:1; the GPU if there is one.")
-    ] = None,
+    device: Device = None,
     jobs: Annotated[int, typer.Option(min=1, callback=expect_workers, help="Trainings at a time on each device.")] = 1,
     quiet: QuietOption = False,
 ) -> None:

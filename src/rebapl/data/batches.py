@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import lru_cache
 
 import torch
 from PIL import Image
 from torch import Tensor
 
+from rebapl.captured import current
 from rebapl.data.dataset import Dataset, Item
 from rebapl.data.kept import VIEWS
 from rebapl.data.resident import ResidentImages, fits
@@ -181,9 +181,8 @@ class TrainBatches:
 
     def _host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """An empty tensor on the CPU. For a GPU it is pinned, so that sending it does not wait."""
-        gpu = self.device.type == "cuda"
-        with torch.cuda.device(self.device) if gpu else nullcontext():  # background threads begin on the first GPU
-            return torch.empty(shape, dtype=dtype, pin_memory=gpu)
+        with current(self.device):
+            return torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
 
 
 @lru_cache(maxsize=8)

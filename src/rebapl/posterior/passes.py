@@ -13,13 +13,12 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rebapl.captured import Capturing, accelerated
+from rebapl.captured import Capturing, accelerated, current
 from rebapl.compiled import compiling, is_compiling
 from rebapl.learners import Learner
 from rebapl.posterior.per_sample import all_clouds, all_logits, for_mapping, sample_classes
@@ -110,7 +109,7 @@ class Passes:
     def _begin(self, views: Tensor, together: int | None) -> Finish:
         """The same for one pass."""
         gpu = self.device.type == "cuda"
-        with self._lock, torch.cuda.device(self.device) if gpu else nullcontext():
+        with self._lock, current(self.device):
             if gpu:
                 self._take_turn()
             ready, count = self._made_ready(), len(views)

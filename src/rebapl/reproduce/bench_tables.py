@@ -124,8 +124,9 @@ def how(about: Mapping[str, Any]) -> list[str]:
         f"rebapl: {about['steps']} steps in a row after {about['warm_up']} that do not count; the mean includes the "
         f"steps that measure norms, one in ten. Plain: {about['plain_steps']} after {about['plain_warm_up']}. "
         f"Answers: the median of up to {about['repeats']} calls, within {about['seconds']:g} s.",
-        "Plain is the same work done the obvious way: texts of full length, the reference images in a pass of their "
-        "own, operation by operation; one learner after the other answers, and encodes the texts in each call.",
+        "Plain is the same work done the obvious way: texts of full length, every position in every layer, the "
+        "reference images in a pass of their own, operation by operation; one learner after the other answers, and "
+        "encodes the texts in each call.",
     ]
 
 

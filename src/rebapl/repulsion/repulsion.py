@@ -21,7 +21,7 @@ from torch.nn.utils import get_total_norm
 from rebapl.errors import UserError, unknown
 from rebapl.repulsion.clouds import Stored, as_points
 from rebapl.repulsion.distances import DISTANCES, Distance, check_dimensions
-from rebapl.repulsion.force import FORCES, Force
+from rebapl.repulsion.force import FORCES, Force, Relative
 from rebapl.repulsion.memory import Keep, Memory
 from rebapl.repulsion.potential import POTENTIALS, Potential
 from rebapl.settings import OneOf
@@ -42,9 +42,8 @@ RECENT = 0.2
 RECENT_LOSS = 0.1
 # Remembered samples whose ‖∇d‖ one step measures, each with a backward pass; the next step takes the next ones.
 AT_ONCE = 4
-
-
-# What is carried from one cycle to the next; `level` is the running mean of the loss, `first` that of the first cycle.
+# What is carried from one cycle to the next; `level` is the running mean of the loss, `first` what that was when the
+# first cycle ended.
 LASTING = ("usual", "step", "level", "first")
 
 
@@ -122,7 +121,7 @@ class Repulsion:
     learned, which gives ε its scale.
 
     In a loop of your own, begin each cycle with `begin_cycle()`, add `repulsion(...)` to the loss where `acts(...)`,
-    and `remember(...)` each sample.
+    and `remember(...)` each sample. If the force has a tolerance, give the loss of every step to `note_loss(...)`.
 
     >>> pool = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
     >>> repulsion = Repulsion("wasserstein", force={"kind": "absolute", "strength": 0.1}, anchor=pool)
@@ -256,8 +255,7 @@ class Repulsion:
 
     def _share(self, like: Tensor) -> Tensor:
         """What the tolerance leaves of the force (): all of it without one."""
-        tolerance = getattr(self.force, "tolerance", None)
-        if tolerance is None:
+        if self._tolerance is None:
             return like.new_ones(())
         if "first" not in self._carried:
             raise UserError(
@@ -265,7 +263,11 @@ class Repulsion:
                 "from the first cycle on"
             )
         risen = (self._carried["level"] - self._carried["first"]).to(like)
-        return (1 - risen / tolerance).clamp(0, 1)
+        return (1 - risen / self._tolerance).clamp(0, 1)
+
+    @property
+    def _tolerance(self) -> float | None:
+        return self.force.tolerance if isinstance(self.force, Relative) else None
 
     @property
     def _stored(self) -> Stored:
@@ -280,7 +282,7 @@ class Repulsion:
 
     def note_loss(self, loss: Tensor) -> None:
         """The mean loss of a step (), of every step and every cycle: what a force with a tolerance follows."""
-        if getattr(self.force, "tolerance", None) is not None:
+        if self._tolerance is not None:
             loss = loss.detach()
             level = self._carried.get("level", loss).to(loss)
             self._carried["level"] = running_mean(level, loss, RECENT_LOSS)

@@ -311,6 +311,8 @@ class Chain(Loop):
         self._load_common_state(state)
         if self.repulsion is not None:
             self.repulsion.load_state_dict(state["repulsion"])
+        if self.passes.capturing is not None:
+            self.passes.capturing.forget()
         if self.average is not None:
             self.average.sums = {name: total.to(self.device) for name, total in state["average"].items()}
         self._ends = {int(chain): end for chain, end in state["ends"].items()}

@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from rebapl.captured import current
 from rebapl.errors import UserError
 from rebapl.learnable import Learnable
 from rebapl.randomness import derived_seed, generator
@@ -26,8 +27,9 @@ Batches = Callable[[int], tuple[Tensor, Tensor]]
 class Drawing(Protocol):
     """`Batches` that can be drawn inside a captured pass, where `drawable`: batches(step) is draw(choices(step)).
 
-    `choices(step)` is all that is random in a step, one row per image; it may be on the CPU, in pinned memory. `draw`
-    makes images and labels of it on the device, by operations that have the same shapes at each step and do not wait.
+    `choices(step)` is all that is random in a step, one row per image; it may be on the CPU, in pinned memory. It is a
+    new tensor each time: the device may not have read the last one yet. `draw` makes images and labels of it on the
+    device, by operations that have the same shapes at each step and do not wait.
     """
 
     @property
@@ -126,8 +128,8 @@ class Loop(ABC):
         """One iteration. If a number was not finite, the last good state is put back and the error is raised."""
         if self._good is None:
             self._good = self.state_dict()
-        now = self.schedule.steps
-        checking = self._advance(now)
+        with current(self.device):
+            checking = self._advance(self.schedule.steps)
         if checking:
             self._good = self.state_dict()
 
