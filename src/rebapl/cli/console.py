@@ -19,6 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from rebapl.durations import roughly
 from rebapl.errors import printable
 from rebapl.reports.tables import Table
 from rebapl.runs.jobs import Ended, Event, Job, Retried, Started, Stepped
@@ -128,20 +129,9 @@ class PlainSteps:
         if not math.isnan(loss):
             words.append(f"loss {loss:.3f}")
         if total is not None and begun < done < total:
-            words.append(f"about {in_words((total - done) * (now - since) / (done - begun))} left")
+            words.append(f"about {roughly((total - done) * (now - since) / (done - begun))} left")
         words += [note] if note else []
         self.say(f"{self.title}: {', '.join(words)}")
-
-
-def in_words(seconds: float) -> str:
-    """A duration as a person says it.
-
-    >>> in_words(42), in_words(200), in_words(9000)
-    ('42 s', '3 min', '2.5 h')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 class RunProgress(StepProgress):

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from rebapl.durations import clock
 from rebapl.errors import UserError, printable
 from rebapl.runs.jobs import Ended, Event, Job, Retried, Started, Stepped
 from rebapl.runs.work import Work
@@ -159,19 +160,6 @@ def cycle_in_words(inference: Inference | None, done: int, total: int) -> str:
     chains, first = inference.chains, inference.first_epochs or inference.epochs
     begun = epoch // first if epoch < chains * first else chains + (epoch - chains * first) // inference.epochs
     return f"{min(int(begun) // chains + 1, inference.cycles)} of {inference.cycles}"
-
-
-def clock(seconds: float) -> str:
-    """A duration as a clock shows it.
-
-    >>> clock(7), clock(754), clock(9000)
-    ('7 s', '12:34', '2:30:00')
-    """
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def _inference(job: Work) -> Inference | None:

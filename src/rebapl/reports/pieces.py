@@ -70,18 +70,6 @@ def page_table(table: Table) -> PageTable:
     return PageTable(table.title, table.columns, rows, numeric, [note for note in table.remarks() if note])
 
 
-def duration(seconds: float) -> str:
-    """A duration in the two units that matter.
-
-    >>> duration(7.25), duration(112), duration(3725)
-    ('7.2 s', '1 min 52 s', '1 h 2 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
 def in_bytes(count: float) -> str:
     """A number of bytes in the unit that suits it.
 

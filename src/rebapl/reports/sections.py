@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rebapl.data.fewshot import spread
+from rebapl.durations import in_two_units
 from rebapl.evaluation.intervals import accuracy_interval
 from rebapl.evaluation.scores import harmonic_mean
 from rebapl.learners import METHODS
 from rebapl.reports.charts import Figure, log_figures, schedule_figure
 from rebapl.reports.inspection import Inspected
 from rebapl.reports.pictures import most_disputed, surest_mistakes
-from rebapl.reports.pieces import PageTable, Section, Shown, Tile, duration, ends_of, in_bytes
+from rebapl.reports.pieces import PageTable, Section, Shown, Tile, ends_of, in_bytes
 from rebapl.reports.results import asked_settings, flat_settings, short_value
 from rebapl.reports.score_sections import (
     calibration_section,
@@ -63,7 +64,7 @@ def tiles(seen: Inspected) -> list[Tile]:
         found.append(Tile("samples", str(len(weights)), more))
     seconds = seen.environment.get("training_seconds")
     if seconds is not None and seen.inference is not None:
-        found.append(Tile("training", duration(seconds), str(seen.environment.get("device", ""))))
+        found.append(Tile("training", in_two_units(seconds), str(seen.environment.get("device", ""))))
     return found
 
 
@@ -218,10 +219,10 @@ def _cost(seen: Inspected) -> Section:
     if seconds is not None and seen.inference is not None:
         steps = len(seen.course.lr) if seen.course is not None else 0
         each = f", {1000 * seconds / steps:.0f} ms for each of {steps} steps" if steps else ""
-        facts.append(("training", duration(seconds) + each))
+        facts.append(("training", in_two_units(seconds) + each))
     if result.seconds.evaluation is not None:
         images = sum(part.images for part in result.parts.values())
-        facts.append(("evaluation", f"{duration(result.seconds.evaluation)} for {images} test images"))
+        facts.append(("evaluation", f"{in_two_units(result.seconds.evaluation)} for {images} test images"))
     memory: Mapping[str, Any] = made.get("peak_memory", {})
     for key, name in (("device", "memory on the GPU, at most"), ("process", "memory of the process, at most")):
         if key in memory:

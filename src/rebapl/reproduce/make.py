@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rebapl.durations import roughly
 from rebapl.errors import UserError, unknown
 from rebapl.files import read_json, write_atomically, write_json
 from rebapl.reports.style import save_for_paper
@@ -146,9 +147,9 @@ def planned(
                 spent += each.seconds
             done += seen[folder, parts].done
         total += spent
-        rows.append([target.name, target.what, _count(len(configs)), _count(done), clock(spent)])
+        rows.append([target.name, target.what, _count(len(configs)), _count(done), roughly(spent)])
     done = sum(each.done for each in seen.values())
-    rows.append(["all together", "", _count(len(seen)), _count(done), clock(total)])
+    rows.append(["all together", "", _count(len(seen)), _count(done), roughly(total)])
     notes = [
         f"An estimate for {(here or pace(suite.backbone)).machine}, perhaps wrong by a factor of two or three; runs "
         "that targets share are counted once, with the first.",
@@ -162,12 +163,3 @@ def planned(
 
 def _count(number: int) -> Cell:
     return Cell(number, digits=0)
-
-
-def clock(spent: float) -> str:
-    """Seconds as people say them.
-
-    >>> clock(40), clock(200), clock(9000)
-    ('1 min', '3 min', '2.5 h')
-    """
-    return f"{spent / 3600:.1f} h" if spent >= 3600 else f"{max(1, round(spent / 60))} min"

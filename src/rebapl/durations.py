@@ -1,0 +1,39 @@
+"""Durations for people, in three ways: roughly, in two units, and as a clock shows them."""
+
+from __future__ import annotations
+
+
+def roughly(seconds: float) -> str:
+    """As a person says it of something that is to come.
+
+    >>> roughly(42), roughly(200), roughly(9000)
+    ('42 s', '3 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def in_two_units(seconds: float) -> str:
+    """In the two units that matter.
+
+    >>> in_two_units(7.25), in_two_units(112), in_two_units(3725)
+    ('7.2 s', '1 min 52 s', '1 h 2 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def clock(seconds: float) -> str:
+    """As a clock shows it, in a column that is renewed all the time.
+
+    >>> clock(7), clock(754), clock(9000)
+    ('7 s', '12:34', '2:30:00')
+    """
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
