@@ -29,7 +29,7 @@ from rebapl.repulsion import Repulsion, kick
 from rebapl.sampling.adaptive import worth_another_cycle
 from rebapl.sampling.building import build_repulsion, build_schedule
 from rebapl.sampling.diagnostics import Diagnostics
-from rebapl.sampling.gradients import Gradient, Gradients, Passes
+from rebapl.sampling.gradients import Gradient, Gradients, StepPasses
 from rebapl.sampling.guard import total_norm
 from rebapl.sampling.loop import Batch, Batches, Drawing, Loop, Sample, copied, kept
 from rebapl.sampling.reference import Reference, evaluating
@@ -102,7 +102,7 @@ class Chain(Loop):
         if compile is None:
             compile = accelerated(self.device) and inference.all_epochs * steps_per_epoch >= COMPILED_FROM
         self.drawing = batches if wanted and isinstance(batches, Drawing) and batches.drawable else None
-        self.passes = Passes(learner, list(tensors), capturing, compile, self.drawing)
+        self.passes = StepPasses(learner, list(tensors), capturing, compile, self.drawing)
         self.stopped = False
         self._ends: dict[int, dict[str, Tensor]] = {}
         self._predictions: list[Tensor] = []

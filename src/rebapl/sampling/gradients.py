@@ -46,7 +46,7 @@ class Gradients(NamedTuple):
         return cls(loss.detach(), grads, beside, found, finite(**values))
 
 
-class Passes:
+class StepPasses:
     """The passes of one learner, as usual or replayed by `capturing`; with it, batches must have one shape.
 
     With `compile`, the parts of the model that can be compiled are. `drawing` makes images and labels of choices, where
