@@ -84,9 +84,9 @@ def test_samples_farther_apart_are_more_diverse() -> None:
 def test_a_hundred_images_are_spread_over_those_given() -> None:
     views, posterior = random_views(130), posterior_of(0.5)
     chosen = views[[i * 130 // 100 for i in range(100)]]
-    torch.testing.assert_close(
-        measure_diversity(posterior, views).distance, wasserstein_matrix(posterior.sample_clouds(chosen, "image"))
-    )
+    found = measure_diversity(posterior, views)
+    torch.testing.assert_close(found.distance, wasserstein_matrix(posterior.sample_clouds(chosen, "image")))
+    assert torch.equal(found.disagreement, disagreement_matrix(posterior.sample_logits(chosen).argmax(-1)))
 
 
 def test_scores_of_all_samples_and_of_each() -> None:

@@ -74,11 +74,12 @@ def measure_diversity(posterior: Posterior, views: Tensor, space: str | None = N
     """
     views = views[spread(len(views), IMAGES)]
     space = space or posterior.learner.repels_in or "image"
+    clouds, logits = posterior.passes.clouds(views, space, "logits")
     return Diversity(
         space=space,
         images=len(views),
-        distance=wasserstein_matrix(posterior.sample_clouds(views, space)),
-        disagreement=disagreement_matrix(posterior.sample_logits(views).argmax(-1)),
+        distance=wasserstein_matrix(clouds),
+        disagreement=disagreement_matrix(logits.argmax(-1)),
         weights=posterior.weights,
     )
 

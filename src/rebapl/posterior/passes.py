@@ -98,11 +98,11 @@ class Passes:
 
     @torch.inference_mode(False)  # what is kept must serve callers in either mode
     @torch.no_grad()
-    def clouds(self, views: Tensor, space: str) -> Tensor:
-        """The points of every sample in a feature space; see `per_sample.all_clouds`."""
+    def clouds(self, views: Tensor, *spaces: str) -> list[Tensor]:
+        """The points of every sample in feature spaces; see `per_sample.all_clouds`."""
         with self._lock:
             ready = self._made_ready()
-            return all_clouds(ready.learner, ready.stacks, ready.classes, views.to(self.device), space)
+            return all_clouds(ready.learner, ready.stacks, ready.classes, views.to(self.device), spaces)
 
     @torch.inference_mode(False)  # what is kept must serve callers in either mode
     @torch.no_grad()

@@ -150,16 +150,17 @@ def all_clouds(
     stacks: Mapping[str, Tensor],
     classes: Sequence[Mapping[str, Tensor]],
     views: Tensor,
-    space: str,
-) -> Tensor:
-    """The points (S, n, d) of a named feature space of every sample, in one pass over views uint8 (N, 3, H, W).
+    spaces: Sequence[str],
+) -> list[Tensor]:
+    """The points (S, n, d) of every sample in each of the named feature spaces, for views uint8 (N, 3, H, W).
 
-    n is N, or C if the space has a row per class.
+    n is N, or C if the space has a row per class. One pass per sample serves all spaces.
     """
     frozen = _frozen(learner, views)
     calls = zip(_calls(learner, stacks, len(classes)), classes, strict=True)
     outputs: Iterator[Output] = (call("respond", frozen, of_sample) for call, of_sample in calls)
-    return torch.stack([output.cloud(space).float().cpu() for output in outputs])
+    clouds = [[output.cloud(space).float().cpu() for space in spaces] for output in outputs]
+    return [torch.stack(of_space) for of_space in zip(*clouds, strict=True)]
 
 
 def _calls(learner: Learner, stacks: Mapping[str, Tensor], count: int) -> Iterator[Callable[..., Any]]:

@@ -243,7 +243,8 @@ class Posterior:
         space = space or self.learner.repels_in
         if space is None:
             raise UserError(f"method '{self.about.get('method')}' learns no features: name a space, such as 'image'")
-        return self.passes.clouds(views, space)
+        (cloud,) = self.passes.clouds(views, space)
+        return cloud
 
     def probabilities(self, views: Tensor) -> Tensor:
         """The posterior predictive (N, C)."""

@@ -55,9 +55,9 @@ class Spread:
         ]
         return lambda: torch.cat([each.result()() for each in begun], dim=by)
 
-    def clouds(self, views: Tensor, space: str) -> Tensor:
+    def clouds(self, views: Tensor, *spaces: str) -> list[Tensor]:
         """As `Passes.clouds`, on the first device."""
-        return self._whole[0].clouds(views, space)
+        return self._whole[0].clouds(views, *spaces)
 
     @cached_property
     def _shares(self) -> list[Passes]:
