@@ -132,12 +132,13 @@ STRUCTURES: dict[str, Setting] = {
 LEFT_OUT = ("3 cold", "15 warm")
 """Without a force these two are known from earlier runs and only take time."""
 
+WASSERSTEIN = "Wasserstein, ε 0.1"
 VARIATIONS: dict[str, dict[str, Any]] = {
     "ε 0.03": {"repulsion.potential.epsilon": 0.03},
     "ε 0.1": {"repulsion.potential.epsilon": 0.1},
     "ε 1": {"repulsion.potential.epsilon": 1.0},
     "fraction 0.3": {"repulsion.force.fraction": 0.3},
-    "Wasserstein, ε 0.1": {"repulsion.distance": "wasserstein", "repulsion.potential.epsilon": 0.1},
+    WASSERSTEIN: {"repulsion.distance": "wasserstein", "repulsion.potential.epsilon": 0.1},
     "text features": {"repulsion.space": "text", "repulsion.images": None},
     "previous cycle": {"repulsion.memory": "previous"},
     "T = 0.01": {"sampler.temperature": 0.01},
@@ -188,21 +189,20 @@ LONGER: dict[str, Setting] = {
 }
 """More layouts of 3·E epochs, for the second round."""
 
-WASSERSTEIN = "Wasserstein, ε 0.1"
 GENTLE: dict[str, dict[str, Any]] = {
-    "Wasserstein, ε 0.1": VARIATIONS["Wasserstein, ε 0.1"],
+    WASSERSTEIN: VARIATIONS[WASSERSTEIN],
     "Wasserstein, ε 0.03": {"repulsion.distance": "wasserstein", "repulsion.potential.epsilon": 0.03},
     "ε 0.1": VARIATIONS["ε 0.1"],
     "Wasserstein, ε 0.1, fraction 0.3": {
-        **VARIATIONS["Wasserstein, ε 0.1"], "repulsion.force.fraction": 0.3,
+        **VARIATIONS[WASSERSTEIN], "repulsion.force.fraction": 0.3,
     },
 }  # fmt: skip
 SECOND_ROUND = {
     "3 chains of 3 warm": tuple(GENTLE),
-    "3 chains of 2 warm": ("Wasserstein, ε 0.1", "ε 0.1"),
-    "3 chains of 2 warm, long first": ("Wasserstein, ε 0.1",),
-    "5 cold": ("Wasserstein, ε 0.1",),
-    "a full cycle and 10 short": ("Wasserstein, ε 0.1",),
+    "3 chains of 2 warm": (WASSERSTEIN, "ε 0.1"),
+    "3 chains of 2 warm, long first": (WASSERSTEIN,),
+    "5 cold": (WASSERSTEIN,),
+    "a full cycle and 10 short": (WASSERSTEIN,),
 }
 
 
@@ -275,7 +275,7 @@ def compared_rows(chosen: str, first: str, impulses: bool) -> dict[str, Setting]
     """
     ours = setting_of(chosen)
     samples = ours.changes.get("chains", 1) * ours.changes.get("cycles", 3)
-    other = {"Wasserstein, force at every step": varied(ours, VARIATIONS["Wasserstein, ε 0.1"])}
+    other = {"Wasserstein, force at every step": varied(ours, VARIATIONS[WASSERSTEIN])}
     if "Wasserstein" in chosen:
         other = {"MMD, force at every step": varied(with_force(null_setting(chosen)), VARIATIONS["ε 0.1"])}
     earlier = {} if first == chosen else {FIRST: setting_of(first), FIRST_NULL: null_setting(first)}
@@ -407,15 +407,18 @@ class Study:
 
     def _together(self, folders: Sequence[Path]) -> RunResult:
         """The scores of the runs in these folders when their members answer together."""
-        configs = [read_config(folder) for folder in folders]
         device = best_device(self.asked.device)
+        loaded = []
+        for folder in folders:
+            config = read_config(folder)
+            posterior = load_trained(folder, device=device, backbone=config.backbone_name, load=self.backbones)
+            loaded.append((posterior, config.task(self.asked.root)))
         parts: dict[str, PartScores] = {}
         for name in ("base", "novel"):
-            predictions = []
-            for folder, each in zip(folders, configs, strict=True):
-                posterior = load_trained(folder, device=device, backbone=each.backbone_name, load=self.backbones)
-                task = each.task(self.asked.root)
-                predictions.append(predict_part(bound_to(posterior, task, task.tests[name]), task.tests[name]))
+            predictions = [
+                predict_part(bound_to(posterior, task, task.tests[name]), task.tests[name])
+                for posterior, task in loaded
+            ]
             members = torch.cat([each.per_sample for each in predictions])
             together = replace(
                 predictions[0],
@@ -423,7 +426,7 @@ class Study:
                 per_sample=members,
                 weights=torch.full((len(members),), 1 / len(members)),
             )
-            parts[name] = PartScores(**prediction_scores(together, part_labels(task.tests[name])))
+            parts[name] = PartScores(**prediction_scores(together, part_labels(loaded[0][1].tests[name])))
         spent = [read_result(folder).seconds.training or 0.0 for folder in folders]
         return RunResult(parts=parts, seconds=Seconds(training=sum(spent)))
 

@@ -57,8 +57,10 @@ class Weights(NamedTuple):
     down_bias: Tensor
 
 
-def states_at(hidden: Tensor, positions: Tensor) -> Tensor:
-    """The states (B, r, d) at positions (B, r) of sequences (B, L, d)."""
+def states_at(hidden: Tensor, positions: Tensor | None) -> Tensor:
+    """The states (B, r, d) at positions (B, r) of sequences (B, L, d); all of them if no positions are given."""
+    if positions is None:
+        return hidden
     return hidden.gather(1, positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
 
 
@@ -118,8 +120,7 @@ class Block:
             way = _layer if hidden.is_cuda else layer
             return way(hidden, self.weights, self.heads, self.epsilon, self.activation, self.causal, positions)
         given = {"is_causal": True} if self.causal else {}
-        made = self.module(hidden, attention_mask=None, **given)
-        return made if positions is None else states_at(made, positions)
+        return states_at(self.module(hidden, attention_mask=None, **given), positions)
 
     @property
     def weights(self) -> Weights:

@@ -86,7 +86,8 @@ class MaPLe(Learner[States]):
         texts = torch.stack(list(self.text.values()))
         if texts.requires_grad:  # an optimizer moves all parameters in one go if gradients lie in memory as they do
             texts.register_hook(Tensor.contiguous)
-        return list(torch.baddbmm(biases.unsqueeze(2), weights, texts.transpose(1, 2)).transpose(1, 2).unbind())
+        made = torch.baddbmm(biases.unsqueeze(2), weights, texts.transpose(1, 2)).transpose(1, 2)
+        return list(made.to(self.encoder.dtype).unbind())
 
     def respond(self, frozen: States, classes: Mapping[str, Tensor]) -> Output:
         image = image_features(self.encoder, frozen, self.vision_prompts())

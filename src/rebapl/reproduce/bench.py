@@ -278,13 +278,13 @@ def measure(
         "seconds": effort.seconds,
     }
     measured = Measured(about, [], [])
-    rows: dict[str, Callable[[], Iterator[StepTimes | AnswerTimes]]] = {
-        "steps": lambda: bench.steps(cases(method, effort.distances, effort.classes, batch)),
-        "answers": lambda: bench.answers(effort.methods, effort.samples),
-        "growth": lambda: bench.growth(method),
+    rows: dict[str, Iterator[StepTimes | AnswerTimes]] = {  # each is timed when it is asked for
+        "steps": bench.steps(cases(method, effort.distances, effort.classes, batch)),
+        "answers": bench.answers(effort.methods, effort.samples),
+        "growth": bench.growth(method),
     }
     for part in PARTS:
-        for row in rows[part]() if part in parts else ():
+        for row in rows[part] if part in parts else ():
             if isinstance(row, StepTimes):
                 measured = replace(measured, steps=[*measured.steps, row])
             else:

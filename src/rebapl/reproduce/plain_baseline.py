@@ -50,8 +50,7 @@ def every_position(layer: Layer) -> Layer:
     """The same layer, which computes all states also where only some are asked for."""
 
     def run(hidden: Tensor, positions: Tensor | None = None) -> Tensor:
-        made = layer(hidden)
-        return made if positions is None else states_at(made, positions)
+        return states_at(layer(hidden), positions)
 
     return run
 

@@ -16,18 +16,17 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from rebapl.errors import UserError, unknown
 from rebapl.repulsion.clouds import Stored, as_points
 from rebapl.repulsion.distances import DISTANCES, Distance, check_dimensions
 from rebapl.repulsion.force import FORCES, Force, Relative
+from rebapl.repulsion.measured import Gradient, Measured, gradient_of, norm_of
 from rebapl.repulsion.memory import Keep, Memory
 from rebapl.repulsion.potential import POTENTIALS, Potential
 from rebapl.settings import OneOf
 
 Stage = Literal["exploration", "both"]
-Gradient = tuple[Tensor | None, ...]
 
 DISTANCE = OneOf("distance", DISTANCES)
 POTENTIAL = OneOf("potential", POTENTIALS)
@@ -84,30 +83,6 @@ class Found(NamedTuple):
     slope: Tensor
     held: Tensor
     norm: Tensor
-
-
-class Measured(NamedTuple):
-    """The gradients that a measuring step has computed anyway, so that nobody need go backward for them again.
-
-    `loss` is that of the loss, `samples` are those of the measured samples' potentials, and `weights` (m,) their
-    coefficients in the term; `rest` is what the others add to the term, None if all were measured.
-    """
-
-    loss: Gradient
-    samples: list[Gradient]
-    weights: Tensor
-    rest: Tensor | None
-
-    def of_term(self, parameters: Sequence[Tensor]) -> Gradient:
-        """The gradient of the whole term."""
-        rest: Gradient = tuple(None for _ in parameters)
-        if self.rest is not None:
-            rest = torch.autograd.grad(self.rest, parameters, allow_unused=True)
-        scaled = [
-            tuple(None if g is None else weight * g for g in sample)
-            for weight, sample in zip(self.weights, self.samples, strict=True)
-        ]
-        return tuple(map(added, zip(rest, *scaled, strict=True)))
 
 
 class Repulsion:
@@ -355,9 +330,10 @@ class Repulsion:
                 "repulsion(cloud, loss=loss, parameters=list(model.parameters())), or take an absolute force"
             )
         which = carried.which
-        of_loss, *of_samples = (_gradient(value, parameters) for value in (loss, *potentials[which].unbind()))
-        usual = running_mean(carried.usual, _norm(of_loss).to(potentials), carried.weight)
-        norms = torch.stack([_norm(each) for each in of_samples]).to(potentials)
+        values = (loss, *potentials[which].unbind())
+        of_loss, *of_samples = (gradient_of(value, parameters, keep=True) for value in values)
+        usual = running_mean(carried.usual, norm_of(of_loss).to(potentials), carried.weight)
+        norms = torch.stack([norm_of(each) for each in of_samples]).to(potentials)
         # near coincidence the slope is small by accident: let it fall by half at most
         measured = torch.maximum(norms / pull[which], 0.5 * carried.slope[which])
         slope = carried.slope.index_copy(0, which, torch.where(apart[which], measured, 0))
@@ -416,22 +392,3 @@ def running_mean(old: Tensor, new: Tensor, weight: Tensor | float) -> Tensor:
     """The mean with one more measurement; what is not finite does not enter it, as before the first."""
     old, new = torch.where(old.isfinite(), old, new), torch.where(new.isfinite(), new, old)
     return torch.lerp(old, new, weight)
-
-
-def _gradient(value: Tensor, parameters: Sequence[Tensor]) -> Gradient:
-    """∇value by parameter, keeping the graph; None where it does not depend on one."""
-    learned = iter(
-        torch.autograd.grad(value, [p for p in parameters if p.requires_grad], retain_graph=True, allow_unused=True)
-    )
-    return tuple(next(learned) if p.requires_grad else None for p in parameters)
-
-
-def _norm(gradient: Gradient) -> Tensor:
-    """‖∇‖ over all parameters together; shape ()."""
-    return get_total_norm([g for g in gradient if g is not None])
-
-
-def added(parts: Iterable[Tensor | None]) -> Tensor | None:
-    """The sum of what is there; None if nothing is."""
-    there = [part for part in parts if part is not None]
-    return torch.stack(there).sum(0) if len(there) > 1 else next(iter(there), None)

@@ -12,8 +12,9 @@ from rebapl.captured import Capturing
 from rebapl.compiled import compiling
 from rebapl.learnable import Learnable
 from rebapl.repulsion import Repulsion
-from rebapl.repulsion.repulsion import Carried, Found, Gradient, Plan, added
-from rebapl.sampling.guard import finite, total_norm
+from rebapl.repulsion.measured import Gradient, gradient_of, norm_of, sum_of
+from rebapl.repulsion.repulsion import Carried, Found, Plan
+from rebapl.sampling.guard import finite
 from rebapl.sampling.loop import Batch, Drawing
 from rebapl.sampling.reference import Reference
 
@@ -38,11 +39,11 @@ class Gradients(NamedTuple):
         found: Found | None = None,
     ) -> Gradients:
         """With the norms in the pass, so that a replay has them, too."""
-        values = {"loss": loss, "gradient": _norm(grads)}
+        values = {"loss": loss, "gradient": norm_of(grads)}
         if term is not None:
             values["repulsion"] = term
         if any(grad is not None for grad in beside):
-            values["force"] = _norm(beside)
+            values["force"] = norm_of(beside)
         return cls(loss.detach(), grads, beside, found, finite(**values))
 
 
@@ -112,7 +113,7 @@ class StepPasses:
     def _plain(self, batch: Batch) -> Gradients:
         images, labels = self._drawn(batch)
         loss = self.learner.loss(self.learner(images), labels)
-        return Gradients.of(loss, self._differentiate(loss))
+        return Gradients.of(loss, gradient_of(loss, self.parameters))
 
     def _repelled(
         self,
@@ -129,18 +130,12 @@ class StepPasses:
         term, found, measured = repulsion.term(Plan(kind, carried), cloud, points, loss, self.parameters, decoupled)
         beside = decoupled or repulsion.force.outside
         if not beside and measured is None:
-            return Gradients.of(loss, self._differentiate(loss + term), (), term, found)
+            return Gradients.of(loss, gradient_of(loss + term, self.parameters), (), term, found)
         if measured is None:
-            grads, force = self._differentiate(loss, retain=True), self._differentiate(term)
+            grads = gradient_of(loss, self.parameters, keep=True)
+            force = gradient_of(term, self.parameters)
         else:
             grads, force = measured.loss, measured.of_term(self.parameters)
         if not beside:
-            grads, force = tuple(map(added, zip(grads, force, strict=True))), ()
+            grads, force = sum_of([grads, force]), ()
         return Gradients.of(loss, grads, force, term, found)
-
-    def _differentiate(self, value: Tensor, retain: bool = False) -> Gradient:
-        return torch.autograd.grad(value, self.parameters, allow_unused=True, retain_graph=retain or None)
-
-
-def _norm(gradient: Gradient) -> Tensor:
-    return total_norm(grad for grad in gradient if grad is not None)
