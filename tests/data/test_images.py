@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from rebapl.data.images import read_image
 from rebapl.errors import UserError
@@ -54,6 +54,16 @@ def test_a_turned_photo_is_upright_unless_it_is_published_so(tmp_path: Path) -> 
     picture.save(tmp_path / "turned.png", exif=exif)
     assert np.array_equal(read_image(tmp_path / "turned.png"), np.rot90(np.asarray(picture), k=-1))
     assert np.array_equal(read_image(tmp_path / "turned.png", upright=False), np.asarray(picture))
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "tif", "webp"])
+@pytest.mark.parametrize("orientation", range(1, 10))  # 9 is none
+def test_every_orientation_is_that_of_pillow(tmp_path: Path, ending: str, orientation: int) -> None:
+    exif, path = Image.Exif(), tmp_path / f"turned.{ending}"
+    exif[0x0112] = orientation
+    noise().save(path, exif=exif)
+    with Image.open(path) as image:
+        assert np.array_equal(read_image(path), ImageOps.exif_transpose(image))
 
 
 @pytest.mark.filterwarnings("error")

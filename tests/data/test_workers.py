@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from rebapl.data import workers
-from rebapl.data.workers import Ahead, in_threads, mapped_ahead
+from rebapl.data.workers import MOST_THREADS, Ahead, in_threads, mapped_ahead, thread_count
 
 
 @pytest.fixture(autouse=True)
@@ -149,3 +149,9 @@ def test_a_program_ends_while_steps_are_being_made() -> None:
     program = "import time; from rebapl.data.workers import Ahead; Ahead(lambda s: time.sleep(0.1 * s), 2)(0)"
     done = subprocess.run([sys.executable, "-c", program], timeout=30, capture_output=True, check=True)
     assert done.stderr == b""
+
+
+def test_a_thread_for_each_core_and_item_but_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [thread_count(items) for items in (0, 1, 2, 100)] == [0, 1, 2, 2]
+    monkeypatch.setattr(workers, "cores", lambda: 64)
+    assert [thread_count(5), thread_count(100), thread_count()] == [5, MOST_THREADS, MOST_THREADS]

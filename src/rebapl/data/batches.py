@@ -15,7 +15,7 @@ from rebapl.data.dataset import Dataset, Item
 from rebapl.data.kept import VIEWS
 from rebapl.data.resident import ResidentImages, fits
 from rebapl.data.transforms import Preprocessing, random_crop
-from rebapl.data.workers import Ahead, cores, in_threads
+from rebapl.data.workers import Ahead, in_threads, thread_count
 from rebapl.randomness import generator, python_random
 
 
@@ -119,7 +119,7 @@ class TrainBatches:
         else:
             self.images = data.images
         if ahead is None:
-            ahead = 0 if self.device.type == "cpu" else max(2, min(cores(), 8))
+            ahead = 0 if self.device.type == "cpu" else max(2, thread_count())
         self._prepared: Callable[[int], tuple[Tensor, Tensor]] = self._prepare
         if self.resident is None and ahead > 0:
             self._prepared = Ahead(self._prepare, ahead)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -10,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from rebapl.errors import UserError, printable
 
@@ -132,7 +133,8 @@ def read_image(path: Path, upright: bool = True) -> Image.Image:
             raise OSError("the file is empty")
         if path.suffix.lower() in HEIC and not reads_heic():
             raise OSError(HEIC_ADVICE)
-        with Image.open(path) as image:
+        # All bytes at once: while threads read side by side, each small read would wait for its turn in Python.
+        with Image.open(io.BytesIO(path.read_bytes())) as image:
             return as_rgb(turned_upright(image) if upright else image)
     except FileNotFoundError as error:
         raise UnreadableImageError(f"{printable(str(path))}: no such image", "no such image") from error
@@ -170,6 +172,9 @@ def as_rgb(image: Image.Image) -> Image.Image:
 def turned_upright(image: Image.Image) -> Image.Image:
     """The picture as its EXIF orientation says it was taken."""
     try:
+        image.load()  # some formats tell only then
+        if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
+            return image  # where Pillow would copy it
         return ImageOps.exif_transpose(image)
     except BROKEN:  # a photo with damaged EXIF is still a photo; damaged pixels show when it is converted
         return image

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -36,7 +37,7 @@ class Preprocessing:
 
     def centre(self, image: Image.Image) -> Tensor:
         """The test-time view, uint8 (3, crop, crop): resized, then the centre."""
-        image = image.convert("RGB")  # before resizing: palettes and transparency cannot be interpolated
+        image = _as_rgb(image)  # before resizing: palettes and transparency cannot be interpolated
         width, height = image.size
         short = min(width, height)
         # The long side is rounded down, as the published pipelines do.
@@ -54,7 +55,7 @@ class Preprocessing:
     def view(self, image: Image.Image, box: Box, mirrored: bool) -> Tensor:
         """That box of the image, uint8 (3, crop, crop)."""
         # Cropped before it is resized, as the published pipelines do: no pixel outside the box takes part.
-        view = image.convert("RGB").crop(box).resize((self.crop, self.crop), self.resample)
+        view = _as_rgb(image).crop(box).resize((self.crop, self.crop), self.resample)
         return as_tensor(view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else view)
 
 
@@ -92,7 +93,17 @@ def largest_box(width: int, height: int, scale: tuple[float, float]) -> tuple[in
 def as_tensor(image: Image.Image) -> Tensor:
     """An RGB image as uint8 (3, H, W)."""
     # By numpy: torch would share so small a copy among threads, and there is a thread per image already.
-    return torch.from_numpy(np.array(np.asarray(image.convert("RGB")).transpose(2, 0, 1), order="C"))
+    return torch.from_numpy(np.array(np.asarray(_as_rgb(image)).transpose(2, 0, 1), order="C"))
+
+
+def stacked(views: Sequence[Tensor]) -> Tensor:
+    """Views (3, H, W), one or more, as one tensor (n, 3, H, W)."""
+    return torch.from_numpy(np.stack([view.numpy() for view in views]))  # by numpy, as in `as_tensor`
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    """The image as RGB; one that is so already is not copied."""
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 @cache

@@ -15,20 +15,30 @@ PORTION = 1024
 """How many images are worked on at once where all of them together may not fit into memory."""
 
 
+MOST_THREADS = 8
+"""Threads at most. What Python itself does for an image takes turns: sixteen threads on sixteen cores read no quicker
+than eight, and leave the thread that answers waiting for its turn."""
+
+
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def thread_count(items: int = MOST_THREADS) -> int:
+    """How many threads share the work on so many items: one for each core, and not too many."""
+    return min(cores(), items, MOST_THREADS)
+
+
 def in_threads(function: Callable[[Given], Result], items: Sequence[Given]) -> list[Result]:
-    """`[function(item) for item in items]`, by as many threads as there are cores.
+    """`[function(item) for item in items]`, by several threads, see `thread_count`.
 
     The first exception, in the order of the items, ends the work. Items that were not begun by then are not done.
 
     >>> in_threads(str.upper, ["a", "b"])
     ['A', 'B']
     """
-    threads = min(cores(), len(items))
+    threads = thread_count(len(items))
     if threads < 2:
         return [function(item) for item in items]
     with ThreadPoolExecutor(threads) as pool:
@@ -45,7 +55,7 @@ def portions(items: Sequence[Given], size: int = PORTION) -> Iterator[Sequence[G
 
 
 def mapped_ahead(function: Callable[[Given], Result], items: Iterable[Given], ahead: int) -> Iterator[Result]:
-    """`map(function, items)` by as many threads as there are cores, which are up to `ahead` items before the caller.
+    """`map(function, items)` by several threads, see `thread_count`, which are up to `ahead` items before the caller.
 
     An exception is raised where the result would come; what was begun after it is dropped, as it is if the caller
     stops.
@@ -53,7 +63,7 @@ def mapped_ahead(function: Callable[[Given], Result], items: Iterable[Given], ah
     >>> list(mapped_ahead(str.upper, ["a", "b"], ahead=8))
     ['A', 'B']
     """
-    pool, begun = ThreadPoolExecutor(cores()), deque[Future[Result]]()
+    pool, begun = ThreadPoolExecutor(thread_count()), deque[Future[Result]]()
     try:
         for item in items:
             begun.append(pool.submit(function, item))
@@ -76,7 +86,7 @@ class Ahead(Generic[Result]):
     def __init__(self, make: Callable[[int], Result], depth: int) -> None:
         self.make = make
         self.depth = depth
-        self._pool = ThreadPoolExecutor(min(cores(), depth))
+        self._pool = ThreadPoolExecutor(thread_count(depth))
         self._begun: dict[int, Future[Result]] = {}
 
     def __call__(self, step: int) -> Result:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rebapl.data.images import UnreadableImageError, read_image
+from rebapl.data.transforms import stacked
 from rebapl.data.workers import mapped_ahead
 from rebapl.posterior.pace import MODEL, READING, WRITING, Pace
 from rebapl.posterior.passes import CHUNK
@@ -77,7 +78,7 @@ def answer_files(
                 return
             held.append(portion)
             good = [(name, found) for name, found in portion if isinstance(found, Tensor)]
-            views = torch.stack([view for _, view in good]) if good else torch.empty(0)
+            views = stacked([view for _, view in good]) if good else torch.empty(0)
             yield [name for name, _ in good], views
 
     for prediction in posterior.predict_portions(readable(), asked.average):

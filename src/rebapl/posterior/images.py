@@ -7,12 +7,11 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
 from rebapl.data.images import BROKEN, EXTENSIONS, as_rgb, images_below, read_image, turned_upright, unreadable
-from rebapl.data.transforms import Preprocessing
+from rebapl.data.transforms import Preprocessing, stacked
 from rebapl.data.workers import mapped_ahead
 from rebapl.errors import UserError, printable
 
@@ -48,7 +47,7 @@ def read_images(
             return
         views = mapped_ahead(view, range(len(names)), at_once)
         while portion := list(islice(views, at_once)):
-            yield torch.stack(portion)
+            yield stacked(portion)
 
     return names, portions()
 

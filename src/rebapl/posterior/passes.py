@@ -216,7 +216,10 @@ def _filled(views: Tensor, size: int, pinned: bool = False) -> Tensor:
         return views
     device = "cpu" if pinned else views.device
     filled = torch.empty((size, *views.shape[1:]), dtype=views.dtype, device=device, pin_memory=pinned)
-    filled[: len(views)] = views
+    if pinned:  # by numpy: torch would share the copy among threads, and cores may be busy with the next images
+        filled.numpy()[: len(views)] = views.numpy()
+    else:
+        filled[: len(views)] = views
     filled[len(views) :] = 0
     return filled
 

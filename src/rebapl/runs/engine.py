@@ -187,6 +187,8 @@ class _Pool:
             if interrupted:  # what they were at goes on from its checkpoint the next time
                 for worker in self.workers:
                     worker.process.terminate()
+            for worker in self.workers:
+                worker.pipe.close()  # all end at once, and not one after the other
             for worker in list(self.workers):
                 self._end(worker)
                 if interrupted and worker.job is not None:

@@ -36,7 +36,7 @@ from rebapl.files import finish_replacement, is_leftover, read_json, remove_left
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.hub import fetch
 from rebapl.runs.backbone import KeptBackbone, LoadBackbone, best_device
-from rebapl.runs.config import RunConfig, data_name, first_difference, with_full_paths
+from rebapl.runs.config import ResolvedRun, RunConfig, data_name, first_difference, with_full_paths
 from rebapl.runs.cycles import CYCLES, cycle_file, cycle_folder, read_cycles
 from rebapl.runs.environment import device_name, environment, peak_memory
 from rebapl.runs.lock import alone_in
@@ -178,11 +178,11 @@ def train_run(
         encoder = load(config.backbone_name, device)
         made_in["backbone"] = {"name": encoder.name, "revision": encoder.revision, "sha256": encoder.fingerprint}
         training = Training(task, encoder, resolved.training, config.seed)
-        _write_config(config, out)
+        _write_config(config, resolved, out)
         write_json(out / ENVIRONMENT, made_in)
         if is_own(config.data) and not (out / DATA).exists():
             write_json(out / DATA, recorded_images(task.dataset, task.train.items))
-        with tracked(track, _tracked_run(config, out)) as tracker:
+        with tracked(track, _tracked_run(out)) as tracker:
             posterior = training.run(out / CHECKPOINT, progress, out / LOG, read_cycles(out), tracker)
         spent = {"training_seconds": training.seconds, "peak_memory": peak_memory(device)}
         write_json(out / ENVIRONMENT, {**made_in, **spent})
@@ -219,15 +219,15 @@ def train_cycle(
         if cycle_file(out, cycle).exists():
             return
         remove_leftovers(folder)
-        training = Training(task, load(config.backbone_name, device), config.resolved().training, config.seed)
+        resolved = config.resolved()
+        training = Training(task, load(config.backbone_name, device), resolved.training, config.seed)
         if not (out / CONFIG).exists():
-            _write_config(config, out)
+            _write_config(config, resolved, out)
         save_checkpoint(training.run_cycle(cycle, folder / CHECKPOINT, progress, folder / LOG), cycle_file(out, cycle))
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write_config(config: RunConfig, out: Path) -> None:
-    resolved = config.resolved()
+def _write_config(config: RunConfig, resolved: ResolvedRun, out: Path) -> None:
     write_json(out / CONFIG, {**config_as_json(config), "hash": resolved.hash(), "resolved": resolved.plain()})
 
 
@@ -277,7 +277,7 @@ def evaluate_run(
             f"`rebapl learn {config.data}` shows the estimate that was made with held-out images"
         )
     _refuse_other_training(asked, config, out)
-    with _alone(out, wait=wait), tracked(track, _tracked_run(config, out)) as tracker:
+    with _alone(out, wait=wait), tracked(track, _tracked_run(out)) as tracker:
         stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
         parts = missing_parts(stored, config) if only_missing else config.parts()
         if not parts:
@@ -315,8 +315,13 @@ def evaluate_run(
     return result
 
 
-def _tracked_run(config: RunConfig, out: Path) -> TrackedRun:
-    return TrackedRun(out.name, out, flat(config.resolved().plain()))
+def _tracked_run(out: Path) -> TrackedRun:
+    return TrackedRun(out.name, out, flat(_stored_settings(out)))
+
+
+def _stored_settings(out: Path) -> Mapping[str, Any]:
+    """Every setting that the run in `out` was begun with; an early version stored only those asked for."""
+    return read_json(out / CONFIG, "a run").get("resolved") or read_config(out).resolved().plain()
 
 
 def finish_run(
@@ -436,8 +441,7 @@ def is_trained(config: RunConfig, out: Path) -> bool:
     if (out / CONFIG).exists():
         if changed := data_changes(config, out):
             raise UserError(f"the images in {config.data} have changed since {out} was begun: {changed}. {_ANEW}")
-        there = read_json(out / CONFIG, "a run").get("resolved") or read_config(out).resolved().plain()
-        difference = first_difference(there, config.resolved().plain())
+        difference = first_difference(_stored_settings(out), config.resolved().plain())
         if difference:
             name, theirs, ours = difference
             raise UserError(
