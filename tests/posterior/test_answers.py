@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior, answers
-from rebapl.posterior.answers import Asked, answer_files
+from rebapl.posterior.answers import Asked, answer_files, one_torch_thread
 from rebapl.posterior.pace import RECENT, Pace
 from rebapl.posterior.passes import Passes
 
@@ -107,3 +108,10 @@ def test_the_pace_is_that_of_the_latest_portions() -> None:
         now += seconds
         pace.answered(256)
     assert pace.said() == "limited by decoding: 512 images/s"
+
+
+def test_torch_has_its_threads_again_behind_the_one() -> None:
+    before = torch.get_num_threads()
+    with one_torch_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -81,12 +82,27 @@ def answer_files(
             views = stacked([view for _, view in good]) if good else torch.empty(0)
             yield [name for name, _ in good], views
 
-    for prediction in posterior.predict_portions(readable(), asked.average):
-        pace.waits_for(WRITING)
-        answered, portion = iter(records_of(prediction, asked.top, asked.abstain, asked.sets)), held.popleft()
-        pace.answered(len(portion))
-        yield [
-            record_of_broken(name, found.reason) if isinstance(found, UnreadableImageError) else next(answered)
-            for name, found in portion
-        ]
-        pace.waits_for(MODEL)
+    with one_torch_thread() if encoder.device.type == "cuda" else nullcontext():
+        for prediction in posterior.predict_portions(readable(), asked.average):
+            pace.waits_for(WRITING)
+            answered, portion = iter(records_of(prediction, asked.top, asked.abstain, asked.sets)), held.popleft()
+            pace.answered(len(portion))
+            yield [
+                record_of_broken(name, found.reason) if isinstance(found, UnreadableImageError) else next(answered)
+                for name, found in portion
+            ]
+            pace.waits_for(MODEL)
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """What little torch computes on the CPU beside a GPU is not shared among threads: the cores are busy decoding.
+
+    A part of it would wait until the core that it was given to is free.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

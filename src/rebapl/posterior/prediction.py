@@ -218,11 +218,7 @@ class Prediction:
 
     def interval(self, level: float = LEVEL) -> tuple[Tensor, Tensor]:
         """Lower and upper ends (N, C) of the samples' probabilities, wide enough for the averaged one."""
-        if not 0 < level < 1:
-            raise UserError(f"level = {level}: the level of an interval is between 0 and 1")
-        tail = (1 - level) / 2
-        low, high = _tail(self.per_sample, self.weights, tail), -_tail(-self.per_sample, self.weights, tail)
-        return low.minimum(self.probabilities), high.maximum(self.probabilities)
+        return _interval(self.per_sample, self.weights, self.probabilities, level)
 
     def top(self, k: int = 3, level: float = LEVEL) -> Top:
         """The k likeliest classes, all if there are fewer."""
@@ -230,8 +226,8 @@ class Prediction:
             raise UserError(f"top {k}: ask for at least one class")
         # Stable, so that of equal ones the first is that of `labels`.
         probabilities, labels = (x[:, :k] for x in self.probabilities.sort(dim=-1, descending=True, stable=True))
-        low, high = (end.gather(1, labels) for end in self.interval(level))
-        return Top(labels, probabilities, low, high)
+        per_sample = self.per_sample.gather(2, labels.expand(len(self.weights), -1, -1))
+        return Top(labels, probabilities, *_interval(per_sample, self.weights, probabilities, level))
 
     def unsure(self, threshold: Threshold | None = None) -> Tensor:
         """For which images (N,) to say "I don't know", by the threshold given or by the posterior's own."""
@@ -304,6 +300,15 @@ def check_weights(weights: Tensor) -> None:
     total = float(weights.double().sum())
     if not bool(weights.isfinite().all()) or bool((weights < 0).any()) or abs(total - 1) > WEIGHT_TOLERANCE:
         raise UserError(f"weights must be finite, not negative, and sum to one; got {weights.tolist()}, sum {total:g}")
+
+
+def _interval(per_sample: Tensor, weights: Tensor, probabilities: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    """Lower and upper ends (N, C) of probabilities (S, N, C), wide enough for the averaged ones (N, C)."""
+    if not 0 < level < 1:
+        raise UserError(f"level = {level}: the level of an interval is between 0 and 1")
+    tail = (1 - level) / 2
+    low, high = _tail(per_sample, weights, tail), -_tail(-per_sample, weights, tail)
+    return low.minimum(probabilities), high.maximum(probabilities)
 
 
 def _tail(values: Tensor, weights: Tensor, tail: float) -> Tensor:
