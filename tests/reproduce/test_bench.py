@@ -268,6 +268,14 @@ def test_a_measurement_is_shown_again_and_drawn(tmp_path: Path) -> None:
         growth_figure(replace(made_up(), steps=()))
 
 
+def test_all_numbers_are_printed_as_json(tmp_path: Path) -> None:
+    source, text = tmp_path / "bench.json", tmp_path / "bench.md"
+    source.write_text(json.dumps(made_up().plain()))
+    result = CliRunner().invoke(app, ["bench", "--from", str(source), "--json", "--export", str(text)])
+    assert json.loads(result.stdout) == json.loads(source.read_text())
+    assert f"written: {text}" in result.stderr.replace("\n", "")
+
+
 def test_random_weights_have_the_shape_of_vit_b16(encoder: DualEncoder) -> None:
     random = random_vit_b16(encoder)
     assert (random.vision.width, len(random.vision.layers), random.text.width, len(random.text.layers)) == (

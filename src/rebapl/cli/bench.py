@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -64,6 +66,7 @@ def bench(
             "--from", help="Show this .json again, or write it in other forms, and measure nothing. Repeatable: joined."
         ),
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all numbers as JSON instead of tables.")] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Time training steps and answers on this machine, beside the same work done the obvious way."""
@@ -115,7 +118,9 @@ def bench(
     else:
         measured = Measured.joined([Measured.read(path) for path in again])
     tables = bench_tables(measured)
-    for table in tables:
+    if as_json:
+        print(json.dumps(measured.plain(), indent=2, ensure_ascii=False))
+    for table in () if as_json else tables:
         print_table(table)
     for file in files:
         if file.suffix == ".json":
@@ -124,7 +129,7 @@ def bench(
             write_atomically(file, "\n".join(table.to_markdown() for table in tables))
         else:
             save_figure(growth_figure(measured), file, settings=PAPER_FONTS)
-        print(f"written: {file}")
+        print(f"written: {file}", file=sys.stderr if as_json else sys.stdout)
 
 
 def _numbers(option: str, given: str | None) -> list[int]:
