@@ -217,6 +217,7 @@ def test_the_command_writes_figures_and_tables(
     result = CliRunner().invoke(app, ["bench", "--batch", "2", *words])
     assert result.exception is None
     assert "timing answers of coop, 2 samples" in result.stderr
+    assert sorted(tmp_path.iterdir()) == files
     measured = Measured.read(files[0])
     assert {each.case.batch for each in measured.steps} == {2}
     assert measured.about["backbone"] == "mini"
@@ -239,9 +240,13 @@ def test_what_was_measured_before_an_interruption_is_kept(
         yield
 
     monkeypatch.setattr(Bench, "answers", interrupted)
-    result = CliRunner().invoke(app, ["bench", "--export", str(tmp_path / "bench.json")])
+    earlier = tmp_path / "bench.json"
+    earlier.write_text("an earlier one")
+    result = CliRunner().invoke(app, ["bench", "--export", str(earlier)])
     assert result.exit_code == 130
-    measured = Measured.read(tmp_path / "bench.json")
+    assert earlier.read_text() == "an earlier one"
+    assert "what was measured until now is in" in result.stderr
+    measured = Measured.read(tmp_path / "bench.unfinished.json")
     assert [each.case.method for each in measured.steps] == ["coop"]
     assert not measured.answers
 

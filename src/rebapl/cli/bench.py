@@ -81,6 +81,7 @@ def bench(
     from rebapl.runs.backbone import best_device
 
     files, parts = export or [], parse_names(what) or []
+    numbers = [file for file in files if file.suffix == ".json"]
     for file in files:
         if file.suffix not in ENDINGS:
             raise unknown("ending of --export", file.suffix or file.name, ENDINGS)
@@ -100,21 +101,26 @@ def bench(
         )
 
         def keep(so_far: Measured) -> None:
-            for file in files:
-                if file.suffix == ".json":
-                    write_json(file, so_far.plain())
+            for file in numbers:
+                write_json(_unfinished(file), so_far.plain())
 
         with StepProgress(quiet) as progress:
-            measured = measure(
-                backbone,
-                device,
-                effort,
-                lambda what: progress.note(f"timing {what}"),
-                method=method,
-                batch=batch,
-                parts=parts,
-                keep=keep,
-            )
+            try:
+                measured = measure(
+                    backbone,
+                    device,
+                    effort,
+                    lambda what: progress.note(f"timing {what}"),
+                    method=method,
+                    batch=batch,
+                    parts=parts,
+                    keep=keep,
+                )
+            except BaseException:
+                for place in map(_unfinished, numbers):
+                    if place.exists():
+                        progress.warn(f"what was measured until now is in {place}")
+                raise
     else:
         measured = Measured.joined([Measured.read(path) for path in again])
     tables = bench_tables(measured)
@@ -125,11 +131,17 @@ def bench(
     for file in files:
         if file.suffix == ".json":
             write_json(file, measured.plain())
+            _unfinished(file).unlink(missing_ok=True)
         elif file.suffix == ".md":
             write_atomically(file, "\n".join(table.to_markdown() for table in tables))
         else:
             save_figure(growth_figure(measured), file, settings=PAPER_FONTS)
         print(f"written: {file}", file=sys.stderr if as_json else sys.stdout)
+
+
+def _unfinished(file: Path) -> Path:
+    """Where the rows are kept as they come; what was in the file itself before stays until all are there."""
+    return file.with_suffix(".unfinished.json")
 
 
 def _numbers(option: str, given: str | None) -> list[int]:
