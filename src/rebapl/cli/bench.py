@@ -14,9 +14,12 @@ from rebapl.errors import UserError, unknown
 
 PICTURES = (".png", ".pdf")
 ENDINGS = (".json", ".md", *PICTURES)
+SHOWING = ("--from", "--export", "--json", "--quiet")
+"""The options that act where a measurement is shown again."""
 
 
 def bench(
+    context: typer.Context,
     what: Annotated[
         str,
         typer.Option(
@@ -86,7 +89,10 @@ def bench(
             raise unknown("ending of --export", file.suffix or file.name, ENDINGS)
         if file.suffix in PICTURES and not again and "growth" not in parts:
             raise UserError(f"--export {file}: plots are of growth, which is measured with --what growth")
-    if not again:
+    if again:
+        _refuse_measuring(context)
+        measured = Measured.joined([Measured.read(path) for path in again])
+    else:
         device = best_device(device)
         effort = Effort.usual(device, quick)
         effort = replace(
@@ -115,8 +121,6 @@ def bench(
                 parts=parts,
                 keep=keep,
             )
-    else:
-        measured = Measured.joined([Measured.read(path) for path in again])
     tables = bench_tables(measured)
     if as_json:
         print(json.dumps(measured.plain(), indent=2, ensure_ascii=False))
@@ -130,6 +134,17 @@ def bench(
         else:
             save_figure(growth_figure(measured), file, settings=PAPER_FONTS)
         print(f"written: {file}", file=sys.stderr if as_json else sys.stdout)
+
+
+def _refuse_measuring(context: typer.Context) -> None:
+    """Refuse the options that say what is measured and how."""
+    idle = []
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if source is not None and source.name != "DEFAULT" and option.opts[0] not in SHOWING:
+            idle.append(option.opts[0])
+    if idle:
+        raise UserError(f"--from measures nothing, so {', '.join(idle)} would have no effect: leave one of them out")
 
 
 def _numbers(option: str, given: str | None) -> list[int]:
