@@ -1,11 +1,13 @@
 """Image files of every odd kind: read as they should look, or refused by name."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from rebapl.data import images
 from rebapl.data.images import read_image
 from rebapl.errors import UserError
 
@@ -113,3 +115,21 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((4, 4), np.float32)).save(tmp_path / "float.tif")
     with pytest.raises(UserError, match=r"float\.tif.*floating-point"):
         read_image(tmp_path / "float.tif")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.jpg")
+    with pytest.raises(UserError, match="it is a folder, a pipe or a device"):
+        read_image(tmp_path / "pipe.jpg")
+
+
+def test_a_large_file_is_not_read_before_it_is_known_to_be_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise().save(tmp_path / "large.png")
+    (tmp_path / "film.jpg").touch()
+    os.truncate(tmp_path / "film.jpg", 2**41)  # it takes no space on the disk
+    with pytest.raises(UserError, match="in no format of images that is known"):
+        read_image(tmp_path / "film.jpg")
+    monkeypatch.setattr(images, "LARGE", 10)
+    assert np.array_equal(read_image(tmp_path / "large.png"), noise())

@@ -1,6 +1,7 @@
 """Files in, records out: in order, with little in memory, and with a word on what limits the pace."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from PIL import Image
 
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior, answers
-from rebapl.posterior.answers import Asked, answer_files, one_torch_thread
+from rebapl.posterior.answers import Asked, answer_files, by_one_torch_thread
 from rebapl.posterior.pace import RECENT, Pace
 from rebapl.posterior.passes import Passes
 
@@ -110,8 +111,24 @@ def test_the_pace_is_that_of_the_latest_portions() -> None:
     assert pace.said() == "limited by decoding: 512 images/s"
 
 
-def test_torch_has_its_threads_again_behind_the_one() -> None:
+@pytest.fixture
+def two_torch_threads() -> Iterator[None]:
     before = torch.get_num_threads()
-    with one_torch_thread():
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == before
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_torch_threads")
+def test_torch_has_its_threads_between_the_portions_also_of_two_folders_at_once() -> None:
+    threads = []
+
+    def portions(count: int) -> Iterator[list[Any]]:
+        for _ in range(count):
+            threads.append(torch.get_num_threads())
+            yield []
+
+    for _ in zip(by_one_torch_thread(portions(2)), by_one_torch_thread(portions(9)), strict=False):
+        assert torch.get_num_threads() == 2
+    assert threads == [1] * 4
+    assert torch.get_num_threads() == 2

@@ -195,7 +195,9 @@ def test_measurements_of_one_machine_are_joined() -> None:
         (["--what", "steps,answer"], "did you mean 'answers'"),
         (["--export", "times.csv"], "ending of --export"),
         (["--export", "times.png"], "plots are of growth"),
-        (["--from", "missing.json"], "it has no missing.json"),
+        (["--export", "/dev/null/times.md"], "--export /dev/null/times.md cannot be written"),
+        (["--from", "missing.json"], "missing.json: there is no such file"),
+        (["--from", "bench.json", "--quick", "--what", "steps"], "so --what, --quick would have no effect"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_timed(words: list[str], error: str) -> None:

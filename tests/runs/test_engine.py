@@ -18,7 +18,7 @@ from rebapl import backbones
 from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.errors import UserError
 from rebapl.runs.backbone import KeptBackbone
-from rebapl.runs.engine import LocalEngine, run_all, work
+from rebapl.runs.engine import LocalEngine, _steps_through, run_all, work
 from rebapl.runs.folder import CHECKPOINT, ERROR, RESULTS, RunConfig, run_folder
 from rebapl.runs.jobs import Ended, Event, Job, Retried, Started, Stepped, check_outcomes
 
@@ -261,3 +261,11 @@ def test_an_interruption_ends_the_workers_and_is_reported(tmp_path: Path, jobs_p
     assert not multiprocessing.active_children()
     assert not any(job.is_done() for job in jobs)
     assert any((job.folder / CHECKPOINT).exists() for job in jobs), "the very step is kept"
+
+
+def test_a_worker_that_nobody_listens_to_ends_without_a_word() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    ours.close()
+    with pytest.raises(SystemExit) as ended:
+        _steps_through(theirs)(1, 2, 0.5)
+    assert ended.value.code == 1  # words would be printed among those of Ctrl-C

@@ -14,9 +14,12 @@ from rebapl.errors import UserError, unknown
 
 PICTURES = (".png", ".pdf")
 ENDINGS = (".json", ".md", *PICTURES)
+SHOWING = ("--from", "--export", "--json", "--quiet")
+"""The options that act where a measurement is shown again."""
 
 
 def bench(
+    context: typer.Context,
     what: Annotated[
         str,
         typer.Option(
@@ -78,6 +81,7 @@ def bench(
     from rebapl.reproduce.bench import Effort, measure
     from rebapl.reproduce.bench_records import Measured
     from rebapl.reproduce.bench_tables import bench_tables, growth_figure
+    from rebapl.runs.answer_file import refuse_unwritable
     from rebapl.runs.backbone import best_device
 
     files, parts = export or [], parse_names(what) or []
@@ -87,7 +91,11 @@ def bench(
             raise unknown("ending of --export", file.suffix or file.name, ENDINGS)
         if file.suffix in PICTURES and not again and "growth" not in parts:
             raise UserError(f"--export {file}: plots are of growth, which is measured with --what growth")
-    if not again:
+        refuse_unwritable(file, "--export")
+    if again:
+        _refuse_measuring(context)
+        measured = Measured.joined([Measured.read(path) for path in again])
+    else:
         device = best_device(device)
         effort = Effort.usual(device, quick)
         effort = replace(
@@ -121,8 +129,6 @@ def bench(
                     if place.exists():
                         progress.warn(f"what was measured until now is in {place}")
                 raise
-    else:
-        measured = Measured.joined([Measured.read(path) for path in again])
     tables = bench_tables(measured)
     if as_json:
         print(json.dumps(measured.plain(), indent=2, ensure_ascii=False))
@@ -142,6 +148,17 @@ def bench(
 def _unfinished(file: Path) -> Path:
     """Where the rows are kept as they come; what was in the file itself before stays until all are there."""
     return file.with_suffix(".unfinished.json")
+
+
+def _refuse_measuring(context: typer.Context) -> None:
+    """Refuse the options that say what is measured and how."""
+    idle = []
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if source is not None and source.name != "DEFAULT" and option.opts[0] not in SHOWING:
+            idle.append(option.opts[0])
+    if idle:
+        raise UserError(f"--from measures nothing, so {', '.join(idle)} would have no effect: leave one of them out")
 
 
 def _numbers(option: str, given: str | None) -> list[int]:

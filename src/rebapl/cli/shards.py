@@ -37,7 +37,7 @@ def answer_in_shards(
         others = files.said_of_others()
         for line in [*notes, *([f"passed over: {others}"] if others else [])]:
             progress.note(line)
-        progress.note(f"predicting {images} images in {len(shards)} shards into {out}")
+        progress.note(f"predicting {images} images in {len(shards)} shard{'s' * (len(shards) != 1)} into {out}")
         before = sum(shard.count for shard in shards if shard.is_done())
         try:
             with LiveRuns(shards, quiet) as live:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,6 +36,13 @@ BROKEN = (
     Image.DecompressionBombError,
 )
 """What Pillow raises for broken files of one format or another."""
+
+
+LARGE = 64 * 2**20
+"""A file of more bytes stays on disk, and Pillow reads of it what it needs: much of what is so large is no image."""
+
+NO_FILE = "no file"
+"""What has the name of a file and is none is counted under this, and not under its ending."""
 
 
 class UnreadableImageError(UserError):
@@ -70,7 +78,7 @@ def images_below(folder: Path) -> list[Path]:
 def walk_images(folder: Path, passed_over: Counter[str] | None = None) -> Iterator[Path]:
     """The same one by one. Links to folders are followed, but not back to a folder that they lie in.
 
-    The endings of files that are not called images are counted in `passed_over`.
+    The endings of files that are not called images are counted in `passed_over`, and what is `NO_FILE`.
     """
     yield from _walk(folder, Counter() if passed_over is None else passed_over, ())
 
@@ -87,21 +95,24 @@ def _walk(folder: Path, passed_over: Counter[str], inside: tuple[str, ...]) -> I
         elif is_image(path):
             yield path
         else:
-            passed_over[path.suffix.lower()] += 1
+            passed_over[path.suffix.lower() if path.is_file() else NO_FILE] += 1
 
 
 def said_of_endings(passed_over: Counter[str]) -> str:
     """How many files of which endings are not called images, in words; nothing if there are none.
 
-    >>> said_of_endings(Counter({".txt": 2, "": 1}))
-    '3 files whose ending is not that of an image: 2 .txt, 1 without one'
+    >>> said_of_endings(Counter({".txt": 2, "": 1, NO_FILE: 1}))
+    '3 files whose ending is not that of an image: 2 .txt, 1 without one; broken links, pipes or devices: 1'
     """
-    if not passed_over:
-        return ""
-    counts = ", ".join(f"{count} {printable(end) or 'without one'}" for end, count in passed_over.most_common())
-    advice = f" ({HEIC_ADVICE})" if any(ending in passed_over for ending in HEIC) else ""
-    total = passed_over.total()
-    return f"{total} file{'s' * (total > 1)} whose ending is not that of an image: {counts}{advice}"
+    endings, said = Counter(passed_over), []
+    no_files = endings.pop(NO_FILE, 0)
+    if total := endings.total():
+        counts = ", ".join(f"{count} {printable(end) or 'without one'}" for end, count in endings.most_common())
+        advice = f" ({HEIC_ADVICE})" if any(ending in endings for ending in HEIC) else ""
+        said.append(f"{total} file{'s' * (total > 1)} whose ending is not that of an image: {counts}{advice}")
+    if no_files:
+        said.append(f"broken links, pipes or devices: {no_files}")
+    return "; ".join(said)
 
 
 def walked(folder: Path, skip: Callable[[Path], bool] | None = None) -> Iterator[tuple[str, list[str]]]:
@@ -129,12 +140,15 @@ def read_image(path: Path, upright: bool = True) -> Image.Image:
     without it, as their published scores were measured.
     """
     try:
-        if path.stat().st_size == 0:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # reading a pipe might never end
+            raise OSError("it is a folder, a pipe or a device")
+        if found.st_size == 0:
             raise OSError("the file is empty")
         if path.suffix.lower() in HEIC and not reads_heic():
             raise OSError(HEIC_ADVICE)
         # All bytes at once: while threads read side by side, each small read would wait for its turn in Python.
-        with Image.open(io.BytesIO(path.read_bytes())) as image:
+        with Image.open(path if found.st_size > LARGE else io.BytesIO(path.read_bytes())) as image:
             return as_rgb(turned_upright(image) if upright else image)
     except FileNotFoundError as error:
         raise UnreadableImageError(f"{printable(str(path))}: no such image", "no such image") from error

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -82,27 +81,33 @@ def answer_files(
             views = stacked([view for _, view in good]) if good else torch.empty(0)
             yield [name for name, _ in good], views
 
-    with one_torch_thread() if encoder.device.type == "cuda" else nullcontext():
+    def answered() -> Iterator[list[Record]]:
         for prediction in posterior.predict_portions(readable(), asked.average):
             pace.waits_for(WRITING)
-            answered, portion = iter(records_of(prediction, asked.top, asked.abstain, asked.sets)), held.popleft()
+            answers, portion = iter(records_of(prediction, asked.top, asked.abstain, asked.sets)), held.popleft()
             pace.answered(len(portion))
             yield [
-                record_of_broken(name, found.reason) if isinstance(found, UnreadableImageError) else next(answered)
+                record_of_broken(name, found.reason) if isinstance(found, UnreadableImageError) else next(answers)
                 for name, found in portion
             ]
             pace.waits_for(MODEL)
 
+    yield from by_one_torch_thread(answered()) if encoder.device.type == "cuda" else answered()
 
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """What little torch computes on the CPU beside a GPU is not shared among threads: the cores are busy decoding.
 
-    A part of it would wait until the core that it was given to is free.
+def by_one_torch_thread(portions: Iterator[list[Record]]) -> Iterator[list[Record]]:
+    """The same portions, for work beside a GPU: what little torch computes on the CPU is not shared among threads.
+
+    The cores are busy decoding, and a part of it would wait until the core that it was given to is free. Whoever takes
+    the portions has all of torch's threads between them.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    while True:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            portion = next(portions, None)
+        finally:
+            torch.set_num_threads(before)
+        if portion is None:
+            return
+        yield portion

@@ -20,7 +20,7 @@ class ImageFiles:
     """The image files in `paths` (files, and folders to their bottom), in `lists`, and in lines that are `piped`.
 
     Going through it gives them in this order, and finds the files of a folder when it gets there. `known` is how many
-    there are without those piped. `passed_over` counts, by ending, the files in folders that are not called images.
+    there are without those piped. `passed_over` counts what in folders is not called an image, see `walk_images`.
     A path that is not there is refused, unless it stands in a list or is piped: reading the image will say so.
     """
 

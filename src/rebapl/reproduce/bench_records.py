@@ -78,6 +78,8 @@ class Measured:
     @classmethod
     def read(cls, path: Path) -> Measured:
         """The inverse of `plain`, from a file."""
+        if not path.exists():
+            raise UserError(f"{path}: there is no such file; `rebapl bench --export {path}` makes one")
         content = read_json(path, "a measurement of rebapl bench")
         try:
             steps = [StepTimes(**{**each, "case": Case(**each["case"])}) for each in content["steps"]]

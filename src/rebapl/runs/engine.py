@@ -284,7 +284,7 @@ def _steps_through(pipe: Connection) -> Callable[[int, int, float], None]:
         try:
             _send(pipe, {"steps": [done, total, loss]})
         except OSError as error:
-            raise SystemExit("the process that gave the job is gone") from error
+            raise SystemExit(1) from error  # whoever gave the job wants no more of it, or is gone
 
     return moved
 
