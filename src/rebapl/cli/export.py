@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -37,4 +38,8 @@ def export(
     check_form(out)
     refuse_unwritable(out)
     names = given_class_names(classes, classes_file)
-    print(write_export(load_trained(run, device="cpu", backbone=backbone).among(names), out))
+    posterior = load_trained(run, device="cpu", backbone=backbone).among(names)
+    if out.suffix in (".onnx", ".pt2"):
+        samples = f"{len(posterior)} sample{'s' * (len(posterior) != 1)}"
+        print(f"tracing the whole predictor with {samples}, which may take a minute", file=sys.stderr)
+    print(write_export(posterior, out))
