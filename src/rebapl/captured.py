@@ -30,8 +30,10 @@ EAGER = 2
 # Elsewhere in the process others may run, but only one may record.
 _recording = threading.Lock()
 _replaying = threading.Lock()
-# By GPU: where passes are recorded, and the end of the last replay.
+# By GPU: where passes are recorded, where their branches are, and the end of the last replay. For each stream that it
+# meets the library of matrix products keeps working memory (64 MiB on an H200), so there are few.
 _streams: defaultdict[int, torch.cuda.Stream] = defaultdict(torch.cuda.Stream)
+_branches: defaultdict[int, torch.cuda.Stream] = defaultdict(torch.cuda.Stream)
 _turns: defaultdict[int, torch.cuda.Event] = defaultdict(torch.cuda.Event)
 # Where the recording that is under way began, for its branches.
 _began: ContextVar[torch.cuda.Event | None] = ContextVar("began", default=None)
@@ -57,7 +59,7 @@ def current(device: torch.device | str) -> AbstractContextManager[Any]:
 class Beside(Mapping[str, Tensor]):
     """Tensors by name that `make` computes beside what the caller does next: the first access waits for them.
 
-    While a graph is being recorded, they are computed on a stream of their own, so that a replay runs both branches,
+    While a graph is being recorded, they are computed on another stream, so that a replay runs both branches,
     forward and backward, at the same time. That stream begins where the recording began, so `make` may use parameters
     and what a graph is given, and nothing that was computed in it before. Otherwise they are computed at once.
     """
@@ -67,11 +69,12 @@ class Beside(Mapping[str, Tensor]):
         if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
             self._made = make()
             return
-        self._stream = torch.cuda.Stream()
         began = _began.get()
         if began is None:  # somebody else's recording
+            self._stream = torch.cuda.Stream()
             self._stream.wait_stream(torch.cuda.current_stream())
         else:
+            self._stream = _branches[torch.cuda.current_device()]
             self._stream.wait_event(began)
         with torch.cuda.stream(self._stream):
             self._made = make()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from collections import defaultdict
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import pytest
@@ -229,6 +230,64 @@ def test_a_step_has_its_own_gpu_as_the_current_one(monkeypatch):
     monkeypatch.setattr(chain, "_advance", lambda now: entered.append(now))
     chain.step()
     assert entered == [torch.device("cpu"), 0, "left"]
+
+
+class Stream:
+    """Stands in for a CUDA stream, and keeps what it was told to wait for."""
+
+    def __init__(self):
+        self.waits = []
+
+    def wait_event(self, event):
+        self.waits.append(event)
+
+    def wait_stream(self, stream):
+        self.waits.append(stream)
+
+
+def test_the_branches_of_all_recordings_share_a_stream(monkeypatch):
+    """A library keeps working memory for each stream that it meets, so a stream for each recording would cost much."""
+    here, used = Stream(), []
+    stand_ins = {
+        "is_initialized": lambda: True,
+        "is_current_stream_capturing": lambda: True,
+        "current_device": lambda: 0,
+        "current_stream": lambda: here,
+        "Stream": Stream,
+        "stream": lambda stream: used.append(stream) or nullcontext(),
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(captured, "_branches", defaultdict(Stream))
+    for event in ("first", "second"):
+        token = captured._began.set(event)
+        captured.Beside(dict)._joined()
+        captured._began.reset(token)
+    assert used[0] is used[1]
+    assert used[0].waits == ["first", "second"]
+    assert here.waits == used
+    captured.Beside(dict)  # in a recording of somebody else, who may record at the same time
+    assert used[2] is not used[0]
+    assert used[2].waits == [here]
+
+
+@pytest.mark.gpu
+def test_another_recording_takes_no_more_memory():
+    weight, x = torch.randn(512, 512, device="cuda").requires_grad_(), torch.randn(64, 512, device="cuda")
+
+    def gradient(x):
+        beside = captured.Beside(lambda: {"product": weight @ weight})
+        return torch.autograd.grad((x @ weight @ beside["product"]).square().sum(), weight)[0]
+
+    def recorded():
+        capturing = captured.Capturing()
+        return [capturing("plain", gradient, x).clone() for _ in range(4)][-1]
+
+    first = recorded()
+    before = torch.cuda.memory_allocated()
+    for _ in range(4):
+        torch.testing.assert_close(recorded(), first)
+    assert torch.cuda.memory_allocated() - before < 2**20
 
 
 @pytest.mark.gpu
