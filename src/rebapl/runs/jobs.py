@@ -273,7 +273,7 @@ def record_failure(job: Work, kind: Kind, message: str, details: str) -> Failure
         write_atomically(path, f"{time.strftime('%Y-%m-%d %H:%M:%S')}, process {os.getpid()}: {kind}\n\n{details}\n")
     except (UserError, OSError):
         return Failure(kind, message)
-    return Failure(kind, message, path)
+    return Failure(kind, message, None if details == message else path)  # a process that died has left no traceback
 
 
 def check_outcomes(outcomes: Sequence[Outcome]) -> None:
