@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rebapl.errors import UserError
+from rebapl.errors import UserError, printable
 
 _UNFINISHED = ".tmp"
 
@@ -60,6 +60,17 @@ def clear_refusals(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise NotWrittenError(path, error.strerror or str(error) or type(error).__name__) from error
+
+
+def refuse_unwritable(out: Path, option: str = "--out") -> None:
+    """Refuse, before any work, a place where no file can be written, which `option` names."""
+    folder = next(folder for folder in out.absolute().parents if folder.exists())
+    if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UserError(
+            f"{option} {printable(str(out))} cannot be written: name a file, in a folder that you may write to"
+        )
+    if out.exists() and not os.access(out, os.W_OK):
+        raise UserError(f"{option} {printable(str(out))} cannot be written: the file is read-only")
 
 
 def sync_folder(folder: Path) -> None:

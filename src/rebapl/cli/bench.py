@@ -76,12 +76,11 @@ def bench(
     from dataclasses import replace
 
     from rebapl.cli.console import StepProgress, print_table
-    from rebapl.files import write_atomically, write_json
+    from rebapl.files import refuse_unwritable, write_atomically, write_json
     from rebapl.reports.style import PAPER_FONTS, save_figure
     from rebapl.reproduce.bench import Effort, measure
     from rebapl.reproduce.bench_records import Measured
     from rebapl.reproduce.bench_tables import bench_tables, growth_figure
-    from rebapl.runs.answer_file import refuse_unwritable
     from rebapl.runs.backbone import best_device
 
     files, parts = export or [], parse_names(what) or []
@@ -132,8 +131,9 @@ def bench(
     tables = bench_tables(measured)
     if as_json:
         print(json.dumps(measured.plain(), indent=2, ensure_ascii=False))
-    for table in () if as_json else tables:
-        print_table(table)
+    else:
+        for table in tables:
+            print_table(table)
     for file in files:
         if file.suffix == ".json":
             write_json(file, measured.plain())

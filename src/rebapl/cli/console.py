@@ -19,10 +19,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from rebapl.durations import roughly
 from rebapl.errors import printable
 from rebapl.reports.tables import Table
 from rebapl.runs.jobs import Ended, Event, Job, Retried, Started, Stepped
+from rebapl.wording import roughly
 
 EVERY_SECONDS, EVERY_SHARE = 10.0, 0.05
 """Where no bar can be drawn, a line says how far work is: after so many seconds, or such a share of the time so far."""

@@ -10,6 +10,7 @@ import typer
 
 from rebapl.cli.completion import runs
 from rebapl.cli.values import given_class_names
+from rebapl.wording import number_of
 
 
 def export(
@@ -31,8 +32,8 @@ def export(
     backbone: Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")] = None,
 ) -> None:
     """Write a run's class embeddings, or the whole predictor with all samples, for other programs."""
+    from rebapl.files import refuse_unwritable
     from rebapl.posterior.export import check_form, write_export
-    from rebapl.runs.answer_file import refuse_unwritable
     from rebapl.runs.folder import load_trained
 
     check_form(out)
@@ -40,6 +41,6 @@ def export(
     names = given_class_names(classes, classes_file)
     posterior = load_trained(run, device="cpu", backbone=backbone).among(names)
     if out.suffix in (".onnx", ".pt2"):
-        samples = f"{len(posterior)} sample{'s' * (len(posterior) != 1)}"
+        samples = number_of(len(posterior), "sample")
         print(f"tracing the whole predictor with {samples}, which may take a minute", file=sys.stderr)
     print(write_export(posterior, out))

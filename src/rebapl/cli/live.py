@@ -14,11 +14,11 @@ from rich.live import Live
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from rebapl.durations import clock
 from rebapl.errors import UserError, printable
 from rebapl.runs.jobs import Ended, Event, Job, Retried, Started, Stepped
 from rebapl.runs.work import Work
 from rebapl.sampling import Inference
+from rebapl.wording import clock
 
 LINE_SECONDS = 30.0
 """Where lines are printed, those on the steps of a run are so far apart at least."""

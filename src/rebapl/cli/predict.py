@@ -111,7 +111,7 @@ def predict(
     from rebapl.cli.answers import as_table
     from rebapl.cli.console import StepProgress
     from rebapl.cli.shards import answer_in_shards
-    from rebapl.files import write_atomically
+    from rebapl.files import refuse_unwritable, write_atomically
     from rebapl.posterior.answers import Asked, answer_files
     from rebapl.posterior.prediction import NO_SETS, NO_THRESHOLD, Average, check_average
     from rebapl.posterior.records import made_with
@@ -119,7 +119,6 @@ def predict(
     from rebapl.runs.answer_file import (
         ENDINGS,
         about_answers,
-        refuse_unwritable,
         text_head,
         text_rows,
         write_answers,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rebapl.wording import number_of
+
 if TYPE_CHECKING:
     from rebapl.runs.config import RunConfig
 
@@ -62,4 +64,4 @@ def counted(rows: int, before: int, broken: int) -> str:
     """
     remarks = [f"{before} {'was' if before == 1 else 'were'} there before"] if before else []
     remarks += [f"{broken} cannot be read"] if broken else []
-    return f"{rows} image{'s' * (rows != 1)}" + (f" ({', '.join(remarks)})" if remarks else "")
+    return number_of(rows, "image") + (f" ({', '.join(remarks)})" if remarks else "")

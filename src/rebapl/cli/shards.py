@@ -16,6 +16,7 @@ from rebapl.posterior.sources import ImageFiles
 from rebapl.runs.jobs import Engine, check_outcomes
 from rebapl.runs.lock import alone_in
 from rebapl.runs.shards import Question, Written, conclude, shards_of
+from rebapl.wording import number_of
 
 
 def answer_in_shards(
@@ -37,7 +38,7 @@ def answer_in_shards(
         others = files.said_of_others()
         for line in [*notes, *([f"passed over: {others}"] if others else [])]:
             progress.note(line)
-        progress.note(f"predicting {images} images in {len(shards)} shard{'s' * (len(shards) != 1)} into {out}")
+        progress.note(f"predicting {images} images in {number_of(len(shards), 'shard')} into {out}")
         before = sum(shard.count for shard in shards if shard.is_done())
         try:
             with LiveRuns(shards, quiet) as live:

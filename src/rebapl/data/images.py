@@ -15,6 +15,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from rebapl.errors import UserError, printable
+from rebapl.wording import number_of
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif")
 """What counts as an image in a folder. A file named outright may be anything that Pillow reads."""
@@ -109,7 +110,7 @@ def said_of_endings(passed_over: Counter[str]) -> str:
     if total := endings.total():
         counts = ", ".join(f"{count} {printable(end) or 'without one'}" for end, count in endings.most_common())
         advice = f" ({HEIC_ADVICE})" if any(ending in endings for ending in HEIC) else ""
-        said.append(f"{total} file{'s' * (total > 1)} whose ending is not that of an image: {counts}{advice}")
+        said.append(f"{number_of(total, 'file')} whose ending is not that of an image: {counts}{advice}")
     if no_files:
         said.append(f"broken links, pipes or devices: {no_files}")
     return "; ".join(said)

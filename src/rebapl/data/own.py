@@ -41,6 +41,7 @@ from rebapl.data.splits import (
 from rebapl.errors import UserError, unknown
 from rebapl.files import NotWrittenError, read_lines
 from rebapl.randomness import python_random
+from rebapl.wording import number_of
 
 TEMPLATE = "a photo of a {}."
 SPLIT_FILE = "split_rebapl.json"
@@ -147,7 +148,7 @@ def passed_over(folder: Path) -> str:
         for _ in walk_images(folder / group, endings):
             pass
     beside = sum(is_image(path) and path.name[0] != "." for path in folder.iterdir())
-    said = [f"{beside} image{'s' * (beside > 1)} beside the class folders"] if beside else []
+    said = [f"{number_of(beside, 'image')} beside the class folders"] if beside else []
     return "; ".join([*said, *filter(None, [said_of_endings(endings)])])
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rebapl import __version__
 from rebapl.errors import printable
+from rebapl.wording import number_of
 
 if TYPE_CHECKING:
     from rebapl.posterior.posterior import Posterior
@@ -84,7 +85,7 @@ def model_card(
         title=repository.partition("/")[2],
         repository=repository,
         backbone=backbone,
-        samples="1 sample" if count == 1 else f"{count} samples",
+        samples=number_of(count, "sample"),
         method=about["method"],
         inference=about["inference"]["name"],
         version=__version__,

@@ -41,6 +41,7 @@ from rebapl.posterior.prediction import (
 from rebapl.posterior.spread import Spread
 from rebapl.posterior.stacking import PRIOR, stacking_weights
 from rebapl.posterior.storage import read_folder, write_folder
+from rebapl.wording import number_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,11 +145,8 @@ class Posterior:
         return len(self.weights)
 
     def __repr__(self) -> str:
-        def counted(number: int, thing: str) -> str:
-            return f"{number} {thing}{'' if number == 1 else 's' if not thing.endswith('s') else 'es'}"
-
         inference = self.about.get("inference", {}).get("name", "unknown inference")
-        parts = (counted(len(self), "sample"), counted(len(self.class_names), "class"))
+        parts = (number_of(len(self), "sample"), number_of(len(self.class_names), "class"))
         method = self.about.get("method") or type(self.learner).__name__
         return f"Posterior({method} · {inference}, {', '.join(parts)}, backbone {self.learner.encoder.name})"
 

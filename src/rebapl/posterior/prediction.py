@@ -29,6 +29,7 @@ from torch import Tensor
 from rebapl.errors import UserError, printable, unknown
 from rebapl.numbers import entropy
 from rebapl.posterior.records import LEVEL, Record, columns, made_with, records_of, row_of
+from rebapl.wording import number_of
 
 if TYPE_CHECKING:
     import pandas
@@ -137,8 +138,7 @@ class Prediction:
         return (self[index] for index in range(len(self)))
 
     def __repr__(self) -> str:
-        images = "1 image" if len(self) == 1 else f"{len(self)} images"
-        samples = "1 sample" if len(self.weights) == 1 else f"{len(self.weights)} samples"
+        images, samples = number_of(len(self), "image"), number_of(len(self.weights), "sample")
         said = [
             f"{printable(each['image'])}: {_said(each)} {each['top'][0]['probability']:.2f}"
             for each in self[:1].records(top=1)

@@ -15,6 +15,7 @@ from rebapl.posterior.prediction import WEIGHT_TOLERANCE
 from rebapl.reports.tables import Cell, Table, mark_column
 from rebapl.runs.config import data_name, first_difference
 from rebapl.runs.folder import Found, Run, find_runs
+from rebapl.wording import number_of
 
 __all__ = [
     "Group",
@@ -122,7 +123,7 @@ class Group:
         """Method, inference, shots, backbone, and every other setting that the user chose."""
         config, resolved = self.runs[0].config, self.runs[0].resolved
         backbone = str(resolved["backbone"]).partition(":")[0]
-        shots = f"{config['shots']} shot{'' if config['shots'] == 1 else 's'}"
+        shots = number_of(config["shots"], "shot")
         return config["method"], resolved["inference"]["name"], shots, backbone, *self.settings
 
     @property

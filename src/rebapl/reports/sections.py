@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rebapl.data.fewshot import spread
-from rebapl.durations import in_two_units
 from rebapl.evaluation.intervals import accuracy_interval
 from rebapl.evaluation.scores import harmonic_mean
 from rebapl.learners import METHODS
@@ -28,6 +27,7 @@ from rebapl.runs.config import data_name
 from rebapl.runs.folder import POSTERIOR
 from rebapl.runs.results import DiversityRecord
 from rebapl.sampling import PRESETS
+from rebapl.wording import in_two_units, number_of
 
 NUMBERED = 12
 """Up to so many samples the distances are shown as numbers."""
@@ -108,7 +108,7 @@ def sections(seen: Inspected) -> list[Section]:
 def lead(seen: Inspected) -> str:
     """The run in one sentence."""
     config = seen.run.config
-    shots = f"{config['shots']} image{'' if config['shots'] == 1 else 's'}"
+    shots = number_of(config["shots"], "image")
     if seen.inference is None:
         return f"Nothing was learned: {METHODS.find(config['method']).about}"
     count = 0 if seen.posterior is None else len(seen.posterior)

@@ -29,6 +29,7 @@ from rebapl.reproduce.bench_records import AnswerTimes, Case, Measured, StepTime
 from rebapl.reproduce.plain_baseline import PlainPosterior, PlainTraining, full_length
 from rebapl.reproduce.timing import milliseconds, random_posterior
 from rebapl.runs.environment import environment
+from rebapl.wording import number_of
 
 FIRST_ROUND, ROUND = 9, 10
 """Steps until norms are measured as rarely as they are from then on, and the steps between two such measurements."""
@@ -150,7 +151,7 @@ class Bench:
         for method in methods:
             for count in samples:
                 self._clear()
-                what = f"answers of {method}, {count} sample{'s' if count > 1 else ''}"
+                what = f"answers of {method}, {number_of(count, 'sample')}"
                 self.say(what)
                 posterior = random_posterior(self.encoder, names, TEMPLATE, count, method)
                 ours = self._answers(posterior.predict_views, views, compiled=accelerated(self.device))

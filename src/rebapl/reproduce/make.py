@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rebapl.durations import roughly
 from rebapl.errors import UserError, unknown
 from rebapl.files import read_json, write_atomically, write_json
 from rebapl.reports.style import save_for_paper
@@ -19,6 +18,7 @@ from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import LocalEngine, run_all
 from rebapl.runs.folder import POSTERIOR, is_finished, run_folder
 from rebapl.runs.jobs import Engine, OnEvent
+from rebapl.wording import roughly
 
 PAGE = "README.md"
 

@@ -20,6 +20,7 @@ from rebapl.runs.config import RunConfig
 from rebapl.sampling import PRESETS, Inference
 from rebapl.sampling.presets import has_own_epochs
 from rebapl.training.resolution import published_protocol
+from rebapl.wording import number_of
 
 TABLE1_METHODS = ("zero-shot", "coop", "cocoop", "app", "promptsrc", "maple", "mmrl")
 """The methods of the paper's first table, in its order. ReBaPL on a method of `REBAPL_ON` follows that method."""
@@ -159,8 +160,7 @@ class Suite:
     @property
     def remark(self) -> str:
         """The remark that stands below every table: the note with shots and backbone filled in."""
-        shots = f"{self.shots} shot{'' if self.shots == 1 else 's'}"
-        return self.note.format(shots=shots, backbone=Path(self.backbone).name)
+        return self.note.format(shots=number_of(self.shots, "shot"), backbone=Path(self.backbone).name)
 
     def data_of(self, target: str) -> str:
         """The data set of a study."""

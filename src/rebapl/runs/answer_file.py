@@ -79,17 +79,6 @@ def write_answers(
     return before
 
 
-def refuse_unwritable(out: Path, option: str = "--out") -> None:
-    """Refuse, before any work, a place where no file can be written, which `option` names."""
-    folder = next(folder for folder in out.absolute().parents if folder.exists())
-    if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise UserError(
-            f"{option} {printable(str(out))} cannot be written: name a file, in a folder that you may write to"
-        )
-    if out.exists() and not os.access(out, os.W_OK):
-        raise UserError(f"{option} {printable(str(out))} cannot be written: the file is read-only")
-
-
 def about_answers(posterior: Posterior, form: str, run: str, asked: Asked) -> dict[str, Any]:
     """What answers are made with. `run` is what the posterior is called."""
     threshold, average = posterior.threshold if asked.abstain else None, asked.average or posterior.average

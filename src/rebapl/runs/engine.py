@@ -232,7 +232,7 @@ class _Pool:
             return None
         if answer is None:
             message = worker.how_it_died()
-            failure: Failure | None = record_failure(job, "worker died", message, message)
+            failure: Failure | None = record_failure(job, "worker died", message)
         else:
             failure = None if answer["failure"] is None else Failure.from_json(answer["failure"])
         worker.job = None

@@ -264,16 +264,20 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError | OSError) and any(sign in str(error).lower() for sign in signs)
 
 
-def record_failure(job: Work, kind: Kind, message: str, details: str) -> Failure:
-    """The failure of a job, with its details in a file where the job has a place for it."""
+def record_failure(job: Work, kind: Kind, message: str, details: str | None = None) -> Failure:
+    """The failure of a job, which is written to a file where the job has a place for it.
+
+    `details` are a traceback. A process that died has left none; the file then has the message.
+    """
     path = job.place_for_error(kind == "bad input")
     if path is None:
         return Failure(kind, message)
     try:
-        write_atomically(path, f"{time.strftime('%Y-%m-%d %H:%M:%S')}, process {os.getpid()}: {kind}\n\n{details}\n")
+        head = f"{time.strftime('%Y-%m-%d %H:%M:%S')}, process {os.getpid()}: {kind}"
+        write_atomically(path, f"{head}\n\n{message if details is None else details}\n")
     except (UserError, OSError):
         return Failure(kind, message)
-    return Failure(kind, message, None if details == message else path)  # a process that died has left no traceback
+    return Failure(kind, message, None if details is None else path)
 
 
 def check_outcomes(outcomes: Sequence[Outcome]) -> None:

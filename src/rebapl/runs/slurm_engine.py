@@ -104,7 +104,7 @@ class SlurmEngine(RemoteEngine[Any]):
             return read_failure(text)
         state = str(theirs.state)
         message = f"job {handle} ended as {state} before the {job.noun} did; its output is in {theirs.paths.stderr}"
-        return record_failure(job, "out of memory" if "MEMORY" in state else "worker died", message, message)
+        return record_failure(job, "out of memory" if "MEMORY" in state else "worker died", message)
 
     def _cancel(self, handles: Sequence[str]) -> None:
         for handle in handles:

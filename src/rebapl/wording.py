@@ -1,6 +1,15 @@
-"""Durations for people, in three ways: roughly, in two units, and as a clock shows them."""
+"""Numbers of things, and durations in three ways: roughly, in two units, and as a clock shows them."""
 
 from __future__ import annotations
+
+
+def number_of(count: int, noun: str) -> str:
+    """How many there are.
+
+    >>> number_of(1, "sample"), number_of(3, "class"), number_of(0, "image")
+    ('1 sample', '3 classes', '0 images')
+    """
+    return f"{count} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def roughly(seconds: float) -> str:
