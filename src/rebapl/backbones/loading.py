@@ -17,6 +17,7 @@ from rebapl.backbones.text import TextTokenizer
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.transforms import Preprocessing
 from rebapl.errors import UserError, first_line
+from rebapl.numbers import all_finite
 
 DEFAULT_BACKBONE = "openai/clip-vit-base-patch16"
 _ACCEPTED = (
@@ -206,7 +207,7 @@ def _load_model(source: str, revision: str | None, architecture: Architecture) -
             f"{missing[0]}): config.json and the weights do not belong together"
         )
     for name, tensor in model.state_dict().items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        if tensor.is_floating_point() and not all_finite(tensor):
             raise UserError(
                 f"the weights of backbone '{source}' hold NaN or infinity (first: {name}): fetch the checkpoint again"
             )

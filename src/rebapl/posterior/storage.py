@@ -20,6 +20,7 @@ from rebapl.errors import UserError
 from rebapl.files import finish_replacement, folder_written_whole, read_json, sha256, write_json
 from rebapl.learners import METHODS, Learner, build_learner
 from rebapl.learners.registry import earlier_settings
+from rebapl.numbers import all_finite
 from rebapl.posterior.manifest import (
     ABOUT,
     MANIFEST,
@@ -44,7 +45,7 @@ def write_folder(posterior: Posterior, folder: Path | str, backbone: str | None 
         raise UserError(f"{folder} exists and is not a posterior: choose another folder")
     samples = {name: stack.detach().cpu().contiguous() for name, stack in posterior.samples.items()}
     for name, stack in samples.items():
-        if not bool(stack.isfinite().all()):
+        if not all_finite(stack):
             raise UserError(f"samples of '{name}' hold numbers that are not finite: nothing is saved")
     content = save(samples)
     checksum = hashlib.sha256(content).hexdigest()
@@ -127,7 +128,7 @@ def _read_samples(path: Path, learner: Learner, count: int, method: str) -> dict
                 f"{path} does not hold {count} samples of method '{method}': '{name}' has shape "
                 f"{found.get(name, 'none')} and should have {expected.get(name, 'none')}; train the posterior again"
             )
-        if stacked[name].dtype != torch.float32 or not bool(stacked[name].isfinite().all()):
+        if stacked[name].dtype != torch.float32 or not all_finite(stacked[name]):
             raise UserError(
                 f"{path} is damaged: '{name}' is not float32 or holds numbers that are not finite; train the "
                 "posterior again"
