@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints import of_transformers
 from torch import Tensor
 
 from rebapl.backbones import DualEncoder, load_backbone
-from rebapl.backbones.block import ACTIVATIONS, Block, layer
+from rebapl.backbones.block import ACTIVATIONS, Block
 from rebapl.captured import Capturing
 from rebapl.compiled import Compiled, compiling
 
@@ -18,10 +19,6 @@ def blocks(encoder: DualEncoder) -> list[Block]:
     found = [tower.layers[0] for tower in (encoder.vision, encoder.text)]
     assert all(isinstance(block, Block) for block in found)
     return found  # type: ignore[return-value]
-
-
-def by_our_way(block: Block, hidden: Tensor) -> Tensor:
-    return layer(hidden, block.weights, block.heads, block.epsilon, block.activation, block.causal)
 
 
 READ = [torch.tensor([[0], [6], [3]]), torch.tensor([[0, 1, 2], [6, 5, 0], [2, 3, 4]])]
@@ -39,7 +36,7 @@ def check(
 ) -> None:
     """Ours against all states that the layer of `transformers` computes, or those of them at the positions `read`.
 
-    `theirs` is the same layer in float32, if `block` computes in another type.
+    `theirs` is the same layer with the module of `transformers`, in float32, if that of `block` is another.
     """
     theirs = theirs or block
     start = torch.randn(3, 7, width, generator=torch.Generator().manual_seed(0))
@@ -64,22 +61,19 @@ def check(
 @pytest.mark.parametrize("folder", ["clip_folder", "siglip_folder"])
 @pytest.mark.parametrize("which", [0, 1], ids=["vision", "text"])
 def test_our_way_equals_that_of_transformers(request: pytest.FixtureRequest, folder: str, which: int) -> None:
-    encoder = load_backbone(request.getfixturevalue(folder))
+    encoder = of_transformers(request.getfixturevalue(folder))
     block = blocks(encoder)[which]
-    check(block, (encoder.vision, encoder.text)[which].width, lambda hidden: by_our_way(block, hidden))
+    check(block, (encoder.vision, encoder.text)[which].width, block)
 
 
 @pytest.mark.parametrize("folder", ["clip_folder", "siglip_folder"])
 @pytest.mark.parametrize("which", [0, 1], ids=["vision", "text"])
 @pytest.mark.parametrize("read", READ, ids=["one position", "three positions"])
-@pytest.mark.parametrize("known", [True, False], ids=["our way", "an activation that only transformers knows"])
 def test_the_states_that_are_read_are_those_among_all(
-    request: pytest.FixtureRequest, folder: str, which: int, read: Tensor, known: bool
+    request: pytest.FixtureRequest, folder: str, which: int, read: Tensor
 ) -> None:
-    encoder = load_backbone(request.getfixturevalue(folder))
+    encoder = of_transformers(request.getfixturevalue(folder))
     block = blocks(encoder)[which]
-    if not known:
-        block.activation = "another"
     check(block, (encoder.vision, encoder.text)[which].width, lambda hidden: block(hidden, read), read=read)
 
 
@@ -127,7 +121,7 @@ def test_compiling_happens_where_it_is_asked_for_and_failing_is_said_once(monkey
 @pytest.mark.gpu
 @pytest.mark.parametrize("compile", [False, True], ids=["as usual", "compiled"])
 def test_on_a_gpu_a_layer_equals_that_of_transformers(clip_folder: Path, compile: bool) -> None:
-    encoder = load_backbone(clip_folder, "cuda", torch.float32)
+    encoder = of_transformers(clip_folder, "cuda")
     for block, tower in zip(blocks(encoder), (encoder.vision, encoder.text), strict=True):
         with compiling(compile):
             check(block, tower.width, block, "cuda", tolerance=1e-4)
@@ -141,7 +135,7 @@ def test_on_a_gpu_the_states_that_are_read_are_those_among_all(
     clip_folder: Path, compile: bool, dtype: torch.dtype, tolerance: float, read: Tensor
 ) -> None:
     """Also where it is recorded as a graph and replayed, with other positions than at its recording."""
-    exact, encoder = load_backbone(clip_folder, "cuda", torch.float32), load_backbone(clip_folder, "cuda", dtype)
+    exact, encoder = of_transformers(clip_folder, "cuda"), load_backbone(clip_folder, "cuda", dtype)
     read = read.cuda()
     for block, theirs, tower in zip(blocks(encoder), blocks(exact), (encoder.vision, encoder.text), strict=True):
         with compiling(compile):

@@ -1,19 +1,20 @@
-"""Tokens put in at each layer of each tower, against a loop over the model's own modules written out by hand."""
+"""Tokens put in at each layer of each tower, against a loop over the modules of `transformers` written out by hand."""
 
 from pathlib import Path
 
 import pytest
 import torch
+from checkpoints import of_transformers
 from torch import Tensor, nn
 
-from rebapl.backbones import DualEncoder, Insert, Replace, States, Tower, load_backbone
+from rebapl.backbones import DualEncoder, Insert, Replace, States, Tower
 
 N = 2  # tokens put in
 
 
 @pytest.fixture(scope="module")
 def encoders(clip_folder: Path, siglip_folder: Path) -> dict[str, DualEncoder]:
-    return {"clip": load_backbone(clip_folder), "siglip": load_backbone(siglip_folder)}
+    return {"clip": of_transformers(clip_folder), "siglip": of_transformers(siglip_folder)}
 
 
 def start(encoder: DualEncoder, side: str) -> tuple[Tower, States]:

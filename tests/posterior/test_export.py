@@ -14,8 +14,9 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import CLIPModel
 
-from rebapl.backbones import DualEncoder
+from rebapl.backbones import DualEncoder, find_backbone
 from rebapl.data.batches import LabelledImages
 from rebapl.data.task import load_task
 from rebapl.errors import UserError
@@ -46,8 +47,9 @@ def image_features(encoder: DualEncoder, views: Tensor) -> Tensor:
     """As `transformers` computes them, normalised."""
     pixels = encoder.preprocessing.normalize(views)
     ids = torch.zeros(1, 2, dtype=torch.long)
+    model = CLIPModel.from_pretrained(find_backbone(encoder.name)).eval()
     with torch.no_grad():
-        return encoder.model(pixel_values=pixels, input_ids=ids).image_embeds
+        return model(pixel_values=pixels, input_ids=ids).image_embeds
 
 
 @pytest.mark.parametrize("method", CASES)

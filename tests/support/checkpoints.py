@@ -8,6 +8,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import nn
 from transformers import (
+    AutoModel,
     CLIPConfig,
     CLIPModel,
     CLIPTokenizer,
@@ -15,6 +16,8 @@ from transformers import (
     SiglipConfig,
     SiglipModel,
 )
+
+from rebapl.backbones import DualEncoder, load_backbone
 
 SENTENCES = [
     "a photo of a cat.",
@@ -175,3 +178,10 @@ def write_siglip(folder: Path) -> Path:
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(siglip_processor(TINY_VISION["image_size"])))
     return folder
+
+
+def of_transformers(folder: Path, device: str = "cpu") -> DualEncoder:
+    """The encoder of a folder, in float32, with the model of `transformers` in the place of ours."""
+    ours = load_backbone(folder, device, torch.float32)
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).to(device)
+    return DualEncoder(ours.name, model, ours.tokenizer, ours.preprocessing)

@@ -1,13 +1,13 @@
-"""One layer of a tower, in two ways that give the same: as `transformers` computes it, and quicker on a GPU.
+"""One layer of a tower.
 
     h ← h + Attention(LayerNorm(h));    h ← h + MLP(LayerNorm(h))
 
-On a GPU it is a pure function of tensors, so that all layers of a tower share one compiled form. (To join the products
+It is a pure function of tensors, so that on a GPU all layers of a tower share one compiled form. (To join the products
 with the weights of queries, keys and values, which share their input, was tried: attention on their strided parts, and
 the copies of their gradients, cost more than it saves.)
 
-Where few of the states are read afterwards, as behind the last layer, the function computes only those, on a CPU too:
-of the others it needs keys and values, which are about a sixth of the work.
+Where few of the states are read afterwards, as behind the last layer, it computes only those: of the others it needs
+keys and values, which are about a sixth of the work.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
 }
-"""The activations that the quicker way knows; layers with others are computed as `transformers` does."""
+"""The activations that checkpoints of CLIP and SigLIP have."""
 
 
 class Weights(NamedTuple):
@@ -106,7 +106,7 @@ _layer = Compiled(layer)
 
 
 class Block:
-    """One layer of a CLIP or SigLIP tower; `module` is that of `transformers`, of the tower's `config`."""
+    """One layer of a CLIP or SigLIP tower; `module` holds its tensors, and `config` is that of the tower."""
 
     def __init__(self, module: Any, config: Any, causal: bool = False) -> None:
         self.module, self.causal = module, causal
@@ -116,11 +116,8 @@ class Block:
 
     def __call__(self, hidden: Tensor, positions: Tensor | None = None) -> Tensor:
         """What the layer makes of states (B, L, d): all of them, or those at `positions` (B, r), as (B, r, d)."""
-        if self.activation in ACTIVATIONS and (hidden.is_cuda or positions is not None):
-            way = _layer if hidden.is_cuda else layer
-            return way(hidden, self.weights, self.heads, self.epsilon, self.activation, self.causal, positions)
-        given = {"is_causal": True} if self.causal else {}
-        return states_at(self.module(hidden, attention_mask=None, **given), positions)
+        way = _layer if hidden.is_cuda else layer
+        return way(hidden, self.weights, self.heads, self.epsilon, self.activation, self.causal, positions)
 
     @property
     def weights(self) -> Weights:

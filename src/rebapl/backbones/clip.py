@@ -1,19 +1,81 @@
-"""CLIP as `transformers` has it: causal text read at its end token, images read at their class token."""
+"""CLIP: causal text read at its end token, images read at their class token.
+
+Radford et al., Learning Transferable Visual Models From Natural Language Supervision, 2021.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import nn
 
 from rebapl.backbones.block import Block
-from rebapl.backbones.text import TextTokenizer
+from rebapl.backbones.model import ImageEmbeddings, Parts, layers, norm, read_tower, text_embeddings
+from rebapl.backbones.text import TextTokenizer, tokenizer_of_transformers
 from rebapl.backbones.tower import Tower
 from rebapl.errors import UserError
 
+TEXT = {
+    "vocab_size": 49408,
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 77,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
+VISION = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
+"""What a checkpoint means that does not say otherwise."""
+
+
+def read_config(given: Mapping[str, Any]) -> SimpleNamespace:
+    """What config.json says of the sizes. Early checkpoints say it a second time, in `…_config_dict`, which counts."""
+    sections = {}
+    for name, defaults in (("text_config", TEXT), ("vision_config", VISION)):
+        earlier = given.get(f"{name}_dict")
+        sections[name] = read_tower(name, given.get(name) if earlier is None else earlier, defaults)
+    width = given.get("projection_dim", 512)
+    if not isinstance(width, int) or isinstance(width, bool) or width < 1:
+        raise UserError(f"projection_dim is {width!r} and should be a number such as 512")
+    return SimpleNamespace(model_type="clip", projection_dim=width, **sections)
+
+
+def build(config: SimpleNamespace) -> nn.Module:
+    """A model of these sizes, whose tensors hold nothing yet."""
+    text, vision = config.text_config, config.vision_config
+    model = Parts(
+        text_model=Parts(embeddings=text_embeddings(text), encoder=layers(text), final_layer_norm=norm(text)),
+        vision_model=Parts(
+            embeddings=ImageEmbeddings(vision, class_token=True),
+            pre_layrnorm=norm(vision),
+            encoder=layers(vision),
+            post_layernorm=norm(vision),
+        ),
+        text_projection=nn.Linear(text.hidden_size, config.projection_dim, bias=False),
+        visual_projection=nn.Linear(vision.hidden_size, config.projection_dim, bias=False),
+        logit_scale=nn.Parameter(torch.empty(())),
+    )
+    model.config = config  # type: ignore[assignment]
+    return model
+
 
 def towers(model: Any) -> tuple[Tower, Tower]:
-    """The image and the text tower of a `CLIPModel`."""
+    """The image and the text tower of a CLIP."""
     vision, text = model.vision_model, model.text_model
     return (
         Tower(
@@ -33,8 +95,19 @@ def towers(model: Any) -> tuple[Tower, Tower]:
     )
 
 
-def text_tokenizer(tokenizer: Any, limit: int) -> TextTokenizer:
+def text_tokenizer(folder: Path, limit: int) -> TextTokenizer:
     """A CLIP tokenizer puts a start and an end token around text; what follows the end may be cut."""
+    if (folder / "tokenizer.json").is_file():
+        from tokenizers import Tokenizer
+
+        whole = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        whole.no_truncation()
+        whole.no_padding()
+        ids = whole.encode("a").ids
+        special = {number for number, token in whole.get_added_tokens_decoder().items() if token.special}
+        if len(ids) > 2 and {ids[0], ids[-1]} <= special:
+            return TextTokenizer(lambda text: whole.encode(text).ids, ids[0], ids[-1], limit)
+    tokenizer = tokenizer_of_transformers(folder)
     start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     ids = tokenizer("a")["input_ids"]
     if start is None or end is None or ids[0] != start or ids[-1] != end:

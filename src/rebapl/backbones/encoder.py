@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from rebapl.backbones import clip, siglip
 from rebapl.backbones.precision import Dtype, computing_type
@@ -23,22 +25,24 @@ from rebapl.errors import unknown
 
 @dataclass(frozen=True)
 class Architecture:
-    """What is particular to one architecture. `towers(model)` gives the image and the text tower.
+    """What is particular to one architecture.
 
-    `text_tokenizer(tokenizer, limit)` gives the tokenizer with its padding rule. All models have `vision_model`,
-    `text_model` and `logit_scale`, as `transformers` names them.
+    `read_config` makes of config.json what the others need, and `build` a model of it, with `vision_model`,
+    `text_model` and `logit_scale` as `transformers` names them. `towers` are the image and the text tower of a model.
+    `text_tokenizer` reads the tokenizer in a folder, for so many positions, with its padding rule.
     """
 
-    model_class: str
+    read_config: Callable[[Mapping[str, Any]], SimpleNamespace]
+    build: Callable[[SimpleNamespace], nn.Module]
     towers: Callable[[Any], tuple[Tower, Tower]]
-    text_tokenizer: Callable[[Any, int], TextTokenizer]
+    text_tokenizer: Callable[[Path, int], TextTokenizer]
     crops: bool
     """Whether images are cropped to the centre when the checkpoint does not say."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "clip": Architecture("CLIPModel", clip.towers, clip.text_tokenizer, crops=True),
-    "siglip": Architecture("SiglipModel", siglip.towers, siglip.text_tokenizer, crops=False),
+    "clip": Architecture(clip.read_config, clip.build, clip.towers, clip.text_tokenizer, crops=True),
+    "siglip": Architecture(siglip.read_config, siglip.build, siglip.towers, siglip.text_tokenizer, crops=False),
 }
 """The kinds of dual encoder that are understood, by the `model_type` of their checkpoints: one file each."""
 
@@ -46,9 +50,10 @@ ARCHITECTURES: dict[str, Architecture] = {
 class DualEncoder:
     """A frozen image tower and a frozen text tower with a joint feature space.
 
-    `model` is a model of `transformers`; what is particular to its architecture stands in `ARCHITECTURES`. Every size
-    is read from the checkpoint. `revision` is the commit of the hub that it comes from, if it does. This class is not
-    an `nn.Module`, so that the parameters of the encoder do not become parameters of a learner that holds it.
+    `model` holds the tensors: one that `load_backbone` has made, or one of `transformers`, which has the same names.
+    What is particular to its architecture stands in `ARCHITECTURES`. Every size is read from the checkpoint. `revision`
+    is the commit of the hub that it comes from, if it does. This class is not an `nn.Module`, so that the parameters of
+    the encoder do not become parameters of a learner that holds it.
     """
 
     def __init__(
@@ -58,7 +63,6 @@ class DualEncoder:
         kind = getattr(model.config, "model_type", type(model).__name__)
         if kind not in ARCHITECTURES:
             raise unknown("kind of dual encoder", kind, ARCHITECTURES)
-        model.set_attn_implementation("sdpa")  # the layers are called with causality as a flag, which "eager" ignores
         self.name = name
         self.revision = revision
         self.model = model

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
-from rebapl.errors import UserError
+from rebapl.backbones.weights import IN_PARTS, WHOLE, weight_files
+from rebapl.errors import UserError, first_line
 
 HUB_SECONDS = 5
 """How long the hub may take to answer. The library itself would ask it for half a minute."""
 
-_NEEDED = (
-    ("config.json",),
-    ("preprocessor_config.json", "processor_config.json"),
-    ("tokenizer.json", "vocab.json", "spiece.model"),
-    ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"),
-)
+TOKENIZERS = ("tokenizer.json", "vocab.json", "spiece.model")
+"""Files any of which holds a tokenizer."""
+
+_PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
+_BESIDE = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 
 _log = logging.getLogger(__name__)
 
@@ -39,18 +40,46 @@ def fetched_before(hub_id: str) -> Path | None:
     if not isinstance(found, str):
         return None
     folder = Path(found).parent
-    whole = all(any((folder / name).is_file() for name in names) for names in _NEEDED)
-    return folder if whole else None
+    weights = weight_files(folder)
+    there = [any((folder / name).is_file() for name in names) for names in (_PREPROCESSING, TOKENIZERS)]
+    return folder if all(there) and weights and all(file.is_file() for file in weights) else None
 
 
 def ask_hub(hub_id: str) -> None:
     """Say that a checkpoint will be fetched. If the hub does not answer or has none, that is an error, in seconds."""
+    _ask(hub_id)
+    _log.warning("backbone %s is fetched from the hub and kept", hub_id)
+
+
+def fetch(hub_id: str) -> Path:
+    """Fetch what is needed of a checkpoint, all from one commit, into the local cache, and give its folder there."""
+    from huggingface_hub import snapshot_download
+
+    repository, _ = split_revision(hub_id)
+    info = _ask(hub_id)
+    names = {sibling.rfilename for sibling in info.siblings or ()}
+    weights = next((name for pair in zip(WHOLE, IN_PARTS, strict=True) for name in pair if name in names), WHOLE[0])
+    files = [*_BESIDE, *_PREPROCESSING, *TOKENIZERS, weights]
+    if weights in IN_PARTS:  # and its parts: model-00001-of-00002.safetensors
+        whole = Path(weights.removesuffix(".index.json"))
+        files.append(f"{whole.stem}-*{whole.suffix}")
+    try:
+        return Path(snapshot_download(repository, revision=info.sha, allow_patterns=files))
+    except Exception as error:  # whatever the connection makes the library raise
+        raise UserError(
+            f"backbone '{hub_id}' could not be fetched from the hub ({type(error).__name__}: {first_line(error)}): try "
+            "again, and it goes on where it was"
+        ) from error
+
+
+def _ask(hub_id: str) -> Any:
+    """What the hub says of a repository."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
 
     repository, revision = split_revision(hub_id)
     try:
-        HfApi().model_info(repository, revision=revision, timeout=HUB_SECONDS)
+        return HfApi().model_info(repository, revision=revision, timeout=HUB_SECONDS)
     except RepositoryNotFoundError as error:
         raise UserError(f"backbone '{hub_id}': the hub has no such model, or only for those who log in") from error
     except Exception as error:  # whatever the connection makes the library raise
@@ -59,4 +88,3 @@ def ask_hub(hub_id: str) -> None:
             "Connect once, and it is fetched and kept; or give --backbone a local folder in Hugging Face format; or "
             "'mini', which comes with rebapl and knows only drawings"
         ) from error
-    _log.warning("backbone %s is fetched from the hub and kept", hub_id)

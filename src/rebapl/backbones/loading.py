@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rebapl.backbones.encoder import ARCHITECTURES, Architecture, DualEncoder
-from rebapl.backbones.hub import ask_hub, fetched_before, split_revision
+from rebapl.backbones.hub import TOKENIZERS, ask_hub, fetch, fetched_before
 from rebapl.backbones.precision import Dtype, computing_type
 from rebapl.backbones.text import TextTokenizer
+from rebapl.backbones.weights import fill_with_weights
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.transforms import Preprocessing
 from rebapl.errors import UserError, first_line
-from rebapl.numbers import all_finite
 
 DEFAULT_BACKBONE = "openai/clip-vit-base-patch16"
 _ACCEPTED = (
@@ -25,7 +25,6 @@ _ACCEPTED = (
     f"preprocessor_config.json), or a hub id such as '{DEFAULT_BACKBONE}'"
 )
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "spiece.model")
 
 
 def load_backbone(
@@ -46,20 +45,26 @@ def load_backbone(
     """
     computing = computing_type(dtype, device)
     found = find_backbone(str(name_or_path))
-    source, asked = (found, None) if _is_local(found) else split_revision(found)
-    revision = _commit(source, asked)
-    kind = _read_json(source, revision, "config.json").get("model_type")
+    folder = Path(found) if Path(found).is_dir() else fetch(found)
+    content = _read_json(folder, "config.json")
+    kind = content.get("model_type")
     if kind not in ARCHITECTURES:
         raise UserError(
             f"backbone '{name_or_path}' is a '{kind}' checkpoint, not a dual encoder that is supported. Accepted "
             f"model types: {', '.join(ARCHITECTURES)}"
         )
     architecture = ARCHITECTURES[kind]
-    config = _load_config(source, revision)
-    tokenizer = _load_tokenizer(source, revision, architecture, config)
-    preprocessing = _load_preprocessing(source, revision, architecture, config)
-    model = _load_model(source, revision, architecture)
-    name = source if Path(name_or_path).expanduser().is_dir() else str(name_or_path)
+    try:
+        config = architecture.read_config(content)
+    except UserError as error:
+        raise UserError(f"config.json of backbone '{folder}' cannot be used: {error}") from error
+    tokenizer = _load_tokenizer(folder, architecture, config.text_config.max_position_embeddings)
+    preprocessing = _load_preprocessing(folder, architecture, config.vision_config.image_size)
+    with torch.device("meta"):
+        model = architecture.build(config)
+    fill_with_weights(model, folder)
+    name = str(folder) if Path(name_or_path).expanduser().is_dir() else str(name_or_path)
+    revision = folder.name if folder.parent.name == "snapshots" else None
     encoder = DualEncoder(name, model, tokenizer, preprocessing, revision)
     _ = encoder.fingerprint  # before the cast: it names the checkpoint, whatever type it computes in
     encoder.model.to(device=device, dtype=computing)
@@ -99,19 +104,11 @@ def find_backbone(name: str) -> str:
     return name
 
 
-def _commit(source: str, revision: str | None) -> str | None:
-    """The commit of the hub that a revision, or none, stands for now; None for a folder that is not of its cache."""
-    snapshot = Path(source) if _is_local(source) else _find(source, revision, ["config.json"]).parent
-    return snapshot.name if snapshot.parent.name == "snapshots" else revision
-
-
-def _is_local(source: str) -> bool:
-    return Path(source).is_dir()
-
-
-def _read_json(source: str, revision: str | None, *names: str) -> dict[str, Any]:
-    """The first of these JSON files that the checkpoint has, from the folder or fetched from the hub."""
-    path = _find(source, revision, names)
+def _read_json(folder: Path, *names: str) -> dict[str, Any]:
+    """The first of these JSON files that the checkpoint has."""
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        raise UserError(f"backbone folder '{folder}' has no {names[0]}. Accepted: {_ACCEPTED}")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -121,97 +118,30 @@ def _read_json(source: str, revision: str | None, *names: str) -> dict[str, Any]
     return content
 
 
-def _find(source: str, revision: str | None, names: Sequence[str]) -> Path:
-    if _is_local(source):
-        for name in names:
-            if (Path(source) / name).is_file():
-                return Path(source) / name
-        raise UserError(f"backbone folder '{source}' has no {names[0]}. Accepted: {_ACCEPTED}")
-    from transformers.utils import cached_file
-
-    failures: list[OSError] = []
-    for name in names:
-        try:
-            return Path(cached_file(source, name, revision=revision))
-        except OSError as error:
-            failures.append(error)
-    raise UserError(
-        f"backbone '{source}' is neither a local folder nor could its {names[0]} be fetched from the hub "
-        f"({first_line(failures[0])}). Accepted: {_ACCEPTED}"
-    ) from failures[0]
-
-
-def _load_config(source: str, revision: str | None) -> Any:
-    from transformers import AutoConfig
-
-    try:
-        return AutoConfig.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
-    except Exception as error:  # whatever a wrong value makes the library raise
+def _load_tokenizer(folder: Path, architecture: Architecture, limit: int) -> TextTokenizer:
+    if not any((folder / name).is_file() for name in TOKENIZERS):
         raise UserError(
-            f"config.json of backbone '{source}' cannot be used ({' '.join(str(error).split())})"
-        ) from error
-
-
-def _load_tokenizer(source: str, revision: str | None, architecture: Architecture, config: Any) -> TextTokenizer:
-    from transformers import AutoTokenizer
-
-    if _is_local(source) and not any((Path(source) / name).is_file() for name in _TOKENIZER_FILES):
-        raise UserError(
-            f"backbone folder '{source}' has no tokenizer: tokenizer.json, or vocab.json with merges.txt, or "
+            f"backbone folder '{folder}' has no tokenizer: tokenizer.json, or vocab.json with merges.txt, or "
             f"spiece.model is needed beside config.json"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
-    except Exception as error:  # whatever a broken tokenizer file makes the library raise
+        return architecture.text_tokenizer(folder, limit)
+    except UserError as error:
+        raise UserError(f"the tokenizer of backbone '{folder}' does not fit: {error}") from error
+    except Exception as error:  # whatever a broken tokenizer file makes the libraries raise
         raise UserError(
-            f"the tokenizer of backbone '{source}' cannot be read ({type(error).__name__}: {first_line(error)}): "
+            f"the tokenizer of backbone '{folder}' cannot be read ({type(error).__name__}: {first_line(error)}): "
             f"fetch tokenizer.json again (a spiece.model alone needs: pip install sentencepiece protobuf)"
         ) from error
-    try:
-        return architecture.text_tokenizer(tokenizer, config.text_config.max_position_embeddings)
-    except UserError as error:
-        raise UserError(f"the tokenizer of backbone '{source}' does not fit: {error}") from error
 
 
-def _load_preprocessing(source: str, revision: str | None, architecture: Architecture, config: Any) -> Preprocessing:
-    given = _read_json(source, revision, "preprocessor_config.json", "processor_config.json")
+def _load_preprocessing(folder: Path, architecture: Architecture, image_size: int) -> Preprocessing:
+    given = _read_json(folder, "preprocessor_config.json", "processor_config.json")
     given = given.get("image_processor", given)
     try:
-        return read_preprocessing(given, config.vision_config.image_size, architecture.crops)
+        return read_preprocessing(given, image_size, architecture.crops)
     except UserError as error:
-        raise UserError(f"preprocessor_config.json of backbone '{source}': {error}") from error
-
-
-def _load_model(source: str, revision: str | None, architecture: Architecture) -> Any:
-    import transformers
-    from transformers.utils import logging
-
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        model, report = getattr(transformers, architecture.model_class).from_pretrained(
-            source, revision=revision or "main", dtype=torch.float32, output_loading_info=True, weights_only=True
-        )
-    except Exception as error:  # whatever a broken file, or one that would execute code, makes the libraries raise
-        raise UserError(
-            f"the weights of backbone '{source}' cannot be read ({type(error).__name__}: "
-            f"{first_line(error)}): the file is missing, truncated or of another model; fetch it again"
-        ) from error
-    finally:
-        if bars:
-            logging.enable_progress_bar()
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise UserError(
-            f"the weights of backbone '{source}' lack {len(missing)} tensors of its configuration (first: "
-            f"{missing[0]}): config.json and the weights do not belong together"
-        )
-    for name, tensor in model.state_dict().items():
-        if tensor.is_floating_point() and not all_finite(tensor):
-            raise UserError(
-                f"the weights of backbone '{source}' hold NaN or infinity (first: {name}): fetch the checkpoint again"
-            )
-    return model
+        raise UserError(f"preprocessor_config.json of backbone '{folder}': {error}") from error
 
 
 def read_preprocessing(given: Mapping[str, Any], image_size: int, crops: bool) -> Preprocessing:

@@ -1,4 +1,4 @@
-"""SigLIP as `transformers` has it.
+"""SigLIP.
 
 Zhai et al., Sigmoid Loss for Language Image Pre-Training, 2023. It differs from CLIP in three ways:
 
@@ -11,21 +11,88 @@ Zhai et al., Sigmoid Loss for Language Image Pre-Training, 2023. It differs from
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from rebapl.backbones.block import Block
-from rebapl.backbones.text import TextTokenizer
+from rebapl.backbones.block import ACTIVATIONS, Block
+from rebapl.backbones.model import ImageEmbeddings, Parts, layers, mlp, norm, read_tower, text_embeddings
+from rebapl.backbones.text import TextTokenizer, tokenizer_of_transformers
 from rebapl.backbones.tower import Tower
 from rebapl.errors import UserError
 
+TOWER = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
+TEXT = {**TOWER, "vocab_size": 32000, "max_position_embeddings": 64}
+VISION = {**TOWER, "num_channels": 3, "image_size": 224, "patch_size": 16, "vision_use_head": True}
+"""What a checkpoint means that does not say otherwise."""
+
+
+def read_config(given: Mapping[str, Any]) -> SimpleNamespace:
+    """What config.json says of the sizes. Text features are as wide as its states, if it does not say how wide."""
+    text = read_tower("text_config", given.get("text_config"), TEXT)
+    width = (given.get("text_config") or {}).get("projection_size")
+    text.projection_size = text.hidden_size if width is None else width
+    if not isinstance(text.projection_size, int) or isinstance(width, bool) or text.projection_size < 1:
+        raise UserError(f"text_config.projection_size is {width!r} and should be a number such as 768")
+    vision = read_tower("vision_config", given.get("vision_config"), VISION)
+    if not vision.vision_use_head:
+        raise UserError("vision_config.vision_use_head is false: without a pooling head there are no image features")
+    return SimpleNamespace(model_type="siglip", text_config=text, vision_config=vision)
+
+
+class Pooling(nn.Module):
+    """One state (B, d) of all states (B, L, d): what a learned probe attends to, and an MLP behind it."""
+
+    def __init__(self, tower: SimpleNamespace) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[tower.hidden_act]
+        self.probe = nn.Parameter(torch.empty(1, 1, tower.hidden_size))
+        self.attention = nn.MultiheadAttention(tower.hidden_size, tower.num_attention_heads, batch_first=True)
+        self.layernorm = norm(tower)
+        self.mlp: Any = mlp(tower)
+
+    def forward(self, states: Tensor) -> Tensor:
+        pooled = self.attention(self.probe.repeat(states.shape[0], 1, 1), states, states)[0]
+        return (pooled + self.mlp.fc2(self.activation(self.mlp.fc1(self.layernorm(pooled)))))[:, 0]
+
+
+def build(config: SimpleNamespace) -> nn.Module:
+    """A model of these sizes, whose tensors hold nothing yet."""
+    text, vision = config.text_config, config.vision_config
+    model = Parts(
+        text_model=Parts(
+            embeddings=text_embeddings(text),
+            encoder=layers(text),
+            final_layer_norm=norm(text),
+            head=nn.Linear(text.hidden_size, text.projection_size),
+        ),
+        vision_model=Parts(
+            embeddings=ImageEmbeddings(vision, class_token=False),
+            encoder=layers(vision),
+            post_layernorm=norm(vision),
+            head=Pooling(vision),
+        ),
+        logit_scale=nn.Parameter(torch.empty(1)),
+        logit_bias=nn.Parameter(torch.empty(1)),
+    )
+    model.config = config  # type: ignore[assignment]
+    return model
+
 
 def towers(model: Any) -> tuple[Tower, Tower]:
-    """The image and the text tower of a `SiglipModel`."""
+    """The image and the text tower of a SigLIP."""
     vision, text = model.vision_model, model.text_model
-    if not vision.use_head:
-        raise UserError("this SigLIP checkpoint has no pooling head (vision_use_head is false), so no image features")
     return (
         Tower(
             [Block(layer, model.config.vision_config) for layer in vision.encoder.layers],
@@ -45,8 +112,12 @@ def towers(model: Any) -> tuple[Tower, Tower]:
     )
 
 
-def text_tokenizer(tokenizer: Any, limit: int) -> TextTokenizer:
-    """A SigLIP tokenizer puts an end token after text and pads to the full length; most have no start token."""
+def text_tokenizer(folder: Path, limit: int) -> TextTokenizer:
+    """A SigLIP tokenizer puts an end token after text and pads to the full length; most have no start token.
+
+    It is that of `transformers`, which drops punctuation first: the file tokenizer.json alone does not say so.
+    """
+    tokenizer = tokenizer_of_transformers(folder)
     start, end, pad = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
     ids = tokenizer("a")["input_ids"]
     if end is None or pad is None or ids[-1] != end:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -144,3 +146,10 @@ class TextTokenizer:
 
 def _nothing_in(text: str) -> UserError:
     return UserError(f"the tokenizer finds nothing in {text!r}: give a name in letters or digits")
+
+
+def tokenizer_of_transformers(folder: Path) -> Any:
+    """The tokenizer of a checkpoint as `transformers` reads it, which takes seconds to import."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

@@ -7,7 +7,7 @@ import sys
 from multiprocessing import forkserver
 from typing import Any
 
-PRELOADED = ["rebapl.runs.engine", "rebapl.runs.folder", "transformers.models.clip.modeling_clip"]
+PRELOADED = ["rebapl.runs.engine", "rebapl.runs.folder"]
 """What the server imports."""
 
 

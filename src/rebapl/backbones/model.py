@@ -1,0 +1,112 @@
+"""What CLIP and SigLIP share: how the sizes are read from a checkpoint, and what holds its tensors.
+
+Names are those of `transformers`, in whose format checkpoints are, so that its models can take the place of ours. Its
+own classes are not used because to import them takes seconds, twice as long as everything else that a command imports.
+A model only holds tensors and embeds images; its layers are computed by `Block`, and texts embedded by `DualEncoder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rebapl.backbones.block import ACTIVATIONS
+from rebapl.errors import UserError
+
+
+class Parts(nn.Module):
+    """Modules and parameters by name, of which nothing is computed here."""
+
+    def __init__(self, **parts: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
+def read_tower(name: str, given: Mapping[str, Any] | None, defaults: Mapping[str, Any]) -> SimpleNamespace:
+    """The settings of one tower: the `defaults` of its architecture, and what its section of config.json says instead.
+
+    A value of another type than the default, a size below one, an activation that is not known, and heads that do not
+    divide the width are errors.
+    """
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
+        raise UserError(f"{name} is {given!r} and should be a mapping of settings")
+    values = {key: given.get(key, default) for key, default in defaults.items()}
+    for key, value in values.items():
+        kinds = (int, float) if isinstance(defaults[key], float) else type(defaults[key])
+        if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(defaults[key], bool)):
+            raise UserError(f"{name}.{key} is {value!r} and should be such as {defaults[key]!r}")
+        if not isinstance(value, str | bool) and value <= 0:
+            raise UserError(f"{name}.{key} is {value} and should be above 0")
+    tower = SimpleNamespace(**values)
+    if tower.hidden_act not in ACTIVATIONS:
+        raise UserError(f"{name}.hidden_act is {tower.hidden_act!r}; known are {', '.join(ACTIVATIONS)}")
+    if tower.hidden_size % tower.num_attention_heads:
+        raise UserError(
+            f"{name}.hidden_size is {tower.hidden_size}, no multiple of its {tower.num_attention_heads} attention heads"
+        )
+    return tower
+
+
+def layers(tower: SimpleNamespace) -> Parts:
+    """The layers of a tower, as they lie in a checkpoint: `layers.0.self_attn.q_proj` and so on."""
+    width = tower.hidden_size
+
+    def layer() -> Parts:
+        projections = ("q_proj", "k_proj", "v_proj", "out_proj")
+        return Parts(
+            layer_norm1=norm(tower),
+            self_attn=Parts(**{name: nn.Linear(width, width) for name in projections}),
+            layer_norm2=norm(tower),
+            mlp=mlp(tower),
+        )
+
+    return Parts(layers=nn.ModuleList(layer() for _ in range(tower.num_hidden_layers)))
+
+
+def mlp(tower: SimpleNamespace) -> Parts:
+    """The two linear maps behind attention."""
+    width, inner = tower.hidden_size, tower.intermediate_size
+    return Parts(fc1=nn.Linear(width, inner), fc2=nn.Linear(inner, width))
+
+
+def norm(tower: SimpleNamespace) -> nn.LayerNorm:
+    """A layer norm of a tower's states."""
+    return nn.LayerNorm(tower.hidden_size, eps=tower.layer_norm_eps)
+
+
+def embedding(count: int, width: int) -> nn.Embedding:
+    """Vectors by number. They are not drawn, as torch would do: without memory, that makes it import its compiler."""
+    return nn.Embedding.from_pretrained(torch.empty(count, width))
+
+
+def text_embeddings(tower: SimpleNamespace) -> Parts:
+    """What texts are embedded with: a vector for each token and one for each position."""
+    return Parts(
+        token_embedding=embedding(tower.vocab_size, tower.hidden_size),
+        position_embedding=embedding(tower.max_position_embeddings, tower.hidden_size),
+    )
+
+
+class ImageEmbeddings(nn.Module):
+    """Images (B, 3, H, W) as tokens (B, L, d): a class token, if there is one, and patches, with positions added."""
+
+    class_embedding: nn.Parameter | None
+
+    def __init__(self, tower: SimpleNamespace, class_token: bool) -> None:
+        super().__init__()
+        width, patch = tower.hidden_size, tower.patch_size
+        self.class_embedding = nn.Parameter(torch.empty(width)) if class_token else None
+        self.patch_embedding = nn.Conv2d(tower.num_channels, width, patch, patch, bias=not class_token)
+        self.position_embedding = embedding((tower.image_size // patch) ** 2 + class_token, width)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        tokens = self.patch_embedding(pixels.to(self.patch_embedding.weight.dtype)).flatten(2).transpose(1, 2)
+        if self.class_embedding is not None:
+            tokens = torch.cat([self.class_embedding.expand(tokens.shape[0], 1, -1), tokens], dim=1)
+        return tokens + self.position_embedding.weight
