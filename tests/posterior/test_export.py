@@ -47,7 +47,7 @@ def image_features(encoder: DualEncoder, views: Tensor) -> Tensor:
     """As `transformers` computes them, normalised."""
     pixels = encoder.preprocessing.normalize(views)
     ids = torch.zeros(1, 2, dtype=torch.long)
-    model = CLIPModel.from_pretrained(find_backbone(encoder.name)).eval()
+    model = CLIPModel.from_pretrained(find_backbone(encoder.name), dtype=torch.float32).eval()
     with torch.no_grad():
         return model(pixel_values=pixels, input_ids=ids).image_embeds
 
