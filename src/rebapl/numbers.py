@@ -16,7 +16,7 @@ def entropy(probabilities: Tensor) -> Tensor:
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether no value of a tensor is NaN or infinite. By its extremes, which takes no memory and a thirtieth of the time.
+    """Whether no value of a tensor is NaN or infinite. Its extremes tell: no memory, a thirtieth of the time.
 
     >>> all_finite(torch.tensor([1.0, -2.0])), all_finite(torch.tensor([1.0, float("nan")])), all_finite(torch.empty(0))
     (True, False, True)
