@@ -18,8 +18,8 @@ from rebapl.evaluation.tasks import (
     predict_part,
     target_settings,
 )
-from rebapl.learners import Learner
 from rebapl.posterior import passes
+from rebapl.posterior.per_sample import AtSamples
 from rebapl.training.fit import fit
 
 
@@ -99,9 +99,9 @@ def test_the_texts_of_all_parts_of_the_same_names_are_encoded_once(
     encoded: list[list[str]] = []
     original = passes.sample_classes
 
-    def counted(learner: Learner, *given: Any) -> Any:
-        encoded.append(learner.class_names)
-        return original(learner, *given)
+    def counted(samples: AtSamples) -> Any:
+        encoded.append(samples.learner.class_names)
+        return original(samples)
 
     monkeypatch.setattr(passes, "sample_classes", counted)
     diversity_on_test(posterior, task)
