@@ -1,6 +1,7 @@
 """Scores of parts: in portions, and on other data sets with what is published to change there."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,16 @@ from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.dataset import Dataset
 from rebapl.data.task import Part, Task, load_task
 from rebapl.evaluation import tasks as scoring
-from rebapl.evaluation.tasks import bound_to, evaluate, part_views, predict_part, target_settings
+from rebapl.evaluation.tasks import (
+    bound_to,
+    diversity_on_test,
+    evaluate,
+    part_views,
+    predict_part,
+    target_settings,
+)
+from rebapl.posterior import passes
+from rebapl.posterior.per_sample import AtSamples
 from rebapl.training.fit import fit
 
 
@@ -72,6 +82,31 @@ def test_portions_change_nothing(encoder: DualEncoder, monkeypatch: pytest.Monke
     assert portions["novel"]["accuracy"] == whole["novel"]["accuracy"]
     assert portions["novel"]["nll"] == pytest.approx(whole["novel"]["nll"], rel=1e-5)
     assert list(evaluate(posterior, task, ["novel"])) == ["novel"]
+
+
+def test_the_texts_of_all_parts_of_the_same_names_are_encoded_once(
+    encoder: DualEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = load_task("digits", shots=2, test_images=20)
+
+    def written(part: Part) -> Part:
+        """With the underscores that names in published lists have; texts have spaces instead."""
+        return dataclasses.replace(part, class_names=[f"the_{name}" for name in part.class_names])
+
+    tests = {name: written(part) for name, part in task.tests.items()}
+    task = dataclasses.replace(task, train=written(task.train), val=written(task.val), tests=tests)
+    posterior = fit(task, encoder, "vpt", "ensemble", epochs=1, inference_settings={"cycles": 2})
+    encoded: list[list[str]] = []
+    original = passes.sample_classes
+
+    def counted(samples: AtSamples) -> Any:
+        encoded.append(samples.learner.class_names)
+        return original(samples)
+
+    monkeypatch.setattr(passes, "sample_classes", counted)
+    diversity_on_test(posterior, task)
+    evaluate(posterior, task)
+    assert [names[0] for names in encoded] == ["the zero", "the five"]
 
 
 def test_scores_average_what_the_inference_says(encoder: DualEncoder) -> None:

@@ -1,6 +1,7 @@
 """On a GPU samples are mapped over and passes are captured; the numbers are those of the loop, uncaptured."""
 
 import gc
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from rebapl.backbones import DualEncoder
 from rebapl.posterior import Posterior, load_posterior, passes, per_sample, save_posterior
+from rebapl.posterior.per_sample import AtSamples
 
 
 @pytest.mark.gpu
@@ -35,6 +37,39 @@ def test_mapping_works_in_bfloat16(make: Any, views: Tensor, method: str) -> Non
     posterior = make(method, 3, backbone)
     mapped, looped = posterior.sample_logits(views), posterior.sample_logits(views, together=1)
     assert (mapped.softmax(-1) - looped.softmax(-1)).abs().max() < 0.1
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+@pytest.mark.parametrize("method", ["coop", "bpl", "proda", "ivlp", "maple", "promptsrc", "mmrl", "mmrl++", "app"])
+def test_texts_and_clouds_are_mapped_by_default_and_equal_to_the_loop(make: Any, views: Tensor, method: str) -> None:
+    posterior = make(method, 5, on_gpu())
+    stacks, views = {name: stack.cuda() for name, stack in posterior.samples.items()}, views.cuda()
+    mapped, looped = (AtSamples(posterior.learner, stacks, 5) for _ in range(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # something could not be mapped
+        found, expected = per_sample.sample_classes(mapped), per_sample.sample_classes(looped, together=1)
+        assert mapped.walked.layers == looped.walked.layers / 5 * 2
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+        spaces = [posterior.learner.repels_in, "logits"]
+        clouds = per_sample.all_clouds(mapped, found, views, spaces)
+        for one, other in zip(clouds, per_sample.all_clouds(looped, expected, views, spaces, together=1), strict=True):
+            torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
+    assert mapped.walked.layers < looped.walked.layers
+
+
+@pytest.mark.gpu
+@torch.no_grad()
+@pytest.mark.parametrize("method", ["coop", "maple", "mmrl"])
+def test_mapped_texts_work_in_bfloat16(make: Any, method: str) -> None:
+    posterior = make(method, 5, on_gpu(torch.bfloat16))
+    stacks = {name: stack.cuda() for name, stack in posterior.samples.items()}
+    mapped, looped = (AtSamples(posterior.learner, stacks, 5) for _ in range(2))
+    found, expected = per_sample.sample_classes(mapped), per_sample.sample_classes(looped, together=1)
+    assert mapped.walked.layers < looped.walked.layers
+    for one, other in zip(found, expected, strict=True):
+        assert (one["text"] - other["text"]).abs().max() < 0.05
 
 
 @pytest.mark.gpu

@@ -3,16 +3,21 @@
 import copy
 import warnings
 from collections import Counter
-from itertools import count
+from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from methods import CASES
 from torch import Tensor
 
 from rebapl.backbones import States
+from rebapl.errors import UserError
 from rebapl.learners import METHODS, Learner
+from rebapl.learners.coop import CoOp
 from rebapl.posterior import Posterior, passes, per_sample
+from rebapl.posterior.per_sample import AtSamples
 
 IMAGE_METHODS = ["vpt", "ivlp", "maple", "promptsrc", "mmrl", "mmrl++"]
 
@@ -49,24 +54,128 @@ def test_logits_are_those_of_every_sample_alone(make: Any, views: Tensor, method
 def test_mapping_over_samples_changes_nothing(make: Any, views: Tensor, method: str, together: int) -> None:
     posterior = make(method)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # attention on a CPU has no mapped form and says so
+        warnings.simplefilter("error")  # something could not be mapped
         mapped = posterior.sample_logits(views, together)
     torch.testing.assert_close(mapped.softmax(-1), one_by_one(posterior, views).softmax(-1), atol=1e-5, rtol=1e-5)
+
+
+def at_samples(posterior: Posterior) -> AtSamples:
+    return AtSamples(posterior.learner, posterior.samples, len(posterior))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "zero-shot"])
+def test_mapping_over_samples_changes_no_text(make: Any, method: str) -> None:
+    """For all settings with which methods are tested: three of four samples in calls of two, or in one call."""
+    for settings in (CASES[method].settings, *CASES[method].options):
+        posterior = make(method, 4, settings=settings)
+        alone = at_samples(posterior)
+        expected = per_sample.sample_classes(alone, 1)
+        for together, shared in ((2, 3), (10, 2)):
+            mapped = at_samples(posterior)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # something could not be mapped
+                found = per_sample.sample_classes(mapped, together)
+            assert mapped.walked.layers == alone.walked.layers / 4 * shared
+            assert mapped.walked.largest == alone.walked.largest
+            for one, other in zip(found, expected, strict=True):
+                torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("method", IMAGE_METHODS)
+def test_mapping_over_samples_changes_no_cloud(make: Any, views: Tensor, method: str) -> None:
+    samples = at_samples(make(method))
+    classes = per_sample.sample_classes(samples)
+    spaces = ("image", "logits", "text", "both", "probabilities")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mapped = per_sample.all_clouds(samples, classes, views, spaces, together=2)
+    for one, other in zip(mapped, per_sample.all_clouds(samples, classes, views, spaces), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_texts_that_are_mapped_by_default_change_no_answer(
+    make: Any, monkeypatch: pytest.MonkeyPatch, views: Tensor
+) -> None:
+    posterior = make("maple", 4)
+    expected = posterior.sample_logits(views)
+    monkeypatch.setattr(per_sample, "texts_together", lambda _: 3)
+    torch.testing.assert_close(make("maple", 4).sample_logits(views), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_texts_are_mapped_on_a_gpu_as_far_as_they_fit(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def room(posterior: Posterior, device: str = "meta") -> int:
+        """For its samples' texts, as if it were on that device."""
+        samples = at_samples(posterior)
+        with torch.no_grad():
+            per_sample.sample_classes(samples)
+        samples.learner.encoder.model = SimpleNamespace(logit_scale=torch.ones((), device=device))
+        return per_sample.texts_together(samples)
+
+    posterior = make("coop")
+    text, width = posterior.learner.text, posterior.learner.encoder.text.width
+    bytes_of_one = text.ids.numel() * width * 4 * per_sample.WORKING_COPIES
+    monkeypatch.setattr(per_sample, "MAPPED_BYTES", 5 * bytes_of_one + 1)
+    assert room(posterior) == 5
+    assert room(posterior, "cpu") == 1
+    assert room(make("proda", settings={"prompts": 4, "tokens": 4})) == 1, "four texts of each class"
+    assert room(make("vpt")) == 1, "its texts are frozen"
+    assert room(make("zero-shot", 1)) == 1
+    posterior.learner.train()
+    assert room(posterior) == 1
+
+
+class Choosy(CoOp):
+    """What it does depends on its numbers, so samples cannot share a call."""
+
+    def encode_classes(self) -> Mapping[str, Tensor]:
+        classes = super().encode_classes()
+        return classes if self.context.sum() < 0 else {"text": -classes["text"]}
+
+
+@torch.no_grad()
+def test_a_learner_that_cannot_be_mapped_takes_one_sample_after_the_other(make: Any, views: Tensor) -> None:
+    posterior = make("coop", 4)
+    choosy = Choosy(posterior.learner.encoder, posterior.learner.config).bind(posterior.class_names).eval()
+    expected = [classes["text"] for classes in per_sample.sample_classes(at_samples(posterior))]
+    signs = [-1 if context.sum() >= 0 else 1 for context in posterior.samples["context"]]
+    assert len(set(signs)) == 2, "or the test could not tell a choice from another"
+    samples = AtSamples(choosy, posterior.samples, 4)
+    with pytest.warns(RuntimeWarning, match=r"one after the other, which is slower \(.*control flow"):
+        found = per_sample.sample_classes(samples, 3)
+    for classes, text, sign in zip(found, expected, signs, strict=True):
+        assert torch.equal(classes["text"], sign * text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is known now
+        per_sample.sample_classes(samples, 3)
+        per_sample.all_logits(samples, found, views, 3)
+
+
+@torch.no_grad()
+def test_bad_input_is_told_as_it_is_in_a_mapped_call(make: Any, views: Tensor) -> None:
+    posterior = make("maple")
+    samples = at_samples(posterior)
+    classes = per_sample.sample_classes(samples)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserError, match="did you mean 'image'"):
+            per_sample.all_clouds(samples, classes, views, ["imag"], together=2)
 
 
 @pytest.mark.parametrize("dims", [(0, None), (None, 0), (1, 2), (0, 0)])
 def test_samples_may_share_positions_or_have_their_own(make: Any, dims: tuple[int | None, int | None]) -> None:
     """Positions of texts of different lengths, which a causal layer reads, mapped over three samples or shared."""
     learner = make("maple").learner
-    layers, stream = count(), torch.Generator().manual_seed(0)
+    walked, stream = per_sample.Walked(), torch.Generator().manual_seed(0)
     width = learner.encoder.text.width
     hidden, read = torch.randn(3, 2, 6, width, generator=stream), torch.randint(6, (3, 2, 1), generator=stream)
     given = [x[0] if dim is None else x.movedim(0, dim) for x, dim in zip((hidden, read), dims, strict=True)]
-    last = per_sample.for_mapping(learner, layers).encoder.text.layers[-1]
+    last = per_sample.for_mapping(learner, walked).encoder.text.layers[-1]
     with torch.no_grad():
         found = torch.func.vmap(last, in_dims=dims)(*given)
         whole = learner.encoder.text.layers[-1](hidden.flatten(0, 1)).unflatten(0, (3, 2))
-    assert next(layers) == 1
+    assert walked == per_sample.Walked(layers=1, largest=2 * 6 * width * 4)
     for sample in range(3):
         states, at = whole[0 if dims[0] is None else sample], read[0 if dims[1] is None else sample]
         expected = states[torch.arange(2).unsqueeze(1), at]
@@ -84,9 +193,9 @@ def test_groups_fit_into_the_memory_allowed(monkeypatch: pytest.MonkeyPatch) -> 
     states = States(torch.zeros(5, 10, 8), torch.zeros(5, dtype=torch.long))
     bytes_of_one = 5 * 10 * 8 * 4 * per_sample.WORKING_COPIES
     monkeypatch.setattr(per_sample, "MAPPED_BYTES", 3 * bytes_of_one + 1)
-    assert per_sample.room_for(states) == 3
+    assert per_sample.room_for(5 * 10 * 8 * 4) == 3
     monkeypatch.setattr(per_sample, "MAPPED_BYTES", bytes_of_one // 2)
-    assert per_sample.room_for(states) == 1
+    assert per_sample.room_for(5 * 10 * 8 * 4) == 1
     on_gpu = States(torch.zeros(5, 10, 8, device="meta"), torch.zeros(5, dtype=torch.long))
     monkeypatch.setattr(per_sample, "MAPPED_BYTES", 3 * bytes_of_one)
     assert per_sample.samples_together(on_gpu) == 3

@@ -1,6 +1,7 @@
 """A posterior on disk: the same after reading, and refused when anything about it is off."""
 
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 import small_clip
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save, save_file
 
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
@@ -121,6 +123,23 @@ def test_only_learned_parameters_are_stored(make: Any, tmp_path: Path) -> None:
     folder = save_posterior(posterior, tmp_path / "p")
     assert load_file(folder / "samples.safetensors").keys() == dict(posterior.learner.named_parameters()).keys()
     assert (folder / "samples.safetensors").stat().st_size < 4 * 3 * 4 * 64 + 500
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_file_of_samples_is_the_same_however_it_is_written(
+    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    def refuse(_: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise SafetensorError("I/O error")
+
+    if refused:
+        monkeypatch.setattr("rebapl.posterior.storage.save_file", refuse)
+    posterior = make("mmrl")
+    folder, content = save_posterior(posterior, tmp_path / "p"), save(dict(posterior.samples))
+    assert (folder / "samples.safetensors").read_bytes() == content
+    kept = json.loads((folder / "posterior.json").read_text())
+    assert kept["samples_sha256"] == hashlib.sha256(content).hexdigest()
 
 
 def test_a_class_bound_later_is_not_what_was_learned_with(make: Any, encoder: DualEncoder, tmp_path: Path) -> None:

@@ -27,13 +27,14 @@ from rebapl.errors import UserError
 from rebapl.evaluation.tasks import evaluate
 from rebapl.files import write_atomically
 from rebapl.interruption import Interrupted
-from rebapl.posterior import load_posterior, save_posterior
+from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.runs import lock
 from rebapl.runs.folder import CHECKPOINT, RunConfig, evaluate_run, load_trained, train_run
 from rebapl.runs.lock import alone_in
 from rebapl.sampling import Chain
 from rebapl.training.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
 
+Train = Callable[..., Posterior | None]
 CONFIG = RunConfig(
     "digits", "vpt", "csghmc", backbone="mini", shots=1, epochs=5, test_images=20, inference_settings={"batch": 1}
 )
@@ -45,15 +46,15 @@ def encoder() -> DualEncoder:
 
 
 @pytest.fixture(scope="module")
-def train(encoder: DualEncoder) -> Callable[..., bool]:
-    def call(config: RunConfig, out: Path, **more: Any) -> bool:
+def train(encoder: DualEncoder) -> Train:
+    def call(config: RunConfig, out: Path, **more: Any) -> Posterior | None:
         return train_run(config, out, device="cpu", load=lambda *_: encoder, **more)
 
     return call
 
 
 @pytest.fixture(scope="module")
-def whole(train: Callable[..., bool], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nobody interrupts."""
     out = tmp_path_factory.mktemp("whole") / "run"
     train(CONFIG, out)
@@ -75,7 +76,7 @@ def stop_after(step: int) -> Callable[[int, int, float], None]:
     return moved
 
 
-def stopped_at(train: Callable[..., bool], out: Path, step: int) -> Path:
+def stopped_at(train: Train, out: Path, step: int) -> Path:
     """A run that was interrupted after so many steps."""
     with pytest.raises(Interrupted, match=f"step {step} of 75 is kept"):
         train(CONFIG, out, progress=stop_after(step))
@@ -83,7 +84,7 @@ def stopped_at(train: Callable[..., bool], out: Path, step: int) -> Path:
 
 
 def test_a_run_that_is_killed_at_twenty_moments_equals_one_that_is_not(
-    train: Callable[..., bool], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rebapl.training.keeping.CHECKPOINT_SECONDS", 0.01)
     context, moments, kills = multiprocessing.get_context("fork"), random.Random(14), 0
@@ -111,7 +112,7 @@ def test_a_run_that_is_killed_at_twenty_moments_equals_one_that_is_not(
 
 
 def test_an_interruption_keeps_the_very_step_and_the_run_goes_on_from_it(
-    train: Callable[..., bool], whole: Path, tmp_path: Path
+    train: Train, whole: Path, tmp_path: Path
 ) -> None:
     kept = stopped_at(train, tmp_path / "run", 31)
     assert load_checkpoint(kept)["loop"]["schedule"]["steps"] == 31
@@ -122,7 +123,7 @@ def test_an_interruption_keeps_the_very_step_and_the_run_goes_on_from_it(
 
 
 def test_a_signal_waits_for_the_end_of_its_step(
-    train: Callable[..., bool], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in the last step; and a handler that only takes note lets the training go on, as schedulers want."""
     step, noted = Chain.step, []
@@ -148,9 +149,7 @@ def test_a_signal_waits_for_the_end_of_its_step(
     assert same(tmp_path / "run", whole)
 
 
-def test_sigterm_ends_a_process_only_after_its_step_is_kept(
-    train: Callable[..., bool], whole: Path, tmp_path: Path
-) -> None:
+def test_sigterm_ends_a_process_only_after_its_step_is_kept(train: Train, whole: Path, tmp_path: Path) -> None:
     def terminate_at_20(done: int, _total: int, _loss: float) -> None:
         if done == 20:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -166,9 +165,7 @@ def test_sigterm_ends_a_process_only_after_its_step_is_kept(
     assert same(tmp_path / "run", whole)
 
 
-def test_a_checkpoint_that_is_cut_off_or_changed_anywhere_is_never_used(
-    train: Callable[..., bool], tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_is_cut_off_or_changed_anywhere_is_never_used(train: Train, tmp_path: Path) -> None:
     """Cut at every 1 KiB; a byte flipped in every part of the file."""
     path = stopped_at(train, tmp_path / "run", 30)
     content, damaged = path.read_bytes(), tmp_path / "damaged"
@@ -183,7 +180,7 @@ def test_a_checkpoint_that_is_cut_off_or_changed_anywhere_is_never_used(
 
 
 def test_after_a_damaged_checkpoint_the_one_before_is_taken(
-    train: Callable[..., bool], whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    train: Train, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     out = tmp_path / "run"
     stopped_at(train, out, 10)
@@ -201,7 +198,7 @@ def test_after_a_damaged_checkpoint_the_one_before_is_taken(
     assert not list(out.glob("checkpoint*"))
 
 
-def test_two_damaged_checkpoints_are_refused(train: Callable[..., bool], tmp_path: Path) -> None:
+def test_two_damaged_checkpoints_are_refused(train: Train, tmp_path: Path) -> None:
     stopped_at(train, tmp_path / "run", 10)
     stopped_at(train, tmp_path / "run", 20)
     for path in Checkpoints(tmp_path / "run" / CHECKPOINT).there():
@@ -211,7 +208,7 @@ def test_two_damaged_checkpoints_are_refused(train: Callable[..., bool], tmp_pat
 
 
 @pytest.fixture(scope="module")
-def state(train: Callable[..., bool], tmp_path_factory: pytest.TempPathFactory) -> Any:
+def state(train: Train, tmp_path_factory: pytest.TempPathFactory) -> Any:
     out = tmp_path_factory.mktemp("state") / "run"
     return out, load_checkpoint(stopped_at(train, out, 30))
 
@@ -234,7 +231,7 @@ def state(train: Callable[..., bool], tmp_path_factory: pytest.TempPathFactory) 
     ],
 )
 def test_an_edited_checkpoint_with_a_right_checksum_is_refused_in_one_line(
-    train: Callable[..., bool], state: Any, edit: Callable[[dict[str, Any]], object]
+    train: Train, state: Any, edit: Callable[[dict[str, Any]], object]
 ) -> None:
     out, content = state
     fresh = {**content, "loop": {key: _copied(value) for key, value in content["loop"].items()}}
@@ -252,14 +249,14 @@ def _copied(tree: Any) -> Any:
 
 
 @pytest.mark.parametrize("wrong", [[1, 2], {"loop": {}}, {"loop": {}, "seconds": 1.0, "images": "other"}, None])
-def test_a_checkpoint_of_something_else_is_refused(train: Callable[..., bool], state: Any, wrong: Any) -> None:
+def test_a_checkpoint_of_something_else_is_refused(train: Train, state: Any, wrong: Any) -> None:
     out, _ = state
     save_checkpoint(wrong, out / CHECKPOINT)
     with pytest.raises(UserError, match=r"another version|other training images"):
         train(CONFIG, out)
 
 
-def test_a_pipe_in_the_place_of_a_checkpoint_is_not_waited_for(train: Callable[..., bool], state: Any) -> None:
+def test_a_pipe_in_the_place_of_a_checkpoint_is_not_waited_for(train: Train, state: Any) -> None:
     out, _ = state
     (out / CHECKPOINT).unlink()
     os.mkfifo(out / CHECKPOINT)
@@ -268,7 +265,7 @@ def test_a_pipe_in_the_place_of_a_checkpoint_is_not_waited_for(train: Callable[.
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run_and_leaves_the_last_good_checkpoint(
-    train: Callable[..., bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checkpoints are written at every step here, also in the steps between the break and its discovery."""
     monkeypatch.setattr("rebapl.training.keeping.CHECKPOINT_SECONDS", 0)
@@ -328,7 +325,7 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
 FULL = r"cannot be written \((No space left on device|File too large)\)"
 
 
-def test_a_full_disk_is_named_and_what_was_there_stays(train: Callable[..., bool], small_disk: SmallDisk) -> None:
+def test_a_full_disk_is_named_and_what_was_there_stays(train: Train, small_disk: SmallDisk) -> None:
     """While a checkpoint, a log, a result and a posterior are written."""
     out = small_disk.folder / "run"
     path = stopped_at(train, out, 10)
@@ -356,7 +353,7 @@ def test_a_full_disk_is_named_and_what_was_there_stays(train: Callable[..., bool
     assert not list(out.glob(".*"))
 
 
-def test_a_folder_that_may_not_be_written_is_named(train: Callable[..., bool]) -> None:
+def test_a_folder_that_may_not_be_written_is_named(train: Train) -> None:
     with pytest.raises(UserError, match=r"/proc/none/run cannot be written"):
         train(CONFIG, Path("/proc/none/run"))
 
@@ -397,7 +394,7 @@ def test_a_kill_between_the_renames_of_a_posterior_loses_nothing(
     assert [path.name for path in folder.parent.iterdir()] == ["posterior"], "nothing hidden stays"
 
 
-def test_a_run_that_was_killed_just_before_its_end_is_tidied(train: Callable[..., bool], tmp_path: Path) -> None:
+def test_a_run_that_was_killed_just_before_its_end_is_tidied(train: Train, tmp_path: Path) -> None:
     out = tmp_path / "run"
     train(CONFIG.changed(epochs=1), out)
     for left in (out / CHECKPOINT, out / "checkpoint.previous.safetensors", out / ".log.csv.abc.tmp"):
@@ -455,9 +452,7 @@ def photos(tmp_path: Path) -> Path:
     return coloured_squares(tmp_path / "photos")
 
 
-def test_an_image_that_disappears_during_the_run_is_named(
-    train: Callable[..., bool], photos: Path, tmp_path: Path
-) -> None:
+def test_an_image_that_disappears_during_the_run_is_named(train: Train, photos: Path, tmp_path: Path) -> None:
     config = RunConfig(str(photos), "coop", protocol="few-shot", backbone="mini", epochs=1)
     train(config, tmp_path / "run")
     task, posterior = config.task(), load_trained(tmp_path / "run", device="cpu")
@@ -470,7 +465,7 @@ def test_an_image_that_disappears_during_the_run_is_named(
 
 
 def test_a_training_image_that_changes_is_noticed_when_the_run_goes_on(
-    train: Callable[..., bool], photos: Path, tmp_path: Path
+    train: Train, photos: Path, tmp_path: Path
 ) -> None:
     config = RunConfig(str(photos), "coop", protocol="few-shot", backbone="mini", epochs=20)
     with pytest.raises(Interrupted):

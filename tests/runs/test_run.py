@@ -1,8 +1,10 @@
 """A run in its folder: finished work is kept, broken work goes on, another configuration is refused."""
 
+import gc
 import json
 import multiprocessing
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -11,10 +13,12 @@ from drawn_folder import coloured_squares
 import rebapl
 from rebapl.data.fixture import make_fixture
 from rebapl.errors import UserError
+from rebapl.posterior import Posterior
 from rebapl.runs import folder as runs_module
 from rebapl.runs.folder import (
     RunConfig,
     best_device,
+    complete_run,
     evaluate_run,
     finish_run,
     is_finished,
@@ -26,6 +30,7 @@ from rebapl.runs.folder import (
 from rebapl.runs.lock import alone_in
 from rebapl.runs.results import read_result
 from rebapl.sampling import Chain
+from rebapl.training import Training
 from rebapl.training.log import COLUMNS, read_log
 
 CONFIG = RunConfig(data="digits", backbone="mini", shots=2, epochs=1, test_images=20)
@@ -129,6 +134,59 @@ def test_a_finished_run_is_neither_trained_nor_scored_again(tmp_path: Path, monk
     monkeypatch.setattr(runs_module, "train_run", refuse)
     monkeypatch.setattr(runs_module, "evaluate_run", refuse)
     assert finish_run(CONFIG, tmp_path, device="cpu") == out
+
+
+@pytest.mark.parametrize(
+    ("method", "inference"),
+    [
+        ("zero-shot", None),
+        ("maple", "rebapl"),
+        ("mmrl", "rebapl"),
+        ("mmrl++", "ensemble"),
+        ("promptsrc", None),
+        ("cocoop", "ensemble"),
+        ("bpl", "ensemble"),
+        ("coop", "svgd"),
+    ],
+)
+def test_a_run_that_was_just_trained_is_scored_as_one_that_is_read(
+    tmp_path: Path, nano: Path, monkeypatch: pytest.MonkeyPatch, method: str, inference: str | None
+) -> None:
+    config = CONFIG.changed(method=method, inference=inference, backbone=str(nano), test_images=5)
+    settings = {"cycles": 2} if inference in ("rebapl", "ensemble") else {}
+    config = config.changed(epochs=None if method == "zero-shot" else 1, inference_settings=settings)
+    with monkeypatch.context() as patched:
+        patched.setattr(runs_module, "load_trained", None)  # nothing is read
+        complete_run(config, tmp_path / "x", device="cpu")
+    at_once, read = read_result(tmp_path / "x"), evaluate_run(tmp_path / "x", device="cpu")
+    assert at_once.changed(seconds=read.seconds) == read
+    assert list(read.parts) == ["base", "novel"]
+    assert read.samples > 1 or inference is None
+
+
+def test_what_a_training_kept_is_free_before_its_run_is_scored(
+    tmp_path: Path, nano: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[weakref.ref[object]] = []
+    run, score = Training.run, runs_module.evaluate
+
+    def watched(training: Training, *given: object) -> Posterior:
+        kept.extend(weakref.ref(each) for each in (training, training.loop, training.loop.passes))  # type: ignore[union-attr]
+        return run(training, *given)  # type: ignore[arg-type]
+
+    def scored(posterior: Posterior, *given: object) -> object:
+        assert [each() for each in kept] == [None] * 3
+        assert all(parameter.grad is None for parameter in posterior.learner.parameters())
+        return score(posterior, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Training, "run", watched)
+    monkeypatch.setattr(runs_module, "evaluate", scored)
+    gc.disable()  # it must not need to look for circles
+    try:
+        complete_run(CONFIG.changed(method="maple", backbone=str(nano), test_images=5), tmp_path / "x", device="cpu")
+    finally:
+        gc.enable()
+    assert len(kept) == 3
 
 
 def test_transfers_that_train_alike_share_one_posterior(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,19 +71,18 @@ class OpeningText:
     """Class names behind an opening of `tokens` learnable tokens."""
 
     def __init__(self, encoder: DualEncoder, class_names: Sequence[str], tokens: int, words: str | None) -> None:
-        self.encoder = encoder
         if opening_ids(encoder, tokens, words):
             text = encoder.tokenize([[f"{words} {name}."] for name in class_names])
             self.text = replace(text, slots=encoder.tokenize([[tokens]] * len(class_names)).slots)
         else:
             self.text = encoder.tokenize([[tokens, f"{name}."] for name in class_names])
 
-    def features(self, prompts: Sequence[Tensor]) -> Tensor:
+    def features(self, encoder: DualEncoder, prompts: Sequence[Tensor]) -> Tensor:
         """Normalised text features (C, e) with prompts (b, d) of layers 1 … J."""
-        at, prompts = self.encoder.tokenizer.first, in_type(prompts, self.encoder.dtype)
+        at, prompts = encoder.tokenizer.first, in_type(prompts, encoder.dtype)
         edits: dict[int, Edit] = {layer: Replace(prompt, at) for layer, prompt in enumerate(prompts) if layer > 0}
-        embedded = self.encoder.embed_text(self.text, prompts[0])
-        return F.normalize(self.encoder.text.features(embedded, edits), dim=-1)
+        embedded = encoder.embed_text(self.text, prompts[0])
+        return F.normalize(encoder.text.features(embedded, edits), dim=-1)
 
 
 def in_type(prompts: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:

@@ -67,7 +67,7 @@ class IVLP(Learner[States]):
         return self.encoder.embed_images(images)
 
     def encode_classes(self) -> Mapping[str, Tensor]:
-        return {"text": self.opening.features(list(self.text.values()))}
+        return {"text": self.opening.features(self.encoder, list(self.text.values()))}
 
     def respond(self, frozen: States, classes: Mapping[str, Tensor]) -> Output:
         image = image_features(self.encoder, frozen, list(self.vision.values()))

@@ -77,7 +77,7 @@ class MaPLe(Learner[States]):
         return self.encoder.embed_images(images)
 
     def encode_classes(self) -> Mapping[str, Tensor]:
-        return {"text": self.opening.features(list(self.text.values()))}
+        return {"text": self.opening.features(self.encoder, list(self.text.values()))}
 
     def vision_prompts(self) -> list[Tensor]:
         """F₁(P₁) … F_J(P_J), each (b, d_v): one product for all layers, which on a GPU is one small kernel for many."""

@@ -72,8 +72,11 @@ def about_learner(learner: Learner) -> dict[str, Any]:
     }
 
 
-def build_manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = None) -> dict[str, Any]:
-    """The content of `posterior.json`. `backbone` replaces the name of the backbone, if it is given."""
+def build_manifest(posterior: Posterior, backbone: str | None = None) -> dict[str, Any]:
+    """The content of `posterior.json`, without the checksums that `signed` fills in.
+
+    `backbone` replaces the name of the backbone, if it is given.
+    """
     learner, threshold, conformal = posterior.learner, posterior.threshold, posterior.conformal
     if learner.method is None:
         raise UserError(
@@ -84,7 +87,7 @@ def build_manifest(posterior: Posterior, samples_sha256: str, backbone: str | No
     about["method_settings"] = resolve_method(learner.method, about["method_settings"]).plain()
     if learner.transfer or learner.template != about["template"]:
         threshold = conformal = None  # chosen for texts that are not those they would be read back with
-    manifest = {
+    return {
         "format": FORMAT,
         "backbone": {"name": backbone or learner.encoder.name, "sha256": learner.encoder.fingerprint},
         "weights": posterior.weights.tolist(),
@@ -92,7 +95,7 @@ def build_manifest(posterior: Posterior, samples_sha256: str, backbone: str | No
         "threshold": None if threshold is None else asdict(threshold),
         "conformal": None if conformal is None else asdict(conformal),
         **{key: about[key] for key in ABOUT},
-        "samples_sha256": samples_sha256,
+        "samples_sha256": "",
         "versions": {
             "rebapl": __version__,
             "python": platform.python_version(),
@@ -101,7 +104,12 @@ def build_manifest(posterior: Posterior, samples_sha256: str, backbone: str | No
             "safetensors": version("safetensors"),
         },
     }
-    return {**manifest, "sha256": content_sha256(manifest)}
+
+
+def signed(manifest: Mapping[str, Any], samples_sha256: str) -> dict[str, Any]:
+    """A manifest with the checksum of the samples' file, and that of itself."""
+    whole = {**manifest, "samples_sha256": samples_sha256}
+    return {**whole, "sha256": content_sha256(whole)}
 
 
 def content_sha256(manifest: Mapping[str, Any]) -> str:

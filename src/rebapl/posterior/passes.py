@@ -9,7 +9,6 @@ Its logits come back to pinned memory in the same way. A posterior waits only wh
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +20,7 @@ from torch import Tensor
 from rebapl.captured import Capturing, accelerated, current
 from rebapl.compiled import compiling, is_compiling
 from rebapl.learners import Learner
-from rebapl.posterior.per_sample import all_clouds, all_logits, for_mapping, sample_classes
+from rebapl.posterior.per_sample import AtSamples, OfSample, all_clouds, all_logits, sample_classes
 
 CHUNK = 256
 """Images in one pass."""
@@ -47,9 +46,8 @@ class _Ready(NamedTuple):
     """What all passes share, while samples, backbone and learner are as `state` says."""
 
     state: object
-    learner: Learner
-    stacks: Mapping[str, Tensor]
-    classes: list[Mapping[str, Tensor]]
+    samples: AtSamples
+    classes: list[OfSample]
     capturing: Capturing | None
     layers: dict[str, int]
     """How many layers a pass of each kind runs."""
@@ -66,7 +64,6 @@ class Passes:
         self.learner, self.samples, self.count = learner, samples, count
         self._lock = threading.RLock()
         self._ready: _Ready | None = None
-        self._layers = itertools.count()
         self._full = 0  # images in passes of CHUNK
         self._in_flight: deque[torch.cuda.Event] = deque()
         self._sending: torch.cuda.Stream | None = None
@@ -102,7 +99,7 @@ class Passes:
         """The points of every sample in feature spaces; see `per_sample.all_clouds`."""
         with self._lock:
             ready = self._made_ready()
-            return all_clouds(ready.learner, ready.stacks, ready.classes, views.to(self.device), spaces)
+            return all_clouds(ready.samples, ready.classes, views.to(self.device), spaces)
 
     @torch.inference_mode(False)  # what is kept must serve callers in either mode
     @torch.no_grad()
@@ -115,7 +112,7 @@ class Passes:
             ready, count = self._made_ready(), len(views)
 
             def answer(pixels: Tensor) -> Tensor:
-                return all_logits(ready.learner, ready.stacks, ready.classes, pixels, together)
+                return all_logits(ready.samples, ready.classes, pixels, together)
 
             if ready.capturing is None or together is not None:
                 logits = answer(self._sent(views, count))
@@ -140,12 +137,12 @@ class Passes:
         state = self._state()
         if self._ready is None or self._ready.state != state:
             self._ready = None  # its memory is free for the next
-            learner = for_mapping(self.learner, self._layers)
             stacks = {name: stack.to(self.device) for name, stack in self.samples.items()}
+            samples = AtSamples(self.learner, stacks, self.count)
             with compiling(False):  # texts are encoded once
-                classes = sample_classes(learner, stacks, self.count)
+                classes = sample_classes(samples)
             capturing = Capturing() if accelerated(self.device) else None
-            self._ready = _Ready(state, learner, stacks, classes, capturing, {})
+            self._ready = _Ready(state, samples, classes, capturing, {})
         return self._ready
 
     def _state(self) -> object:
@@ -164,9 +161,9 @@ class Passes:
         kind = f"{tuple(pixels.shape)} {pixels.dtype}{' compiled' * is_compiling()}"
         if ready.layers.get(kind, 0) > LARGEST:
             return answer(pixels)
-        before = next(self._layers)
+        before = ready.samples.walked.layers
         logits: Tensor = capturing(kind, answer, pixels)
-        ready.layers.setdefault(kind, next(self._layers) - before - 1)
+        ready.layers.setdefault(kind, ready.samples.walked.layers - before)
         return logits
 
     def _sent(self, views: Tensor, size: int) -> Tensor:

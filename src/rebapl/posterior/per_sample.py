@@ -3,26 +3,29 @@
 All samples go through one learner, and each part is computed as rarely as it can be. What depends on the images alone
 (`Learner.frozen`) is computed once for all samples, so a method that learns text only sees each image once. Text
 features are computed once per sample. What needs both an image and a sample is computed sample by sample. On a GPU,
-methods whose samples each walk through the image tower may take a group of samples in one mapped call: each layer then
-sees the images of all of them as one batch.
+where samples walk through a tower each, a group of them may do so in one mapped call: each layer then sees the texts or
+the images of all of them as one batch.
 """
 
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder, Layer, States
-from rebapl.learners import Learner, Output
+from rebapl.errors import UserError, first_line
+from rebapl.learners import Learner
 
 MAPPED_BYTES = 512 * 2**20
 """Working memory of one call that is mapped over samples; as many samples go together as fit into it.
 
-More would fit, but mapping pays only while one sample's pass leaves a GPU idle, which is so for few images.
+More would fit, but mapping pays only while one sample's pass leaves a GPU idle, which is so for few images or texts.
 """
 
 WORKING_COPIES = 16
@@ -77,12 +80,21 @@ class _AsOneBatch(torch.autograd.Function):
         return layer(as_one(hidden, in_dims[0]), read).unflatten(0, (info.batch_size, -1)), 0
 
 
-def for_mapping(learner: Learner, layers: Iterator[int]) -> Learner:
-    """A twin of a learner whose samples may share mapped calls; `layers` counts the layers that it runs."""
+@dataclass
+class Walked:
+    """The layers that a learner has run: how many, and the bytes of the largest states that one was given."""
+
+    layers: int = 0
+    largest: int = 0
+
+
+def for_mapping(learner: Learner, walked: Walked) -> Learner:
+    """A twin of a learner whose samples may share mapped calls; `walked` hears of the layers that it runs."""
 
     def taught(layer: Layer) -> Layer:
         def run(hidden: Tensor, positions: Tensor | None = None) -> Tensor:
-            next(layers)
+            walked.layers += 1
+            walked.largest = max(walked.largest, bytes_of(hidden))
             return _AsOneBatch.apply(hidden, positions, layer)
 
         return run
@@ -96,6 +108,64 @@ def for_mapping(learner: Learner, layers: Iterator[int]) -> Learner:
     return twin
 
 
+def calls(learner: Learner, stacks: Mapping[str, Tensor], count: int) -> Iterator[Callable[..., Any]]:
+    """A learner's `at_sample` for each of `count` stacked samples."""
+    for index in range(count):
+        yield at_sample(learner, {name: stack[index] for name, stack in stacks.items()})
+
+
+OfSample = Mapping[str, Tensor]
+"""Named tensors of one sample; those of all samples have the same names and shapes."""
+
+
+class AtSamples:
+    """A learner at each of S = `count` stacked samples, one after the other or some of them in one mapped call.
+
+    A learner that cannot be mapped, say because its numbers decide what it does, takes one after the other from then
+    on, and a warning says so once.
+    """
+
+    def __init__(self, learner: Learner, stacks: Mapping[str, Tensor], count: int) -> None:
+        self.walked = Walked()
+        self.learner, self.stacks, self.count = for_mapping(learner, self.walked), stacks, count
+        self.mappable = bool(stacks)
+
+    def each(
+        self, function: Callable[..., OfSample], given: Sequence[OfSample], together: int = 1, first: int = 0
+    ) -> list[OfSample]:
+        """function(call, given[s]) for the samples s from `first` on, where call(method, …) is the learner's at s.
+
+        `together` samples go into one mapped call.
+        """
+        if min(together, self.count - first) > 1 and self.mappable:
+            try:
+                return self._mapped(function, given, together, first)
+            except UserError:
+                raise
+            except Exception as error:  # whatever stands in the way makes torch raise; any other error comes again
+                self.mappable = False
+                warnings.warn(
+                    "several samples cannot go into one call and are taken one after the other, which is slower "
+                    f"({first_line(error)})",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        every = list(zip(calls(self.learner, self.stacks, self.count), given, strict=True))
+        return [function(call, of_sample) for call, of_sample in every[first:]]
+
+    def _mapped(
+        self, function: Callable[..., OfSample], given: Sequence[OfSample], together: int, first: int
+    ) -> list[OfSample]:
+        def one(sample: dict[str, Tensor], of_sample: dict[str, Tensor]) -> dict[str, Tensor]:
+            return dict(function(at_sample(self.learner, sample), of_sample))
+
+        rest = {name: stack[first:] for name, stack in self.stacks.items()}
+        stacked = {name: torch.stack([of_sample[name] for of_sample in given[first:]]) for name in given[first]}
+        # What is random in evaluation mode is the same for all samples, see `Learner.noise_stream`.
+        found = torch.func.vmap(one, chunk_size=together, randomness="same")(rest, stacked)
+        return [{name: x[index] for name, x in found.items()} for index in range(self.count - first)]
+
+
 def samples_together(frozen: Tensor | States) -> int:
     """How many samples one call may be mapped over; 1 if mapping gains nothing.
 
@@ -104,86 +174,80 @@ def samples_together(frozen: Tensor | States) -> int:
     """
     if not isinstance(frozen, States) or frozen.hidden.device.type == "cpu":
         return 1
-    return room_for(frozen)
+    return room_for(bytes_of(frozen.hidden))
 
 
-def room_for(frozen: States) -> int:
-    """How many samples' passes over these states fit into `MAPPED_BYTES`."""
-    hidden = frozen.hidden
-    return max(1, MAPPED_BYTES // (hidden.numel() * hidden.element_size() * WORKING_COPIES))
+def texts_together(samples: AtSamples) -> int:
+    """The same for texts, of which those of one sample were encoded last.
+
+    Mapping gains nothing where that needed no layer. In training mode each sample has noise of its own.
+    """
+    largest = samples.walked.largest
+    if not largest or samples.learner.training or samples.learner.encoder.device.type == "cpu":
+        return 1
+    return room_for(largest)
 
 
-def sample_classes(learner: Learner, stacks: Mapping[str, Tensor], count: int) -> list[Mapping[str, Tensor]]:
-    """What `Learner.encode_classes` gives for each of `count` stacked samples."""
-    return [call("encode_classes") for call in _calls(learner, stacks, count)]
+def bytes_of(tensor: Tensor) -> int:
+    """The bytes of a tensor; in a mapped call, those of one sample."""
+    return tensor.numel() * tensor.element_size()
 
 
-def all_logits(
-    learner: Learner,
-    stacks: Mapping[str, Tensor],
-    classes: Sequence[Mapping[str, Tensor]],
-    views: Tensor,
-    together: int | None = None,
-) -> Tensor:
+def room_for(states: int) -> int:
+    """How many samples' passes over states of so many bytes fit into `MAPPED_BYTES`."""
+    return max(1, MAPPED_BYTES // (states * WORKING_COPIES))
+
+
+def sample_classes(samples: AtSamples, together: int | None = None) -> list[OfSample]:
+    """What `Learner.encode_classes` gives for each sample.
+
+    The first sample goes alone and shows how large its texts are. Of the others, `together` go into one mapped call; by
+    default `texts_together` decides how many.
+    """
+
+    def encode(call: Callable[..., Any], _: OfSample) -> OfSample:
+        return call("encode_classes")
+
+    nothing: list[OfSample] = [{}] * samples.count
+    samples.walked.largest = 0
+    alone = encode(next(calls(samples.learner, samples.stacks, 1)), {})
+    size = texts_together(samples) if together is None else together
+    return [alone, *samples.each(encode, nothing, size, first=1)]
+
+
+def all_logits(samples: AtSamples, classes: Sequence[OfSample], views: Tensor, together: int | None = None) -> Tensor:
     """Logits (S, B, C), float32, of every sample, for views uint8 (B, 3, H, W) on the learner's device.
 
-    The learner is one that `for_mapping` gave, and `classes` are what `sample_classes` gave. `together` samples go into
-    one mapped call; by default `samples_together` decides how many.
+    `classes` are what `sample_classes` gave. `together` samples go into one mapped call; by default `samples_together`
+    decides how many.
     """
-    frozen = _frozen(learner, views)
-    size = samples_together(frozen) if together is None else together
-    if min(size, len(classes)) > 1 and stacks:
-        return _mapped(learner, stacks, classes, frozen, size).float()
-    return one_by_one(learner, stacks, classes, frozen).float()
+    frozen = _frozen(samples.learner, views)
 
+    def respond(call: Callable[..., Any], of_sample: OfSample) -> OfSample:
+        return {"logits": call("respond", frozen, of_sample).logits}
 
-def one_by_one(
-    learner: Learner, stacks: Mapping[str, Tensor], classes: Sequence[Mapping[str, Tensor]], frozen: Any
-) -> Tensor:
-    """The logits (S, B, C) of each sample, with what `sample_classes` and `Learner.frozen` gave."""
-    calls = zip(_calls(learner, stacks, len(classes)), classes, strict=True)
-    return torch.stack([call("respond", frozen, of_sample).logits for call, of_sample in calls])
+    found = samples.each(respond, classes, samples_together(frozen) if together is None else together)
+    return torch.stack([of_sample["logits"] for of_sample in found]).float()
 
 
 def all_clouds(
-    learner: Learner,
-    stacks: Mapping[str, Tensor],
-    classes: Sequence[Mapping[str, Tensor]],
-    views: Tensor,
-    spaces: Sequence[str],
+    samples: AtSamples, classes: Sequence[OfSample], views: Tensor, spaces: Sequence[str], together: int | None = None
 ) -> list[Tensor]:
     """The points (S, n, d) of every sample in each of the named feature spaces, for views uint8 (N, 3, H, W).
 
-    n is N, or C if the space has a row per class. One pass per sample serves all spaces.
+    n is N, or C if the space has a row per class. One pass per sample serves all spaces. `classes` and `together` are
+    as in `all_logits`.
     """
-    frozen = _frozen(learner, views)
-    calls = zip(_calls(learner, stacks, len(classes)), classes, strict=True)
-    outputs: Iterator[Output] = (call("respond", frozen, of_sample) for call, of_sample in calls)
-    clouds = [[output.cloud(space).float().cpu() for space in spaces] for output in outputs]
-    return [torch.stack(of_space) for of_space in zip(*clouds, strict=True)]
+    frozen = _frozen(samples.learner, views)
 
+    def respond(call: Callable[..., Any], of_sample: OfSample) -> OfSample:
+        output = call("respond", frozen, of_sample)
+        return {space: output.cloud(space) for space in spaces}
 
-def _calls(learner: Learner, stacks: Mapping[str, Tensor], count: int) -> Iterator[Callable[..., Any]]:
-    for index in range(count):
-        yield at_sample(learner, {name: stack[index] for name, stack in stacks.items()})
+    found = samples.each(respond, classes, samples_together(frozen) if together is None else together)
+    return [torch.stack([of_sample[space] for of_sample in found]).float().cpu() for space in spaces]
 
 
 def _frozen(learner: Learner, views: Tensor) -> Any:
     encoder: DualEncoder = learner.encoder
     return learner.frozen(encoder.preprocessing.normalize(views))
-
-
-def _mapped(
-    learner: Learner,
-    stacks: Mapping[str, Tensor],
-    classes: Sequence[Mapping[str, Tensor]],
-    frozen: Any,
-    size: int,
-) -> Tensor:
-    """The logits (S, B, C) in calls of `size` samples each."""
-
-    def respond(sample: dict[str, Tensor], of_sample: dict[str, Tensor]) -> Tensor:
-        return at_sample(learner, sample)("respond", frozen, of_sample).logits
-
-    stacked = {name: torch.stack([of_sample[name] for of_sample in classes]) for name in classes[0]}
-    return torch.func.vmap(respond, chunk_size=size)(dict(stacks), stacked)

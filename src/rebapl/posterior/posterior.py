@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rebapl.backbones import Dtype, DualEncoder
+from rebapl.backbones import Dtype, DualEncoder, clean_class_names
 from rebapl.data.splits import refuse_repeats
 from rebapl.errors import UserError
 from rebapl.learners import Learner
@@ -166,7 +166,7 @@ class Posterior:
         the template and `transfer` stay the same. They know by themselves for which class names they hold.
         """
         alike = template in (None, self.learner.template) and transfer == self.learner.transfer
-        if alike and list(class_names) == self.class_names:
+        if alike and clean_class_names(class_names) == self.class_names:
             return self
         bound = self.learner.bind(class_names, template, transfer)
         if alike:

@@ -6,13 +6,12 @@ Only learnable parameters are stored, never the backbone, and never as a pickle.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from rebapl.backbones import Dtype, DualEncoder, load_backbone
@@ -31,6 +30,7 @@ from rebapl.posterior.manifest import (
     read_conformal,
     read_earlier_weights,
     read_threshold,
+    signed,
 )
 from rebapl.posterior.prediction import Conformal, Threshold
 
@@ -47,15 +47,17 @@ def write_folder(posterior: Posterior, folder: Path | str, backbone: str | None 
     for name, stack in samples.items():
         if not all_finite(stack):
             raise UserError(f"samples of '{name}' hold numbers that are not finite: nothing is saved")
-    content = save(samples)
-    checksum = hashlib.sha256(content).hexdigest()
-    manifest = build_manifest(posterior, checksum, backbone)
-    if (folder / SAMPLES).is_file() and sha256(folder / SAMPLES) == checksum:
-        write_json(folder / MANIFEST, manifest)
+    manifest = build_manifest(posterior, backbone)
+    if (folder / SAMPLES).is_file() and (folder / SAMPLES).read_bytes() == save(samples):
+        write_json(folder / MANIFEST, signed(manifest, sha256(folder / SAMPLES)))
         return folder
     with folder_written_whole(folder) as temporary:
-        (temporary / SAMPLES).write_bytes(content)
-        write_json(temporary / MANIFEST, manifest)
+        path = temporary / SAMPLES
+        try:
+            save_file(samples, path)
+        except SafetensorError:  # it does not say in a form of its own what the system refused, and this does
+            path.write_bytes(save(samples))
+        write_json(temporary / MANIFEST, signed(manifest, sha256(path)))
     return folder
 
 

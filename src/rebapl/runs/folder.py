@@ -158,8 +158,8 @@ def train_run(
     load: LoadBackbone = load_backbone,
     wait: bool = False,
     track: Sequence[str] = (),
-) -> bool:
-    """Train a run in its folder. Return False if it was trained already.
+) -> Posterior | None:
+    """Train a run in its folder and return its posterior, or None if it was trained already.
 
     A folder that holds a run of another configuration is refused. `root` is the folder of data sets. `load` gives the
     backbone, perhaps one that is loaded already. If another process is at work in the folder, this is an error; with
@@ -167,13 +167,13 @@ def train_run(
     """
     check_trackers(track)
     if is_trained(config, out) and not Checkpoints(out / CHECKPOINT).there():
-        return False
+        return None
     device = best_device(device)
     task = config.task(root)
     with _alone(out, wait=wait):
         if is_trained(config, out):
             _remove_unfinished(out)  # whoever trained it was killed before
-            return False
+            return None
         resolved, made_in = config.resolved(), environment(device)
         encoder = load(config.backbone_name, device)
         made_in["backbone"] = {"name": encoder.name, "revision": encoder.revision, "sha256": encoder.fingerprint}
@@ -186,9 +186,10 @@ def train_run(
             posterior = training.run(out / CHECKPOINT, progress, out / LOG, read_cycles(out), tracker)
         spent = {"training_seconds": training.seconds, "peak_memory": peak_memory(device)}
         write_json(out / ENVIRONMENT, {**made_in, **spent})
+        del training  # what it kept on a GPU is free, even if something still holds this frame
         save_posterior(posterior, out / POSTERIOR)
         _remove_unfinished(out)
-    return True
+    return posterior
 
 
 def _remove_unfinished(out: Path) -> None:
@@ -246,6 +247,7 @@ def evaluate_run(
     root: Path | None = None,
     device: str | None = None,
     config: RunConfig | None = None,
+    posterior: Posterior | None = None,
     fit_weights: bool = False,
     uniform_weights: bool = False,
     fit_threshold: Mapping[str, Any] | None = None,
@@ -260,7 +262,8 @@ def evaluate_run(
     """Score a trained run, store the result in `results.json` and return it.
 
     `config` is one that trains alike and asks for other parts, see `scored_as`: they are stored beside what is there;
-    `only_missing` leaves out what is there already. `uniform_weights` first weights all samples alike;
+    `only_missing` leaves out what is there already. `posterior` is what `train_run` has just given for this run on this
+    device; without it, it is read from the folder. `uniform_weights` first weights all samples alike;
     `fit_weights`, `fit_threshold` (`risk` or `coverage`, `by`) and `fit_conformal` (the level of prediction sets) first
     fit these on the run's validation images; all are stored in the posterior. `outside` names a test part, a data set
     or a folder of images to be told from the trained classes; scores of other ones stay.
@@ -283,7 +286,8 @@ def evaluate_run(
         if not parts:
             return stored
         device = best_device(device)
-        posterior = load_trained(out, device=device, backbone=config.backbone_name, load=load)
+        if posterior is None:
+            posterior = load_trained(out, device=device, backbone=config.backbone_name, load=load)
         task, start = config.task(root), time.perf_counter()
         if uniform_weights:
             posterior = posterior.with_uniform_weights()
@@ -360,11 +364,10 @@ def complete_run(
     """
     load = load or KeptBackbone()
     if not (score and is_finished(config, out)):
-        train_run(config, out, root=root, device=device, progress=progress, load=load, wait=wait, track=track)
+        common: dict[str, Any] = {"root": root, "device": device, "load": load, "wait": wait, "track": track}
+        posterior = train_run(config, out, progress=progress, **common)
         if score:
-            evaluate_run(
-                out, root=root, device=device, config=config, only_missing=True, load=load, wait=wait, track=track
-            )
+            evaluate_run(out, config=config, posterior=posterior, only_missing=True, **common)
     (out / ERROR).unlink(missing_ok=True)
 
 

@@ -93,6 +93,7 @@ class Training:
         finally:
             self.seconds = keeping.seconds
             keeping.write_log()
+        self.learner.zero_grad()  # gradients lie in the memory of recorded passes, and would keep it
         return Posterior.of(self.learner.eval(), [sample.parameters for sample in self.loop.samples], self.about)
 
     def run_cycle(
