@@ -41,35 +41,20 @@ def test_mapping_works_in_bfloat16(make: Any, views: Tensor, method: str) -> Non
 
 @pytest.mark.gpu
 @torch.no_grad()
-@pytest.mark.parametrize("method", ["coop", "bpl", "proda", "ivlp", "maple", "promptsrc", "mmrl", "mmrl++", "app"])
-def test_texts_and_clouds_are_mapped_by_default_and_equal_to_the_loop(make: Any, views: Tensor, method: str) -> None:
+@pytest.mark.parametrize("method", ["vpt", "ivlp", "maple", "promptsrc", "mmrl", "mmrl++"])
+def test_clouds_are_mapped_by_default_and_equal_to_the_loop(make: Any, views: Tensor, method: str) -> None:
     posterior = make(method, 5, on_gpu())
     stacks, views = {name: stack.cuda() for name, stack in posterior.samples.items()}, views.cuda()
     mapped, looped = (AtSamples(posterior.learner, stacks, 5) for _ in range(2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # something could not be mapped
-        found, expected = per_sample.sample_classes(mapped), per_sample.sample_classes(looped, together=1)
-        assert mapped.walked.layers == looped.walked.layers / 5 * 2
-        for one, other in zip(found, expected, strict=True):
-            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+        classes = per_sample.sample_classes(mapped)
+        per_sample.sample_classes(looped)
         spaces = [posterior.learner.repels_in, "logits"]
-        clouds = per_sample.all_clouds(mapped, found, views, spaces)
-        for one, other in zip(clouds, per_sample.all_clouds(looped, expected, views, spaces, together=1), strict=True):
+        clouds = per_sample.all_clouds(mapped, classes, views, spaces)
+        for one, other in zip(clouds, per_sample.all_clouds(looped, classes, views, spaces, together=1), strict=True):
             torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
     assert mapped.walked.layers < looped.walked.layers
-
-
-@pytest.mark.gpu
-@torch.no_grad()
-@pytest.mark.parametrize("method", ["coop", "maple", "mmrl"])
-def test_mapped_texts_work_in_bfloat16(make: Any, method: str) -> None:
-    posterior = make(method, 5, on_gpu(torch.bfloat16))
-    stacks = {name: stack.cuda() for name, stack in posterior.samples.items()}
-    mapped, looped = (AtSamples(posterior.learner, stacks, 5) for _ in range(2))
-    found, expected = per_sample.sample_classes(mapped), per_sample.sample_classes(looped, together=1)
-    assert mapped.walked.layers < looped.walked.layers
-    for one, other in zip(found, expected, strict=True):
-        assert (one["text"] - other["text"]).abs().max() < 0.05
 
 
 @pytest.mark.gpu

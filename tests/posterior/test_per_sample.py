@@ -1,21 +1,20 @@
 """The passes of many samples: shared where they can be, mapped where it pays, and the same numbers either way."""
 
 import copy
+import dataclasses
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from methods import CASES
 from torch import Tensor
 
 from rebapl.backbones import States
 from rebapl.errors import UserError
-from rebapl.learners import METHODS, Learner
-from rebapl.learners.coop import CoOp
+from rebapl.learners import METHODS, Learner, Output
+from rebapl.learners.maple import MaPLe
 from rebapl.posterior import Posterior, passes, per_sample
 from rebapl.posterior.per_sample import AtSamples
 
@@ -64,25 +63,6 @@ def at_samples(posterior: Posterior) -> AtSamples:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "zero-shot"])
-def test_mapping_over_samples_changes_no_text(make: Any, method: str) -> None:
-    """For all settings with which methods are tested: three of four samples in calls of two, or in one call."""
-    for settings in (CASES[method].settings, *CASES[method].options):
-        posterior = make(method, 4, settings=settings)
-        alone = at_samples(posterior)
-        expected = per_sample.sample_classes(alone, 1)
-        for together, shared in ((2, 3), (10, 2)):
-            mapped = at_samples(posterior)
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")  # something could not be mapped
-                found = per_sample.sample_classes(mapped, together)
-            assert mapped.walked.layers == alone.walked.layers / 4 * shared
-            assert mapped.walked.largest == alone.walked.largest
-            for one, other in zip(found, expected, strict=True):
-                torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
 @pytest.mark.parametrize("method", IMAGE_METHODS)
 def test_mapping_over_samples_changes_no_cloud(make: Any, views: Tensor, method: str) -> None:
     samples = at_samples(make(method))
@@ -95,61 +75,28 @@ def test_mapping_over_samples_changes_no_cloud(make: Any, views: Tensor, method:
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-def test_texts_that_are_mapped_by_default_change_no_answer(
-    make: Any, monkeypatch: pytest.MonkeyPatch, views: Tensor
-) -> None:
-    posterior = make("maple", 4)
-    expected = posterior.sample_logits(views)
-    monkeypatch.setattr(per_sample, "texts_together", lambda _: 3)
-    torch.testing.assert_close(make("maple", 4).sample_logits(views), expected, atol=1e-5, rtol=1e-5)
-
-
-def test_texts_are_mapped_on_a_gpu_as_far_as_they_fit(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def room(posterior: Posterior, device: str = "meta") -> int:
-        """For its samples' texts, as if it were on that device."""
-        samples = at_samples(posterior)
-        with torch.no_grad():
-            per_sample.sample_classes(samples)
-        samples.learner.encoder.model = SimpleNamespace(logit_scale=torch.ones((), device=device))
-        return per_sample.texts_together(samples)
-
-    posterior = make("coop")
-    text, width = posterior.learner.text, posterior.learner.encoder.text.width
-    bytes_of_one = text.ids.numel() * width * 4 * per_sample.WORKING_COPIES
-    monkeypatch.setattr(per_sample, "MAPPED_BYTES", 5 * bytes_of_one + 1)
-    assert room(posterior) == 5
-    assert room(posterior, "cpu") == 1
-    assert room(make("proda", settings={"prompts": 4, "tokens": 4})) == 1, "four texts of each class"
-    assert room(make("vpt")) == 1, "its texts are frozen"
-    assert room(make("zero-shot", 1)) == 1
-    posterior.learner.train()
-    assert room(posterior) == 1
-
-
-class Choosy(CoOp):
+class Choosy(MaPLe):
     """What it does depends on its numbers, so samples cannot share a call."""
 
-    def encode_classes(self) -> Mapping[str, Tensor]:
-        classes = super().encode_classes()
-        return classes if self.context.sum() < 0 else {"text": -classes["text"]}
+    def respond(self, frozen: States, classes: Mapping[str, Tensor]) -> Output:
+        output = super().respond(frozen, classes)
+        return output if self.text["1"].sum() < 0 else dataclasses.replace(output, logits=-output.logits)
 
 
 @torch.no_grad()
 def test_a_learner_that_cannot_be_mapped_takes_one_sample_after_the_other(make: Any, views: Tensor) -> None:
-    posterior = make("coop", 4)
+    posterior = make("maple", 4)
     choosy = Choosy(posterior.learner.encoder, posterior.learner.config).bind(posterior.class_names).eval()
-    expected = [classes["text"] for classes in per_sample.sample_classes(at_samples(posterior))]
-    signs = [-1 if context.sum() >= 0 else 1 for context in posterior.samples["context"]]
-    assert len(set(signs)) == 2, "or the test could not tell a choice from another"
-    samples = AtSamples(choosy, posterior.samples, 4)
+    samples, plain = AtSamples(choosy, posterior.samples, 4), at_samples(posterior)
+    classes = per_sample.sample_classes(samples)
+    signs = torch.tensor([-1 if tokens.sum() >= 0 else 1 for tokens in posterior.samples["text.1"]])
+    assert len(set(signs.tolist())) == 2, "or the test could not tell a choice from another"
     with pytest.warns(RuntimeWarning, match=r"one after the other, which is slower \(.*control flow"):
-        found = per_sample.sample_classes(samples, 3)
-    for classes, text, sign in zip(found, expected, signs, strict=True):
-        assert torch.equal(classes["text"], sign * text)
+        found = per_sample.all_logits(samples, classes, views, 3)
+    assert torch.equal(found, signs[:, None, None] * per_sample.all_logits(plain, classes, views))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it is known now
-        per_sample.sample_classes(samples, 3)
-        per_sample.all_logits(samples, found, views, 3)
+        per_sample.all_logits(samples, classes, views, 3)
 
 
 @torch.no_grad()
@@ -175,7 +122,7 @@ def test_samples_may_share_positions_or_have_their_own(make: Any, dims: tuple[in
     with torch.no_grad():
         found = torch.func.vmap(last, in_dims=dims)(*given)
         whole = learner.encoder.text.layers[-1](hidden.flatten(0, 1)).unflatten(0, (3, 2))
-    assert walked == per_sample.Walked(layers=1, largest=2 * 6 * width * 4)
+    assert walked == per_sample.Walked(layers=1)
     for sample in range(3):
         states, at = whole[0 if dims[0] is None else sample], read[0 if dims[1] is None else sample]
         expected = states[torch.arange(2).unsqueeze(1), at]
@@ -193,9 +140,9 @@ def test_groups_fit_into_the_memory_allowed(monkeypatch: pytest.MonkeyPatch) -> 
     states = States(torch.zeros(5, 10, 8), torch.zeros(5, dtype=torch.long))
     bytes_of_one = 5 * 10 * 8 * 4 * per_sample.WORKING_COPIES
     monkeypatch.setattr(per_sample, "MAPPED_BYTES", 3 * bytes_of_one + 1)
-    assert per_sample.room_for(5 * 10 * 8 * 4) == 3
+    assert per_sample.room_for(states) == 3
     monkeypatch.setattr(per_sample, "MAPPED_BYTES", bytes_of_one // 2)
-    assert per_sample.room_for(5 * 10 * 8 * 4) == 1
+    assert per_sample.room_for(states) == 1
     on_gpu = States(torch.zeros(5, 10, 8, device="meta"), torch.zeros(5, dtype=torch.long))
     monkeypatch.setattr(per_sample, "MAPPED_BYTES", 3 * bytes_of_one)
     assert per_sample.samples_together(on_gpu) == 3

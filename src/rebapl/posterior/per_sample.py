@@ -3,8 +3,8 @@
 All samples go through one learner, and each part is computed as rarely as it can be. What depends on the images alone
 (`Learner.frozen`) is computed once for all samples, so a method that learns text only sees each image once. Text
 features are computed once per sample. What needs both an image and a sample is computed sample by sample. On a GPU,
-where samples walk through a tower each, a group of them may do so in one mapped call: each layer then sees the texts or
-the images of all of them as one batch.
+methods whose samples each walk through the image tower may take a group of samples in one mapped call: each layer then
+sees the images of all of them as one batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rebapl.learners import Learner
 MAPPED_BYTES = 512 * 2**20
 """Working memory of one call that is mapped over samples; as many samples go together as fit into it.
 
-More would fit, but mapping pays only while one sample's pass leaves a GPU idle, which is so for few images or texts.
+More would fit, but mapping pays only while one sample's pass leaves a GPU idle, which is so for few images.
 """
 
 WORKING_COPIES = 16
@@ -82,10 +82,9 @@ class _AsOneBatch(torch.autograd.Function):
 
 @dataclass
 class Walked:
-    """The layers that a learner has run: how many, and the bytes of the largest states that one was given."""
+    """How many layers a learner has run."""
 
     layers: int = 0
-    largest: int = 0
 
 
 def for_mapping(learner: Learner, walked: Walked) -> Learner:
@@ -94,7 +93,6 @@ def for_mapping(learner: Learner, walked: Walked) -> Learner:
     def taught(layer: Layer) -> Layer:
         def run(hidden: Tensor, positions: Tensor | None = None) -> Tensor:
             walked.layers += 1
-            walked.largest = max(walked.largest, bytes_of(hidden))
             return _AsOneBatch.apply(hidden, positions, layer)
 
         return run
@@ -130,16 +128,14 @@ class AtSamples:
         self.learner, self.stacks, self.count = for_mapping(learner, self.walked), stacks, count
         self.mappable = bool(stacks)
 
-    def each(
-        self, function: Callable[..., OfSample], given: Sequence[OfSample], together: int = 1, first: int = 0
-    ) -> list[OfSample]:
-        """function(call, given[s]) for the samples s from `first` on, where call(method, …) is the learner's at s.
+    def each(self, function: Callable[..., OfSample], given: Sequence[OfSample], together: int = 1) -> list[OfSample]:
+        """function(call, given[s]) for each sample s, where call(method, …) is the learner's at s.
 
         `together` samples go into one mapped call.
         """
-        if min(together, self.count - first) > 1 and self.mappable:
+        if min(together, self.count) > 1 and self.mappable:
             try:
-                return self._mapped(function, given, together, first)
+                return self._mapped(function, given, together)
             except UserError:
                 raise
             except Exception as error:  # whatever stands in the way makes torch raise; any other error comes again
@@ -150,20 +146,17 @@ class AtSamples:
                     RuntimeWarning,
                     stacklevel=2,
                 )
-        every = list(zip(calls(self.learner, self.stacks, self.count), given, strict=True))
-        return [function(call, of_sample) for call, of_sample in every[first:]]
+        every = zip(calls(self.learner, self.stacks, self.count), given, strict=True)
+        return [function(call, of_sample) for call, of_sample in every]
 
-    def _mapped(
-        self, function: Callable[..., OfSample], given: Sequence[OfSample], together: int, first: int
-    ) -> list[OfSample]:
+    def _mapped(self, function: Callable[..., OfSample], given: Sequence[OfSample], together: int) -> list[OfSample]:
         def one(sample: dict[str, Tensor], of_sample: dict[str, Tensor]) -> dict[str, Tensor]:
             return dict(function(at_sample(self.learner, sample), of_sample))
 
-        rest = {name: stack[first:] for name, stack in self.stacks.items()}
-        stacked = {name: torch.stack([of_sample[name] for of_sample in given[first:]]) for name in given[first]}
+        stacked = {name: torch.stack([of_sample[name] for of_sample in given]) for name in given[0]}
         # What is random in evaluation mode is the same for all samples, see `Learner.noise_stream`.
-        found = torch.func.vmap(one, chunk_size=together, randomness="same")(rest, stacked)
-        return [{name: x[index] for name, x in found.items()} for index in range(self.count - first)]
+        found = torch.func.vmap(one, chunk_size=together, randomness="same")(dict(self.stacks), stacked)
+        return [{name: x[index] for name, x in found.items()} for index in range(self.count)]
 
 
 def samples_together(frozen: Tensor | States) -> int:
@@ -174,45 +167,21 @@ def samples_together(frozen: Tensor | States) -> int:
     """
     if not isinstance(frozen, States) or frozen.hidden.device.type == "cpu":
         return 1
-    return room_for(bytes_of(frozen.hidden))
+    return room_for(frozen)
 
 
-def texts_together(samples: AtSamples) -> int:
-    """The same for texts, of which those of one sample were encoded last.
-
-    Mapping gains nothing where that needed no layer. In training mode each sample has noise of its own.
-    """
-    largest = samples.walked.largest
-    if not largest or samples.learner.training or samples.learner.encoder.device.type == "cpu":
-        return 1
-    return room_for(largest)
+def room_for(frozen: States) -> int:
+    """How many samples' passes over these states fit into `MAPPED_BYTES`."""
+    hidden = frozen.hidden
+    return max(1, MAPPED_BYTES // (hidden.numel() * hidden.element_size() * WORKING_COPIES))
 
 
-def bytes_of(tensor: Tensor) -> int:
-    """The bytes of a tensor; in a mapped call, those of one sample."""
-    return tensor.numel() * tensor.element_size()
-
-
-def room_for(states: int) -> int:
-    """How many samples' passes over states of so many bytes fit into `MAPPED_BYTES`."""
-    return max(1, MAPPED_BYTES // (states * WORKING_COPIES))
-
-
-def sample_classes(samples: AtSamples, together: int | None = None) -> list[OfSample]:
+def sample_classes(samples: AtSamples) -> list[OfSample]:
     """What `Learner.encode_classes` gives for each sample.
 
-    The first sample goes alone and shows how large its texts are. Of the others, `together` go into one mapped call; by
-    default `texts_together` decides how many.
+    (One mapped call for all was tried: to map the many small operations costs more than to repeat them.)
     """
-
-    def encode(call: Callable[..., Any], _: OfSample) -> OfSample:
-        return call("encode_classes")
-
-    nothing: list[OfSample] = [{}] * samples.count
-    samples.walked.largest = 0
-    alone = encode(next(calls(samples.learner, samples.stacks, 1)), {})
-    size = texts_together(samples) if together is None else together
-    return [alone, *samples.each(encode, nothing, size, first=1)]
+    return [call("encode_classes") for call in calls(samples.learner, samples.stacks, samples.count)]
 
 
 def all_logits(samples: AtSamples, classes: Sequence[OfSample], views: Tensor, together: int | None = None) -> Tensor:

@@ -7,8 +7,8 @@ import sys
 from multiprocessing import forkserver
 from typing import Any
 
-PRELOADED = ["rebapl.runs.engine", "rebapl.runs.folder"]
-"""What the server imports."""
+PRELOADED = ["rebapl.runs.engine", "rebapl.runs.folder", "torch._dynamo"]
+"""What the server imports. The last is what every optimizer of torch imports when it is first made."""
 
 
 def worker_context() -> Any:
