@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import checkpoints
 import huggingface_hub.constants
 import pytest
 import torch
+from huggingface_hub.errors import RevisionNotFoundError
 from safetensors.torch import load_file, save_file
 
 from rebapl.backbones import load_backbone
@@ -100,6 +102,21 @@ def test_a_hub_id_that_cannot_be_fetched() -> None:
     assert "\n" not in text
 
 
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize("name", ["somebody/a--b", "somebody/.clip", "-a/b"])
+def test_a_name_that_the_hub_cannot_have(name: str) -> None:
+    assert f"backbone '{name}' is no folder, and cannot be a hub id" in message(name)
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_revision_that_the_hub_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise RevisionNotFoundError("404", response=MagicMock())
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", none)
+    assert "the hub has the model, but no revision 'v9' of it" in message("somebody/clip@v9")
+
+
 def test_without_a_connection_that_is_said_within_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(*_: object, **__: object) -> None:
         raise OSError("the network is unreachable")
@@ -144,8 +161,8 @@ def test_broken_json(folder: Path, name: str, content: str, reason: str) -> None
     assert "fetch the checkpoint again" in text
 
 
-@pytest.mark.parametrize("kind", ["bert", "clip_text_model", None])
-def test_a_checkpoint_that_is_no_dual_encoder(folder: Path, kind: str | None) -> None:
+@pytest.mark.parametrize("kind", ["bert", "clip_text_model", None, []])
+def test_a_checkpoint_that_is_no_dual_encoder(folder: Path, kind: Any) -> None:
     (folder / "config.json").write_text(json.dumps({"model_type": kind, "hidden_size": 8}))
     text = message(folder)
     assert f"is a '{kind}' checkpoint, not a dual encoder that is supported" in text
@@ -236,6 +253,12 @@ def test_a_preprocessor_for_another_size(folder: Path) -> None:
     text = message(folder)
     assert str(folder) in text
     assert "48 px but the model sees 32 px" in text
+
+
+@pytest.mark.parametrize("value", [None, "bicubic", 9])
+def test_a_filter_that_is_not_known(folder: Path, value: Any) -> None:
+    rewrite(folder / "preprocessor_config.json", lambda given: given.update(resample=value))
+    assert f"resample is {value!r} and should be the number of a filter of PIL" in message(folder)
 
 
 def test_a_processor_config_serves_as_well(folder: Path) -> None:

@@ -75,6 +75,10 @@ def test_a_siglip_config_is_read_as_transformers_reads_it(given: dict[str, Any])
         ({"vision_config": {"num_hidden_layers": 0}}, r"vision_config\.num_hidden_layers is 0 and should be above 0"),
         ({"vision_config": {"num_channels": True}}, r"vision_config\.num_channels is True"),
         (
+            {"vision_config": {"layer_norm_eps": float("nan")}},
+            r"layer_norm_eps is nan and should be above 0",
+        ),
+        (
             {"text_config": {"hidden_act": "mish"}},
             r"hidden_act is 'mish'; known are quick_gelu, gelu, ",
         ),
@@ -114,6 +118,19 @@ def test_a_tokenizer_json_is_read_as_transformers_reads_it(clip_folder: Path, tm
         assert [ours.encode(text) for text in STRINGS] == theirs(STRINGS)["input_ids"]
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize(("role", "word"), [("pad_token", "!"), ("bos_token", "a</w>")])
+def test_special_tokens_that_are_named_beside_a_tokenizer_json(tmp_path: Path, file: str, role: str, word: str) -> None:
+    checkpoints.clip_tokenizer(tmp_path, 60).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    del config[role]
+    for name, named in (("tokenizer_config.json", config), ("special_tokens_map.json", {})):
+        (tmp_path / name).write_text(json.dumps({**named, role: word} if name == file else named))
+    ours, theirs = clip.text_tokenizer(tmp_path, 60), AutoTokenizer.from_pretrained(tmp_path)
+    assert (ours.start, ours.end) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert [ours.encode(text) for text in ("a cat!", "!! dog")] == theirs(["a cat!", "!! dog"])["input_ids"]
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -140,8 +157,70 @@ def test_weights_in_every_kind_of_file(
             load_backbone(folder)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.float8_e4m3fn])
+def test_weights_of_every_type_and_with_the_name_of_the_model_in_front(
+    clip_folder: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    folder = Path(shutil.copytree(clip_folder, tmp_path / "backbone"))
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file({f"clip.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+    found = load_backbone(folder).model.state_dict()
+    assert all(torch.equal(tensor, tensors[name].float()) for name, tensor in found.items())
+
+
+def _write_index(folder: Path, content: str) -> None:
+    (folder / "parts").mkdir()
+    (folder / "model.safetensors").rename(folder / "parts" / "a.safetensors")
+    (folder / "model.safetensors.index.json").write_text(content)
+
+
+def test_parts_may_lie_in_a_folder_of_the_checkpoint(clip_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(clip_folder, tmp_path / "backbone"))
+    _write_index(folder, json.dumps({"weight_map": {"logit_scale": "parts/a.safetensors"}}))
+    assert load_backbone(folder).fingerprint == load_backbone(clip_folder).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "does not say which files hold the weights"),
+        ("[]", "does not say which files hold the weights"),
+        ("{}", "does not say which files hold the weights"),
+        ('{"weight_map": {"logit_scale": 3}}', "does not say which files hold the weights"),
+        (
+            '{"weight_map": {"logit_scale": "../a.safetensors"}}',
+            "names '../a.safetensors', which is not in its",
+        ),
+    ],
+)
+def test_a_broken_index(
+    clip_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, said: str
+) -> None:
+    """In a folder, and in the cache of the hub."""
+    folder = Path(shutil.copytree(clip_folder, tmp_path / "snapshots" / "abc"))
+    _write_index(folder, content)
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_, **__: str(folder / "config.json"))
+    for name in (str(folder), "somebody/clip"):
+        with pytest.raises(UserError, match=said) as caught:
+            load_backbone(name)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [2.3, torch.tensor(1e300, dtype=torch.float64)])
+def test_weights_of_which_no_float32_can_be_made(clip_folder: Path, tmp_path: Path, value: Any) -> None:
+    folder = Path(shutil.copytree(clip_folder, tmp_path / "backbone"))
+    torch.save({**load_file(folder / "model.safetensors"), "logit_scale": value}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"cannot be read \(AttributeError|hold NaN or infinity \(first: logit_scale\)"):
+        load_backbone(folder)
+
+
 def test_what_is_fetched_from_the_hub(clip_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All files of one commit, and of the weights only those that are read."""
+    """All files of one commit, and of the weights only those that are read.
+
+    They are asked for by the name of the revision: of a commit, the cache would not note which revision it is, and
+    without a connection the checkpoint would not be found in it.
+    """
     commit, asked = "c" * 40, {}
 
     def info(_self: object, repository: str, revision: str | None, timeout: float) -> SimpleNamespace:
@@ -149,7 +228,7 @@ def test_what_is_fetched_from_the_hub(clip_folder: Path, tmp_path: Path, monkeyp
         asked["info"] = (repository, revision, timeout > 0)
         return SimpleNamespace(sha=commit, siblings=[SimpleNamespace(rfilename=name) for name in files])
 
-    def download(repository: str, revision: str, allow_patterns: list[str]) -> str:
+    def download(repository: str, revision: str | None, allow_patterns: list[str]) -> str:
         asked["download"] = (repository, revision, allow_patterns)
         return str(shutil.copytree(clip_folder, tmp_path / "snapshots" / commit))
 
@@ -160,7 +239,7 @@ def test_what_is_fetched_from_the_hub(clip_folder: Path, tmp_path: Path, monkeyp
     assert (encoder.name, encoder.revision) == ("somebody/clip@v2", commit)
     assert asked["info"] == ("somebody/clip", "v2", True)
     repository, revision, patterns = asked["download"]
-    assert (repository, revision) == ("somebody/clip", commit)
+    assert (repository, revision) == ("somebody/clip", "v2")
     assert {"config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json"} <= set(patterns)
     assert not {"pytorch_model.bin", "tf_model.h5", "README.md"} & set(patterns)
 

@@ -32,8 +32,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": quick_gelu,
     "gelu": F.gelu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
 }
-"""The activations that checkpoints of CLIP and SigLIP have."""
+"""The activations by the names of `transformers`. The first three are those of the CLIPs and SigLIPs of the hub."""
 
 
 class Weights(NamedTuple):

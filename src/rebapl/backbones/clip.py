@@ -5,6 +5,7 @@ Radford et al., Learning Transferable Visual Models From Natural Language Superv
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,7 +97,10 @@ def towers(model: Any) -> tuple[Tower, Tower]:
 
 
 def text_tokenizer(folder: Path, limit: int) -> TextTokenizer:
-    """A CLIP tokenizer puts a start and an end token around text; what follows the end may be cut."""
+    """A CLIP tokenizer puts a start and an end token around text; what follows the end may be cut.
+
+    A tokenizer.json is read as it stands, unless a file beside it names special tokens that it does not have.
+    """
     if (folder / "tokenizer.json").is_file():
         from tokenizers import Tokenizer
 
@@ -104,8 +108,10 @@ def text_tokenizer(folder: Path, limit: int) -> TextTokenizer:
         whole.no_truncation()
         whole.no_padding()
         ids = whole.encode("a").ids
-        special = {number for number, token in whole.get_added_tokens_decoder().items() if token.special}
-        if len(ids) > 2 and {ids[0], ids[-1]} <= special:
+        added = whole.get_added_tokens_decoder()
+        special = {token.content: number for number, token in added.items() if token.special}
+        around = len(ids) > 2 and {ids[0], ids[-1]} <= set(special.values())
+        if around and _says_all(folder, special, ids[0], ids[-1]):
             return TextTokenizer(lambda text: whole.encode(text).ids, ids[0], ids[-1], limit)
     tokenizer = tokenizer_of_transformers(folder)
     start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
@@ -113,3 +119,16 @@ def text_tokenizer(folder: Path, limit: int) -> TextTokenizer:
     if start is None or end is None or ids[0] != start or ids[-1] != end:
         raise UserError("it does not put a start and an end token around text, as a CLIP tokenizer does")
     return TextTokenizer(lambda text: tokenizer(text, verbose=False)["input_ids"], start, end, limit)
+
+
+def _says_all(folder: Path, special: Mapping[str, int], start: int, end: int) -> bool:
+    """Whether tokenizer.json has, as `special` with these ends, all special tokens that are named beside it."""
+    ends = {"bos_token": start, "eos_token": end}
+    for path in (folder / "tokenizer_config.json", folder / "special_tokens_map.json"):
+        given = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        for role in (*ends, "unk_token", "pad_token"):
+            token = given.get(role)
+            word = token["content"] if isinstance(token, Mapping) else token
+            if word is not None and (word not in special or ends.get(role, special[word]) != special[word]):
+                return False
+    return True

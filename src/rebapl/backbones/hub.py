@@ -34,9 +34,13 @@ def split_revision(hub_id: str) -> tuple[str, str | None]:
 def fetched_before(hub_id: str) -> Path | None:
     """The folder of the local cache that holds the whole checkpoint; None if there is none."""
     from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
 
     repository, revision = split_revision(hub_id)
-    found = try_to_load_from_cache(repository, "config.json", revision=revision)
+    try:
+        found = try_to_load_from_cache(repository, "config.json", revision=revision)
+    except HFValidationError as error:
+        raise UserError(f"backbone '{hub_id}' is no folder, and cannot be a hub id ({first_line(error)})") from error
     if not isinstance(found, str):
         return None
     folder = Path(found).parent
@@ -55,16 +59,16 @@ def fetch(hub_id: str) -> Path:
     """Fetch what is needed of a checkpoint, all from one commit, into the local cache, and give its folder there."""
     from huggingface_hub import snapshot_download
 
-    repository, _ = split_revision(hub_id)
-    info = _ask(hub_id)
-    names = {sibling.rfilename for sibling in info.siblings or ()}
+    repository, revision = split_revision(hub_id)
+    names = {sibling.rfilename for sibling in _ask(hub_id).siblings or ()}
     weights = next((name for pair in zip(WHOLE, IN_PARTS, strict=True) for name in pair if name in names), WHOLE[0])
     files = [*_BESIDE, *_PREPROCESSING, *TOKENIZERS, weights]
     if weights in IN_PARTS:  # and its parts: model-00001-of-00002.safetensors
         whole = Path(weights.removesuffix(".index.json"))
         files.append(f"{whole.stem}-*{whole.suffix}")
     try:
-        return Path(snapshot_download(repository, revision=info.sha, allow_patterns=files))
+        # By the name that was asked for, which the cache notes: by its commit it would not be found without the hub.
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=files))
     except Exception as error:  # whatever the connection makes the library raise
         raise UserError(
             f"backbone '{hub_id}' could not be fetched from the hub ({type(error).__name__}: {first_line(error)}): try "
@@ -75,13 +79,15 @@ def fetch(hub_id: str) -> Path:
 def _ask(hub_id: str) -> Any:
     """What the hub says of a repository."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import RepositoryNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     repository, revision = split_revision(hub_id)
     try:
         return HfApi().model_info(repository, revision=revision, timeout=HUB_SECONDS)
     except RepositoryNotFoundError as error:
         raise UserError(f"backbone '{hub_id}': the hub has no such model, or only for those who log in") from error
+    except RevisionNotFoundError as error:
+        raise UserError(f"backbone '{hub_id}': the hub has the model, but no revision '{revision}' of it") from error
     except Exception as error:  # whatever the connection makes the library raise
         raise UserError(
             f"backbone '{hub_id}' is not on this machine, and the hub cannot be reached ({type(error).__name__}). "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 
 from rebapl.backbones.encoder import ARCHITECTURES, Architecture, DualEncoder
 from rebapl.backbones.hub import TOKENIZERS, ask_hub, fetch, fetched_before
@@ -48,7 +49,7 @@ def load_backbone(
     folder = Path(found) if Path(found).is_dir() else fetch(found)
     content = _read_json(folder, "config.json")
     kind = content.get("model_type")
-    if kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise UserError(
             f"backbone '{name_or_path}' is a '{kind}' checkpoint, not a dual encoder that is supported. Accepted "
             f"model types: {', '.join(ARCHITECTURES)}"
@@ -137,7 +138,7 @@ def _load_tokenizer(folder: Path, architecture: Architecture, limit: int) -> Tex
 
 def _load_preprocessing(folder: Path, architecture: Architecture, image_size: int) -> Preprocessing:
     given = _read_json(folder, "preprocessor_config.json", "processor_config.json")
-    given = given.get("image_processor", given)
+    given = given.get("image_processor") or given
     try:
         return read_preprocessing(given, image_size, architecture.crops)
     except UserError as error:
@@ -166,12 +167,15 @@ def read_preprocessing(given: Mapping[str, Any], image_size: int, crops: bool) -
         )
     if crop != image_size:
         raise UserError(f"images come out at {crop} px but the model sees {image_size} px (vision_config.image_size)")
+    resample = given.get("resample", 3)
+    if resample not in list(Image.Resampling):
+        raise UserError(f"resample is {resample!r} and should be the number of a filter of PIL, such as 3 for bicubic")
     return Preprocessing(
         resize=resize,
         crop=crop,
         mean=_channels(given, "image_mean"),
         std=_channels(given, "image_std"),
-        resample=int(given.get("resample", 3)),
+        resample=int(resample),
         square=square,
     )
 

@@ -41,7 +41,7 @@ def read_tower(name: str, given: Mapping[str, Any] | None, defaults: Mapping[str
         kinds = (int, float) if isinstance(defaults[key], float) else type(defaults[key])
         if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(defaults[key], bool)):
             raise UserError(f"{name}.{key} is {value!r} and should be such as {defaults[key]!r}")
-        if not isinstance(value, str | bool) and value <= 0:
+        if not isinstance(value, str | bool) and not value > 0:
             raise UserError(f"{name}.{key} is {value} and should be above 0")
     tower = SimpleNamespace(**values)
     if tower.hidden_act not in ACTIVATIONS:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from rebapl.errors import UserError, first_line
@@ -25,9 +27,23 @@ def weight_files(folder: Path) -> list[Path]:
         if (folder / whole).is_file():
             return [folder / whole]
         if (folder / index).is_file():
-            parts = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()
-            return [folder / Path(part).name for part in sorted(set(parts))]
+            return [folder / part for part in _parts(folder / index)]
     return []
+
+
+def _parts(index: Path) -> list[Path]:
+    """The files that an index names, each within its folder."""
+    try:
+        parts = {Path(part) for part in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{index} does not say which files hold the weights ({type(error).__name__}: {first_line(error)}): fetch "
+            "the checkpoint again"
+        ) from error
+    for part in parts:
+        if part.is_absolute() or ".." in part.parts:
+            raise UserError(f"{index} names '{part}', which is not in its folder: fetch the checkpoint again")
+    return sorted(parts)
 
 
 def fill_with_weights(model: nn.Module, folder: Path) -> None:
@@ -35,14 +51,23 @@ def fill_with_weights(model: nn.Module, folder: Path) -> None:
 
     Tensors that the model does not have are left out. One that is missing, of another shape or not finite is an error.
     """
+    wanted, files, config = model.state_dict(), weight_files(folder), cast("Any", model.config)
+    prefix = f"{config.model_type}."  # of all names, if the checkpoint is of a model around this one
+    found: dict[str, Tensor] = {}
     try:
-        found = _read(weight_files(folder))
+        if not files:
+            raise FileNotFoundError(f"there is no {' or '.join(WHOLE)}")
+        for file in files:
+            for written, tensor in _tensors(file):
+                name = written.removeprefix(prefix)
+                if name in wanted:
+                    # Copied, also from float32: where a tensor begins in memory decides how sums are rounded.
+                    found[name] = tensor.to(torch.float32, copy=True)
     except Exception as error:  # whatever a broken file, or one that would execute code, makes the libraries raise
         raise UserError(
             f"the weights of backbone '{folder}' cannot be read ({type(error).__name__}: {first_line(error)}): the "
             "file is missing, truncated or of another model; fetch it again"
         ) from error
-    wanted = model.state_dict()
     missing = sorted(wanted.keys() - found.keys())
     if missing:
         raise UserError(
@@ -59,17 +84,16 @@ def fill_with_weights(model: nn.Module, folder: Path) -> None:
             raise UserError(
                 f"the weights of backbone '{folder}' hold NaN or infinity (first: {name}): fetch the checkpoint again"
             )
-    # Copied, also from float32: where a tensor begins in memory decides how sums are rounded.
-    model.load_state_dict({name: found[name].to(torch.float32, copy=True) for name in wanted}, assign=True)
+    model.load_state_dict(found, assign=True)
 
 
-def _read(files: list[Path]) -> dict[str, Tensor]:
-    if not files:
-        raise FileNotFoundError(f"there is no {' or '.join(WHOLE)}")
-    found: dict[str, Tensor] = {}
-    for file in files:
-        if file.suffix == ".safetensors":
-            found |= load_file(file)
-        else:
-            found |= torch.load(file, map_location="cpu", weights_only=True)
-    return found
+def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a file by name, one after the other, none of which is kept here once the next is asked for."""
+    if file.suffix == ".safetensors":
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  it is no mapping
+                yield name, opened.get_tensor(name)
+    else:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+        while content:
+            yield content.popitem()
