@@ -265,6 +265,17 @@ def test_a_checkpoint_that_was_fetched_in_part_is_fetched_again(
     assert fetched_before("somebody/clip") == folder
 
 
+@pytest.mark.parametrize("fixture", ["clip_folder", "siglip_folder"])
+@pytest.mark.parametrize("shape", [(1, 3, 39, 39), (1, 3, 16, 16), (3, 32, 32)])
+def test_images_of_another_size_are_refused(
+    request: pytest.FixtureRequest, fixture: str, shape: tuple[int, ...]
+) -> None:
+    """Also those that have as many whole patches, or one that would be added to every position."""
+    encoder = load_backbone(request.getfixturevalue(fixture))
+    with pytest.raises(UserError, match=r"should have \(B, 3, 32, 32\), as the preprocessing"):
+        encoder.image_features(torch.zeros(shape))
+
+
 def test_a_model_without_memory_takes_none() -> None:
     with torch.device("meta"):
         model = ARCHITECTURES["clip"].build(clip.read_config({}))

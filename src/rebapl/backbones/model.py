@@ -100,12 +100,17 @@ class ImageEmbeddings(nn.Module):
 
     def __init__(self, tower: SimpleNamespace, class_token: bool) -> None:
         super().__init__()
-        width, patch = tower.hidden_size, tower.patch_size
+        width, patch, self.size = tower.hidden_size, tower.patch_size, tower.image_size
         self.class_embedding = nn.Parameter(torch.empty(width)) if class_token else None
         self.patch_embedding = nn.Conv2d(tower.num_channels, width, patch, patch, bias=not class_token)
         self.position_embedding = embedding((tower.image_size // patch) ** 2 + class_token, width)
 
     def forward(self, pixels: Tensor) -> Tensor:
+        if pixels.dim() != 4 or pixels.shape[-2:] != (self.size, self.size):
+            raise UserError(
+                f"images have shape {tuple(pixels.shape)} and should have (B, 3, {self.size}, {self.size}), as the "
+                "preprocessing of the backbone gives them"
+            )
         tokens = self.patch_embedding(pixels.to(self.patch_embedding.weight.dtype)).flatten(2).transpose(1, 2)
         if self.class_embedding is not None:
             tokens = torch.cat([self.class_embedding.expand(tokens.shape[0], 1, -1), tokens], dim=1)
