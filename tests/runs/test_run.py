@@ -3,17 +3,19 @@
 import gc
 import json
 import multiprocessing
+import shutil
 import threading
 import weakref
 from pathlib import Path
 
 import pytest
+import torch
 from drawn_folder import coloured_squares
 
 import rebapl
 from rebapl.data.fixture import make_fixture
 from rebapl.errors import UserError
-from rebapl.posterior import Posterior
+from rebapl.posterior import Posterior, save_posterior
 from rebapl.runs import folder as runs_module
 from rebapl.runs.folder import (
     RunConfig,
@@ -162,6 +164,20 @@ def test_a_run_that_was_just_trained_is_scored_as_one_that_is_read(
     assert at_once.changed(seconds=read.seconds) == read
     assert list(read.parts) == ["base", "novel"]
     assert read.samples > 1 or inference is None
+
+
+def test_a_posterior_that_was_changed_meanwhile_is_read_from_its_folder(tmp_path: Path, nano: Path) -> None:
+    config = CONFIG.changed(method="coop", inference="ensemble", backbone=str(nano), epochs=1, test_images=5)
+    config, out = config.changed(inference_settings={"cycles": 2}), tmp_path / "x"
+    posterior = train_run(config, out, device="cpu")
+    assert posterior is not None
+    weights = torch.tensor([0.25, 0.75])
+    save_posterior(posterior.with_weights(weights), out / "posterior")  # as another process may do
+    result = evaluate_run(out, device="cpu", posterior=posterior)
+    assert result.weights == weights.tolist()
+    shutil.rmtree(out / "posterior")
+    with pytest.raises(UserError, match="is not trained yet"):
+        evaluate_run(out, device="cpu", posterior=posterior)
 
 
 def test_what_a_training_kept_is_free_before_its_run_is_scored(

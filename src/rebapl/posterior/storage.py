@@ -61,6 +61,18 @@ def write_folder(posterior: Posterior, folder: Path | str, backbone: str | None 
     return folder
 
 
+def is_stored(posterior: Posterior, folder: Path) -> bool:
+    """Whether a folder holds what `write_folder` wrote of this posterior, and nobody changed it since.
+
+    It compares what `posterior.json` says, weights and thresholds among it, not the samples, which nobody changes.
+    """
+    if not (folder / MANIFEST).is_file():
+        return False
+    stored = read_json(folder / MANIFEST, "a posterior")
+    own = signed(build_manifest(posterior), str(stored.get("samples_sha256")))
+    return bool(own["sha256"] == stored.get("sha256"))
+
+
 class Parts(NamedTuple):
     """What is read from a folder, as `Posterior` takes it."""
 

@@ -35,6 +35,7 @@ from rebapl.evaluation.tasks import (
 from rebapl.files import finish_replacement, is_leftover, read_json, remove_leftovers, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.hub import fetch
+from rebapl.posterior.storage import is_stored
 from rebapl.runs.backbone import KeptBackbone, LoadBackbone, best_device
 from rebapl.runs.config import ResolvedRun, RunConfig, data_name, first_difference, with_full_paths
 from rebapl.runs.cycles import CYCLES, cycle_file, cycle_folder, read_cycles
@@ -263,10 +264,10 @@ def evaluate_run(
 
     `config` is one that trains alike and asks for other parts, see `scored_as`: they are stored beside what is there;
     `only_missing` leaves out what is there already. `posterior` is what `train_run` has just given for this run on this
-    device; without it, it is read from the folder. `uniform_weights` first weights all samples alike;
-    `fit_weights`, `fit_threshold` (`risk` or `coverage`, `by`) and `fit_conformal` (the level of prediction sets) first
-    fit these on the run's validation images; all are stored in the posterior. `outside` names a test part, a data set
-    or a folder of images to be told from the trained classes; scores of other ones stay.
+    device; without it, or if the folder holds another by now, it is read from there. `uniform_weights` first weights
+    all samples alike; `fit_weights`, `fit_threshold` (`risk` or `coverage`, `by`) and `fit_conformal` (the level of
+    prediction sets) first fit these on the run's validation images; all are stored in the posterior. `outside` names a
+    test part, a data set or a folder of images to be told from the trained classes; scores of other ones stay.
     `progress` hears of the images of the test parts. `load`, `wait` and `track` are as in `train_run`.
     """
     check_trackers(track)
@@ -286,7 +287,7 @@ def evaluate_run(
         if not parts:
             return stored
         device = best_device(device)
-        if posterior is None:
+        if posterior is None or not is_stored(posterior, out / POSTERIOR):  # fitted by another process meanwhile
             posterior = load_trained(out, device=device, backbone=config.backbone_name, load=load)
         task, start = config.task(root), time.perf_counter()
         if uniform_weights:
