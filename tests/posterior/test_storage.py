@@ -138,6 +138,7 @@ def test_the_file_of_samples_is_the_same_however_it_is_written(
     posterior = make("mmrl")
     folder, content = save_posterior(posterior, tmp_path / "p"), save(dict(posterior.samples))
     assert (folder / "samples.safetensors").read_bytes() == content
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
     kept = json.loads((folder / "posterior.json").read_text())
     assert kept["samples_sha256"] == hashlib.sha256(content).hexdigest()
 

@@ -57,6 +57,7 @@ def write_folder(posterior: Posterior, folder: Path | str, backbone: str | None 
             save_file(samples, path)
         except SafetensorError:  # it does not say in a form of its own what the system refused, and this does
             path.write_bytes(save(samples))
+        path.chmod(0o644)  # the library lets nobody else read it
         write_json(temporary / MANIFEST, signed(manifest, sha256(path)))
     return folder
 
