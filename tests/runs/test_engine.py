@@ -238,6 +238,15 @@ def test_a_changed_backbone_is_loaded_again(clip_copy: Path, loads: list[str]) -
     assert len(loads) == 3
 
 
+def test_weights_that_a_link_does_not_lead_to_are_named(clip_copy: Path) -> None:
+    """As in the cache of the hub, if its blobs were removed."""
+    (clip_copy / "model.safetensors").unlink()
+    (clip_copy / "model.safetensors").symlink_to("nowhere")
+    assert tiny(backbone=str(clip_copy)).resolved().hash()
+    with pytest.raises(UserError, match=r"the weights of backbone .* cannot be read"):
+        KeptBackbone()(str(clip_copy), "cpu")
+
+
 @pytest.fixture
 def clip_copy(tmp_path: Path) -> Path:
     """The embedded backbone as a local folder."""

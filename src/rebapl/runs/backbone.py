@@ -56,5 +56,6 @@ def _files(name: str) -> tuple[object, ...]:
     folder = Path(name).expanduser()
     if name == "mini" or not folder.is_dir():
         return (name,)
-    stats = sorted((path.name, path.stat()) for path in folder.iterdir())
+    there = (path for path in folder.iterdir() if path.is_file())  # a link of the hub's cache may lead nowhere
+    stats = sorted((path.name, path.stat()) for path in there)
     return str(folder.resolve()), *((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats)

@@ -220,7 +220,8 @@ def _backbone_identity(backbone: str) -> str:
     folder = Path(backbone).expanduser()
     if backbone == "mini" or not folder.is_dir():
         return backbone
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".txt", ".model"))
+    there = (path for path in folder.iterdir() if path.is_file())  # a link of the hub's cache may lead nowhere
+    files = sorted(path for path in there if path.suffix in (".json", ".safetensors", ".txt", ".model"))
     return f"{folder.resolve().name}:{_content(_stamps(files))}"
 
 
