@@ -75,6 +75,9 @@ def test_a_checkpoint_without_pooling_head_is_refused(siglip_folder: Path, tmp_p
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="without a pooling head"):
         load_backbone(folder)
+    whole = load_backbone(siglip_folder)
+    with pytest.raises(UserError, match="has no pooling head"):
+        DualEncoder("headless", SiglipModel.from_pretrained(folder), whole.tokenizer, whole.preprocessing)
 
 
 METHODS = ("coop", "ivlp", "maple")

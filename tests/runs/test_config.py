@@ -97,6 +97,19 @@ def test_a_local_backbone_is_known_by_its_content_wherever_it_lies(tmp_path: Pat
     assert first.hash() != second.hash()
 
 
+def test_a_local_backbone_is_known_by_the_weights_that_are_read(tmp_path: Path) -> None:
+    """Those of a pickle only where there are no others, so that one beside them changes nothing."""
+    folder = Path(shutil.copytree(Path(rebapl.backbones.loading.__file__).parent / "mini", tmp_path / "model"))
+    run = changed(backbone=str(folder))
+    first, pickled = run.hash(), folder / "pytorch_model.bin"
+    pickled.write_bytes(b"never read")
+    assert run.hash() == first
+    (folder / "model.safetensors").unlink()
+    hashes = {first, run.hash()}
+    pickled.write_bytes(b"other weights")
+    assert len({*hashes, run.hash()}) == 3
+
+
 def test_ones_own_data_are_known_by_their_images_wherever_they_lie(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

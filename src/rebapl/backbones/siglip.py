@@ -93,6 +93,8 @@ def build(config: SimpleNamespace) -> nn.Module:
 def towers(model: Any) -> tuple[Tower, Tower]:
     """The image and the text tower of a SigLIP."""
     vision, text = model.vision_model, model.text_model
+    if not hasattr(vision, "head"):
+        raise UserError("this SigLIP has no pooling head, and without one there are no image features")
     return (
         Tower(
             [Block(layer, model.config.vision_config) for layer in vision.encoder.layers],

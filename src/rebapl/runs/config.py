@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rebapl.backbones import default_backbone
+from rebapl.backbones.weights import weight_files
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.identity import identity
 from rebapl.data.images import walked
@@ -220,9 +221,9 @@ def _backbone_identity(backbone: str) -> str:
     folder = Path(backbone).expanduser()
     if backbone == "mini" or not folder.is_dir():
         return backbone
-    there = (path for path in folder.iterdir() if path.is_file())  # a link of the hub's cache may lead nowhere
-    files = sorted(path for path in there if path.suffix in (".json", ".safetensors", ".txt", ".model"))
-    return f"{folder.resolve().name}:{_content(_stamps(files))}"
+    files = {path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".txt", ".model")}
+    there = sorted(path for path in files.union(weight_files(folder)) if path.is_file())  # a link may lead nowhere
+    return f"{folder.resolve().name}:{_content(_stamps(there))}"
 
 
 def _stamps(files: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
