@@ -17,7 +17,6 @@ from rebapl.errors import UserError
 from rebapl.learners import METHODS
 from rebapl.posterior import Posterior, passes
 from rebapl.posterior.passes import in_order
-from rebapl.posterior.per_sample import AtSamples
 
 
 @pytest.fixture
@@ -26,9 +25,9 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     original = passes.sample_classes
 
-    def counted(samples: AtSamples) -> Any:
-        counts.append(samples.count)
-        return original(samples)
+    def counted(learner: Any, stacks: Any, count: int) -> Any:
+        counts.append(count)
+        return original(learner, stacks, count)
 
     monkeypatch.setattr(passes, "sample_classes", counted)
     return counts

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from rebapl.backbones.block import Block
-from rebapl.backbones.model import ImageEmbeddings, Parts, layers, norm, read_tower, text_embeddings
+from rebapl.backbones.model import ImageEmbeddings, Parts, checked, layers, norm, read_tower, text_embeddings
 from rebapl.backbones.text import TextTokenizer, tokenizer_of_transformers
 from rebapl.backbones.tower import Tower
 from rebapl.errors import UserError
@@ -50,16 +50,15 @@ def read_config(given: Mapping[str, Any]) -> SimpleNamespace:
     for name, defaults in (("text_config", TEXT), ("vision_config", VISION)):
         earlier = given.get(f"{name}_dict")
         sections[name] = read_tower(name, given.get(name) if earlier is None else earlier, defaults)
-    width = given.get("projection_dim", 512)
-    if not isinstance(width, int) or isinstance(width, bool) or width < 1:
-        raise UserError(f"projection_dim is {width!r} and should be a number such as 512")
+    width = checked("projection_dim", given.get("projection_dim", 512), 512)
     return SimpleNamespace(model_type="clip", projection_dim=width, **sections)
 
 
-def build(config: SimpleNamespace) -> nn.Module:
+def build(config: SimpleNamespace) -> Parts:
     """A model of these sizes, whose tensors hold nothing yet."""
     text, vision = config.text_config, config.vision_config
-    model = Parts(
+    return Parts(
+        config=config,
         text_model=Parts(embeddings=text_embeddings(text), encoder=layers(text), final_layer_norm=norm(text)),
         vision_model=Parts(
             embeddings=ImageEmbeddings(vision, class_token=True),
@@ -71,8 +70,6 @@ def build(config: SimpleNamespace) -> nn.Module:
         visual_projection=nn.Linear(vision.hidden_size, config.projection_dim, bias=False),
         logit_scale=nn.Parameter(torch.empty(())),
     )
-    model.config = config  # type: ignore[assignment]
-    return model
 
 
 def towers(model: Any) -> tuple[Tower, Tower]:

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from rebapl.backbones import clip, siglip
+from rebapl.backbones.model import Parts
 from rebapl.backbones.precision import Dtype, computing_type
 from rebapl.backbones.text import Piece, Text, TextTokenizer
 from rebapl.backbones.tower import States, Tower
@@ -33,7 +34,7 @@ class Architecture:
     """
 
     read_config: Callable[[Mapping[str, Any]], SimpleNamespace]
-    build: Callable[[SimpleNamespace], nn.Module]
+    build: Callable[[SimpleNamespace], Parts]
     towers: Callable[[Any], tuple[Tower, Tower]]
     text_tokenizer: Callable[[Path, int], TextTokenizer]
     crops: bool

@@ -49,18 +49,13 @@ def fetched_before(hub_id: str) -> Path | None:
     return folder if all(there) and weights and all(file.is_file() for file in weights) else None
 
 
-def ask_hub(hub_id: str) -> None:
-    """Say that a checkpoint will be fetched. If the hub does not answer or has none, that is an error, in seconds."""
-    _ask(hub_id)
-    _log.warning("backbone %s is fetched from the hub and kept", hub_id)
-
-
 def fetch(hub_id: str) -> Path:
     """Fetch what is needed of a checkpoint, all from one commit, into the local cache, and give its folder there."""
     from huggingface_hub import snapshot_download
 
     repository, revision = split_revision(hub_id)
-    names = {sibling.rfilename for sibling in _ask(hub_id).siblings or ()}
+    names = {sibling.rfilename for sibling in ask_hub(hub_id).siblings or ()}
+    _log.warning("backbone %s is fetched from the hub and kept", hub_id)
     weights = next((name for pair in zip(WHOLE, IN_PARTS, strict=True) for name in pair if name in names), WHOLE[0])
     files = [*_BESIDE, *_PREPROCESSING, *TOKENIZERS, weights]
     if weights in IN_PARTS:  # and its parts: model-00001-of-00002.safetensors
@@ -76,8 +71,8 @@ def fetch(hub_id: str) -> Path:
         ) from error
 
 
-def _ask(hub_id: str) -> Any:
-    """What the hub says of a repository."""
+def ask_hub(hub_id: str) -> Any:
+    """What the hub says of a checkpoint. If it does not answer or has none, that is an error, in seconds."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 

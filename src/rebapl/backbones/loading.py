@@ -45,8 +45,7 @@ def load_backbone(
     (128, 5)
     """
     computing = computing_type(dtype, device)
-    found = find_backbone(str(name_or_path))
-    folder = Path(found) if Path(found).is_dir() else fetch(found)
+    folder = _on_this_machine(str(name_or_path)) or fetch(str(name_or_path))
     content = _read_json(folder, "config.json")
     kind = content.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
@@ -90,19 +89,24 @@ def find_backbone(name: str) -> str:
     A name that is neither, or a hub that does not answer, is an error. So this tells within seconds whether
     `load_backbone` has something to load.
     """
+    if (folder := _on_this_machine(name)) is not None:
+        return str(folder)
+    ask_hub(name)
+    return name
+
+
+def _on_this_machine(name: str) -> Path | None:
+    """The folder of a backbone; None if it is a hub id that must be fetched first."""
     if name == "mini":
-        return str(Path(__file__).parent / "mini")
+        return Path(__file__).parent / "mini"
     folder = Path(name).expanduser()
     if name and folder.is_dir():
-        return str(folder.resolve())
+        return folder.resolve()
     if folder.is_file():
         raise UserError(f"backbone '{name}' is a file. Accepted: {_ACCEPTED}")
     if not _HUB_ID.fullmatch(name) or name.startswith("."):
         raise UserError(f"unknown backbone '{name}': no such folder. Accepted: {_ACCEPTED}")
-    if (fetched := fetched_before(name)) is not None:
-        return str(fetched)
-    ask_hub(name)
-    return name
+    return fetched_before(name)
 
 
 def _read_json(folder: Path, *names: str) -> dict[str, Any]:

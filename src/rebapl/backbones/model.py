@@ -19,9 +19,11 @@ from rebapl.errors import UserError
 
 
 class Parts(nn.Module):
-    """Modules and parameters by name, of which nothing is computed here."""
+    """Modules and parameters by name, of which nothing is computed here. A whole model has a `config` as well."""
 
-    def __init__(self, **parts: nn.Module | nn.Parameter) -> None:
+    config: SimpleNamespace
+
+    def __init__(self, **parts: nn.Module | nn.Parameter | SimpleNamespace) -> None:
         super().__init__()
         for name, part in parts.items():
             setattr(self, name, part)
@@ -36,13 +38,7 @@ def read_tower(name: str, given: Mapping[str, Any] | None, defaults: Mapping[str
     given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise UserError(f"{name} is {given!r} and should be a mapping of settings")
-    values = {key: given.get(key, default) for key, default in defaults.items()}
-    for key, value in values.items():
-        kinds = (int, float) if isinstance(defaults[key], float) else type(defaults[key])
-        if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(defaults[key], bool)):
-            raise UserError(f"{name}.{key} is {value!r} and should be such as {defaults[key]!r}")
-        if not isinstance(value, str | bool) and not value > 0:
-            raise UserError(f"{name}.{key} is {value} and should be above 0")
+    values = {key: checked(f"{name}.{key}", given.get(key, default), default) for key, default in defaults.items()}
     tower = SimpleNamespace(**values)
     if tower.hidden_act not in ACTIVATIONS:
         raise UserError(f"{name}.hidden_act is {tower.hidden_act!r}; known are {', '.join(ACTIVATIONS)}")
@@ -51,6 +47,16 @@ def read_tower(name: str, given: Mapping[str, Any] | None, defaults: Mapping[str
             f"{name}.hidden_size is {tower.hidden_size}, no multiple of its {tower.num_attention_heads} attention heads"
         )
     return tower
+
+
+def checked(name: str, value: Any, default: Any) -> Any:
+    """A setting of config.json, which must be of the type of its default and, if it is a number, above 0."""
+    kinds = (int, float) if isinstance(default, float) else type(default)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
+        raise UserError(f"{name} is {value!r} and should be such as {default!r}")
+    if not isinstance(value, str | bool) and not value > 0:
+        raise UserError(f"{name} is {value} and should be above 0")
+    return value
 
 
 def layers(tower: SimpleNamespace) -> Parts:

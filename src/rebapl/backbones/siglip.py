@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from rebapl.backbones.block import ACTIVATIONS, Block
-from rebapl.backbones.model import ImageEmbeddings, Parts, layers, mlp, norm, read_tower, text_embeddings
+from rebapl.backbones.model import ImageEmbeddings, Parts, checked, layers, mlp, norm, read_tower, text_embeddings
 from rebapl.backbones.text import TextTokenizer, tokenizer_of_transformers
 from rebapl.backbones.tower import Tower
 from rebapl.errors import UserError
@@ -42,9 +42,7 @@ def read_config(given: Mapping[str, Any]) -> SimpleNamespace:
     """What config.json says of the sizes. Text features are as wide as its states, if it does not say how wide."""
     text = read_tower("text_config", given.get("text_config"), TEXT)
     width = (given.get("text_config") or {}).get("projection_size")
-    text.projection_size = text.hidden_size if width is None else width
-    if not isinstance(text.projection_size, int) or isinstance(width, bool) or text.projection_size < 1:
-        raise UserError(f"text_config.projection_size is {width!r} and should be a number such as 768")
+    text.projection_size = text.hidden_size if width is None else checked("text_config.projection_size", width, 768)
     vision = read_tower("vision_config", given.get("vision_config"), VISION)
     if not vision.vision_use_head:
         raise UserError("vision_config.vision_use_head is false: without a pooling head there are no image features")
@@ -67,10 +65,11 @@ class Pooling(nn.Module):
         return (pooled + self.mlp.fc2(self.activation(self.mlp.fc1(self.layernorm(pooled)))))[:, 0]
 
 
-def build(config: SimpleNamespace) -> nn.Module:
+def build(config: SimpleNamespace) -> Parts:
     """A model of these sizes, whose tensors hold nothing yet."""
     text, vision = config.text_config, config.vision_config
-    model = Parts(
+    return Parts(
+        config=config,
         text_model=Parts(
             embeddings=text_embeddings(text),
             encoder=layers(text),
@@ -86,8 +85,6 @@ def build(config: SimpleNamespace) -> nn.Module:
         logit_scale=nn.Parameter(torch.empty(1)),
         logit_bias=nn.Parameter(torch.empty(1)),
     )
-    model.config = config  # type: ignore[assignment]
-    return model
 
 
 def towers(model: Any) -> tuple[Tower, Tower]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
+from rebapl.backbones.model import Parts
 from rebapl.errors import UserError, first_line
 from rebapl.numbers import all_finite
 
@@ -46,13 +46,13 @@ def _parts(index: Path) -> list[Path]:
     return sorted(parts)
 
 
-def fill_with_weights(model: nn.Module, folder: Path) -> None:
+def fill_with_weights(model: Parts, folder: Path) -> None:
     """Give a model without memory (of the device `meta`) the weights of a checkpoint, as float32.
 
     Tensors that the model does not have are left out. One that is missing, of another shape or not finite is an error.
     """
-    wanted, files, config = model.state_dict(), weight_files(folder), cast("Any", model.config)
-    prefix = f"{config.model_type}."  # of all names, if the checkpoint is of a model around this one
+    wanted, files = model.state_dict(), weight_files(folder)
+    prefix = f"{model.config.model_type}."  # of all names, if the checkpoint is of a model around this one
     found: dict[str, Tensor] = {}
     try:
         if not files:
