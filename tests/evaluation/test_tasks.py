@@ -19,7 +19,6 @@ from rebapl.evaluation.tasks import (
     target_settings,
 )
 from rebapl.posterior import passes
-from rebapl.posterior.per_sample import AtSamples
 from rebapl.training.fit import fit
 
 
@@ -99,9 +98,9 @@ def test_the_texts_of_all_parts_of_the_same_names_are_encoded_once(
     encoded: list[list[str]] = []
     original = passes.sample_classes
 
-    def counted(samples: AtSamples) -> Any:
-        encoded.append(samples.learner.class_names)
-        return original(samples)
+    def counted(learner: Any, stacks: Any, count: int) -> Any:
+        encoded.append(learner.class_names)
+        return original(learner, stacks, count)
 
     monkeypatch.setattr(passes, "sample_classes", counted)
     diversity_on_test(posterior, task)

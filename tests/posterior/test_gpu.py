@@ -48,8 +48,7 @@ def test_clouds_are_mapped_by_default_and_equal_to_the_loop(make: Any, views: Te
     mapped, looped = (AtSamples(posterior.learner, stacks, 5) for _ in range(2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # something could not be mapped
-        classes = per_sample.sample_classes(mapped)
-        per_sample.sample_classes(looped)
+        classes = per_sample.sample_classes(posterior.learner, stacks, 5)
         spaces = [posterior.learner.repels_in, "logits"]
         clouds = per_sample.all_clouds(mapped, classes, views, spaces)
         for one, other in zip(clouds, per_sample.all_clouds(looped, classes, views, spaces, together=1), strict=True):

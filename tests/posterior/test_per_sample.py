@@ -66,7 +66,7 @@ def at_samples(posterior: Posterior) -> AtSamples:
 @pytest.mark.parametrize("method", IMAGE_METHODS)
 def test_mapping_over_samples_changes_no_cloud(make: Any, views: Tensor, method: str) -> None:
     samples = at_samples(make(method))
-    classes = per_sample.sample_classes(samples)
+    classes = per_sample.sample_classes(samples.learner, samples.stacks, samples.count)
     spaces = ("image", "logits", "text", "both", "probabilities")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -88,7 +88,7 @@ def test_a_learner_that_cannot_be_mapped_takes_one_sample_after_the_other(make: 
     posterior = make("maple", 4)
     choosy = Choosy(posterior.learner.encoder, posterior.learner.config).bind(posterior.class_names).eval()
     samples, plain = AtSamples(choosy, posterior.samples, 4), at_samples(posterior)
-    classes = per_sample.sample_classes(samples)
+    classes = per_sample.sample_classes(samples.learner, samples.stacks, samples.count)
     signs = torch.tensor([-1 if tokens.sum() >= 0 else 1 for tokens in posterior.samples["text.1"]])
     assert len(set(signs.tolist())) == 2, "or the test could not tell a choice from another"
     with pytest.warns(RuntimeWarning, match=r"one after the other, which is slower \(.*control flow"):
@@ -103,7 +103,7 @@ def test_a_learner_that_cannot_be_mapped_takes_one_sample_after_the_other(make: 
 def test_bad_input_is_told_as_it_is_in_a_mapped_call(make: Any, views: Tensor) -> None:
     posterior = make("maple")
     samples = at_samples(posterior)
-    classes = per_sample.sample_classes(samples)
+    classes = per_sample.sample_classes(samples.learner, samples.stacks, samples.count)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(UserError, match="did you mean 'image'"):

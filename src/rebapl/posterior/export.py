@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from rebapl import __version__
 from rebapl.errors import UserError
 from rebapl.files import write_atomically, write_json
-from rebapl.posterior.per_sample import calls
+from rebapl.posterior.per_sample import logits_of, one_by_one, sample_classes
 from rebapl.posterior.prediction import averaged
 
 if TYPE_CHECKING:
@@ -94,13 +94,11 @@ class Predictor(nn.Module):
         self.model = posterior.learner.encoder.model  # so that its weights are known as those of a module
         self.samples, self.weights = dict(posterior.samples), posterior.weights
         with torch.no_grad():
-            self.classes = [call("encode_classes") for call in calls(self.learner, self.samples, len(posterior))]
+            self.classes = sample_classes(self.learner, self.samples, len(posterior))
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        frozen = self.learner.frozen(pixels)
-        each = zip(calls(self.learner, self.samples, len(self.classes)), self.classes, strict=True)
-        logits = torch.stack([call("respond", frozen, of_sample).logits for call, of_sample in each])
-        return averaged(logits, self.weights, self.average)
+        found = one_by_one(logits_of(self.learner.frozen(pixels)), self.learner, self.samples, self.classes)
+        return averaged(found["logits"], self.weights, self.average)
 
 
 def _write_safetensors(posterior: Posterior, path: Path) -> None:

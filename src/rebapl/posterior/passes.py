@@ -140,7 +140,7 @@ class Passes:
             stacks = {name: stack.to(self.device) for name, stack in self.samples.items()}
             samples = AtSamples(self.learner, stacks, self.count)
             with compiling(False):  # texts are encoded once
-                classes = sample_classes(samples)
+                classes = sample_classes(samples.learner, stacks, self.count)
             capturing = Capturing() if accelerated(self.device) else None
             self._ready = _Ready(state, samples, classes, capturing, {})
         return self._ready

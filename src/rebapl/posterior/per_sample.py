@@ -115,6 +115,19 @@ def calls(learner: Learner, stacks: Mapping[str, Tensor], count: int) -> Iterato
 OfSample = Mapping[str, Tensor]
 """Named tensors of one sample; those of all samples have the same names and shapes."""
 
+Function = Callable[[Callable[..., Any], OfSample], OfSample]
+"""function(call, given): what a sample gives, where call(method, …) is the learner's at that sample."""
+
+
+def one_by_one(
+    function: Function, learner: Learner, stacks: Mapping[str, Tensor], given: Sequence[OfSample]
+) -> dict[str, Tensor]:
+    """What `function` gives for each stacked sample s and given[s], one after the other, as stacks again."""
+    found = [
+        function(call, of_sample) for call, of_sample in zip(calls(learner, stacks, len(given)), given, strict=True)
+    ]
+    return {name: torch.stack([of_sample[name] for of_sample in found]) for name in found[0]}
+
 
 class AtSamples:
     """A learner at each of S = `count` stacked samples, one after the other or some of them in one mapped call.
@@ -128,11 +141,8 @@ class AtSamples:
         self.learner, self.stacks, self.count = for_mapping(learner, self.walked), stacks, count
         self.mappable = bool(stacks)
 
-    def each(self, function: Callable[..., OfSample], given: Sequence[OfSample], together: int = 1) -> list[OfSample]:
-        """function(call, given[s]) for each sample s, where call(method, …) is the learner's at s.
-
-        `together` samples go into one mapped call.
-        """
+    def each(self, function: Function, given: Sequence[OfSample], together: int) -> dict[str, Tensor]:
+        """What `function` gives for each sample s and given[s], as stacks; `together` samples go into a mapped call."""
         if min(together, self.count) > 1 and self.mappable:
             try:
                 return self._mapped(function, given, together)
@@ -146,17 +156,15 @@ class AtSamples:
                     RuntimeWarning,
                     stacklevel=2,
                 )
-        every = zip(calls(self.learner, self.stacks, self.count), given, strict=True)
-        return [function(call, of_sample) for call, of_sample in every]
+        return one_by_one(function, self.learner, self.stacks, given)
 
-    def _mapped(self, function: Callable[..., OfSample], given: Sequence[OfSample], together: int) -> list[OfSample]:
+    def _mapped(self, function: Function, given: Sequence[OfSample], together: int) -> dict[str, Tensor]:
         def one(sample: dict[str, Tensor], of_sample: dict[str, Tensor]) -> dict[str, Tensor]:
             return dict(function(at_sample(self.learner, sample), of_sample))
 
         stacked = {name: torch.stack([of_sample[name] for of_sample in given]) for name in given[0]}
         # What is random in evaluation mode is the same for all samples, see `Learner.noise_stream`.
-        found = torch.func.vmap(one, chunk_size=together, randomness="same")(dict(self.stacks), stacked)
-        return [{name: x[index] for name, x in found.items()} for index in range(self.count)]
+        return torch.func.vmap(one, chunk_size=together, randomness="same")(dict(self.stacks), stacked)
 
 
 def samples_together(frozen: Tensor | States) -> int:
@@ -176,12 +184,21 @@ def room_for(frozen: States) -> int:
     return max(1, MAPPED_BYTES // (hidden.numel() * hidden.element_size() * WORKING_COPIES))
 
 
-def sample_classes(samples: AtSamples) -> list[OfSample]:
-    """What `Learner.encode_classes` gives for each sample.
+def sample_classes(learner: Learner, stacks: Mapping[str, Tensor], count: int) -> list[OfSample]:
+    """What `Learner.encode_classes` gives for each of `count` stacked samples.
 
     (One mapped call for all was tried: to map the many small operations costs more than to repeat them.)
     """
-    return [call("encode_classes") for call in calls(samples.learner, samples.stacks, samples.count)]
+    return [call("encode_classes") for call in calls(learner, stacks, count)]
+
+
+def logits_of(frozen: Any) -> Function:
+    """The `logits` (B, C) that a sample gives, with what `Learner.frozen` gave; its classes are given."""
+
+    def respond(call: Callable[..., Any], classes: OfSample) -> OfSample:
+        return {"logits": call("respond", frozen, classes).logits}
+
+    return respond
 
 
 def all_logits(samples: AtSamples, classes: Sequence[OfSample], views: Tensor, together: int | None = None) -> Tensor:
@@ -191,12 +208,8 @@ def all_logits(samples: AtSamples, classes: Sequence[OfSample], views: Tensor, t
     decides how many.
     """
     frozen = _frozen(samples.learner, views)
-
-    def respond(call: Callable[..., Any], of_sample: OfSample) -> OfSample:
-        return {"logits": call("respond", frozen, of_sample).logits}
-
-    found = samples.each(respond, classes, samples_together(frozen) if together is None else together)
-    return torch.stack([of_sample["logits"] for of_sample in found]).float()
+    size = samples_together(frozen) if together is None else together
+    return samples.each(logits_of(frozen), classes, size)["logits"].float()
 
 
 def all_clouds(
@@ -209,12 +222,12 @@ def all_clouds(
     """
     frozen = _frozen(samples.learner, views)
 
-    def respond(call: Callable[..., Any], of_sample: OfSample) -> OfSample:
+    def clouds(call: Callable[..., Any], of_sample: OfSample) -> OfSample:
         output = call("respond", frozen, of_sample)
         return {space: output.cloud(space) for space in spaces}
 
-    found = samples.each(respond, classes, samples_together(frozen) if together is None else together)
-    return [torch.stack([of_sample[space] for of_sample in found]).float().cpu() for space in spaces]
+    found = samples.each(clouds, classes, samples_together(frozen) if together is None else together)
+    return [found[space].float().cpu() for space in spaces]
 
 
 def _frozen(learner: Learner, views: Tensor) -> Any:
