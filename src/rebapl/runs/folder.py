@@ -365,10 +365,21 @@ def complete_run(
     """
     load = load or KeptBackbone()
     if not (score and is_finished(config, out)):
-        common: dict[str, Any] = {"root": root, "device": device, "load": load, "wait": wait, "track": track}
-        posterior = train_run(config, out, progress=progress, **common)
+        posterior = train_run(
+            config, out, root=root, device=device, progress=progress, load=load, wait=wait, track=track
+        )
         if score:
-            evaluate_run(out, config=config, posterior=posterior, only_missing=True, **common)
+            evaluate_run(
+                out,
+                root=root,
+                device=device,
+                config=config,
+                posterior=posterior,
+                only_missing=True,
+                load=load,
+                wait=wait,
+                track=track,
+            )
     (out / ERROR).unlink(missing_ok=True)
 
 
