@@ -200,3 +200,9 @@ def sha256(path: Path) -> str:
         while portion := file.read(1 << 22):
             digest.update(portion)
     return digest.hexdigest()
+
+
+def stamp(path: Path) -> tuple[str, int, int]:
+    """What tells a file from a changed one without reading it: its path, its length and its time of change."""
+    about = path.stat()
+    return str(path), about.st_size, about.st_mtime_ns

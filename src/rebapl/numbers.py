@@ -22,3 +22,27 @@ def all_finite(tensor: Tensor) -> bool:
     (True, False, True)
     """
     return not tensor.numel() or all(bool(end.isfinite()) for end in torch.aminmax(tensor))
+
+
+def harmonic_mean(base: float, novel: float) -> float:
+    """2·b·n / (b + n), or 0 if both are 0.
+
+    >>> harmonic_mean(60.0, 30.0)
+    40.0
+    """
+    return 2 * base * novel / (base + novel) if base + novel else 0.0
+
+
+def effective_samples(weights: Tensor, similarity: Tensor | None = None) -> float:
+    """1 / Σ_st ω_s ω_t Z_st (Leinster & Cobbold, 2012, order 2): from 1, all alike, to S.
+
+    Z_st is from 0 to 1 and says how alike samples s and t are; it is 1 on the diagonal. Without Z, samples count as
+    entirely different (Z = I), and the result is 1/Σ ω². If Z is the share of images that two samples answer alike, S
+    samples that always agree count as one.
+
+    >>> effective_samples(torch.tensor([0.5, 0.5])), effective_samples(torch.tensor([0.5, 0.5]), torch.ones(2, 2))
+    (2.0, 1.0)
+    """
+    weights = weights.double()
+    alike = torch.eye(len(weights)) if similarity is None else similarity
+    return 1 / (weights @ alike.double() @ weights).item()

@@ -12,7 +12,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.posterior import Posterior, effective_samples, has_collapsed, stacking_weights
+from rebapl.numbers import effective_samples
+from rebapl.posterior import Posterior, has_collapsed, stacking_weights
 from rebapl.posterior.stacking import expectation_maximisation
 
 

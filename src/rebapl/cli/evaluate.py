@@ -97,7 +97,8 @@ def evaluate(
 
 def _say_weights(run: Path, weights: Tensor) -> None:
     """Print the weights, of how many samples they make an average, and a warning where that is hardly one."""
-    from rebapl.posterior import effective_samples, has_collapsed
+    from rebapl.numbers import effective_samples
+    from rebapl.posterior import has_collapsed
 
     shown, effective = ", ".join(f"{weight:.3g}" for weight in weights.tolist()), effective_samples(weights)
     print(f"weights: {shown} (effective number of samples: {effective:.2f} of {len(weights)})")

@@ -3,7 +3,6 @@
 from rebapl.evaluation.diversity import (
     Diversity,
     disagreement_matrix,
-    effective_samples,
     measure_diversity,
     wasserstein_matrix,
 )
@@ -14,10 +13,10 @@ from rebapl.evaluation.scores import (
     base_novel_accuracies,
     base_novel_scores,
     brier,
-    harmonic_mean,
     scores,
 )
 from rebapl.evaluation.tasks import evaluate, prediction_scores
+from rebapl.numbers import effective_samples, harmonic_mean
 
 __all__ = [
     "Diversity",

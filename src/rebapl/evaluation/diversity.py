@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rebapl.data.fewshot import spread
+from rebapl.numbers import effective_samples
 from rebapl.posterior import Posterior
 from rebapl.repulsion import squared_distance
 
@@ -108,21 +109,6 @@ def total_variation_matrix(probabilities: Tensor) -> Tensor:
         distances = (probabilities[first] - probabilities[:first]).abs().sum(-1).mean(-1) / 2
         matrix[first, :first] = matrix[:first, first] = distances
     return matrix
-
-
-def effective_samples(weights: Tensor, similarity: Tensor | None = None) -> float:
-    """1 / Σ_st ω_s ω_t Z_st (Leinster & Cobbold, 2012, order 2): from 1, all alike, to S.
-
-    Z_st is from 0 to 1 and says how alike samples s and t are; it is 1 on the diagonal. Without Z, samples count as
-    entirely different (Z = I), and the result is 1/Σ ω². If Z is the share of images that two samples answer alike, S
-    samples that always agree count as one.
-
-    >>> effective_samples(torch.tensor([0.5, 0.5])), effective_samples(torch.tensor([0.5, 0.5]), torch.ones(2, 2))
-    (2.0, 1.0)
-    """
-    weights = weights.double()
-    alike = torch.eye(len(weights)) if similarity is None else similarity
-    return 1 / (weights @ alike.double() @ weights).item()
 
 
 def mean_of_pairs(matrix: Tensor) -> float:

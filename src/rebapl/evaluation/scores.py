@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import unknown
+from rebapl.numbers import harmonic_mean
 
 HM_CONVENTIONS = ("of-averages", "average")
 """How the harmonic mean over several data sets is taken: of the two averages, or as the average of each one's own."""
@@ -149,15 +150,6 @@ def _right_in_order(values: Tensor, right: Tensor) -> Tensor:
     _, block, sizes = values.unique(sorted=True, return_inverse=True, return_counts=True)
     sums = torch.zeros(len(sizes), dtype=torch.float64).index_add(0, block, right.double())
     return (sums / sizes).repeat_interleave(sizes)
-
-
-def harmonic_mean(base: float, novel: float) -> float:
-    """2·b·n / (b + n), or 0 if both are 0.
-
-    >>> harmonic_mean(60.0, 30.0)
-    40.0
-    """
-    return 2 * base * novel / (base + novel) if base + novel else 0.0
 
 
 def base_novel_accuracies(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

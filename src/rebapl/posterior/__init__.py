@@ -4,7 +4,7 @@ from rebapl.posterior.abstention import choose_threshold
 from rebapl.posterior.conformal import choose_conformal
 from rebapl.posterior.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.prediction import UNCERTAINTIES, Conformal, Prediction, Threshold, Top
-from rebapl.posterior.stacking import effective_samples, has_collapsed, stacking_weights
+from rebapl.posterior.stacking import has_collapsed, stacking_weights
 
 __all__ = [
     "UNCERTAINTIES",
@@ -15,7 +15,6 @@ __all__ = [
     "Top",
     "choose_conformal",
     "choose_threshold",
-    "effective_samples",
     "has_collapsed",
     "load_posterior",
     "save_posterior",

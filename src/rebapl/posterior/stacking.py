@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
+from rebapl.numbers import effective_samples
 
 GAP = 1e-7
 """Nats of mean log-likelihood that the answer may lack."""
@@ -58,15 +59,6 @@ def stacking_weights(log_probabilities: Tensor, labels: Tensor, prior: float = P
     (weights,) = deque(expectation_maximisation(right, prior), maxlen=1)
     weights = weights.float()
     return weights / weights.sum()
-
-
-def effective_samples(weights: Tensor) -> float:
-    """1 / Σ ω²: of how many equally weighted samples the weights (S,) make an average.
-
-    >>> effective_samples(torch.tensor([0.5, 0.5, 0.0]))
-    2.0
-    """
-    return float(1 / weights.double().square().sum())
 
 
 def has_collapsed(weights: Tensor) -> bool:

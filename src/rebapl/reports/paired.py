@@ -9,7 +9,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from rebapl.evaluation.intervals import resampled_scores
-from rebapl.evaluation.scores import harmonic_mean, scores
+from rebapl.evaluation.scores import scores
+from rebapl.numbers import harmonic_mean
 from rebapl.reports.inspection import Answered, Inspected
 from rebapl.reports.results import Group, grouped
 from rebapl.reports.tables import Cell, Table

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import torch
 
 from rebapl.evaluation.intervals import accuracy_interval, around, resampled_scores
-from rebapl.evaluation.scores import harmonic_mean, proportion_interval, scores
+from rebapl.evaluation.scores import proportion_interval, scores
 from rebapl.evaluation.temperature import tempered
+from rebapl.numbers import harmonic_mean
 from rebapl.reports.charts import reliability_figure, risk_coverage_figure
 from rebapl.reports.inspection import Answered, Inspected
 from rebapl.reports.pieces import PageTable, Section, Shown, ends_of, rounded

@@ -7,8 +7,8 @@ from typing import Any
 
 from rebapl.data.fewshot import spread
 from rebapl.evaluation.intervals import accuracy_interval
-from rebapl.evaluation.scores import harmonic_mean
 from rebapl.learners import METHODS
+from rebapl.numbers import effective_samples, harmonic_mean
 from rebapl.reports.charts import Figure, log_figures, schedule_figure
 from rebapl.reports.inspection import Inspected
 from rebapl.reports.pictures import most_disputed, surest_mistakes
@@ -58,7 +58,7 @@ def tiles(seen: Inspected) -> list[Tile]:
         found.append(Tile("harmonic mean", f"{mean:.1f} %", "of base and novel"))
     if seen.posterior is not None:
         weights = seen.posterior.weights
-        effective = 1 / weights.square().sum().item()
+        effective = effective_samples(weights)
         more = "of equal weight" if effective > len(weights) - 0.01 else f"by weight as good as {effective:.1f}"
         more = "one answer, no spread" if len(weights) == 1 else more
         found.append(Tile("samples", str(len(weights)), more))
