@@ -41,9 +41,9 @@ def walk(words: list[str]) -> set[tuple[str, str]]:
             raise
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
     return {
-        (str(Path(code.co_filename).relative_to(PACKAGE)), code.co_qualname)
+        (str(Path(code.co_filename).relative_to(PACKAGE)), getattr(code, "co_qualname", code.co_name))
         for code in seen
         if code.co_filename.startswith(f"{PACKAGE}/") and code.co_flags & OPTIMIZED_LOCALS
     }
