@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from rebapl.sampling.rule import prior_decay
 from rebapl.sampling.schedule import CyclicalSchedule
 from rebapl.sampling.settings import (
     AdamWSettings,
-    BurnIn,
     Cold,
     Cosine,
     Inference,
@@ -25,35 +23,6 @@ from rebapl.sampling.settings import (
 )
 from rebapl.sampling.sghmc import SGHMC
 from rebapl.sampling.sgld import SGLD
-
-
-class CenteredAdamW(torch.optim.AdamW):
-    """AdamW whose weight decay pulls to where the parameters were when it was built: θ ← θ − lr·wd·(θ − θ₀) − …"""
-
-    def __init__(self, params: Sequence[Tensor], lr: float, weight_decay: float) -> None:
-        super().__init__(params, lr=lr, weight_decay=weight_decay)
-        self._centers = [p.detach().clone() for p in params]
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """AdamW's step, which decays towards zero, and the centre's share of the decay beside it."""
-        loss = super().step(closure)
-        group = self.param_groups[0]
-        for p, center in zip(group["params"], self._centers, strict=True):
-            if p.grad is not None:
-                p.add_(center, alpha=float(group["lr"]) * group["weight_decay"])
-        return loss
-
-    def state_dict(self) -> dict[str, Any]:
-        """AdamW's, and the centres: a run that is resumed elsewhere is pulled to where the first one began."""
-        return {**super().state_dict(), "centers": list(self._centers)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
-        super().load_state_dict(state_dict)
-        self._centers = [
-            center.to(p) for center, p in zip(state_dict["centers"], self.param_groups[0]["params"], strict=True)
-        ]
 
 
 def build_optimizer(
@@ -79,7 +48,6 @@ def build_optimizer(
         "temperature": sampler.temperature,
         "weight_decay": sampler.weight_decay,
         "prior_std": sampler.prior_std,
-        "center": sampler.center,
         "gradient_noise": sampler.gradient_noise,
         "generator": generator,
     }
@@ -88,15 +56,10 @@ def build_optimizer(
     return SGLD(parameters, **shared)
 
 
-def build_burn_in(
-    sampler: LangevinSettings, burn_in: BurnIn, parameters: list[Any], num_data: int
-) -> torch.optim.Optimizer:
+def build_burn_in(sampler: LangevinSettings, parameters: list[Any], num_data: int) -> torch.optim.Optimizer:
     """The AdamW of the first part of each cycle, with the sampler's prior as its decoupled weight decay."""
-    lr = sampler.lr if burn_in.lr is None else burn_in.lr
     decay = prior_decay(sampler.weight_decay, sampler.prior_std, num_data)
-    if sampler.center == "init":
-        return CenteredAdamW(parameters, lr, decay)
-    return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
+    return torch.optim.AdamW(parameters, lr=sampler.lr, weight_decay=decay)
 
 
 def build_schedule(
@@ -110,7 +73,6 @@ def build_schedule(
     """The schedule of a whole run: chains side by side are cycles of their own, one after the other."""
     sampler, curve, warmup, restart = inference.sampler, inference.curve, inference.warmup, inference.restart
     langevin = sampler if isinstance(sampler, LangevinSettings) else None
-    burn_in = None if langevin is None else langevin.burn_in
     rounds = inference.cycles * inference.chains
     return CyclicalSchedule(
         optimizer or build_optimizer(inference, parameters, num_data, generator),
@@ -127,10 +89,8 @@ def build_schedule(
         warmup_lr=0.0 if warmup is None else warmup.lr,
         warmup_cycles=rounds if isinstance(restart, Cold) else inference.chains,
         keep_momentum=isinstance(restart, Warm) and restart.keep_momentum,
-        burn_in=0.0 if burn_in is None else burn_in.share,
-        burn_in_optimizer=(
-            None if langevin is None or burn_in is None else build_burn_in(langevin, burn_in, parameters, num_data)
-        ),
+        burn_in=0.0 if langevin is None else langevin.burn_in * langevin.exploration,
+        burn_in_optimizer=build_burn_in(langevin, parameters, num_data) if langevin and langevin.burn_in else None,
     )
 
 

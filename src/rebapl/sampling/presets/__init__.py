@@ -40,8 +40,8 @@ QUANTITIES = (
     "warmup",
     "averaging",
 )
-"""What a preset may take from the learner's recipe: a number, or the settings of the optimiser, the burn-in, the
-warm-up or the averaging of a recipe that has one."""
+"""What a preset may take from the learner's recipe. `sampler`, `warmup` and `averaging` are settings as `Inference` has
+them; `burn_in` is 1 where the recipe has AdamW, and otherwise 0."""
 
 PRESETS: Registry[SettingsFile] = Registry("inference", "rebapl.presets")
 """The presets by name, those of installed plugins included."""
@@ -89,8 +89,8 @@ def preset(name: str, recipe: Recipe, method: str = "", *, per_image: bool = Tru
     """The settings of a preset for a learner's recipe, with `changes` on top, nested or with dots.
 
     A `kind` that is changed takes its own defaults: nothing of the other kind's settings stays. What follows from a
-    change is changed with it: the burn-in lasts as long as the exploration, a warm-up leaves at least one epoch, and a
-    run of one cycle has no restart. Where a preset's first cycle is longer than the others, and the change makes all
+    change is changed with it: without exploration there is no burn-in, a warm-up leaves at least one epoch, and a run of
+    one cycle has no restart. Where a preset's first cycle is longer than the others, and the change makes all
     cycles begin alike (cold restarts, or one cycle), all are as long as the first. A normalised force does not depend
     on the potential, so the preset's potential falls away with it.
 
@@ -129,7 +129,7 @@ def _quantities(recipe: Recipe) -> dict[str, Any]:
         **{name: getattr(recipe, name) for name in ("epochs", "batch", "lr", "momentum", "weight_decay")},
         "lr_without_momentum": recipe.lr / (1 - recipe.momentum) if sgd else recipe.lr,
         "sampler": {"kind": recipe.optimizer, "lr": recipe.lr, **momentum, "weight_decay": recipe.weight_decay},
-        "burn_in": None if sgd else {},
+        "burn_in": 0.0 if sgd else 1.0,
         "warmup": {"epochs": recipe.warmup_epochs, "lr": recipe.warmup_lr} if recipe.warmup_epochs else None,
         "averaging": None if recipe.averaging is None else dict(zip(("mean", "std"), recipe.averaging, strict=True)),
     }
@@ -139,11 +139,8 @@ def _following(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that follow from others, by dotted name."""
     sampler, warmup, repulsion = (_section(tree, name) for name in ("sampler", "warmup", "repulsion"))
     follows: dict[str, Any] = {}
-    if isinstance(sampler.get("burn_in"), Mapping) and "exploration" in sampler:
-        # the paper burns MMRL in with AdamW and does not say how long: all of the exploration
-        follows |= (
-            {"sampler.burn_in.share": sampler["exploration"]} if sampler["exploration"] else {"sampler.burn_in": None}
-        )
+    if sampler.get("exploration") == 0 and sampler.get("burn_in"):
+        follows["sampler.burn_in"] = 0.0
     one_cycle, first = tree.get("cycles") == 1, tree.get("first_epochs")
     if one_cycle and tree.get("restart") is not None:
         follows["restart"] = None
