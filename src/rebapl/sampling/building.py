@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,35 @@ from rebapl.sampling.settings import (
 )
 from rebapl.sampling.sghmc import SGHMC
 from rebapl.sampling.sgld import SGLD
+
+
+class CenteredAdamW(torch.optim.AdamW):
+    """AdamW whose weight decay pulls to where the parameters were when it was built: θ ← θ − lr·wd·(θ − θ₀) − …"""
+
+    def __init__(self, params: Sequence[Tensor], lr: float, weight_decay: float) -> None:
+        super().__init__(params, lr=lr, weight_decay=weight_decay)
+        self._centers = [p.detach().clone() for p in params]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """AdamW's step, which decays towards zero, and the centre's share of the decay beside it."""
+        loss = super().step(closure)
+        group = self.param_groups[0]
+        for p, center in zip(group["params"], self._centers, strict=True):
+            if p.grad is not None:
+                p.add_(center, alpha=float(group["lr"]) * group["weight_decay"])
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """AdamW's, and the centres: a run that is resumed elsewhere is pulled to where the first one began."""
+        return {**super().state_dict(), "centers": list(self._centers)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        super().load_state_dict(state_dict)
+        self._centers = [
+            center.to(p) for center, p in zip(state_dict["centers"], self.param_groups[0]["params"], strict=True)
+        ]
 
 
 def build_optimizer(
@@ -48,6 +78,7 @@ def build_optimizer(
         "temperature": sampler.temperature,
         "weight_decay": sampler.weight_decay,
         "prior_std": sampler.prior_std,
+        "center": sampler.center,
         "gradient_noise": sampler.gradient_noise,
         "generator": generator,
     }
@@ -59,6 +90,8 @@ def build_optimizer(
 def build_burn_in(sampler: LangevinSettings, parameters: list[Any], num_data: int) -> torch.optim.Optimizer:
     """The AdamW of the first part of each cycle, with the sampler's prior as its decoupled weight decay."""
     decay = prior_decay(sampler.weight_decay, sampler.prior_std, num_data)
+    if sampler.center == "init":
+        return CenteredAdamW(parameters, sampler.lr, decay)
     return torch.optim.AdamW(parameters, lr=sampler.lr, weight_decay=decay)
 
 

@@ -42,7 +42,7 @@ class AdamWSettings(Settings):
 
 
 class Prior(Settings):
-    """The prior N(0, std²). Either `weight_decay` (std = 1/sqrt(N·wd)) or `prior_std` states its width."""
+    """The prior N(θ₀, std²). Either `weight_decay` (std = 1/sqrt(N·wd)) or `prior_std` states its width."""
 
     weight_decay: float = Field(default=0.0, ge=0)
     prior_std: float | None = Field(default=None, gt=0)
@@ -63,6 +63,7 @@ class LangevinSettings(Prior):
     `exploration` is the share of each cycle without injected noise. In the rest of the cycle, `samples_per_cycle`
     samples are kept, evenly spaced, the last at the end of the cycle. AdamW takes the place of the sampler in the first
     part of the exploration, whose share of it is `burn_in`. `gradient_noise` is γ̂: None, a constant, or "estimate".
+    `center` is the θ₀ of the prior: None is zero, and "init" is where the run began.
     """
 
     lr: float = Field(ge=0)
@@ -71,9 +72,15 @@ class LangevinSettings(Prior):
     exploration: float = Field(default=0.4, ge=0, lt=1)
     burn_in: float = Field(default=0.0, ge=0, le=1)
     samples_per_cycle: int = Field(default=1, ge=1)
+    center: Literal["init"] | None = None
 
     @model_validator(mode="after")
-    def _burn_in_explores(self) -> LangevinSettings:
+    def _settings_act(self) -> LangevinSettings:
+        refuse(
+            self.center is not None and self.prior_std is None and self.weight_decay == 0,
+            "center",
+            "does nothing without a prior: give prior_std or weight_decay as well",
+        )
         refuse(
             self.burn_in > 0 and self.exploration == 0,
             "burn_in",
@@ -238,10 +245,10 @@ class Inference(Settings):
     """How a posterior is sampled from batches of `batch` images: `cycles` of `epochs` each, in `chains` side by side.
 
     If `first_epochs` is given, the first cycle of each chain has that number of epochs instead. So a long first cycle
-    can find a mode, and short later ones can explore around it and away from it. `restart` says how each cycle after the first
-    begins. `averaging` is for optimisers. `pool_view` says whether the repulsion compares features on the training
-    images as they are, or on one fixed augmented view of each. `average` says what predictions average over the samples
-    by default.
+    can find a mode, and short later ones can explore around it and away from it. `restart` says how each cycle after
+    the first begins. `averaging` is for optimisers. `pool_view` says whether the repulsion compares features on the
+    training images as they are, or on one fixed augmented view of each. `average` says what predictions average over
+    the samples by default.
     """
 
     sampler: Annotated[SamplerSettings, SAMPLER]
@@ -347,8 +354,8 @@ class Inference(Settings):
         if isinstance(self.restart, Warm) and self.restart.keep_momentum:
             setting, kind = "restart.keep_momentum", self.sampler.kind
             refuse(self.chains > 1, setting, "needs one chain: momentum is not kept from one chain to another")
-            moves_on = kind == "adamw" or getattr(self.sampler, "momentum", 0.0)
-            refuse(not moves_on, setting, f"does nothing: there is no momentum in this sampler ({kind})")
+            still = kind == "sgld" or getattr(self.sampler, "momentum", None) == 0
+            refuse(still, setting, f"does nothing: there is no momentum in this sampler ({kind})")
 
     def _check_lengths(self) -> None:
         refuse(
@@ -376,7 +383,8 @@ class Inference(Settings):
             )
 
     def _check_repulsion(self) -> None:
-        repulsion, sampler = self.repulsion, self.sampler
+        repulsion = self.repulsion
+        langevin = self.sampler if isinstance(self.sampler, LangevinSettings) else None
         refuse(
             self.pool_view == "augmented" and (repulsion is None or repulsion.images is None),
             "pool_view",
@@ -384,20 +392,19 @@ class Inference(Settings):
         )
         if repulsion is None:
             return
-        langevin = isinstance(sampler, LangevinSettings)
         refuse(
             repulsion.stage == "both" and self.optimises,
             "repulsion.stage",
             "is 'both', and an optimiser has one stage: leave it 'exploration'",
         )
         refuse(
-            repulsion.every > 1 and langevin and sampler.gradient_noise == "estimate",
+            repulsion.every > 1 and langevin is not None and langevin.gradient_noise == "estimate",
             "repulsion.every",
             f"is {repulsion.every}: such impulses would be taken for gradient noise, which this sampler estimates: "
             "leave it 1, or set `gradient_noise` to null or a number",
         )
         refuse(
-            langevin and sampler.exploration == 0 and not repulsion.acts_unmeasured,
+            langevin is not None and langevin.exploration == 0 and not repulsion.acts_unmeasured,
             "repulsion",
             "does nothing without exploration, in which it acts or is measured: raise the sampler's `exploration`, or "
             "let an absolute or printed force act in the stage 'both'",

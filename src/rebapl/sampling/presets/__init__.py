@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rebapl.errors import UserError
-from rebapl.origins import Derived, Layer, SettingsFile, Value, combined, read_settings_file
+from rebapl.origins import Derived, SettingsFile, Value, combined, read_settings_file
 from rebapl.plugins import Registry
 from rebapl.repulsion import Inverse
 from rebapl.sampling.settings import Inference
@@ -89,10 +89,10 @@ def preset(name: str, recipe: Recipe, method: str = "", *, per_image: bool = Tru
     """The settings of a preset for a learner's recipe, with `changes` on top, nested or with dots.
 
     A `kind` that is changed takes its own defaults: nothing of the other kind's settings stays. What follows from a
-    change is changed with it: without exploration there is no burn-in, a warm-up leaves at least one epoch, and a run of
-    one cycle has no restart. Where a preset's first cycle is longer than the others, and the change makes all
-    cycles begin alike (cold restarts, or one cycle), all are as long as the first. A normalised force does not depend
-    on the potential, so the preset's potential falls away with it.
+    change is changed with it: without exploration there is no burn-in, a warm-up leaves at least one epoch, and a run
+    of one cycle has no restart. Where a preset's first cycle is longer than the others, and the change makes all cycles
+    begin alike (cold restarts, or one cycle), all are as long as the first. A normalised force does not depend on the
+    potential, so the preset's potential falls away with it.
 
     >>> from types import SimpleNamespace
     >>> recipe = SimpleNamespace(lr=0.0035, epochs=5, batch=4, optimizer="sgd", momentum=0.9, weight_decay=5e-4,
@@ -106,9 +106,7 @@ def preset(name: str, recipe: Recipe, method: str = "", *, per_image: bool = Tru
     return Inference(**nested({key: each.value for key, each in values.items()}))
 
 
-def _resolved(
-    name: str, recipe: Recipe, method: str, per_image: bool, changes: Mapping[str, Any]
-) -> dict[str, Value]:
+def _resolved(name: str, recipe: Recipe, method: str, per_image: bool, changes: Mapping[str, Any]) -> dict[str, Value]:
     """The values of a preset, the changes on top of them, and what follows from both on top of these."""
     quantities, layers = _quantities(recipe), PRESETS.find(name).under([method])
     values = combined(layers, quantities)
