@@ -7,10 +7,9 @@ import pytest
 
 from captioned import Facts, draw_example
 from captioned.glyphs import FACES, draw_glyph, typeface
-from rebapl.data.drawing.colours import COLOURS
-from rebapl.data.drawing.shapes import SHAPES
-from rebapl.data.drawing.skeletons import CAPITALS, DIGITS, SMALL_LETTERS, strokes_of
-from rebapl.data.drawing.textures import TEXTURES
+from rebapl.data.drawing.canvas import COLOURS
+from rebapl.data.drawing.letters import CAPITALS, DIGITS, SMALL_LETTERS, strokes_of
+from rebapl.data.drawing.shapes import SHAPES, TEXTURES
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch
 
 from rebapl.backbones import DualEncoder, TextTokenizer
 from rebapl.data.embedded import NUMBER_WORDS, shape_classes
-from rebapl.data.own import dataset_of
+from rebapl.data.own_images import dataset_of
 from rebapl.data.task import Task, task_of
 from rebapl.errors import UserError
 from rebapl.learners import METHODS, Learner, resolve_method

@@ -16,7 +16,7 @@ from rebapl.backbones import default_backbone
 from rebapl.backbones.weights import weight_files
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.identity import identity
-from rebapl.data.images import walked
+from rebapl.data.images import files_below
 from rebapl.data.task import Task, check_fold_use, load_task, part_names
 from rebapl.settings import Settings
 from rebapl.training import ResolvedTraining, resolve_training
@@ -201,7 +201,7 @@ def _data_identity(data: str, split: str | None, template: str | None, whole: bo
     asked = (str(path), split, template, whole)
     if path.is_file():
         return _identity_of_images(*asked)
-    files = [Path(parent, name) for parent, names in walked(path) for name in names]
+    files = list(files_below(path))
     others = [] if split is None else [Path(split)]
     return _kept_identity(asked, hash(_stamps([file for file in [*files, *others] if file.exists()])))
 

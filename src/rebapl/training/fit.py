@@ -15,7 +15,7 @@ from torch import Tensor
 from rebapl.backbones import DualEncoder, default_backbone, load_backbone
 from rebapl.data.batches import LabelledImages, TrainBatches
 from rebapl.data.dataset import Dataset
-from rebapl.data.own import Picture, dataset_of
+from rebapl.data.own_images import Picture, dataset_of
 from rebapl.data.task import Task, load_task, task_of
 from rebapl.errors import UserError
 from rebapl.interruption import HeldBack
