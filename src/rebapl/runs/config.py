@@ -76,8 +76,11 @@ class RunConfig(Settings):
         """The backbone asked for, or the default for the data."""
         return self.backbone or default_backbone(self.data)
 
-    def task(self, root: Path | None = None) -> Task:
-        """Load the task of this run. `root` is the folder of data sets."""
+    def task(self, root: Path | None = None, *, keep_split: bool = False) -> Task:
+        """Load the task of this run. `root` is the folder of data sets.
+
+        With `keep_split`, a split that is made of somebody's own images is written beside them, as training does.
+        """
         return load_task(
             self.data,
             self.shots,
@@ -90,6 +93,7 @@ class RunConfig(Settings):
             targets=self.targets,
             cache=self.cache,
             fold=self.fold,
+            keep_split=keep_split,
         )
 
     def parts(self) -> list[str]:
@@ -207,7 +211,7 @@ def _data_identity(data: str, split: str | None, template: str | None, whole: bo
 
 
 def _identity_of_images(path: str, split: str | None, template: str | None, whole: bool) -> str:
-    return f"images:{identity(load_dataset(path, split=split, template=template, keep_split=False, whole=whole))}"
+    return f"images:{identity(load_dataset(path, split=split, template=template, whole=whole))}"
 
 
 @functools.lru_cache(maxsize=8)
