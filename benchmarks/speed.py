@@ -37,7 +37,7 @@ from rebapl.backbones import DualEncoder, TextTokenizer, load_backbone
 from rebapl.captured import accelerated
 from rebapl.compiled import compiling
 from rebapl.data.embedded import NUMBER_WORDS, shape_classes
-from rebapl.data.own import dataset_of
+from rebapl.data.own_images import dataset_of
 from rebapl.data.task import Task, task_of
 from rebapl.errors import UserError
 from rebapl.files import read_json, write_json
