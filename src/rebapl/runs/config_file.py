@@ -163,7 +163,7 @@ def run_schema() -> dict[str, Any]:
         {"name": {"const": name}, **inlined_schema(method.config).get("properties", {})}
         for name, method in METHODS.items()
     ]
-    dotted = {rf"^({'|'.join(inference)})\.[a-z_.]+$": {}}
+    dotted: dict[str, Any] = {rf"^({'|'.join(inference)})\.[a-z_.]+$": {}}
     keys = {key: own[key] for key in KEYS} | {
         "method": {
             "description": "What is learned.",
