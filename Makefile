@@ -7,13 +7,17 @@ CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 DOCS := $(VENV)/.docs
 
-.PHONY: demo test docs soak lint format clean FORCE
+.PHONY: demo test bench docs soak lint format clean FORCE
 
 demo: $(CORE)
 	$(BIN)/rebapl demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# How long a training step and an answer take here; what to time is said by `make bench WHAT="--parts growth"`.
+bench: $(CORE)
+	$(BIN)/python benchmarks/speed.py $(WHAT)
 
 # The documentation as a site, in the folder `site`; open site/index.html. Broken links and anchors stop it.
 docs: $(DOCS)
