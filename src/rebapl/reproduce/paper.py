@@ -51,9 +51,9 @@ def quote(table: str, row: str, column: str, data: str | None = None) -> Cell:
 def quote_section(table: str, row: str, column: str, section: str, data: Sequence[str], convention: str) -> Cell:
     """The paper's number that belongs beside ours in a section of a table: a data set, or the average over `data`.
 
-    Where `data` are some of the data sets that the paper averages over, their average is computed from the paper's rows.
-    For all of them, and for data sets that the paper does not have, it is the paper's own average. A table whose rows
-    the paper gives for all data sets together has numbers only in the section of the average.
+    Where `data` are some of the data sets that the paper averages over, the average is computed from its rows of them.
+    For all of them, and for data sets that the paper does not have, it is the paper's own average. Where the paper has
+    one row for all data sets together, only the section of the average has numbers.
     """
     rows = paper()["tables"].get(table, {"rows": {}})["rows"].get(row, {})
     if not isinstance(rows, dict):

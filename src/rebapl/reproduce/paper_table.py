@@ -23,6 +23,7 @@ from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import run_folder
 from rebapl.runs.results import RunResult, read_result
 
+PARTS = ("base", "novel", "hm")
 ORIENTATION = "paper: its average over 11 data sets with CLIP ViT-B/16, to look at, not to compare with."
 HM_NOTE = {
     HM_CONVENTIONS[0]: "HM over data sets: of the two averages (--hm average gives the average of the data sets' HMs).",
@@ -103,25 +104,26 @@ class MeasuredTarget:
 
 @dataclass(frozen=True)
 class ScoreColumn:
-    """A score that a table shows: its name among the collected scores, its heading, and how its numbers are shown.
+    """A score that a table shows: its name among the collected scores and in `paper.json`, its heading, its digits.
 
-    `paper` says whether the paper has it, so that it stands beside ours; `best`, whether the largest is bold.
+    `best`: the largest of each section is bold. `signed`: gains are green, losses red.
     """
 
     name: str
     title: str
     digits: int = 2
-    paper: bool = True
-    best: bool = True
+    best: bool = False
     signed: bool = False
 
 
-BASE_NOVEL = (ScoreColumn("base", "base"), ScoreColumn("novel", "novel"), ScoreColumn("hm", "HM"))
+BASE_NOVEL = tuple(
+    ScoreColumn(name, title, best=True) for name, title in zip(PARTS, ("base", "novel", "HM"), strict=True)
+)
 
 
 @dataclass(frozen=True)
 class TableLine:
-    """A row of a table: the choice that is run, and the `words` in front of its numbers (the choice's name if none).
+    """A row of a table: the choice that is run (None if the table is measured), and the words in front of its numbers.
 
     * `row`: the name of the row here and in `paper.json`, if it is not the label of the choice.
     * `over`: the row that a row Δ below this one is the difference from.
@@ -130,7 +132,7 @@ class TableLine:
     * `name`: what a sentence calls the row, if not by its words.
     """
 
-    choice: Choice
+    choice: Choice | None = None
     words: tuple[str, ...] = ()
     row: str = ""
     over: str = ""
@@ -139,10 +141,12 @@ class TableLine:
 
     @property
     def key(self) -> str:
-        return self.row or self.choice.label
+        """The name of the row."""
+        return self.row if self.row or self.choice is None else self.choice.label
 
     @property
     def shown(self) -> tuple[str, ...]:
+        """The words in front of the numbers; without words, the name as the paper prints it."""
         return self.words or (printed(self.key),)
 
 
@@ -170,10 +174,10 @@ def base_novel(context: Context, config: RunConfig, line: TableLine) -> dict[str
 class PaperTable:
     """A table of the paper. `rows` gives its rows for a suite; everything else has a value that suits most tables.
 
-    * `what`: a line for `--list`. `title`: one with {data} is of one data set; other tables have a section for each.
-    * `words`: the headings of the columns in front of the numbers.
+    * `what`: a line for `--list`. `words`: the headings of the columns in front of the numbers.
     * `read`: from a finished run, for a row, the scores by section.
-    * `orientation`: the paper's average is shown also where our data sets are others.
+    * `measure`: instead of runs, for a table that trains nothing: several measurements of the scores of each row.
+    * `orientation`: the paper's numbers are shown also where ours are of other data sets, but no differences.
     * `merged`: how many of the first columns leave out words that repeat those above.
     * `notes`, `claims`, `figure`: further remarks, differences whose sign is compared with the paper's, a figure.
     """
@@ -186,6 +190,7 @@ class PaperTable:
     scores: Sequence[ScoreColumn] = BASE_NOVEL
     protocol: str = "base-to-novel"
     read: Callable[[Context, RunConfig, TableLine], Mapping[str, Scores]] = base_novel
+    measure: Callable[[Context], Mapping[str, Sequence[Scores]]] | None = None
     orientation: bool = False
     merged: int = 0
     notes: Callable[[FilledTable], Sequence[str]] = lambda _: ()
@@ -198,11 +203,10 @@ class PaperTable:
 
     def runs(self, suite: Suite) -> list[RunConfig]:
         """The run of every choice on every data set with every seed."""
-        lines = self.rows(suite)
-        both = [each for line in lines for each in (line.against, line.choice) if each is not None]
+        both = [each for line in self.rows(suite) for each in (line.against, line.choice) if each is not None]
         return [
             suite.config(data, choice, seed, self.protocol)
-            for data in self.data(suite)
+            for data in (self.data(suite) if both else ())
             for choice in {choice.label: choice for choice in both}.values()
             for seed in suite.seeds_of(choice, self.name)
         ]
@@ -215,19 +219,19 @@ class PaperTable:
         return Product({self.name: filled.table()}, figures, data, filled.opposite())
 
 
-def collect(table: PaperTable, context: Context) -> dict[str, dict[str, list[Scores]]]:
-    """The collector: the scores of every row of a table in every section, for each seed."""
-    return {line.key: _of_line(table, context, line) for line in table.rows(context.suite)}
-
-
-def _of_line(table: PaperTable, context: Context, line: TableLine) -> dict[str, list[Scores]]:
-    ours = _of_choice(table, context, line, line.choice)
-    if line.against is None:
-        return ours
-    other = _of_choice(table, context, line, line.against)
-    return {
-        section: [_with_gain(*pair) for pair in zip(ours[section], other[section], strict=True)] for section in ours
-    }
+def collect(table: PaperTable, context: Context) -> Collected:
+    """The collector: the scores of every row of a table in every section, for each seed or measurement."""
+    if table.measure is not None:
+        return {row: {"": scores} for row, scores in table.measure(context).items()}
+    collected = {}
+    for line in table.rows(context.suite):
+        assert line.choice is not None, "a table without choices is measured"
+        collected[line.key] = _of_choice(table, context, line, line.choice)
+        if line.against is not None:
+            other = _of_choice(table, context, line, line.against)
+            for section, ours in collected[line.key].items():
+                ours[:] = [_with_gain(*pair) for pair in zip(ours, other[section], strict=True)]
+    return collected
 
 
 def _of_choice(table: PaperTable, context: Context, line: TableLine, choice: Choice) -> dict[str, list[Scores]]:
@@ -268,9 +272,14 @@ class FilledTable:
     @cached_property
     def compared(self) -> bool:
         """Whether the paper's numbers are of these data sets, so that differences make sense."""
-        rows = paper()["tables"].get(self.of.name, {"rows": {}})["rows"]
-        by_data = any(isinstance(row, dict) for row in rows.values())
-        return bool(rows) and self.suite.compared and (by_data or set(self.data) == set(self.of.data(PAPER)))
+        by_data = any(isinstance(row, dict) for row in self._paper["rows"].values())
+        same = by_data or self.of.measure is not None or set(self.data) == set(self.of.data(PAPER))
+        return self.suite.compared and same
+
+    @property
+    def _paper(self) -> Mapping[str, Any]:
+        """The paper's table; an empty one if it has none."""
+        return paper()["tables"].get(self.of.name, {"rows": {}, "columns": []})
 
     def cell(self, row: str, score: str, section: str | None = None) -> Cell:
         """Ours: the mean and the standard deviation over seeds."""
@@ -288,7 +297,7 @@ class FilledTable:
 
     def table(self) -> Table:
         """The table: a section for each data set with the best numbers bold, and Δ rows below rows of ReBaPL."""
-        by_section = "{data}" not in self.of.title
+        by_section = len(self.sections) > 1
         words = [*(["data set"] if by_section else []), *self.of.words]
         columns, groups = list(words), [("", len(words))]
         for score in self.of.scores:
@@ -298,7 +307,7 @@ class FilledTable:
         rows: list[list[Cell | str]] = []
         for section in self.sections:
             front: list[Cell | str] = [printed(section)] if by_section else []
-            block = [[*front, *line.shown, *self._numbers(line, section, by_section)] for line in self.lines]
+            block = [[*front, *line.shown, *self._numbers(line, section)] for line in self.lines]
             self._mark(block, len(words))
             by_key = {line.key: row for line, row in zip(self.lines, block, strict=True)}
             for line, row in zip(self.lines, block, strict=True):
@@ -312,15 +321,19 @@ class FilledTable:
 
     def _width(self, score: ScoreColumn) -> int:
         """Of the columns ours, paper and difference, how many a score has."""
-        if not score.paper:
+        if score.name not in self._paper["columns"]:
             return 1
         return 3 if self.compared else 2 if self.of.orientation else 1
 
-    def _numbers(self, line: TableLine, section: str, by_section: bool) -> list[Cell]:
+    def shows_paper(self, score: ScoreColumn) -> bool:
+        """Whether the paper's numbers of a score stand beside ours."""
+        return self._width(score) > 1
+
+    def _numbers(self, line: TableLine, section: str) -> list[Cell]:
         numbers = []
         for score in self.of.scores:
             ours = self.cell(line.key, score.name, section)
-            theirs = self.theirs(line.key, score.name, section if by_section else AVERAGE)
+            theirs = self.theirs(line.key, score.name, section if len(self.sections) > 1 else AVERAGE)
             numbers += [ours, theirs, ours.minus(theirs)][: self._width(score)]
         return numbers
 
@@ -331,14 +344,15 @@ class FilledTable:
             first += self._width(score)
 
     def _notes(self) -> list[str]:
-        of_paper = paper()["tables"].get(self.of.name, {}).get("notes", []) if self.compared else []
-        return self.context.notes(
-            *self.of.notes(self),
-            *([HM_NOTE[self.context.hm]] if AVERAGE in self.sections and not self.suite.targets(self.of.protocol) else []),
-            seeds_note(self.seeds, [line.choice for line in self.lines]),
-            *([ORIENTATION] if self.of.orientation and not self.compared else []),
-            *of_paper,
-        )
+        notes = list(self.of.notes(self))
+        if AVERAGE in self.sections and any(score.name == "hm" for score in self.of.scores):
+            notes.append(HM_NOTE[self.context.hm])
+        if self.of.measure is None:
+            notes.append(seeds_note(self.seeds, [line.choice for line in self.lines if line.choice is not None]))
+        if AVERAGE in self.sections and self.of.orientation and not self.compared:
+            notes.append(ORIENTATION)
+        shown = any(self.shows_paper(score) for score in self.of.scores)
+        return self.context.notes(*notes, *(self._paper.get("notes", []) if shown else []))
 
     def opposite(self) -> list[str]:
         """A sentence for each claim of the table whose difference has the other sign than the paper's, as shown."""
