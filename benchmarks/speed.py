@@ -37,7 +37,7 @@ from rebapl.backbones import DualEncoder, TextTokenizer, load_backbone
 from rebapl.captured import accelerated
 from rebapl.compiled import compiling
 from rebapl.data.embedded import NUMBER_WORDS, shape_classes
-from rebapl.data.own import dataset_of
+from rebapl.data.own_images import dataset_of
 from rebapl.data.task import Task, task_of
 from rebapl.errors import UserError
 from rebapl.files import read_json, write_json
@@ -93,7 +93,7 @@ class Case:
     def settings(self) -> dict[str, Any]:
         """Those of a short first cycle, whose samples are remembered, and a second one longer than any measurement."""
         settings: dict[str, Any] = {"batch": self.batch, "chains": 1, "cycles": 2, "first_epochs": 1, "epochs": 1000}
-        settings |= {"sampler.exploration": 0.5, "sampler.burn_in": None, "warmup": None}
+        settings |= {"sampler.exploration": 0.5, "sampler.burn_in": 0, "warmup": None}
         if self.repulsion is None:
             return {**settings, "repulsion": None}
         settings |= {"sampler.samples_per_cycle": self.samples, "repulsion.distance.kind": self.repulsion}
