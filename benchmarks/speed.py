@@ -93,7 +93,7 @@ class Case:
     def settings(self) -> dict[str, Any]:
         """Those of a short first cycle, whose samples are remembered, and a second one longer than any measurement."""
         settings: dict[str, Any] = {"batch": self.batch, "chains": 1, "cycles": 2, "first_epochs": 1, "epochs": 1000}
-        settings |= {"sampler.exploration": 0.5, "sampler.burn_in": None, "warmup": None}
+        settings |= {"sampler.exploration": 0.5, "sampler.burn_in": 0, "warmup": None}
         if self.repulsion is None:
             return {**settings, "repulsion": None}
         settings |= {"sampler.samples_per_cycle": self.samples, "repulsion.distance.kind": self.repulsion}

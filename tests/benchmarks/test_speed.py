@@ -31,11 +31,6 @@ from speed import (
 METHODS = ["maple", "mmrl", "coop"]
 
 
-@pytest.fixture(scope="module")
-def encoder() -> DualEncoder:
-    return load_backbone("mini")
-
-
 def flat(learner: Learner[Any]) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in learner.parameters()])
 

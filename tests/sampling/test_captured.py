@@ -327,7 +327,7 @@ REPELLED = {
     "held": ({"force": Fading(measure_every=3), "stage": "both"}, None, RELATIVE | {"hold"}),
     "decoupled": (
         {"force": Fading(measure_every=3)},
-        {"burn_in": {"share": 0.4}},
+        {"burn_in": 1.0},
         {"plain", "measure, decoupled", "follow, decoupled"},
     ),
 }
