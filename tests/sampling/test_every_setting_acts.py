@@ -47,7 +47,7 @@ OUTSIDE = {
 """The only settings that do not act in the loop."""
 
 OTHERS: dict[str, list[Any]] = {
-    "first_epochs": [4],
+    "first_epochs": [5],
     "gradient_noise": ["estimate", 0.01],
     "center": ["init"],
     "space": ["image", "text", "both", "logits", "weights"],
@@ -139,7 +139,7 @@ def base(name: str) -> dict[str, Any]:
     steps, so that the force acts at each."""
     start, recipe, changes = BASES[name]
     repels = preset(start, RECIPES[recipe]).repulsion is not None
-    small: dict[str, Any] = {"repulsion.every": 1} if repels else {}
+    small: dict[str, Any] = {"repulsion.every": 1, "epochs": 4} if repels else {}
     if repels and "repulsion.images" not in changes:
         small |= {"repulsion.images": 6, "repulsion.pool": 16}
     return preset(start, RECIPES[recipe], **small, **changes).plain()

@@ -21,7 +21,7 @@ from rebapl.repulsion import kick
 from rebapl.runs.backbone import KeptBackbone
 from rebapl.sampling import Chain
 from rebapl.sampling.loop import kept
-from rebapl.sampling.reference import evaluating
+from rebapl.sampling.objective import evaluating
 from rebapl.training.fit import Training
 from rebapl.training.resolution import ResolvedTraining, resolve_training
 
@@ -119,7 +119,7 @@ def bench_chain(encoder: DualEncoder, case: Case) -> tuple[Chain, Learner[Any]]:
     training = Training(task, encoder, resolved, seed=1)
     chain = training.loop
     assert isinstance(chain, Chain)
-    if chain.repulsion is not None:
+    if chain.repulsion is not None and chain.reference is not None:
         stream = generator(1, "bench", "samples")
         start = kept(chain.parameters)
         for number in range(case.samples + 1):

@@ -22,7 +22,7 @@ from rebapl.learners import Learner
 from rebapl.posterior import Posterior
 from rebapl.repulsion import Repulsion
 from rebapl.sampling import Chain
-from rebapl.sampling.building import build_repulsion, build_schedule
+from rebapl.sampling.optimizers import build_schedule
 
 CHUNK = 256
 """Images in one pass of an answer."""
@@ -77,10 +77,10 @@ class PlainTraining:
         self.schedule = build_schedule(chain.inference, self.parameters, chain.num_data, chain.steps_per_epoch, stream)
         self.repulsion: Repulsion | None = None
         settings = chain.inference.repulsion
+        self.reference = chain.reference
         if settings is not None and chain.repulsion is not None:
-            self.reference = chain.reference
             self.generator = torch.Generator(chain.device)
-            self.repulsion = build_repulsion(settings, self.generator)
+            self.repulsion = Repulsion.of(settings, generator=self.generator)
             self.repulsion.load_state_dict(chain.repulsion.state_dict())
             self.repulsion.begin_cycle()
 
@@ -89,12 +89,11 @@ class PlainTraining:
         images, labels = self.batches(self.done)
         output = self.learner(images)
         objective = self.learner.loss(output, labels)
-        if self.repulsion is not None:
+        if self.repulsion is not None and self.reference is not None:
             space, points = self.reference.space, None
             if self.reference.per_image:
                 (points,) = self.reference.choose(self.generator)
-                assert self.reference.pool is not None
-                output = self.learner(self.reference.pool[points])
+                output = self.learner(self.reference.images[points])
             objective = objective + self.repulsion(
                 output.cloud(space), points, loss=objective, parameters=self.parameters
             )

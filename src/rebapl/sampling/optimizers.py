@@ -1,4 +1,4 @@
-"""From settings to the objects that carry them out: optimizers, the schedule that drives them, the repulsion."""
+"""From settings to the optimizers that carry them out, and to the schedule that drives these through the cycles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rebapl.repulsion import Repulsion
 from rebapl.sampling.rule import prior_decay
 from rebapl.sampling.schedule import CyclicalSchedule
 from rebapl.sampling.settings import (
@@ -18,7 +17,6 @@ from rebapl.sampling.settings import (
     Cosine,
     Inference,
     LangevinSettings,
-    Repelling,
     SGDSettings,
     SGHMCSettings,
     Warm,
@@ -131,18 +129,4 @@ def build_schedule(
         burn_in_optimizer=(
             None if langevin is None or burn_in is None else build_burn_in(langevin, burn_in, parameters, num_data)
         ),
-    )
-
-
-def build_repulsion(settings: Repelling, generator: torch.Generator, anchor: Tensor | None = None) -> Repulsion:
-    """The repulsion of these settings; `generator` and `anchor` are as in `Repulsion`."""
-    return Repulsion(
-        settings.distance,
-        potential=settings.potential,
-        force=settings.force,
-        memory=settings.memory,
-        stage=settings.stage,
-        every=settings.every,
-        anchor=anchor,
-        generator=generator,
     )
