@@ -276,6 +276,10 @@ SAME = {
     ("rebapl", "repulsion.memory"): "before the second of two cycles there is only the previous one",
     ("rebapl, adamw", "repulsion.memory"): "the same",
     ("weights", "repulsion.distance"): "of one point, Wasserstein's distance is the paired one",
+    **{
+        (name, "repulsion.force.tolerance"): "the loss of each chain falls, so that nothing yields"
+        for name in ("mmd", "sinkhorn", "capped", "text", "weights")
+    },
 }
 """Changes that come to the same thing in one base."""
 
