@@ -32,6 +32,17 @@ class SettingError(UserError):
         return SettingError((*outer, *self.path), self.wrong)
 
 
+def refuse(broken: bool, setting: str, wrong: str) -> None:
+    """Refuse a setting, by its dotted name, if a rule is broken.
+
+    >>> refuse(True, "restart.kick", "does nothing here")
+    Traceback (most recent call last):
+    rebapl.settings.SettingError: restart.kick does nothing here
+    """
+    if broken:
+        raise SettingError(tuple(setting.split(".")), wrong)
+
+
 class Settings(BaseModel):
     """The base of all settings.
 
@@ -110,7 +121,7 @@ class OneOf:
         name = values.pop("kind", None)
         if name is None:
             raise SettingError((), f"has no `kind`: name one of {', '.join(kinds)}")
-        if name not in kinds:
+        if not isinstance(name, str) or name not in kinds:
             raise SettingError((), f": {unknown(f'kind of {self.what}', str(name), kinds)}")
         try:
             return kinds[name](**values)

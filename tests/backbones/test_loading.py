@@ -3,7 +3,6 @@
 import json
 import shutil
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,15 +116,13 @@ def test_a_revision_that_the_hub_does_not_have(monkeypatch: pytest.MonkeyPatch) 
     assert "the hub has the model, but no revision 'v9' of it" in message("somebody/clip@v9")
 
 
-def test_without_a_connection_that_is_said_within_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_connection_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(*_: object, **__: object) -> None:
         raise OSError("the network is unreachable")
 
     monkeypatch.setattr(socket, "getaddrinfo", nobody)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    start = time.monotonic()
     assert "the hub cannot be reached" in message("somebody/no-such-clip")
-    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize("name", ["vit-b16", "./nowhere/at/all", "", "a/b/c", "../no-such-clip"])

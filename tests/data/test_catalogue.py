@@ -53,7 +53,7 @@ def test_a_name_that_is_taken_or_reads_as_a_path_is_refused(name: str, message: 
 def test_an_installed_package_brings_its_data_set(tmp_path: Path) -> None:
     (tmp_path / "outside_data.py").write_text(
         "from rebapl.data.catalogue import register_dataset\n"
-        "from rebapl.data.own import dataset_of\n"
+        "from rebapl.data.own_images import dataset_of\n"
         "import numpy as np\n"
         "pictures = np.zeros((4, 8, 8, 3), np.uint8)\n"
         "register_dataset('birds', lambda: dataset_of(pictures, [0, 1, 0, 1], ['emu', 'tit'], name='birds'))\n"

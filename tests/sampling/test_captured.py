@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from contextlib import contextmanager, nullcontext
 
@@ -319,7 +318,7 @@ REPELLED = {
     "held": ({"force": Fading(measure_every=3), "stage": "both"}, None, RELATIVE | {"hold"}),
     "decoupled": (
         {"force": Fading(measure_every=3)},
-        {"burn_in": {"share": 0.4}},
+        {"burn_in": 1.0},
         {"plain", "measure, decoupled", "follow, decoupled"},
     ),
 }
@@ -409,26 +408,6 @@ def test_fifty_captured_steps_with_batches_drawn_inside_equal_the_usual_ones_and
     moved = (found[1] - start).norm()
     assert moved > 0
     assert (found[0] - found[1]).norm() < 0.05 * moved
-
-
-@pytest.mark.gpu
-def test_a_captured_step_is_faster():
-    task = load_task("digits", shots=4, seed=1, test_images=20)
-    seconds = {}
-    for capture in (True, False):
-        chain = chain_of(task, load_backbone("mini", "cuda", torch.bfloat16), "maple", "mle", epochs=30)
-        if not capture:
-            chain.capturing = None
-        for _ in range(10):
-            chain.step()
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(40):
-            chain.step()
-        torch.cuda.synchronize()
-        seconds[capture] = (time.perf_counter() - began) / 40
-    print(f"\nmini, MaPLe, one step: {1e3 * seconds[True]:.2f} ms captured, {1e3 * seconds[False]:.2f} ms as usual")
-    assert seconds[True] < 0.7 * seconds[False]
 
 
 def test_what_cannot_be_captured_runs_as_usual_and_says_so_once(monkeypatch):

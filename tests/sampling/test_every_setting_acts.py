@@ -24,7 +24,6 @@ from rebapl.sampling.settings import (
     SAMPLERS,
     Adaptive,
     Averaging,
-    BurnIn,
     Cold,
     Repelling,
     Warm,
@@ -66,8 +65,7 @@ OTHERS: dict[str, list[Any]] = {
     "adaptive": [{"min_likelihood_gain": 9.0, "min_diversity_gain": 9.0, "patience": 1}, None],
     "min_likelihood_gain": [0.0],
     "min_diversity_gain": [0.0],
-    "share": [0.1],
-    "burn_in": [{"share": 0.3, "lr": 0.01}, None],
+    "burn_in": [0.3],
     "restart": [None],
     "repulsion": [{"images": 5, "pool": 12}, None],
 }
@@ -90,7 +88,7 @@ BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     **{name: (name, "sgd", {}) for name in PRESETS},
     "mle, adamw": ("mle", "adamw", {}),
     "csgld, adamw": ("csgld", "adamw", {}),
-    "rebapl, adamw": ("rebapl", "adamw", {"sampler.burn_in.lr": 0.01, "sampler.burn_in.share": 0.3}),
+    "rebapl, adamw": ("rebapl", "adamw", {"sampler.burn_in": 0.7}),
     # fields that no preset uses, or uses only in a form in which the others are refused
     "a prior": ("csghmc", "sgd", {"sampler.weight_decay": 0.0, "sampler.prior_std": 0.2, "sampler.center": "init"}),
     "burn-in": ("csgld", "adamw", {"sampler.weight_decay": 0.0, "sampler.prior_std": 0.2, "sampler.center": "init"}),
@@ -204,7 +202,7 @@ def with_needed(kind: str, settings: type[Settings]) -> dict[str, Any]:
 
 EVERY = [
     *(kind for kinds in KINDS.values() for kind in kinds.values()),
-    *(Inference, Adaptive, Averaging, BurnIn, Cold, Repelling, Warm, Warmup),
+    *(Inference, Adaptive, Averaging, Cold, Repelling, Warm, Warmup),
 ]
 WHOLE = {name for kind in EVERY for name, field in kind.model_fields.items() if field.annotation is int}
 

@@ -12,7 +12,7 @@ from .toy import ToyLearner, batches, data
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 SETTINGS = {
-    "sampler": {"kind": "sghmc", "lr": 0.05, "temperature": 0.01, "burn_in": {"share": 0.2}},
+    "sampler": {"kind": "sghmc", "lr": 0.05, "temperature": 0.01, "burn_in": 0.5},
     "batch": 8,
     "cycles": 2,
     "restart": "warm",

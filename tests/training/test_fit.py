@@ -10,7 +10,7 @@ from PIL import Image
 
 from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.catalogue import load_dataset
-from rebapl.data.own import dataset_of
+from rebapl.data.own_images import dataset_of
 from rebapl.data.task import Task, load_task, task_of
 from rebapl.errors import UserError
 from rebapl.learners import Learner, build_learner

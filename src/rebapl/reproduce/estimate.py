@@ -18,7 +18,6 @@ import torch
 from rebapl.backbones import load_backbone
 from rebapl.backbones.hub import fetched_before
 from rebapl.data.catalogue import given_root, is_own, load_dataset
-from rebapl.data.checking import needed_files
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.published import PUBLISHED
 from rebapl.data.task import target_names, target_splits
@@ -120,7 +119,7 @@ def missing_data(configs: Iterable[RunConfig], root: Path | None) -> list[str]:
         if data in PUBLISHED and folder is None:
             lines.append(f"{data}: no --root is given")
         elif data in PUBLISHED and folder is not None:
-            gone = [path for path in needed_files(PUBLISHED[data], folder, split) if not path.exists()]
+            gone = [path for path in PUBLISHED[data].needed_files(folder, split) if not path.exists()]
             lines += [f"{data}: there is no {path}" for path in gone]
         elif is_own(data) and not Path(data).expanduser().exists():
             lines.append(f"{data}: there is no such folder or file")

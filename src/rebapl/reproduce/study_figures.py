@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from string import ascii_lowercase
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from rebapl.reports.figures import heat_map
 from rebapl.reports.style import (
@@ -166,56 +165,6 @@ def latency(milliseconds: Mapping[str, Mapping[int, float]], images: int, paper:
         _plain(axes, "number of cycles $C$", f"milliseconds per prediction\nof {images} images")
         axes.legend(frameon=False)
     return figure
-
-
-def growth(
-    steps: Mapping[str, Mapping[str, Mapping[float, float]]], answers: Mapping[str, Mapping[float, float]], about: str
-) -> Figure:
-    """Milliseconds of a training step: a panel for each thing that grows, a line for each kind of step.
-
-    Another panel has those of an answer. Lines whose names end with ", plain" are dashed. What was not measured has no
-    panel.
-    """
-    shown: dict[str, Any] = {}
-    measured = {label: lines for label, lines in steps.items() if lines}
-    rows = math.ceil((len(measured) + bool(answers) + 1) / 3)
-    with rc_context(PAPER_FONTS):
-        figure = Figure(figsize=(BOTH_COLUMNS, 2.2 * rows), layout="constrained")
-        panels = list(figure.subplots(rows, 3).flat)
-        for label, lines in measured.items():
-            axes = panels.pop(0)
-            shown |= _timed(axes, lines, shown)
-            _plain(axes, label, "milliseconds per step")
-        if answers:
-            axes = panels.pop(0)
-            axes.legend(handles=[*_timed(axes, answers, {}).values()], frameon=False)
-            _plain(axes, "samples that answer", "milliseconds per answer\nto one image")
-        panels[0].legend(handles=[*shown.values()], loc="center", frameon=False, title="training step")
-        for axes in panels:
-            axes.axis("off")
-        figure.suptitle(about, fontsize=8, x=0.01, ha="left")
-    return figure
-
-
-def _timed(axes: Axes, lines: Mapping[str, Mapping[float, float]], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Draw times on logarithmic axes; the lines by name. Colours go on from those of `known` lines."""
-    kinds = list(dict.fromkeys(name.removesuffix(", plain") for name in (*known, *lines)))
-    drawn = {}
-    for name, times in lines.items():
-        kind = name.removesuffix(", plain")
-        colour, marker = line_style(kinds.index(kind))
-        dashes = "-" if kind == name else "--"
-        shape: dict[str, Any] = {"color": colour, "marker": marker, "ms": 3.5, "lw": 1.2, "label": name}
-        (drawn[name],) = axes.plot(list(times), list(times.values()), dashes, **shape)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(sorted({x for times in lines.values() for x in times})))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    return drawn
 
 
 def _spread(seeds: Sequence[int]) -> str:

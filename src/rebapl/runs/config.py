@@ -16,7 +16,7 @@ from rebapl.backbones import default_backbone
 from rebapl.backbones.weights import weight_files
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.identity import identity
-from rebapl.data.images import walked
+from rebapl.data.images import files_below
 from rebapl.data.task import Task, check_fold_use, load_task, part_names
 from rebapl.settings import Settings
 from rebapl.training import ResolvedTraining, resolve_training
@@ -76,8 +76,11 @@ class RunConfig(Settings):
         """The backbone asked for, or the default for the data."""
         return self.backbone or default_backbone(self.data)
 
-    def task(self, root: Path | None = None) -> Task:
-        """Load the task of this run. `root` is the folder of data sets."""
+    def task(self, root: Path | None = None, *, keep_split: bool = False) -> Task:
+        """Load the task of this run. `root` is the folder of data sets.
+
+        With `keep_split`, a split that is made of somebody's own images is written beside them, as training does.
+        """
         return load_task(
             self.data,
             self.shots,
@@ -90,6 +93,7 @@ class RunConfig(Settings):
             targets=self.targets,
             cache=self.cache,
             fold=self.fold,
+            keep_split=keep_split,
         )
 
     def parts(self) -> list[str]:
@@ -201,13 +205,13 @@ def _data_identity(data: str, split: str | None, template: str | None, whole: bo
     asked = (str(path), split, template, whole)
     if path.is_file():
         return _identity_of_images(*asked)
-    files = [Path(parent, name) for parent, names in walked(path) for name in names]
+    files = list(files_below(path))
     others = [] if split is None else [Path(split)]
     return _kept_identity(asked, hash(_stamps([file for file in [*files, *others] if file.exists()])))
 
 
 def _identity_of_images(path: str, split: str | None, template: str | None, whole: bool) -> str:
-    return f"images:{identity(load_dataset(path, split=split, template=template, keep_split=False, whole=whole))}"
+    return f"images:{identity(load_dataset(path, split=split, template=template, whole=whole))}"
 
 
 @functools.lru_cache(maxsize=8)

@@ -12,7 +12,6 @@ from rebapl.sampling.rule import prior_decay
 from rebapl.sampling.schedule import CyclicalSchedule
 from rebapl.sampling.settings import (
     AdamWSettings,
-    BurnIn,
     Cold,
     Cosine,
     Inference,
@@ -86,15 +85,12 @@ def build_optimizer(
     return SGLD(parameters, **shared)
 
 
-def build_burn_in(
-    sampler: LangevinSettings, burn_in: BurnIn, parameters: list[Any], num_data: int
-) -> torch.optim.Optimizer:
+def build_burn_in(sampler: LangevinSettings, parameters: list[Any], num_data: int) -> torch.optim.Optimizer:
     """The AdamW of the first part of each cycle, with the sampler's prior as its decoupled weight decay."""
-    lr = sampler.lr if burn_in.lr is None else burn_in.lr
     decay = prior_decay(sampler.weight_decay, sampler.prior_std, num_data)
     if sampler.center == "init":
-        return CenteredAdamW(parameters, lr, decay)
-    return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
+        return CenteredAdamW(parameters, sampler.lr, decay)
+    return torch.optim.AdamW(parameters, lr=sampler.lr, weight_decay=decay)
 
 
 def build_schedule(
@@ -108,7 +104,6 @@ def build_schedule(
     """The schedule of a whole run: chains side by side are cycles of their own, one after the other."""
     sampler, curve, warmup, restart = inference.sampler, inference.curve, inference.warmup, inference.restart
     langevin = sampler if isinstance(sampler, LangevinSettings) else None
-    burn_in = None if langevin is None else langevin.burn_in
     rounds = inference.cycles * inference.chains
     return CyclicalSchedule(
         optimizer or build_optimizer(inference, parameters, num_data, generator),
@@ -125,8 +120,6 @@ def build_schedule(
         warmup_lr=0.0 if warmup is None else warmup.lr,
         warmup_cycles=rounds if isinstance(restart, Cold) else inference.chains,
         keep_momentum=isinstance(restart, Warm) and restart.keep_momentum,
-        burn_in=0.0 if burn_in is None else burn_in.share,
-        burn_in_optimizer=(
-            None if langevin is None or burn_in is None else build_burn_in(langevin, burn_in, parameters, num_data)
-        ),
+        burn_in=0.0 if langevin is None else langevin.burn_in * langevin.exploration,
+        burn_in_optimizer=build_burn_in(langevin, parameters, num_data) if langevin and langevin.burn_in else None,
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 from rebapl.backbones import DualEncoder, default_backbone, load_backbone
 from rebapl.data.batches import LabelledImages, TrainBatches
 from rebapl.data.dataset import Dataset
-from rebapl.data.own import Picture, dataset_of
+from rebapl.data.own_images import Picture, dataset_of
 from rebapl.data.task import Task, load_task, task_of
 from rebapl.errors import UserError
 from rebapl.interruption import HeldBack
@@ -224,7 +224,7 @@ def _task(
     if isinstance(given, Task | Dataset | str):
         if labels is not None or class_names is not None or template is not None:
             raise UserError("labels, class_names and template are for images: a task or a data set has its own")
-        return given if isinstance(given, Task) else load_task(given, seed=first, protocol="few-shot")
+        return given if isinstance(given, Task) else load_task(given, seed=first, protocol="few-shot", keep_split=True)
     if not isinstance(given, np.ndarray | Sequence):
         raise UserError(
             f"fit learns from a task, a data set, the name of one, or images; a {type(given).__name__} was given"

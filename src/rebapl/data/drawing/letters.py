@@ -1,27 +1,32 @@
-"""The pictures of the task `letters`: capitals in dashes, dots, double lines or chalk, on clutter and noise.
+"""Letters and digits as strokes, and the pictures of the task `letters`: dashes, dots, double lines or chalk.
 
-Pre-training writes with an unbroken pen. The constants set how hard the task is; they were chosen by zero-shot
-scores on training and validation images.
+`skeletons.txt` has the strokes, several ways for glyphs that people write in several ways. Pre-training writes with an
+unbroken pen. The constants set how hard the task is; they were chosen by zero-shot scores on training and validation
+images.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from rebapl.data.drawing.canvas import (
+    COLOURS,
     SIZE,
     Field,
     Picture,
     Points,
     add_noise,
+    blend,
     blur,
     clutter,
     gradient,
     lay,
+    shade_of,
     stroke_mask,
+    tone_apart_from,
 )
-from rebapl.data.drawing.colours import COLOURS, blend, shade_of, tone_apart_from
-from rebapl.data.drawing.skeletons import strokes_of
 
 JITTER = (2.0, 6.0)
 """Range of the deviation of a letter's points, in hundredths of its height."""
@@ -37,6 +42,58 @@ NOISE = (0.04, 0.12)
 
 CONTRAST = 0.5
 """Least contrast between ink and ground."""
+
+DIGITS = "0123456789"
+CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+SMALL_LETTERS = CAPITALS.lower()
+
+
+@cache
+def _skeletons() -> dict[str, list[str]]:
+    """The skeletons of each glyph."""
+    lines = Path(__file__).with_name("skeletons.txt").read_text(encoding="utf-8").splitlines()
+    found: dict[str, list[str]] = {}
+    for line in lines:
+        glyph, _, skeleton = line.partition(" ")
+        if glyph != "#":
+            found.setdefault(glyph, []).append(skeleton)
+    return found
+
+
+@cache
+def _parse(skeleton: str) -> tuple[tuple[bool, Points], ...]:
+    strokes = []
+    for stroke in skeleton.split("/"):
+        points = [tuple(map(float, point.split(","))) for point in stroke[1:].split()]
+        strokes.append((stroke[0] == "~", np.array(points)))
+    return tuple(strokes)
+
+
+@cache
+def _spline_weights(steps: int) -> Points:
+    """(steps, 4): Catmull–Rom weights of the two points before and the two after, over one piece."""
+    t = np.linspace(0, 1, steps, endpoint=False)
+    return 0.5 * np.stack(
+        [-t + 2 * t**2 - t**3, 2 - 5 * t**2 + 3 * t**3, t + 4 * t**2 - 3 * t**3, -(t**2) + t**3], axis=1
+    )
+
+
+def smooth(points: Points, steps: int = 8) -> Points:
+    """The Catmull–Rom curve through the points, `steps` to a piece."""
+    padded = np.concatenate([[2 * points[0] - points[1]], points, [2 * points[-1] - points[-2]]])
+    quads = np.stack([padded[:-3], padded[1:-2], padded[2:-1], padded[3:]], axis=1)
+    return np.concatenate([(_spline_weights(steps) @ quads).reshape(-1, 2), points[-1:]])
+
+
+def strokes_of(rng: np.random.Generator, glyph: str, jitter: float) -> list[Points]:
+    """One writing of a glyph: a random skeleton, every point moved by a deviation of `jitter`, curves smoothed.
+
+    The box is about 100 by 100; the caller places and scales it.
+    """
+    variants = _skeletons()[glyph]
+    chosen = _parse(variants[rng.integers(len(variants))])
+    moved = [(curved, points + rng.normal(0, jitter, points.shape)) for curved, points in chosen]
+    return [smooth(points) if curved and len(points) > 2 else points for curved, points in moved]
 
 
 def distortion(rng: np.random.Generator, height: tuple[float, float]) -> Points:

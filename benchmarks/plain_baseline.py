@@ -1,13 +1,13 @@
-"""The same work done the obvious way, so that times have something to stand beside.
+"""The work of rebapl done the obvious way, so that its times have something to stand beside.
 
 Texts have the full length of the text tower (77 tokens for CLIP). The last layer computes all positions, though few are
 read. The reference images of the repulsion have a pass of their own. Everything runs operation by operation: nothing is
 captured or compiled. An answer asks one copy of the learner after the other, and each encodes images and texts again.
-The numbers are the same within rounding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,7 @@ from rebapl.backbones.text import Piece
 from rebapl.learners import Learner
 from rebapl.posterior import Posterior
 from rebapl.repulsion import Repulsion
-from rebapl.sampling import Chain
-from rebapl.sampling.optimizers import build_schedule
+from rebapl.sampling import SGHMC
 
 CHUNK = 256
 """Images in one pass of an answer."""
@@ -47,7 +46,7 @@ def full_length(encoder: DualEncoder) -> DualEncoder:
 
 
 def every_position(layer: Layer) -> Layer:
-    """The same layer, which computes all states also where only some are asked for."""
+    """The same layer, which computes all states even if the caller reads only some of them."""
 
     def run(hidden: Tensor, positions: Tensor | None = None) -> Tensor:
         return states_at(layer(hidden), positions)
@@ -63,46 +62,61 @@ def full_length_twin(learner: Learner[Any]) -> Learner[Any]:
 
 
 class PlainTraining:
-    """Does the steps that a `chain` is about to do, on the same images, with copies of its parameters and memory.
+    """Steps of exploration as one writes them by hand, with the step rule and the repulsion of the package.
 
-    It explores: of a chain's iteration it has the gradient, the repulsion and the optimizer's step.
+    `batch` gives the images (B, 3, H, W) and labels (B,) of a step by its number. If there is a repulsion, it is from
+    `samples` remembered clouds of random features, on `images` of the images in `pool` (P, 3, H, W).
     """
 
-    def __init__(self, chain: Chain, learner: Learner[Any]) -> None:
-        """`learner` is the chain's."""
-        self.learner, self.batches, self.done = full_length_twin(learner), chain.batches, chain.steps_done
+    def __init__(
+        self,
+        learner: Learner[Any],
+        batch: Callable[[int], tuple[Tensor, Tensor]],
+        repulsion: Mapping[str, Any] | None,
+        pool: Tensor,
+        images: int,
+        samples: int,
+    ) -> None:
+        self.learner, self.batch, self.pool, self.images = full_length_twin(learner).train(), batch, pool, images
         self.parameters = [p for p in self.learner.parameters() if p.requires_grad]
-        # exploring draws no noise, so the sampler's stream may be any
-        stream = torch.Generator(chain.device)
-        self.schedule = build_schedule(chain.inference, self.parameters, chain.num_data, chain.steps_per_epoch, stream)
+        self.sampler = SGHMC(self.parameters, lr=1e-4, num_data=len(pool), temperature=0.0)
+        self.done = 0
         self.repulsion: Repulsion | None = None
-        settings = chain.inference.repulsion
-        self.reference = chain.reference
-        if settings is not None and chain.repulsion is not None:
-            self.generator = torch.Generator(chain.device)
-            self.repulsion = Repulsion.of(settings, generator=self.generator)
-            self.repulsion.load_state_dict(chain.repulsion.state_dict())
+        if repulsion is not None:
+            with torch.no_grad():
+                cloud = self.cloud(pool)
+            self.repulsion = Repulsion(**repulsion, anchor=cloud)
+            stream = torch.Generator().manual_seed(0)
+            for _ in range(samples):
+                self.repulsion.remember(cloud + torch.randn(cloud.shape, generator=stream).to(cloud) / 10)
             self.repulsion.begin_cycle()
+
+    def cloud(self, images: Tensor) -> Tensor:
+        """The features of some images, and of the classes where the method repels in those, too."""
+        assert self.learner.repels_in is not None
+        return self.learner(images).cloud(self.learner.repels_in)
 
     def step(self) -> Tensor:
         """One iteration; the objective (), the repulsion's term included."""
-        images, labels = self.batches(self.done)
-        output = self.learner(images)
-        objective = self.learner.loss(output, labels)
-        if self.repulsion is not None and self.reference is not None:
-            space, points = self.reference.space, None
-            if self.reference.per_image:
-                (points,) = self.reference.choose(self.generator)
-                output = self.learner(self.reference.images[points])
-            objective = objective + self.repulsion(
-                output.cloud(space), points, loss=objective, parameters=self.parameters
-            )
-        self.schedule.current.zero_grad()
+        images, labels = self.batch(self.done)
+        objective = self.learner.loss(self.learner(images), labels)
+        if self.repulsion is not None:
+            cloud, rows = self._compared()
+            objective = objective + self.repulsion(cloud, rows, loss=objective, parameters=self.parameters)
+        self.sampler.zero_grad()
         objective.backward()
-        self.schedule.current.step()
-        self.schedule.step()
+        self.sampler.step()
         self.done += 1
         return objective.detach()
+
+    def _compared(self) -> tuple[Tensor, Tensor | None]:
+        """The cloud of this step, and its rows in the clouds that are remembered (None: all of them)."""
+        if not self.learner.repels_per_image:
+            return self.cloud(self.pool[:1]), None
+        chosen = torch.randperm(len(self.pool), device=self.pool.device)[: self.images]
+        cloud = self.cloud(self.pool[chosen])
+        per_class = torch.arange(len(self.pool), len(self.pool) + len(cloud) - len(chosen), device=chosen.device)
+        return cloud, torch.cat([chosen, per_class])
 
 
 class PlainPosterior:
@@ -121,8 +135,8 @@ class PlainPosterior:
     def probabilities(self, views: Tensor) -> Tensor:
         """The mean over samples (N, C) for views, uint8 (N, 3, H, W)."""
         encoder = self.learners[0].encoder
-        found = []
+        portions = []
         for portion in views.split(CHUNK):
             images = encoder.preprocessing.normalize(portion.to(encoder.device))
-            found.append(torch.stack([each(images).logits.softmax(-1) for each in self.learners]).mean(0).cpu())
-        return torch.cat(found)
+            portions.append(torch.stack([each(images).logits.softmax(-1) for each in self.learners]).mean(0).cpu())
+        return torch.cat(portions)

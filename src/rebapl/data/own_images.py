@@ -14,34 +14,34 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from rebapl.data.dataset import Dataset, Item, check_template
-from rebapl.data.images import (
-    EXTENSIONS,
-    FileImages,
-    as_rgb,
-    images_below,
-    is_image,
-    read_image,
-    said_of_endings,
-    turned_upright,
-    walk_images,
-)
-from rebapl.data.runs_inside import holds_runs
-from rebapl.data.splits import (
+from rebapl.data.dataset import (
     SPLITS,
+    Dataset,
+    Item,
     Splits,
     check_items,
     check_key,
-    few,
+    check_template,
     named_split,
     read_split,
     refuse_repeats,
     write_split,
 )
+from rebapl.data.images import (
+    EXTENSIONS,
+    NO_IMAGES,
+    FileImages,
+    as_rgb,
+    is_image,
+    is_set_aside,
+    read_image,
+    said_of_endings,
+    walk_images,
+)
 from rebapl.errors import UserError, unknown
 from rebapl.files import NotWrittenError, read_lines
 from rebapl.randomness import python_random
-from rebapl.wording import number_of
+from rebapl.wording import few, number_of
 
 TEMPLATE = "a photo of a {}."
 SPLIT_FILE = "split_rebapl.json"
@@ -105,7 +105,7 @@ def _check_picture(picture: object, index: int) -> None:
 def _rgb(picture: Picture) -> Image.Image:
     if isinstance(picture, str | Path):
         return read_image(Path(picture).expanduser())
-    return as_rgb(turned_upright(picture) if isinstance(picture, Image.Image) else Image.fromarray(picture))
+    return as_rgb(picture if isinstance(picture, Image.Image) else Image.fromarray(picture))
 
 
 def load_folder(
@@ -113,32 +113,29 @@ def load_folder(
     split: str | None = None,
     template: str | None = None,
     *,
-    keep_split: bool = True,
+    keep_split: bool = False,
     whole: bool = False,
 ) -> Dataset:
     """The data set of a folder: `train/`, `val/` (may be missing) and `test/` with class folders in each, or class
-    folders alone, whose split is made once and kept in `split_rebapl.json` or in the file `split`; see
-    `kept_split`.
+    folders alone, which are split by a rule; see `kept_split`, which explains `split` and `keep_split`.
 
-    Without `keep_split`, a split that is made now is not written. With `whole`, class folders alone are not split: all
-    their images train. Folders that hold runs of rebapl are no classes.
-    Classes are numbered in the order of their folders' names. `classnames.txt` may give other names than the folders',
-    `template.txt` a template.
+    With `whole`, class folders alone are not split: all their images train. Classes are numbered in the order of their
+    folders' names. `classnames.txt` may give other names than the folders', `template.txt` a template.
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder of images")
-    if keep_split and (runs := [path.name for path in sorted(folder.iterdir()) if path.is_dir() and holds_runs(path)]):
-        _log.warning("%s: passed over, since runs of rebapl are in it: %s", folder, few(runs))
+    aside = sorted(path.name for path in folder.iterdir() if _is_visible_folder(path) and is_set_aside(path))
+    if keep_split and aside:
+        _log.warning(
+            "%s: passed over, since %s in them says that they hold no images: %s", folder, NO_IMAGES, few(aside)
+        )
     if is_split(folder):
         splits = _split_folders(folder) if split is None else read_split(named_split(folder, split))
     else:
         groups = _groups(folder)
         names = read_names(folder / "classnames.txt", groups)
-        if whole:
-            splits = Splits(_items(groups, names), [], [])
-        else:
-            splits = kept_split(folder, SPLIT_FILE, split, groups, names, keep_split)
-    return own_dataset(folder.resolve().name, folder, splits, template, whole)
+        splits = _whole(groups, names) if whole else kept_split(folder / SPLIT_FILE, split, groups, names, keep_split)
+    return _own_dataset(folder.resolve().name, folder, splits, template, whole)
 
 
 def passed_over(folder: Path) -> str:
@@ -160,7 +157,7 @@ def is_flat(folder: Path) -> bool:
 def load_flat_folder(folder: Path) -> Dataset:
     """All images of a folder that has no classes, as test images of one class called after the folder."""
     name = folder.resolve().name
-    keys = sorted(path.name for path in images_below(folder))
+    keys = sorted(path.name for path in walk_images(folder))
     items = [Item(check_key(key, str(folder)), 0, name) for key in keys]
     return Dataset(name, TEMPLATE, [], [], items, FileImages(folder, upright=True), folder=folder)
 
@@ -179,33 +176,22 @@ def _split_folders(folder: Path) -> Splits:
     if others := [part for part in parts if part not in SPLITS]:
         raise UserError(f"{folder} has {few(others)} beside train/ and test/: only train/, val/ and test/ are read")
     groups = {split: _groups(folder / split, folder) if split in parts else {} for split in SPLITS}
-    classes = list(groups["train"])
+    classes = groups["train"]
     for split in ("val", "test"):
-        if strange := [name for name in groups[split] if name not in groups["train"]]:
+        if strange := [name for name in groups[split] if name not in classes]:
             raise UserError(f"{folder / split} has class folders that train/ has not: {few(strange)}")
     if lacking := [name for name in classes if name not in groups["test"]]:
         raise UserError(f"{folder / 'test'} lacks class folders that train/ has: {few(lacking)}")
     names = read_names(folder / "classnames.txt", classes)
-    return Splits(
-        *(
-            [
-                Item(key, label, names[group])
-                for label, group in enumerate(classes)
-                for key in groups[split].get(group, [])
-            ]
-            for split in SPLITS
-        )
-    )
+    return Splits(*(_items({name: groups[split].get(name, []) for name in classes}, names) for split in SPLITS))
 
 
 def _groups(parent: Path, root: Path | None = None) -> dict[str, list[str]]:
     """The images in and below each class folder of `parent`, as sorted paths below `root`; hidden ones are left out."""
     groups: dict[str, list[str]] = {}
     for group in _subfolders(parent):
-        found = images_below(parent / group)
-        groups[group] = sorted(path.relative_to(root or parent).as_posix() for path in found)
-        for key in groups[group]:
-            check_key(key, str(parent))
+        keys = (path.relative_to(root or parent).as_posix() for path in walk_images(parent / group))
+        groups[group] = sorted(check_key(key, str(parent)) for key in keys)
         if not groups[group]:
             raise UserError(f"class folder {parent / group} has no images ({' '.join(EXTENSIONS)}): remove or fill it")
     if not groups:
@@ -214,8 +200,11 @@ def _groups(parent: Path, root: Path | None = None) -> dict[str, list[str]]:
 
 
 def _subfolders(folder: Path) -> list[str]:
-    found = (path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    return sorted(path.name for path in found if not holds_runs(path))
+    return sorted(path.name for path in folder.iterdir() if _is_visible_folder(path) and not is_set_aside(path))
+
+
+def _is_visible_folder(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".")
 
 
 def load_csv(
@@ -223,15 +212,15 @@ def load_csv(
     split: str | None = None,
     template: str | None = None,
     *,
-    keep_split: bool = True,
+    keep_split: bool = False,
     whole: bool = False,
 ) -> Dataset:
     """The data set of a CSV file with the columns `path`, `label` and perhaps `split` (train, val or test).
 
     Paths lie below the file's folder; so may `classnames.txt` and `template.txt`, as for folders. Labels are class
-    names, or numbers that `classnames.txt` names; numbers may skip, classes are numbered in their order. Without
-    splits, one is made once and kept in `<file>.split.json`, or in the file `split`; see `kept_split`. Without
-    `keep_split`, a split that is made now is not written. With `whole`, images without splits all train.
+    names, or numbers that `classnames.txt` names; numbers may skip, classes are numbered in their order. Images without
+    splits are split by a rule, see `kept_split`, which explains `split` and `keep_split`; with `whole`, all of them
+    train.
     """
     rows = _read_rows(file)
     labels = sorted({label for _, label, _ in rows}, key=lambda label: (int(label) if label.isdecimal() else -1, label))
@@ -240,26 +229,20 @@ def load_csv(
         raise UserError(f"the labels in {file} are numbers: write names, or {names_file} with lines such as '0 cat'")
     names = read_names(names_file, labels)
     if not any(part for _, _, part in rows):
+        kept = file.with_name(f"{file.stem}.split.json")
         groups: dict[str, list[str]] = {label: [] for label in labels}
         for path, label, _ in rows:
             groups[label].append(path)
-        if whole:
-            splits = Splits(_items(groups, names), [], [])
-        else:
-            splits = kept_split(file.parent, f"{file.stem}.split.json", split, groups, names, keep_split)
+        splits = _whole(groups, names) if whole else kept_split(kept, split, groups, names, keep_split)
     elif split is not None:
         splits = read_split(named_split(file.parent, split))
     else:
         number = {label: index for index, label in enumerate(labels)}
-        splits = Splits(
-            *(
-                [Item(path, number[label], names[label]) for path, label, part in rows if part == name]
-                for name in SPLITS
-            )
-        )
+        items = [(Item(path, number[label], names[label]), part) for path, label, part in rows]
+        splits = Splits(*([item for item, part in items if part == name] for name in SPLITS))
         if not splits.train:
             raise UserError(f"{file} lists no training images")
-    return own_dataset(file.stem, file.parent, splits, template, whole)
+    return _own_dataset(file.stem, file.parent, splits, template, whole)
 
 
 def _read_rows(file: Path) -> list[Row]:
@@ -299,6 +282,10 @@ def _items(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> lis
     return [Item(key, label, names[group]) for label, (group, keys) in enumerate(groups.items()) for key in keys]
 
 
+def _whole(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> Splits:
+    return Splits(_items(groups, names), [], [])
+
+
 def make_split(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> Splits:
     """Split the images of each class, in a fixed random order: 20 % validate, 30 % test, and the rest train.
 
@@ -327,19 +314,19 @@ def make_split(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) ->
 
 
 def kept_split(
-    folder: Path,
-    default: str,
+    file: Path,
     split: str | None,
     groups: Mapping[str, Sequence[str]],
     names: Mapping[str, str],
-    keep: bool = True,
+    keep: bool = False,
 ) -> Splits:
-    """Read the split in the folder's file `default`, or make it now and keep it there.
+    """The split in `file`, or one that is made now; with `keep`, it is written there.
 
-    `split` is another file, used as it is: a name in the folder, which must be there, or a path, where a split is
-    made as well if there is none. Without `keep`, nothing is written.
+    `split` is another file, used as it is: a name in the same folder, which must be there, or a path, where a split is
+    made as well if there is none.
     """
-    file = folder / default if split is None else named_split(folder, split)
+    if split is not None:
+        file = named_split(file.parent, split)
     if file.exists() or split == file.name:
         splits = read_split(file)
         if split is None:
@@ -373,17 +360,17 @@ def _check_whole(file: Path, splits: Splits, groups: Mapping[str, Sequence[str]]
         raise UserError(f"class {changed[0].class_name!r} has another name or number in the split: {anew}")
 
 
-def own_dataset(name: str, folder: Path, splits: Splits, template: str | None, whole: bool = False) -> Dataset:
+def _own_dataset(name: str, folder: Path, splits: Splits, template: str | None, whole: bool = False) -> Dataset:
     """The data set of these items in `folder`. Without a `template`, it has that of `template.txt` or the plain one.
 
     With `whole` it needs no test images.
     """
     check_items(splits, str(folder), tested=not whole)
-    given = template or read_template(folder / "template.txt") or TEMPLATE
+    given = template or _read_template(folder / "template.txt") or TEMPLATE
     return Dataset(name, given, *splits, FileImages(folder, upright=True), folder=folder)
 
 
-def read_template(file: Path) -> str | None:
+def _read_template(file: Path) -> str | None:
     """The one line of a `template.txt`, if there is such a file."""
     if not file.is_file():
         return None
@@ -403,14 +390,13 @@ def read_names(file: Path, groups: Iterable[str]) -> dict[str, str]:
     names = {group: group for group in groups}
     if file.is_file():
         by_length = sorted(groups, key=len, reverse=True)
-        found = {}
+        names = {}
         for line in read_lines(file):
             for group in by_length:
                 if line.startswith((f"{group} ", f"{group}\t")) or line == group:
-                    found[group] = line[len(group) :].strip() or group
+                    names[group] = line[len(group) :].strip() or group
                     break
-        if lacking := [group for group in groups if group not in found]:
+        if lacking := [group for group in groups if group not in names]:
             raise UserError(f"{file} has no line for {few(lacking)}: write the folder or label, a space, and the name")
-        names = found
     refuse_repeats((names[group] for group in groups), str(file if file.is_file() else file.parent))
     return {group: names[group] for group in groups}
