@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rebapl.backbones import DualEncoder, Layer, Text, TextTokenizer
-from rebapl.backbones.block import states_at
 from rebapl.backbones.text import Piece
+from rebapl.backbones.tower import states_at
 from rebapl.learners import Learner
 from rebapl.posterior import Posterior
 from rebapl.repulsion import Repulsion

@@ -1,6 +1,7 @@
 """Where a backbone comes from: folders, the hub (an offline cache of it), and what is said when something is wrong."""
 
 import json
+import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -276,3 +277,42 @@ def test_weights_that_are_not_finite_are_refused_by_name(folder: Path, value: fl
     said = message(folder)
     assert f"hold NaN or infinity (first: {name})" in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("preprocessor_config.json", {"image_mean": [float("nan"), 0, 0]}, "image_mean must be three numbers"),
+        ("preprocessor_config.json", {"image_std": [0.3, 0, 0.3]}, "image_std must be three numbers above 0"),
+        ("preprocessor_config.json", {"size": 10**9}, r"size must be pixels \(at most 8192\)"),
+        ("config.json", {"vision_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers is 1000000000 and should"),
+        ("config.json", {"vision_config": {"image_size": 10**9}}, "image_size is 1000000000 and should"),
+        ("config.json", {"text_config": {"layer_norm_eps": float("nan")}}, "layer_norm_eps is nan and should"),
+        ("config.json", {"text_config": {"vocab_size": 10**12}}, "vocab_size is 1000000000000 and should"),
+    ],
+)
+def test_settings_beyond_reason_are_refused(folder: Path, file: str, change: dict[str, Any], said: str) -> None:
+    rewrite(folder / file, lambda content: content.update(change))
+    assert re.search(said, message(folder))
+
+
+def test_a_tokenizer_with_two_ids_exchanged_is_another_backbone(folder: Path) -> None:
+    before = load_backbone(folder)
+
+    def exchange(content: dict[str, Any]) -> None:
+        words = content["model"]["vocab"]
+        words["Z"], words["Y"] = words["Y"], words["Z"]
+
+    rewrite(folder / "tokenizer.json", exchange)
+    after = load_backbone(folder)
+    assert torch.equal(before.model.logit_scale, after.model.logit_scale)
+    assert before.tokenizer.encode("a photo") == after.tokenizer.encode("a photo")
+    assert before.fingerprint != after.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["siglip2", "metaclip_2"])
+def test_the_page_says_which_kinds_are_refused(folder: Path, kind: str) -> None:
+    rewrite(folder / "config.json", lambda content: content.update(model_type=kind))
+    assert f"is a '{kind}' checkpoint, not a dual encoder that is supported" in message(folder)
+    page = Path(__file__).parents[2] / "docs" / "backbones.md"
+    assert f"`{kind}`" in page.read_text(encoding="utf-8")

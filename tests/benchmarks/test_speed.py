@@ -11,7 +11,7 @@ import speed
 import speed_page
 from plain_baseline import PlainPosterior, full_length_twin
 from rebapl.backbones import DualEncoder, load_backbone
-from rebapl.backbones.block import Block
+from rebapl.backbones.tower import Block
 from rebapl.errors import UserError
 from rebapl.learners import Learner, build_learner
 from rebapl.randomness import generator
@@ -29,11 +29,6 @@ from speed import (
 )
 
 METHODS = ["maple", "mmrl", "coop"]
-
-
-@pytest.fixture(scope="module")
-def encoder() -> DualEncoder:
-    return load_backbone("mini")
 
 
 def flat(learner: Learner[Any]) -> torch.Tensor:

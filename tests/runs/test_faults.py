@@ -22,7 +22,7 @@ from drawn_folder import coloured_squares
 from PIL import Image
 from safetensors.torch import load_file
 
-from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import evaluate
 from rebapl.files import write_atomically
@@ -38,11 +38,6 @@ Train = Callable[..., Posterior | None]
 CONFIG = RunConfig(
     "digits", "vpt", "csghmc", backbone="mini", shots=1, epochs=5, test_images=20, inference_settings={"batch": 1}
 )
-
-
-@pytest.fixture(scope="module")
-def encoder() -> DualEncoder:
-    return load_backbone("mini")
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,6 @@ from rebapl.training import ResolvedTraining, Training, fit, resolve_training
 
 
 @pytest.fixture(scope="module")
-def encoder() -> DualEncoder:
-    return load_backbone("mini")
-
-
-@pytest.fixture(scope="module")
 def small(nano: Path) -> DualEncoder:
     """For what does not depend on how well it is learned."""
     return load_backbone(nano)

@@ -48,7 +48,7 @@ SPLIT_FILE = "split_rebapl.json"
 FEWEST = 3
 """Images a class needs to be split: one to train, one to validate, one to test."""
 
-Picture = str | Path | Image.Image | np.ndarray
+ImageLike = str | Path | Image.Image | np.ndarray
 """One image: the path of a file, a Pillow image, or uint8 of shape (H, W) or (H, W, 3)."""
 
 Row = tuple[str, str, str]  # path, label, split or ""
@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 def dataset_of(
-    images: Sequence[Picture] | np.ndarray,
+    images: Sequence[ImageLike] | np.ndarray,
     labels: Sequence[int] | np.ndarray,
     class_names: Sequence[str],
     template: str = TEMPLATE,
@@ -102,7 +102,7 @@ def _check_picture(picture: object, index: int) -> None:
         raise UserError(f"image {index} is a {type(picture).__name__}: give a path, a Pillow image or a uint8 array")
 
 
-def _rgb(picture: Picture) -> Image.Image:
+def _rgb(picture: ImageLike) -> Image.Image:
     if isinstance(picture, str | Path):
         return read_image(Path(picture).expanduser())
     return as_rgb(picture if isinstance(picture, Image.Image) else Image.fromarray(picture))

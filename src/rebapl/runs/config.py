@@ -12,14 +12,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rebapl.backbones import default_backbone
 from rebapl.backbones.weights import weight_files
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.identity import identity
 from rebapl.data.images import files_below
 from rebapl.data.task import Task, check_fold_use, load_task, part_names
 from rebapl.settings import Settings
-from rebapl.training import ResolvedTraining, resolve_training
+from rebapl.training import ResolvedTraining, default_backbone, resolve_training
 
 TRAINED_CLASSES = {"base-to-novel": "base", "selection": "pseudo-base"}
 """Which classes a protocol trains on. A protocol that is not named here trains on all of them."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rebapl.backbones import DEFAULT_BACKBONE
+from rebapl.data.embedded import EMBEDDED
 from rebapl.errors import UserError
 from rebapl.learners import METHODS, Recipe, published, resolve_method
 from rebapl.sampling import Inference, preset
@@ -40,6 +42,18 @@ class ResolvedTraining:
             "inference": {"name": self.inference_name, **inference},
             "crop_scale": [float(end) for end in self.crop_scale],
         }
+
+
+def default_backbone(data: str) -> str:
+    """The backbone that a run on this data set uses unless another is named.
+
+    The embedded tasks have small pictures that are made for `mini`, so they need nothing from outside. All other data
+    sets use CLIP ViT-B/16.
+
+    >>> default_backbone("digits"), default_backbone("eurosat")
+    ('mini', 'openai/clip-vit-base-patch16')
+    """
+    return "mini" if data in EMBEDDED else DEFAULT_BACKBONE
 
 
 def published_protocol(protocol: str) -> str:
