@@ -131,14 +131,9 @@ def inline_svg(figure: Figure, about: str, salt: str) -> str:
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     drawn = buffer.getvalue()
     drawn = drawn[drawn.index("</metadata>") + len("</metadata>") :]
-    unused = (
-        r"<style.*?</style>",
-        r"(?<=<g) id=\"[^\"]*\"",
-        r"font-family: [^;\"]*;? ?",
-        r" transform=\"rotate\(-0 [^\"]*\"",
-    )
+    unused = "<style.*?</style>", '(?<=<g) id="[^"]*"', 'font-family: [^;"]*;? ?', r' transform="rotate\(-0 [^"]*"'
     drawn = re.sub("|".join(unused), "", drawn, flags=re.DOTALL)
-    drawn = re.sub(r"#[0-9a-f]{6}\b(?=[;\"])", lambda found: _page_colour(found[0]), drawn)
+    drawn = re.sub(r'#[0-9a-f]{6}\b(?=[;"])', lambda found: _page_colour(found[0]), drawn)
     width, height = (round(72 * inches, 1) for inches in figure.get_size_inches())
     head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(about)}">'
     return head + re.sub(r"\s*\n\s*", "\n", drawn)
