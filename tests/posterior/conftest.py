@@ -8,7 +8,7 @@ import torch
 from methods import CASES
 from torch import Tensor
 
-from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.backbones import DualEncoder
 from rebapl.learners import build_learner
 from rebapl.posterior import Posterior
 
@@ -21,11 +21,6 @@ Make = Callable[..., Posterior]
 @pytest.fixture(scope="session")
 def encoder() -> DualEncoder:
     return small_clip.small_encoder()
-
-
-@pytest.fixture(scope="session")
-def mini() -> DualEncoder:
-    return load_backbone("mini")
 
 
 @pytest.fixture(scope="session")

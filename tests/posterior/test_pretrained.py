@@ -2,7 +2,6 @@
 
 import shutil
 import socket
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,12 +63,10 @@ def test_a_hub_id_that_was_fetched_before_needs_no_connection(
 
 
 @pytest.mark.usefixtures("hub")
-def test_without_a_connection_one_line_says_so_within_seconds() -> None:
-    start = time.monotonic()
+def test_without_a_connection_one_line_says_so() -> None:
     with pytest.raises(UserError, match="'somebody/else' is neither a local folder, nor could it be fetched") as raised:
         Posterior.from_pretrained("somebody/else")
     assert len(str(raised.value).splitlines()) == 1
-    assert time.monotonic() - start < 10
 
 
 def test_only_the_two_files_of_the_revision_are_fetched(

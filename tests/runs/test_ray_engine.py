@@ -20,7 +20,7 @@ from tiny_suite import TINY
 
 from rebapl.errors import UserError
 from rebapl.posterior.answers import Asked
-from rebapl.reproduce.make import PAPER_TARGETS
+from rebapl.reproduce.targets import PAPER_TARGETS
 from rebapl.runs import remote
 from rebapl.runs.answer_file import write_answers
 from rebapl.runs.engine import LocalEngine, run_all

@@ -15,7 +15,6 @@ from typing import Annotated
 import typer
 
 from rebapl import __version__
-from rebapl.cli.bench import bench
 from rebapl.cli.config import config as config_commands
 from rebapl.cli.data import data as data_commands
 from rebapl.cli.evaluate import evaluate
@@ -166,7 +165,6 @@ app.command()(serve)
 app.command()(share)
 app.command()(export)
 app.command()(reproduce)
-app.command()(bench)
 app.add_typer(data_commands, name="data")
 app.add_typer(config_commands, name="config")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rebapl.backbones.hub import HUB_SECONDS, is_hub_id
 from rebapl.errors import UserError
 from rebapl.files import write_atomically
 from rebapl.posterior.card import model_card
@@ -17,12 +17,7 @@ from rebapl.posterior.storage import write_folder
 if TYPE_CHECKING:
     from rebapl.posterior.posterior import Posterior
 
-HUB_SECONDS = 5
-"""How long the hub may take to answer."""
-
 CARD = "README.md"
-
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def find_folder(folder_or_hub_id: Path | str, revision: str | None = None) -> Path:
@@ -31,7 +26,7 @@ def find_folder(folder_or_hub_id: Path | str, revision: str | None = None) -> Pa
     Without a connection, the files that were fetched before are used.
     """
     folder, name = Path(folder_or_hub_id).expanduser(), str(folder_or_hub_id)
-    if folder.exists() or not _HUB_ID.fullmatch(name):
+    if folder.exists() or not is_hub_id(name, revision=False):
         if revision is not None:
             raise UserError(f"revision '{revision}' was given, and {folder} is no hub id such as 'somebody/digits'")
         return folder
@@ -69,9 +64,9 @@ def write_for_hub(
 ) -> Path:
     """Write the folder that is uploaded: the posterior, and its card as `README.md`. See `Posterior.push_to_hub`."""
     name = posterior.learner.encoder.name if backbone is None else backbone
-    if not _HUB_ID.fullmatch(repository):
+    if not is_hub_id(repository, revision=False):
         raise UserError(f"'{repository}' is no name of a repository: write somebody/name, as in 'somebody/digits'")
-    if name != "mini" and not _HUB_ID.fullmatch(name):
+    if name != "mini" and not is_hub_id(name, revision=False):
         raise UserError(
             f"others cannot load the backbone '{name}': give the hub id where they find it (backbone='somebody/clip', "
             f"or --backbone somebody/clip)"

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from rebapl.data.images import BROKEN, EXTENSIONS, as_rgb, images_below, read_image, turned_upright, unreadable
+from rebapl.data.images import BROKEN, EXTENSIONS, as_rgb, read_image, unreadable, walk_images
 from rebapl.data.transforms import Preprocessing, stacked
 from rebapl.data.workers import mapped_ahead
 from rebapl.errors import UserError, printable
@@ -58,7 +58,7 @@ def image_files(path: Path) -> list[Path]:
         if not path.exists():
             raise UserError(f"{printable(str(path))}: no such image or folder")
         return [path]
-    found = images_below(path)
+    found = list(walk_images(path))
     if not found:
         raise UserError(f"folder {path} has no images: files that end in {' '.join(EXTENSIONS)} are looked for")
     return found
@@ -97,7 +97,7 @@ def _centre(picture: Picture, name: str, preprocessing: Preprocessing) -> Tensor
     try:
         if 0 in picture.size:
             raise ValueError("it has no pixels")
-        return preprocessing.centre(as_rgb(turned_upright(picture)))
+        return preprocessing.centre(as_rgb(picture))
     except BROKEN as error:
         raise unreadable(name, error) from error
 

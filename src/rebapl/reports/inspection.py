@@ -29,7 +29,7 @@ from rebapl.runs.config import RunConfig, data_name
 from rebapl.runs.folder import CONFIG, ENVIRONMENT, LOG, RESULTS, Run, config_from_json, load_trained
 from rebapl.runs.results import DiversityRecord, RunResult, read_result
 from rebapl.sampling import Inference
-from rebapl.sampling.building import build_schedule
+from rebapl.sampling.optimizers import build_schedule
 from rebapl.training.log import EVERY, read_log
 
 T = TypeVar("T")

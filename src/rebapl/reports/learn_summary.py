@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rebapl.data.folds import ENOUGH, TEST
-from rebapl.data.own import passed_over
-from rebapl.data.splits import few
+from rebapl.data.own_images import passed_over
 from rebapl.errors import printable
 from rebapl.evaluation.scores import proportion_interval
 from rebapl.posterior.prediction import Conformal, Threshold
 from rebapl.runs.learn import ANSWERS, Answer, Lesson
+from rebapl.wording import few
 
 MIXED_UP = 5
 """How many confusions are shown."""
