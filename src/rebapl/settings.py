@@ -166,10 +166,14 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
     return {key: _inlined(part, definitions) for key, part in schema.items()}
 
 
+TAGS = ("kind", "name")
+"""What says which algorithm, method or preset the settings beside it belong to."""
+
+
 def overlaid(below: Any, above: Any) -> Any:
     """Join settings: those of `above` replace those of `below`, also within nested mappings.
 
-    If `above` has another `kind` than `below`, nothing of `below` is kept, since its settings belong to that kind.
+    If `above` has another `kind` or `name` than `below`, nothing of `below` is kept, since its settings belong to that.
 
     >>> overlaid({"kind": "fading", "fraction": 1.0}, {"fraction": 0.5})
     {'kind': 'fading', 'fraction': 0.5}
@@ -178,11 +182,12 @@ def overlaid(below: Any, above: Any) -> Any:
     """
     if not isinstance(below, Mapping):
         return above
-    if isinstance(above, str) and "kind" in below:
-        above = {"kind": above}
+    tag = next((tag for tag in TAGS if tag in below), None)
+    if isinstance(above, str) and tag is not None:
+        above = {tag: above}
     if not isinstance(above, Mapping):
         return above
-    if "kind" in above and above["kind"] != below.get("kind", above["kind"]):
+    if tag in above and above[tag] != below[tag]:
         return dict(above)
     return {**below, **{key: overlaid(below.get(key), value) for key, value in above.items()}}
 

@@ -187,7 +187,7 @@ def test_what_a_training_kept_is_free_before_its_run_is_scored(
     run, score = Training.run, runs_module.evaluate
 
     def watched(training: Training, *given: object) -> Posterior:
-        kept.extend(weakref.ref(each) for each in (training, training.loop, training.loop.passes))  # type: ignore[union-attr]
+        kept.extend(weakref.ref(each) for each in (training, training.loop, training.loop.objective))  # type: ignore[union-attr]
         return run(training, *given)  # type: ignore[arg-type]
 
     def scored(posterior: Posterior, *given: object) -> object:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rebapl.sampling import SGHMC, SGLD, Chain, Inference
-from rebapl.sampling.building import build_burn_in, build_optimizer
+from rebapl.sampling.optimizers import build_burn_in, build_optimizer
 from rebapl.sampling.settings import SGHMCSettings
 
 from .toy import ToyLearner, batches

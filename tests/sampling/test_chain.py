@@ -130,7 +130,7 @@ def test_every_space_repels(space):
     repelling = Repelling(space=space, distance="paired" if space == "weights" else "mmd", **images)
     run = chain(settings(repulsion=repelling, cycles=2), learner)
     assert len(list(run.run())) == 2
-    assert run.repulsion.last.norm > 0
+    assert run.repulsion.state["norm"] > 0
     assert any(8 < seen < 16 for seen in learner.seen) is riding
 
 

@@ -46,7 +46,7 @@ OUTSIDE = {
 """The only settings that do not act in the loop."""
 
 OTHERS: dict[str, list[Any]] = {
-    "first_epochs": [4],
+    "first_epochs": [5],
     "gradient_noise": ["estimate", 0.01],
     "center": ["init"],
     "space": ["image", "text", "both", "logits", "weights"],
@@ -137,7 +137,7 @@ def base(name: str) -> dict[str, Any]:
     steps, so that the force acts at each."""
     start, recipe, changes = BASES[name]
     repels = preset(start, RECIPES[recipe]).repulsion is not None
-    small: dict[str, Any] = {"repulsion.every": 1} if repels else {}
+    small: dict[str, Any] = {"repulsion.every": 1, "epochs": 4} if repels else {}
     if repels and "repulsion.images" not in changes:
         small |= {"repulsion.images": 6, "repulsion.pool": 16}
     return preset(start, RECIPES[recipe], **small, **changes).plain()
@@ -274,6 +274,10 @@ SAME = {
     ("rebapl", "repulsion.memory"): "before the second of two cycles there is only the previous one",
     ("rebapl, adamw", "repulsion.memory"): "the same",
     ("weights", "repulsion.distance"): "of one point, Wasserstein's distance is the paired one",
+    **{
+        (name, "repulsion.force.tolerance"): "the loss of each chain falls, so that nothing yields"
+        for name in ("mmd", "sinkhorn", "capped", "text", "weights")
+    },
 }
 """Changes that come to the same thing in one base."""
 

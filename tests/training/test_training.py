@@ -187,7 +187,7 @@ def test_the_released_code_compares_augmented_views_and_averages_logits(small: D
     run = Training(task, small, resolve("maple", "rebapl-authors", task, **settings), task.seed)
     chain = run.loop
     assert isinstance(chain, Chain)
-    pool = chain.reference.pool
+    pool = chain.reference.images
     assert pool is not None
     assert torch.equal(pool, torch.cat([chain.batches(step)[0] for step in range(2)])[:6])
     posterior = run.run()

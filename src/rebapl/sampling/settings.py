@@ -10,17 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from rebapl.repulsion import (
-    DISTANCE,
-    FORCE,
-    MMD,
-    POTENTIAL,
-    Distance,
-    Fading,
-    Force,
-    Inverse,
-    Potential,
-)
+from rebapl.repulsion import Inverse, RepulsionSettings
 from rebapl.settings import OneOf, Settings, refuse
 
 
@@ -190,25 +180,18 @@ class Averaging(Settings):
     std: float = Field(gt=0)
 
 
-class Repelling(Settings):
-    """The repulsion in the loop: its distance, potential and force, the feature space, and the images.
+class Repelling(RepulsionSettings):
+    """The repulsion in the loop: that of `RepulsionSettings`, the feature space, and the images.
 
     `space` None is the learner's default; "weights" compares parameters. Each step takes `images` random images of a
     pool of `pool` images (None: four times as many). Both are reduced if there are fewer images. They are null in a
     space with a point per class, which needs no images. Of the points, `rows` random ones are compared (None: all).
-    `memory`, `stage` and `every` are as in `Repulsion`.
     """
 
-    distance: Annotated[Distance, DISTANCE] = MMD()
-    potential: Annotated[Potential, POTENTIAL] = Inverse()
-    force: Annotated[Force, FORCE] = Fading()
     space: str | None = None
     images: int | None = Field(default=32, ge=1)
     pool: int | None = Field(default=None, ge=1)
     rows: int | None = Field(default=None, ge=1)
-    memory: Literal["all", "previous"] = "all"
-    stage: Literal["exploration", "both"] = "exploration"
-    every: int = Field(default=1, ge=1)
 
     @property
     def acts_unmeasured(self) -> bool:

@@ -1,4 +1,4 @@
-"""From settings to the objects that carry them out: optimizers, the schedule that drives them, the repulsion."""
+"""From settings to the optimizers that carry them out, and to the schedule that drives these through the cycles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rebapl.repulsion import Repulsion
 from rebapl.sampling.rule import prior_decay
 from rebapl.sampling.schedule import CyclicalSchedule
 from rebapl.sampling.settings import (
@@ -17,7 +16,6 @@ from rebapl.sampling.settings import (
     Cosine,
     Inference,
     LangevinSettings,
-    Repelling,
     SGDSettings,
     SGHMCSettings,
     Warm,
@@ -124,18 +122,4 @@ def build_schedule(
         keep_momentum=isinstance(restart, Warm) and restart.keep_momentum,
         burn_in=0.0 if langevin is None else langevin.burn_in * langevin.exploration,
         burn_in_optimizer=build_burn_in(langevin, parameters, num_data) if langevin and langevin.burn_in else None,
-    )
-
-
-def build_repulsion(settings: Repelling, generator: torch.Generator, anchor: Tensor | None = None) -> Repulsion:
-    """The repulsion of these settings; `generator` and `anchor` are as in `Repulsion`."""
-    return Repulsion(
-        settings.distance,
-        potential=settings.potential,
-        force=settings.force,
-        memory=settings.memory,
-        stage=settings.stage,
-        every=settings.every,
-        anchor=anchor,
-        generator=generator,
     )
