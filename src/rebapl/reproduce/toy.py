@@ -10,6 +10,7 @@ cyclical SGLD with warm restarts: each cycle starts, with a small kick, where th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,14 +181,9 @@ def figures(seed: int = 1, runs: int = 400) -> tuple[dict[str, Figure], dict[str
         modes = {s.label: run_many(s, seed=seed, runs=runs) for s in SETTINGS}
     finally:
         torch.set_num_threads(threads)
+    repulsion = partial(repulsive_potential, stored=stored[0])
     drawn = {
-        "toy_fields": toy_figures.fields(
-            density_potential,
-            lambda theta: repulsive_potential(theta, stored[0]),
-            SETTINGS[1].strength,
-            stored[0],
-            MEANS,
-        ),
+        "toy_fields": toy_figures.fields(density_potential, repulsion, SETTINGS[1].strength, stored[0], MEANS),
         "toy_trajectories": toy_figures.trajectories(
             density_potential,
             stored[0],
