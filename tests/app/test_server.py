@@ -33,10 +33,10 @@ from rebapl.app.answering import WAITING, Answering, Question, TooBusyError, vie
 from rebapl.app.server import HEADERS, MAX_BYTES, Rate, build_app
 from rebapl.cli.commands import app as commands
 from rebapl.errors import UserError
-from rebapl.posterior import Posterior, save_posterior
+from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.answers import Asked, answer_files
 from rebapl.posterior.prediction import Conformal, Threshold
-from rebapl.runs.folder import load_trained, train_run
+from rebapl.runs.folder import train_run
 
 NAMES = ["cat", "dog", "zero"]
 
@@ -46,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With prediction sets that hold all classes."""
     folder = tmp_path_factory.mktemp("serve")
     train_run(CONFIG, folder / "run", device="cpu")
-    trained = load_trained(folder / "run", device="cpu")
+    trained = load_posterior(folder / "run")
     names = tuple(trained.class_names)
     every = Conformal(0.9, 1.0, "probabilities", names, images=20, size=float(len(names)))
     save_posterior(dataclasses.replace(trained, conformal=every), folder / "run" / "posterior")
@@ -55,7 +55,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def posterior(run: Path) -> Posterior:
-    return load_trained(run, device="cpu")
+    return load_posterior(run)
 
 
 @pytest.fixture(scope="module")

@@ -186,4 +186,4 @@ def test_spread_samples_predict_as_they_do_together(samples: int, encoders: int,
     assert [len(each) for each in parts] == shares
     with ThreadPoolExecutor(encoders) as pool:
         together = timing.predict(parts, views, pool)
-    torch.testing.assert_close(together, whole.probabilities(views))
+    torch.testing.assert_close(together, whole.predict_views(views).probabilities)

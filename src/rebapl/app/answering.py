@@ -31,7 +31,7 @@ from rebapl.data.workers import portions
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import part_views
 from rebapl.posterior import Posterior, Prediction
-from rebapl.posterior.records import made_with, records_of
+from rebapl.posterior.records import head_of, records_of
 from rebapl.reports.pictures import embedded
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -165,7 +165,7 @@ class Answering:
 
     def _said(self, question: Question, prediction: Prediction) -> dict[str, Any]:
         """What `rebapl predict --format json` says of one image, and what each sample says."""
-        head = made_with(prediction.class_names, prediction.average, len(prediction.weights), prediction.conformal)
+        head = head_of(prediction.class_names, prediction.average, len(prediction.weights), prediction.conformal)
         top = min(question.top, len(prediction.class_names))
         (record,) = records_of(prediction, top, prediction.threshold is not None)
         opinions = [

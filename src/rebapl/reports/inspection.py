@@ -20,10 +20,10 @@ from rebapl.evaluation.diversity import diversity_record
 from rebapl.evaluation.tasks import Predicted, bound_to, diversity_on_test, part_labels, predict_part
 from rebapl.evaluation.temperature import fit_temperature
 from rebapl.files import read_json
-from rebapl.posterior import Posterior, Prediction
-from rebapl.runs.backbone import KeptBackbone, LoadBackbone
+from rebapl.posterior import Posterior, Prediction, load_posterior
+from rebapl.runs.backbone import KeptBackbone, LoadBackbone, best_device
 from rebapl.runs.config import RunConfig, data_name
-from rebapl.runs.folder import CONFIG, ENVIRONMENT, LOG, RESULTS, Run, config_from_json, load_trained
+from rebapl.runs.folder import CONFIG, ENVIRONMENT, LOG, RESULTS, Run, config_from_json
 from rebapl.runs.results import DiversityRecord, RunResult, read_result
 from rebapl.sampling import Inference
 from rebapl.sampling.building import build_schedule
@@ -113,7 +113,7 @@ def inspect_run(
     """
     run, config = read_run(folder)
     missing: dict[str, str] = {}
-    load = load or KeptBackbone()
+    load, device = load or KeptBackbone(), best_device(device)
     inference = config.resolved().training.inference
 
     def attempt(what: str, before: str, work: Callable[[], Any]) -> Any:
@@ -126,7 +126,7 @@ def inspect_run(
     posterior: Posterior | None = attempt(
         "posterior",
         "The posterior cannot be loaded",
-        lambda: load_trained(folder, device=device, backbone=backbone or config.backbone_name, load=load),
+        lambda: load_posterior(folder, load(backbone or config.backbone_name, device), device),
     )
     task: Task | None = attempt("data", "The data of this run cannot be read", lambda: config.task(root))
     parts: dict[str, Answered] = {}

@@ -10,6 +10,7 @@ from rebapl.evaluation.scores import base_novel_accuracies
 from rebapl.evaluation.scores import scores as all_scores
 from rebapl.evaluation.tasks import bound_to, part_labels, predict_part
 from rebapl.files import read_json, write_json
+from rebapl.posterior import load_posterior
 from rebapl.reports.tables import Cell, Row, Table
 from rebapl.reproduce import study_figures
 from rebapl.reproduce.comparison import (
@@ -27,8 +28,9 @@ from rebapl.reproduce.comparison import (
 from rebapl.reproduce.paper import from_text, printed
 from rebapl.reproduce.suites import Choice, Suite
 from rebapl.reproduce.target import Context, Product, over_seeds
+from rebapl.runs.backbone import best_device
 from rebapl.runs.config import RunConfig
-from rebapl.runs.folder import load_trained, run_folder
+from rebapl.runs.folder import run_folder
 
 MLE = Choice("maple", "maple", "mle")
 OVERFITTING = ("MaPLe", "MaPLe with as many epochs as ReBaPL", "MaPLe + ReBaPL")
@@ -217,7 +219,7 @@ def _prefix_scores(
     context: Context, config: RunConfig, counts: Sequence[int]
 ) -> dict[str, dict[str, dict[str, float]]]:
     task = config.task(context.root)
-    posterior = load_trained(run_folder(config, context.runs), device=context.device, backbone=config.backbone_name)
+    posterior = load_posterior(run_folder(config, context.runs), config.backbone_name, best_device(context.device))
     inference = config.resolved().training.inference
     assert inference is not None
     per_cycle = inference.samples_per_cycle * inference.chains
