@@ -15,9 +15,9 @@ from PIL import Image
 
 from rebapl.backbones import load_backbone
 from rebapl.backbones.text import clean_class_names
+from rebapl.data.dataset import read_split
 from rebapl.data.images import read_image
-from rebapl.data.own import load_csv
-from rebapl.data.splits import read_split
+from rebapl.data.own_images import load_csv
 from rebapl.errors import UserError
 from rebapl.files import read_json
 from rebapl.learners import build_learner

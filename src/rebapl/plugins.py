@@ -105,8 +105,8 @@ class Registry(Mapping[str, T]):
 
     def find(self, name: str) -> T:
         """The thing of that name; a `UserError` with the nearest name where there is none."""
-        if name not in self:
-            raise unknown(self.what, name, sorted(self.known))
+        if not isinstance(name, str) or name not in self:
+            raise unknown(self.what, str(name), sorted(self.known))
         return self.known[name]
 
     def __getitem__(self, name: str) -> T:

@@ -32,6 +32,17 @@ class SettingError(UserError):
         return SettingError((*outer, *self.path), self.wrong)
 
 
+def refuse(broken: bool, setting: str, wrong: str) -> None:
+    """Refuse a setting, by its dotted name, if a rule is broken.
+
+    >>> refuse(True, "restart.kick", "does nothing here")
+    Traceback (most recent call last):
+    rebapl.settings.SettingError: restart.kick does nothing here
+    """
+    if broken:
+        raise SettingError(tuple(setting.split(".")), wrong)
+
+
 class Settings(BaseModel):
     """The base of all settings.
 
@@ -110,7 +121,7 @@ class OneOf:
         name = values.pop("kind", None)
         if name is None:
             raise SettingError((), f"has no `kind`: name one of {', '.join(kinds)}")
-        if name not in kinds:
+        if not isinstance(name, str) or name not in kinds:
             raise SettingError((), f": {unknown(f'kind of {self.what}', str(name), kinds)}")
         try:
             return kinds[name](**values)
@@ -155,10 +166,14 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
     return {key: _inlined(part, definitions) for key, part in schema.items()}
 
 
+TAGS = ("kind", "name")
+"""What says which algorithm, method or preset the settings beside it belong to."""
+
+
 def overlaid(below: Any, above: Any) -> Any:
     """Join settings: those of `above` replace those of `below`, also within nested mappings.
 
-    If `above` has another `kind` than `below`, nothing of `below` is kept, since its settings belong to that kind.
+    If `above` has another `kind` or `name` than `below`, nothing of `below` is kept, since its settings belong to that.
 
     >>> overlaid({"kind": "fading", "fraction": 1.0}, {"fraction": 0.5})
     {'kind': 'fading', 'fraction': 0.5}
@@ -167,11 +182,12 @@ def overlaid(below: Any, above: Any) -> Any:
     """
     if not isinstance(below, Mapping):
         return above
-    if isinstance(above, str) and "kind" in below:
-        above = {"kind": above}
+    tag = next((tag for tag in TAGS if tag in below), None)
+    if isinstance(above, str) and tag is not None:
+        above = {tag: above}
     if not isinstance(above, Mapping):
         return above
-    if "kind" in above and above["kind"] != below.get("kind", above["kind"]):
+    if tag in above and above[tag] != below[tag]:
         return dict(above)
     return {**below, **{key: overlaid(below.get(key), value) for key, value in above.items()}}
 

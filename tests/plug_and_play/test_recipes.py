@@ -185,8 +185,10 @@ class TestAModelOutsideThisPackage:
 
     def test_repulsion_remembered_the_cycles_before(self, prompt_recipe: dict[str, Any]) -> None:
         assert len(prompt_recipe["repulsion"]) == 2
-        last = prompt_recipe["repulsion"].last
-        assert 0 < last.norm.item() <= 2 * last.usual.item(), "of each at most the usual norm of the loss gradient"
+        state = prompt_recipe["repulsion"].state
+        assert 0 < state["norm"].item() <= 2 * state["usual"].item(), (
+            "of each at most the usual norm of the loss gradient"
+        )
 
     def test_samples_fit_the_data_better_than_the_start(self, prompt_recipe: dict[str, Any]) -> None:
         start = run_prompt_recipe(1)

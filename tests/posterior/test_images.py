@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from rebapl.data.images import read_image, reads_heic
-from rebapl.data.own import dataset_of
+from rebapl.data.own_images import dataset_of
 from rebapl.data.transforms import Preprocessing
 from rebapl.errors import UserError
 from rebapl.posterior import images as module

@@ -13,9 +13,9 @@ from scipy.stats import binomtest, fisher_exact, multivariate_normal
 from rebapl.evaluation.scores import proportion_interval
 from rebapl.reports.tables import Cell
 from rebapl.reproduce import toy
-from rebapl.reproduce.make import PAPER_TARGETS
+from rebapl.reproduce.paper_table import Context
 from rebapl.reproduce.suites import MINI
-from rebapl.reproduce.target import Context
+from rebapl.reproduce.targets import PAPER_TARGETS
 from rebapl.sampling import CyclicalSchedule
 
 NONE, GOOD, TOO_STRONG = toy.SETTINGS

@@ -22,7 +22,7 @@ from drawn_folder import coloured_squares
 from PIL import Image
 from safetensors.torch import load_file
 
-from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import evaluate
 from rebapl.files import write_atomically
@@ -38,11 +38,6 @@ Train = Callable[..., Posterior | None]
 CONFIG = RunConfig(
     "digits", "vpt", "csghmc", backbone="mini", shots=1, epochs=5, test_images=20, inference_settings={"batch": 1}
 )
-
-
-@pytest.fixture(scope="module")
-def encoder() -> DualEncoder:
-    return load_backbone("mini")
 
 
 @pytest.fixture(scope="module")
@@ -407,7 +402,7 @@ def test_a_run_that_was_killed_just_before_its_end_is_tidied(train: Train, tmp_p
 def hold(folder: Path, begun: Any, enough: Any) -> None:
     with alone_in(folder):
         begun.set()
-        enough.wait(60)
+        enough.wait(600)
 
 
 def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
@@ -415,7 +410,7 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
     begun, enough = context.Event(), context.Event()
     other = context.Process(target=hold, args=(tmp_path / "run", begun, enough))
     other.start()
-    assert begun.wait(60)
+    assert begun.wait(600)
     other.kill()
     other.join()
     assert json.loads((tmp_path / ".run.lock").read_text())["process"] == other.pid

@@ -19,7 +19,7 @@ from small_shards import answer_all, draw, place_of, rows_of, save_small, small_
 from tiny_suite import TINY
 
 from rebapl.errors import UserError
-from rebapl.reproduce.make import PAPER_TARGETS
+from rebapl.reproduce.targets import PAPER_TARGETS
 from rebapl.runs import remote
 from rebapl.runs.engine import LocalEngine, run_all
 from rebapl.runs.folder import CHECKPOINT, ERROR

@@ -186,7 +186,7 @@ def test_what_a_training_kept_is_free_before_its_run_is_scored(
     run, score = Training.run, runs_module.evaluate
 
     def watched(training: Training, *given: object) -> Posterior:
-        kept.extend(weakref.ref(each) for each in (training, training.loop, training.loop.passes))  # type: ignore[union-attr]
+        kept.extend(weakref.ref(each) for each in (training, training.loop, training.loop.objective))  # type: ignore[union-attr]
         return run(training, *given)  # type: ignore[arg-type]
 
     def scored(posterior: Posterior, *given: object) -> object:
@@ -276,7 +276,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_its_log_has_no_gap(
 def hold(folder: Path, begun, enough, over) -> None:
     with alone_in(folder):
         begun.set()
-        enough.wait(60)
+        enough.wait(600)
         over.set()
 
 
@@ -285,7 +285,7 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
     begun, enough, over = (context.Event() for _ in range(3))
     other = context.Process(target=hold, args=(tmp_path / "run", begun, enough, over))
     other.start()
-    assert begun.wait(60)
+    assert begun.wait(600)
     with (
         pytest.raises(UserError, match=rf"another process \({other.pid} on .*\) is at work"),
         alone_in(tmp_path / "run"),

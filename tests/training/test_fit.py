@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.backbones import DualEncoder
 from rebapl.data.catalogue import load_dataset
-from rebapl.data.own import dataset_of
+from rebapl.data.own_images import dataset_of
 from rebapl.data.task import Task, load_task, task_of
 from rebapl.errors import UserError
 from rebapl.learners import Learner, build_learner
@@ -21,11 +21,6 @@ from rebapl.training import fit
 
 NAMES = ["cat", "dog"]
 LABELS = [0, 1, 0, 1]
-
-
-@pytest.fixture(scope="module")
-def encoder() -> DualEncoder:
-    return load_backbone("mini")
 
 
 @pytest.fixture(scope="module")

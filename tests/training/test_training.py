@@ -18,11 +18,6 @@ from rebapl.training import ResolvedTraining, Training, fit, resolve_training
 
 
 @pytest.fixture(scope="module")
-def encoder() -> DualEncoder:
-    return load_backbone("mini")
-
-
-@pytest.fixture(scope="module")
 def small(nano: Path) -> DualEncoder:
     """For what does not depend on how well it is learned."""
     return load_backbone(nano)
@@ -192,7 +187,7 @@ def test_the_released_code_compares_augmented_views_and_averages_logits(small: D
     run = Training(task, small, resolve("maple", "rebapl-authors", task, **settings), task.seed)
     chain = run.loop
     assert isinstance(chain, Chain)
-    pool = chain.reference.pool
+    pool = chain.reference.images
     assert pool is not None
     assert torch.equal(pool, torch.cat([chain.batches(step)[0] for step in range(2)])[:6])
     posterior = run.run()

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rebapl.data.dataset import Dataset, Item
 from rebapl.data.fewshot import spread
-from rebapl.data.images import BROKEN, as_rgb, turned_upright, unreadable
+from rebapl.data.images import BROKEN, as_rgb, unreadable
 from rebapl.data.task import Task
 from rebapl.data.transforms import Preprocessing
 from rebapl.data.workers import portions
@@ -80,7 +80,7 @@ def view_of(content: bytes, preprocessing: Preprocessing) -> Tensor:
             image = Image.open(io.BytesIO(content), formats=FORMATS)
             if image.width * image.height > MAX_PIXELS:
                 raise UserError(f"the image has {image.width} × {image.height} pixels: at most {MAX_PIXELS} are read")
-            return preprocessing.centre(as_rgb(turned_upright(image)))
+            return preprocessing.centre(as_rgb(image))
     except UserError:
         raise
     except BROKEN as error:

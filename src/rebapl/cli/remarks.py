@@ -31,7 +31,7 @@ def one_sample(run: Path) -> str:
 def half_remarks(config: RunConfig, root: Path | None) -> list[str]:
     """A line that says which classes of somebody's own photos are learned, if not all of them are."""
     from rebapl.data.catalogue import is_own
-    from rebapl.data.splits import few
+    from rebapl.wording import few
 
     if not is_own(config.data) or config.protocol not in ("base-to-novel", "selection"):
         return []

@@ -26,7 +26,7 @@ def reproduce(
     ] = "paper",
     list_: Annotated[bool, typer.Option("--list", help="Name the targets and stop.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the runs, which data are missing, and an estimate of the time here.")
+        bool, typer.Option("--dry-run", help="Show the runs, which of them are done, and which data are missing.")
     ] = False,
     root: Annotated[Path | None, typer.Option(help="Folder of the data sets; else $REBAPL_DATA.")] = None,
     backbone: Annotated[str | None, typer.Option(help="Another backbone: a folder or a hub id.")] = None,
@@ -62,10 +62,9 @@ def reproduce(
     from rebapl.cli.live import LiveRuns
     from rebapl.evaluation.scores import check_hm_convention
     from rebapl.reports.results import short_value
-    from rebapl.reproduce.estimate import measured_pace
-    from rebapl.reproduce.make import PAPER_TARGETS, chosen, make_target, planned
-    from rebapl.reproduce.target import Context
-    from rebapl.runs.backbone import best_device
+    from rebapl.reproduce.make import make_target, planned
+    from rebapl.reproduce.paper_table import Context
+    from rebapl.reproduce.targets import PAPER_TARGETS, chosen
     from rebapl.runs.engines import EngineOptions
     from rebapl.runs.jobs import Job
 
@@ -87,16 +86,13 @@ def reproduce(
         inference=inference,
     )
     if dry_run:
-        here = measured_pace(selected.backbone, (parse_names(device) or [best_device()])[0])
-        table, each = planned(targets, selected, runs, root, here)
-        for one in each:
-            config, state = one.config, "done" if one.done else f"{one.seconds:.0f} s"
+        table, configs = planned(targets, selected, runs, root)
+        for config, done in configs:
             transfers = "" if config.protocol == "base-to-novel" else f" {config.protocol}"
             settings = {**({"epochs": config.epochs} if config.epochs else {}), **config.inference_settings}
             extra = "".join(f" {key}={short_value(value)}" for key, value in settings.items())
-            print(
-                f"{config.data}{transfers} {config.method} · {config.inference_name}{extra} seed {config.seed}: {state}"
-            )
+            how = f"{config.method} · {config.inference_name}{extra}"
+            print(f"{config.data}{transfers} {how} seed {config.seed}: {'done' if done else 'to do'}")
         print_table(table)
         return
     where = EngineOptions(
@@ -106,14 +102,14 @@ def reproduce(
     folder = out or Path("reproduced") / selected.name
     for target in targets:
         try:
-            configs = target.runs(selected)
+            needed = target.runs(selected)
         except UserError as error:
             if "all" not in what:
                 raise
             print(f"{target.name}: left out, {error}")
             continue
         print(f"{target.name}: {target.what}", file=sys.stderr)
-        with LiveRuns([Job.of(config, runs, root=root) for config in configs]) as live:
+        with LiveRuns([Job.of(config, runs, root=root) for config in needed]) as live:
             product = make_target(target, context, folder, engine=where, on_event=live.show)
         for made in product.tables.values():
             print_table(made)

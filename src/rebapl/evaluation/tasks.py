@@ -12,7 +12,7 @@ import torch
 from rebapl.data.batches import LabelledImages
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.fewshot import spread
-from rebapl.data.own import is_flat, load_flat_folder
+from rebapl.data.own_images import is_flat, load_flat_folder
 from rebapl.data.task import TARGETS, Part, Task, split_of
 from rebapl.data.workers import portions
 from rebapl.errors import UserError

@@ -13,7 +13,8 @@ import torch
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
 from rebapl.learners.base import Learner
-from rebapl.learners.recipes import Recipe, Recipes, read_recipes, recipes_of
+from rebapl.learners.recipes import Recipe, read_recipes, recipe_at
+from rebapl.origins import SettingsFile
 from rebapl.plugins import Registry
 from rebapl.settings import SettingError, Settings
 
@@ -25,12 +26,15 @@ LearnerClass = TypeVar("LearnerClass", bound=type[Learner[Any]])
 
 @dataclass(frozen=True)
 class Method:
-    """A registered method: the class of its learner, the class of its settings, and how it was published."""
+    """A registered method: the class of its learner, the class of its settings, and its file of recipes if it has one.
+
+    A learner without such a file has the same `recipe` everywhere.
+    """
 
     name: str
     learner: type[Learner[Any]]
     config: type[Settings]
-    recipes: Recipes
+    recipes: SettingsFile | None = None
 
     @property
     def about(self) -> str:
@@ -54,6 +58,12 @@ class Method:
                 raise UserError(f"method '{self.name}' has no settings, but {', '.join(given)} was given") from None
             raise error.below("method") from None
 
+    def published(self, protocol: str, dataset: str, shots: int | None = None) -> tuple[dict[str, Any], Recipe]:
+        """The settings that differ from its defaults there, and the recipe."""
+        if self.recipes is None:
+            return {}, self.learner.recipe
+        return recipe_at(self.recipes, protocol, dataset, shots)
+
 
 METHODS: Registry[Method] = Registry("method", "rebapl.learners")
 """All methods by name, those of installed plugins included."""
@@ -75,9 +85,19 @@ def register(
         other = vars(learner).get("registered_as")
         if other not in (None, name):
             raise UserError(f"{_identity(learner)} is registered as '{other}' already: a class has one name")
-        found = _find_recipes(name, learner, config, recipes)
-        learner.registered_as, learner.recipe = name, found.published("", "")[1]
-        METHODS.known[name] = Method(name, learner, config, found)
+        path = Path(recipes) if recipes is not None else FOLDER / f"{name}.yaml"
+        if recipes is None and not path.is_file():
+            if not isinstance(getattr(learner, "recipe", None), Recipe):
+                raise UserError(
+                    f"method '{name}' has no recipe: give {_identity(learner)} an attribute such as recipe = "
+                    f"Recipe(lr=0.002, epochs=50, batch=32), or the path of a recipe file, register({name!r}, …, "
+                    "recipes=path)"
+                )
+            method = Method(name, learner, config)
+        else:
+            method = Method(name, learner, config, read_recipes(path, config))
+        learner.registered_as, learner.recipe = name, method.published("", "")[1]
+        METHODS.known[name] = method
         return learner
 
     return add
@@ -85,19 +105,6 @@ def register(
 
 def _identity(learner: type) -> str:
     return f"{learner.__module__}.{learner.__qualname__}"
-
-
-def _find_recipes(name: str, learner: type[Learner[Any]], config: type[Settings], path: Path | str | None) -> Recipes:
-    packaged = FOLDER / f"{name}.yaml"
-    if path is not None or packaged.is_file():
-        return read_recipes(packaged if path is None else Path(path), config)
-    recipe = getattr(learner, "recipe", None)
-    if not isinstance(recipe, Recipe):
-        raise UserError(
-            f"method '{name}' has no recipe: give {_identity(learner)} an attribute such as recipe = Recipe(lr=0.002, "
-            f"epochs=50, batch=32), or the path of a recipe file, register({name!r}, …, recipes=path)"
-        )
-    return recipes_of(recipe)
 
 
 def resolve_method(method: str, settings: Mapping[str, Any] | Settings | None = None) -> Settings:
@@ -135,7 +142,7 @@ def published(method: str, protocol: str, dataset: str, shots: int | None = None
     >>> [published("coop", "few-shot", "digits", shots)[1].epochs for shots in (1, 4, 16, None)]
     [50, 100, 200, 200]
     """
-    return METHODS.find(method).recipes.published(protocol, dataset, shots)
+    return METHODS.find(method).published(protocol, dataset, shots)
 
 
 def earlier_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,13 +5,13 @@ The card says what the posterior is, how to use it, its scores, its limits and i
 
 from __future__ import annotations
 
-import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rebapl import __version__
+from rebapl.backbones.hub import is_hub_id
 from rebapl.errors import UserError, printable
 from rebapl.files import write_atomically
 from rebapl.posterior.storage import MANIFEST, SAMPLES, one_line, save_posterior
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 SCORES = {"accuracy": "accuracy (%) ↑", "nll": "NLL ↓", "ece": "ECE (%) ↓"}
 TASK = "image-classification"
 
@@ -92,9 +91,9 @@ def write_for_hub(
 ) -> Path:
     """Write the folder that is uploaded: the posterior, and its card as `README.md`. See `Posterior.push_to_hub`."""
     name = posterior.learner.encoder.name if backbone is None else backbone
-    if not _HUB_ID.fullmatch(repository):
+    if not is_hub_id(repository, revision=False):
         raise UserError(f"'{repository}' is no name of a repository: write somebody/name, as in 'somebody/digits'")
-    if name != "mini" and not _HUB_ID.fullmatch(name):
+    if name != "mini" and not is_hub_id(name, revision=False):
         raise UserError(
             f"others cannot load the backbone '{name}': give the hub id where they find it (backbone='somebody/clip', "
             f"or --backbone somebody/clip)"

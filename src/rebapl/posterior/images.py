@@ -18,7 +18,6 @@ from rebapl.data.images import (
     as_rgb,
     read_image,
     said_of_endings,
-    turned_upright,
     unreadable,
     walk_images,
 )
@@ -100,7 +99,7 @@ def _centre(picture: Unread, name: str, preprocessing: Preprocessing) -> Tensor:
     try:
         if 0 in picture.size:
             raise ValueError("it has no pixels")
-        return preprocessing.centre(as_rgb(turned_upright(picture)))
+        return preprocessing.centre(as_rgb(picture))
     except BROKEN as error:
         raise unreadable(name, error) from error
 

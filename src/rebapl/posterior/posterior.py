@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rebapl.backbones import Dtype, DualEncoder, clean_class_names
-from rebapl.data.splits import refuse_repeats
+from rebapl.data.dataset import refuse_repeats
 from rebapl.errors import UserError
 from rebapl.learners import Learner
 from rebapl.posterior.fitting import PRIOR, EarlierWeights, choose_conformal, choose_threshold, stacking_weights

@@ -22,7 +22,7 @@ from rebapl.randomness import generator
 from rebapl.reports.style import save_for_paper
 from rebapl.reports.tables import Cell, Row, Table
 from rebapl.reproduce import toy_figures
-from rebapl.reproduce.target import Context, Product
+from rebapl.reproduce.paper_table import Context, Product
 from rebapl.repulsion import Absolute, Inverse, Repulsion, kick, weights
 from rebapl.repulsion.repulsion import Stage
 from rebapl.sampling import SGLD, CyclicalSchedule

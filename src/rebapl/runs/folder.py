@@ -21,6 +21,7 @@ from rebapl.backbones import load_backbone
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.folds import ALL
 from rebapl.data.identity import changes, recorded_images, touched
+from rebapl.data.images import NO_IMAGES
 from rebapl.data.task import TARGETS, target_splits
 from rebapl.errors import UserError
 from rebapl.evaluation.diversity import diversity_record
@@ -145,7 +146,7 @@ def train_run(
     if is_trained(config, out) and not Checkpoints(out / CHECKPOINT).there():
         return None
     device = best_device(device)
-    task = config.task(root)
+    task = config.task(root, keep_split=True)
     with _alone(out, wait=wait):
         if is_trained(config, out):
             _remove_unfinished(out)  # whoever trained it was killed before
@@ -191,7 +192,7 @@ def train_cycle(
     """
     if is_trained(config, out) or cycle_file(out, cycle).exists():
         return
-    device, task, folder = best_device(device), config.task(root), cycle_folder(out, cycle)
+    device, task, folder = best_device(device), config.task(root, keep_split=True), cycle_folder(out, cycle)
     with alone_in(folder, wait=wait):
         if cycle_file(out, cycle).exists():
             return
@@ -206,6 +207,7 @@ def train_cycle(
 
 def _write_config(config: RunConfig, resolved: ResolvedRun, out: Path) -> None:
     write_json(out / CONFIG, {**config_as_json(config), "hash": resolved.hash(), "resolved": resolved.plain()})
+    (out / NO_IMAGES).touch()  # a run among the photos that it learns from is no class
 
 
 @contextlib.contextmanager
@@ -422,7 +424,7 @@ def data_changes(config: RunConfig, out: Path) -> str | None:
     if begun_with == config.resolved().data and not touched(recorded, path if path.is_dir() else path.parent):
         return None
     whole = config.fold is not None
-    dataset = load_dataset(config.data, split=config.split, template=config.template, keep_split=False, whole=whole)
+    dataset = load_dataset(config.data, split=config.split, template=config.template, whole=whole)
     return changes(recorded, dataset)
 
 

@@ -25,7 +25,6 @@ from rebapl.data.catalogue import load_dataset
 from rebapl.data.checking import broken_images
 from rebapl.data.dataset import Dataset
 from rebapl.data.folds import ALL, folds_for
-from rebapl.data.splits import few
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import bound_to, part_labels, predict_part, prediction_scores
 from rebapl.files import write_atomically
@@ -42,6 +41,7 @@ from rebapl.runs.folder import CONFIG, POSTERIOR, RESULTS, data_changes, is_trai
 from rebapl.runs.jobs import Job, OnEvent, check_outcomes
 from rebapl.runs.lock import alone_in
 from rebapl.runs.results import PartScores, RunResult, write_result
+from rebapl.wording import few
 
 FULL_SHOTS = 8
 """With fewer images per class, a training has more epochs, so that it takes as many steps as it would with so many."""
