@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
@@ -32,15 +32,14 @@ class SettingError(UserError):
         return SettingError((*outer, *self.path), self.wrong)
 
 
-def refuse(broken: bool, setting: str, wrong: str) -> None:
-    """Refuse a setting, by its dotted name, if a rule is broken.
+def refuse(setting: str, wrong: str) -> NoReturn:
+    """Refuse a setting, by its dotted name, for a rule that other settings make.
 
-    >>> refuse(True, "restart.kick", "does nothing here")
+    >>> refuse("restart.kick", "does nothing here")
     Traceback (most recent call last):
     rebapl.settings.SettingError: restart.kick does nothing here
     """
-    if broken:
-        raise SettingError(tuple(setting.split(".")), wrong)
+    raise SettingError(tuple(setting.split(".")), wrong)
 
 
 class Settings(BaseModel):
