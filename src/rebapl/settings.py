@@ -281,22 +281,17 @@ def _members(model: type[Settings], name: str) -> tuple[Any, ...]:
 
 def _no_such(name: str, model: type[Settings]) -> str:
     accepted = list(model.model_fields)
-    deeper = next((path for path in _paths(model) if path.rpartition(".")[2] == name), None)
-    near = [deeper] if deeper else difflib.get_close_matches(name, accepted, n=1)
+    deeper = [path for path in _paths(model) if path.endswith(f".{name}")]
+    near = sorted(deeper, key=lambda path: path.count("."))[:1] or difflib.get_close_matches(name, accepted, n=1)
     hint = f", did you mean '{near[0]}'?" if near else " here."
     return f": there is no such setting{hint} Accepted: {', '.join(accepted) or 'none'}"
 
 
 def _paths(model: type[Settings], before: str = "") -> Iterator[str]:
-    """The dotted names of all settings inside others, the least nested first."""
-    inner: list[tuple[str, type[Settings]]] = []
+    """The dotted names of all settings, also of those inside others."""
     for name, field in model.model_fields.items():
+        yield f"{before}{name}"
         kinds = [kind for each in field.metadata if isinstance(each, OneOf) for kind in each.kinds.values()]
-        members = [*kinds, field.annotation, *getattr(field.annotation, "__args__", ())]
-        inner += [
-            (f"{before}{name}.", each) for each in members if isinstance(each, type) and issubclass(each, Settings)
-        ]
-    for path, each in inner:
-        yield from (f"{path}{name}" for name in each.model_fields)
-    for path, each in inner:
-        yield from _paths(each, path)
+        for each in {*kinds, field.annotation, *getattr(field.annotation, "__args__", ())}:
+            if isinstance(each, type) and issubclass(each, Settings):
+                yield from _paths(each, f"{before}{name}.")
