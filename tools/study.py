@@ -308,7 +308,7 @@ def config(
     longer: int = 1,
     opening: str | None = None,
 ) -> RunConfig:
-    """The run of a setting on a task, with so many times `longer` cycles; `opening` as in `Setting`."""
+    """The run of a setting on a task, with cycles that are `longer` times as long; `opening` as in `Setting`."""
     learner = "zero-shot" if name == "zero-shot" else method
     epochs = longer * published(method, "base-to-novel", task)[1].epochs
     lengths = {key: max(1, round(share * epochs)) for key, share in setting.shares.items()}
@@ -719,7 +719,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where records.json and table.md go")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--device", help="cpu, cuda …")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so many")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop when they have passed")
     parser.add_argument("--records", type=Path, help="records of an earlier call: shown, or not run again")
     asked = parser.parse_args()
     if asked.what == "show":

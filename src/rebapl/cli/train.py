@@ -115,7 +115,7 @@ def train(
     from rebapl.backbones import find_backbone
     from rebapl.cli.console import RunProgress
     from rebapl.cli.live import LiveRuns
-    from rebapl.reports.base_novel import scores_table
+    from rebapl.reports.results import scores_table
     from rebapl.runs.config_file import build_config, gather_settings
     from rebapl.runs.engines import EngineOptions
     from rebapl.runs.folder import is_trained
