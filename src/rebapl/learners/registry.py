@@ -68,8 +68,26 @@ class Method:
         return recipe_at(self.recipes, protocol, dataset, shots)
 
 
-METHODS: Registry[Method] = Registry("method", "rebapl.learners")
-"""All methods by name, those of installed plugins included."""
+PACKAGED = {
+    "zero-shot": "zero_shot",
+    "coop": "coop",
+    "cocoop": "cocoop",
+    "vpt": "vpt",
+    "ivlp": "ivlp",
+    "maple": "maple",
+    "promptsrc": "promptsrc",
+    "mmrl": "mmrl",
+    "mmrl++": "mmrl_plus",
+    "proda": "proda",
+    "bpl": "bayesian",
+    "app": "adaptable_prompts",
+}
+"""The methods of this package, and their files."""
+
+METHODS: Registry[Method] = Registry(
+    "method", "rebapl.learners", {name: f"{__package__}.{module}" for name, module in PACKAGED.items()}
+)
+"""All methods by name, those of installed plugins included. The file of a method is imported when it is looked up."""
 
 
 def register(
@@ -82,7 +100,8 @@ def register(
     """
 
     def add(learner: LearnerClass) -> LearnerClass:
-        taken = METHODS.known.get(name)
+        elsewhere = METHODS.packaged.get(name, learner.__module__) != learner.__module__
+        taken = METHODS[name] if elsewhere else METHODS.known.get(name)
         if taken is not None and _identity(taken.learner) != _identity(learner):
             raise UserError(f"method '{name}' is {_identity(taken.learner)} already: choose another name")
         other = vars(learner).get("registered_as")
