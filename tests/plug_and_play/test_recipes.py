@@ -36,7 +36,7 @@ def run(program: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def learner_recipe() -> Iterator[dict[str, Any]]:
-    before = dict(METHODS.known)
+    before = dict(METHODS)
     yield run("\n".join(blocks("A learner of your own")))
     METHODS.known.clear()
     METHODS.known.update(before)
