@@ -25,10 +25,10 @@ from rebapl.evaluation.scores import scores
 from rebapl.evaluation.tasks import Predicted, bound_to, diversity_on_test, part_labels, predict_part
 from rebapl.evaluation.temperature import fit_temperature
 from rebapl.files import read_json
-from rebapl.posterior import Posterior, Prediction
-from rebapl.runs.backbone import KeptBackbone, LoadBackbone
+from rebapl.posterior import Posterior, Prediction, load_posterior
+from rebapl.runs.backbone import KeptBackbone, LoadBackbone, best_device
 from rebapl.runs.config import RunConfig, data_name
-from rebapl.runs.folder import CONFIG, ENVIRONMENT, LOG, RESULTS, Run, config_from_json, load_trained
+from rebapl.runs.folder import CONFIG, ENVIRONMENT, LOG, RESULTS, Run, config_from_json
 from rebapl.runs.results import DiversityRecord, RunResult, read_result
 from rebapl.sampling import Inference
 from rebapl.sampling.optimizers import build_schedule
@@ -144,8 +144,8 @@ class InspectedRun:
 
     @attempted("The posterior cannot be loaded")
     def posterior(self) -> Posterior:
-        backbone = self.backbone or self.config.backbone_name
-        return load_trained(self.run.folder, device=self.device, backbone=backbone, load=self.load)
+        device = best_device(self.device)
+        return load_posterior(self.run.folder, self.load(self.backbone or self.config.backbone_name, device), device)
 
     @attempted("The data of this run cannot be read")
     def task(self) -> Task:

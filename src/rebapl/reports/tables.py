@@ -125,13 +125,11 @@ def mark_column(rows: Sequence[list[Cell | str]], column: int, better: Callable[
     >>> [row[0].best for row in rows]
     [True, True, False, False]
     """
-    known = [
-        (row, cell, cell.value) for row in rows if isinstance(cell := row[column], Cell) and cell.value is not None
-    ]
-    if known:
-        best = better(round(value, known[0][1].digits) for _, _, value in known)
-        for row, cell, value in known:
-            row[column] = replace(cell, best=round(value, known[0][1].digits) == best)
+    cells = [(row, cell) for row in rows if isinstance(cell := row[column], Cell) and cell.value is not None]
+    if cells:
+        values = [round(cell.value or 0.0, cells[0][1].digits) for _, cell in cells]
+        for (row, cell), value in zip(cells, values, strict=True):
+            row[column] = replace(cell, best=value == better(values))
 
 
 @dataclass(frozen=True)
