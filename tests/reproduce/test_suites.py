@@ -170,4 +170,5 @@ def test_spread_samples_predict_as_they_do_together() -> None:
     part = TINY.config("digits", Choice("maple", "maple"), 1).task().tests["base"]
     whole = random_posterior(encoder, part.class_names, part.dataset.template, 3)
     views = LabelledImages(part.dataset, part.items[:4]).views(encoder.preprocessing)
-    torch.testing.assert_close(whole.spread(["cpu", "cpu"]).probabilities(views), whole.probabilities(views))
+    both = (each.predict_views(views).probabilities for each in (whole.spread(["cpu", "cpu"]), whole))
+    torch.testing.assert_close(*both)

@@ -123,7 +123,7 @@ def _prediction_times(context: Context) -> dict[str, Sequence[Scores]]:
     times: dict[str, Sequence[Scores]] = {}
     for row, count in {"maple": 1, **{str(count): count for count in suite.latency_cycles}}.items():
         posterior = random_posterior(encoder, part.class_names, part.dataset.template, count)
-        alone = milliseconds(lambda: posterior.probabilities(views), suite.repeats, devices[0])  # noqa: B023
+        alone = milliseconds(lambda: posterior.predict_views(views), suite.repeats, devices[0])  # noqa: B023
         spread = _spread_times(posterior, views, devices, suite.repeats) if len(devices) > 1 else [None] * len(alone)
         times[row] = [{"one": one, "spread": several} for one, several in zip(alone, spread, strict=True)]
     return times
@@ -134,7 +134,7 @@ def _spread_times(posterior: Posterior, views: Tensor, devices: Sequence[str], r
     if devices[0] == "cpu":
         torch.set_num_threads(1)  # a thread per worker, not per core in each
     try:
-        return milliseconds(lambda: spread.probabilities(views), repeats, devices[0])
+        return milliseconds(lambda: spread.predict_views(views), repeats, devices[0])
     finally:
         torch.set_num_threads(threads)
 
