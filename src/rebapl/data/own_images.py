@@ -124,11 +124,11 @@ def load_folder(
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder of images")
-    aside = sorted(path.name for path in folder.iterdir() if _is_visible_folder(path) and is_set_aside(path))
-    if keep_split and aside:
-        _log.warning(
-            "%s: passed over, since %s in them says that they hold no images: %s", folder, NO_IMAGES, few(aside)
-        )
+    if keep_split:
+        aside = sorted(path.name for path in folder.iterdir() if _is_visible_folder(path) and is_set_aside(path))
+        if aside:
+            said = "%s: passed over, since %s in them says that they hold no images: %s"
+            _log.warning(said, folder, NO_IMAGES, few(aside))
     if is_split(folder):
         splits = _split_folders(folder) if split is None else read_split(named_split(folder, split))
     else:
