@@ -14,8 +14,8 @@ from huggingface_hub import HfApi, constants
 from methods import CASES
 
 from rebapl.data.batches import LabelledImages
-from rebapl.runs.folder import complete_run
-from rebapl.training.tracking import TRACKERS
+from rebapl.runs.run import run
+from rebapl.training.log import TRACKERS
 
 PAGE = (Path(__file__).parents[1] / "docs/sharing.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
@@ -62,7 +62,7 @@ def test_a_tracker_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setattr(TRACKERS, "known", dict(TRACKERS.known))
     exec(compile(block("register_tracker"), "docs/sharing.md", "exec"), {})
-    complete_run(small_run.CONFIG.changed(method="coop", test_images=10), tmp_path / "x", device="cpu", track=["wandb"])
+    run(small_run.CONFIG.changed(method="coop", test_images=10), tmp_path / "x", device="cpu", track=["wandb"])
     assert [each["id"] for each in began] == ["x", "x"]
     assert began[0]["config"]["method.name"] == "coop"
     assert rows == [0]

@@ -17,7 +17,7 @@ from rebapl.evaluation.tasks import bound_to, part_labels, predict_part
 from rebapl.files import read_json, write_json
 from rebapl.reports.tables import Cell
 from rebapl.runs.folder import load_trained
-from rebapl.runs.jobs import Job
+from rebapl.runs.run import Job
 from rebapl.sampling.settings import Inference
 
 ROOT = Path(__file__).parents[1]

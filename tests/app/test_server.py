@@ -36,7 +36,8 @@ from rebapl.errors import UserError
 from rebapl.posterior import Posterior, save_posterior
 from rebapl.posterior.answers import Asked, answer_files
 from rebapl.posterior.prediction import Conformal, Threshold
-from rebapl.runs.folder import load_trained, train_run
+from rebapl.runs.folder import load_trained
+from rebapl.runs.run import run as do_run
 
 NAMES = ["cat", "dog", "zero"]
 
@@ -45,7 +46,7 @@ NAMES = ["cat", "dog", "zero"]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With prediction sets that hold all classes."""
     folder = tmp_path_factory.mktemp("serve")
-    train_run(CONFIG, folder / "run", device="cpu")
+    do_run(CONFIG, folder / "run", device="cpu", score=False)
     trained = load_trained(folder / "run", device="cpu")
     names = tuple(trained.class_names)
     every = Conformal(0.9, 1.0, "probabilities", names, images=20, size=float(len(names)))

@@ -20,7 +20,7 @@ from rebapl import __version__
 from rebapl.cli.commands import app, main
 from rebapl.errors import UserError
 from rebapl.learners import METHODS
-from rebapl.runs.jobs import Job
+from rebapl.runs.run import Job
 from rebapl.sampling import PRESETS
 from rebapl.training.checkpoint import load_checkpoint
 
@@ -136,7 +136,7 @@ def test_one_run_that_fails_ends_with_1_and_names_the_traceback(
 ) -> None:
     (tmp_path / "run.yaml").write_text(SMALL)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rebapl.runs.folder.Training.run", lambda *_: 1 / 0)
+    monkeypatch.setattr("rebapl.runs.run.Training.run", lambda *_: 1 / 0)
     assert ending(monkeypatch, "run", "run.yaml") == 1
     shown = capsys.readouterr().err
     assert "ZeroDivisionError" in shown

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from rebapl.cli import completion, console
 from rebapl.cli.commands import app
-from rebapl.cli.console import PlainSteps, StepProgress
+from rebapl.cli.progress import PlainSteps, StepProgress
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.published import PUBLISHED
 from rebapl.learners import METHODS

@@ -4,11 +4,12 @@ import io
 from pathlib import Path
 
 import pytest
+from rebapl.cli.live import LiveRuns
 from rich.console import Console
 from small_jobs import jobs, tiny
 
-from rebapl.cli.live import LiveRuns
-from rebapl.runs.jobs import Ended, Failure, Job, Outcome, Retried, Started, Stepped
+from rebapl.runs.engine import Ended, Failure, Outcome, Retried, Started, Stepped
+from rebapl.runs.run import Job
 
 DIED = Failure("worker died", "the process was lost")
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from rebapl.errors import UserError
-from rebapl.runs.engine import LocalEngine, run_all
-from rebapl.runs.jobs import Ended, Event, Started
+from rebapl.runs.engine import Ended, Event, LocalEngine, Started
 from rebapl.runs.results import read_result
+from rebapl.runs.run import run_all
 
 PAGE = Path(__file__).parents[2] / "docs" / "engine.md"
 

@@ -21,8 +21,9 @@ from rebapl.posterior import Conformal
 from rebapl.reports.html import report_html, write_report
 from rebapl.reports.inspection import Inspected, inspect_run
 from rebapl.reports.paired import compare, paired_scores
-from rebapl.runs.folder import RunConfig, complete_run, train_run
+from rebapl.runs.config import RunConfig
 from rebapl.runs.results import read_result
+from rebapl.runs.run import run
 
 EVIL = 'a<script>alert("1")<!--&'
 
@@ -31,11 +32,15 @@ EVIL = 'a<script>alert("1")<!--&'
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs: `two` samples, scored; `other`, of another seed and kind; `photos` of a class with an evil name."""
     folder = tmp_path_factory.mktemp("report")
-    complete_run(CONFIG, folder / "two", device="cpu")
-    train_run(CONFIG.changed(method="zero-shot", inference=None, inference_settings={}, epochs=None), folder / "other")
+    run(CONFIG, folder / "two", device="cpu")
+    run(
+        CONFIG.changed(method="zero-shot", inference=None, inference_settings={}, epochs=None),
+        folder / "other",
+        score=False,
+    )
     class_folders(folder / "data", **{EVIL: 8, "plain": 8})
     photos = RunConfig(str(folder / "data"), "zero-shot", protocol="few-shot", backbone="mini", shots=2)
-    train_run(photos, folder / "photos", device="cpu")
+    run(photos, folder / "photos", device="cpu", score=False)
     return folder
 
 

@@ -12,7 +12,8 @@ from rebapl.cli.commands import app
 from rebapl.errors import UserError
 from rebapl.runs.config import RunConfig
 from rebapl.runs.config_file import KEYS, build_config, merged, read_config_file, read_words
-from rebapl.runs.folder import config_from_json, run_folder, train_run
+from rebapl.runs.folder import config_from_json, run_folder
+from rebapl.runs.run import run as do_run
 from rebapl.sampling.presets import PRESETS, Value
 from rebapl.yaml_files import parse_yaml
 
@@ -162,7 +163,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         inference_settings={"cycles": 2, "batch": 5, "sampler.temperature": 0.5},
     )
     folder = run_folder(config, tmp_path_factory.mktemp("runs"))
-    assert train_run(config, folder, device="cpu")
+    assert do_run(config, folder, device="cpu", score=False)
     return folder
 
 

@@ -17,10 +17,21 @@ import torch
 from rebapl import backbones
 from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.errors import UserError
-from rebapl.runs.backbone import KeptBackbone
-from rebapl.runs.engine import LocalEngine, _steps_through, run_all, work
-from rebapl.runs.folder import CHECKPOINT, ERROR, RESULTS, RunConfig, run_folder
-from rebapl.runs.jobs import Ended, Event, Job, Retried, Started, Stepped, check_outcomes
+from rebapl.runs.config import RunConfig
+from rebapl.runs.engine import (
+    Ended,
+    Event,
+    LocalEngine,
+    Retried,
+    Started,
+    Stepped,
+    _steps_through,
+    check_outcomes,
+    work,
+)
+from rebapl.runs.folder import CHECKPOINT, ERROR, RESULTS, run_folder
+from rebapl.runs.machine import KeptBackbone
+from rebapl.runs.run import Job, run_all
 
 
 def tiny(**changes) -> RunConfig:
@@ -152,7 +163,7 @@ def test_the_traceback_is_kept_and_named_until_the_run_succeeds(
 ) -> None:
     folder = run_folder(tiny(), tmp_path)
     with monkeypatch.context() as broken:
-        broken.setattr("rebapl.runs.folder.Training.run", lambda *_: 1 / 0)
+        broken.setattr("rebapl.runs.run.Training.run", lambda *_: 1 / 0)
         with pytest.raises(UserError, match=r"ZeroDivisionError: division by zero \(the traceback is in .*error.txt\)"):
             run_all([tiny(), tiny(seed=2)], tmp_path, engine=CPU)
     kept = (folder / ERROR).read_text()
@@ -169,7 +180,7 @@ def test_too_little_memory_is_tried_once_more(tmp_path: Path, monkeypatch: pytes
         tried.append(1)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr("rebapl.runs.folder.Training.run", too_large)
+    monkeypatch.setattr("rebapl.runs.run.Training.run", too_large)
     (outcome,) = LocalEngine(["cpu"]).run([Job.of(tiny(), tmp_path)])
     assert outcome.failure is not None
     assert (outcome.failure.kind, outcome.attempts, len(tried)) == ("out of memory", 2, 2)

@@ -29,8 +29,10 @@ from rebapl.files import write_atomically
 from rebapl.interruption import Interrupted
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.runs import lock
-from rebapl.runs.folder import CHECKPOINT, RunConfig, evaluate_run, load_trained, train_run
+from rebapl.runs.config import RunConfig
+from rebapl.runs.folder import CHECKPOINT, load_trained
 from rebapl.runs.lock import alone_in
+from rebapl.runs.run import evaluate_run, run
 from rebapl.sampling import Chain
 from rebapl.training.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
 
@@ -48,7 +50,7 @@ def encoder() -> DualEncoder:
 @pytest.fixture(scope="module")
 def train(encoder: DualEncoder) -> Train:
     def call(config: RunConfig, out: Path, **more: Any) -> Posterior | None:
-        return train_run(config, out, device="cpu", load=lambda *_: encoder, **more)
+        return run(config, out, device="cpu", load=lambda *_: encoder, **more, score=False)
 
     return call
 
@@ -86,7 +88,7 @@ def stopped_at(train: Train, out: Path, step: int) -> Path:
 def test_a_run_that_is_killed_at_twenty_moments_equals_one_that_is_not(
     train: Train, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rebapl.training.keeping.CHECKPOINT_SECONDS", 0.01)
+    monkeypatch.setattr("rebapl.training.checkpoint.CHECKPOINT_SECONDS", 0.01)
     context, moments, kills = multiprocessing.get_context("fork"), random.Random(14), 0
     out = tmp_path / "run"
     for _ in range(60):
@@ -268,7 +270,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_leaves_the_last_good_chec
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checkpoints are written at every step here, also in the steps between the break and its discovery."""
-    monkeypatch.setattr("rebapl.training.keeping.CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr("rebapl.training.checkpoint.CHECKPOINT_SECONDS", 0)
     out, step = tmp_path / "run", Chain.step
 
     def breaks(chain: Chain) -> None:

@@ -15,9 +15,8 @@ from rebapl.errors import UserError
 from rebapl.posterior.answers import Asked
 from rebapl.runs import shards as module
 from rebapl.runs.answer_file import write_answers
-from rebapl.runs.engine import LocalEngine
+from rebapl.runs.engine import Event, LocalEngine, Retried, Started, Stepped, check_outcomes, work_from_json
 from rebapl.runs.folder import load_trained
-from rebapl.runs.jobs import Event, Retried, Started, Stepped, check_outcomes, work_from_json
 from rebapl.runs.shards import Shard, conclude
 
 

@@ -75,13 +75,13 @@ def bench(
     """Time training steps and answers on this machine, beside the same work done the obvious way."""
     from dataclasses import replace
 
-    from rebapl.cli.console import StepProgress, print_table
+    from rebapl.cli.progress import StepProgress, print_table
     from rebapl.files import refuse_unwritable, write_atomically, write_json
     from rebapl.reports.style import PAPER_FONTS, save_figure
     from rebapl.reproduce.bench import Effort, measure
     from rebapl.reproduce.bench_records import Measured
     from rebapl.reproduce.bench_tables import bench_tables, growth_figure
-    from rebapl.runs.backbone import best_device
+    from rebapl.runs.machine import best_device
 
     files, parts = export or [], parse_names(what) or []
     numbers = [file for file in files if file.suffix == ".json"]

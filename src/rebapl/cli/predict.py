@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from rebapl.cli.completion import runs
-from rebapl.cli.engine_options import Address, CpusPerRun, GpusPerRun, Jobs, Partition, Time
+from rebapl.cli.engine_options import EngineOption, Jobs, engine_of
 from rebapl.cli.remarks import NAMED, counted, one_sample
 from rebapl.cli.values import QuietOption, given_class_names, parse_names
 from rebapl.errors import UserError, printable, unknown
 
 if TYPE_CHECKING:
-    from rebapl.cli.console import StepProgress
+    from rebapl.cli.progress import StepProgress
     from rebapl.posterior.records import Record
 
 PIPE = Path("-")
@@ -97,11 +97,7 @@ def predict(
         ),
     ] = None,
     jobs: Jobs = None,
-    address: Address = None,
-    partition: Partition = None,
-    time: Time = None,
-    cpus_per_run: CpusPerRun = None,
-    gpus_per_run: GpusPerRun = None,
+    engine_option: EngineOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Predict images with all samples of a run, and say how sure they are.
@@ -109,7 +105,7 @@ def predict(
     An image that cannot be read is named and skipped; its row says why.
     """
     from rebapl.cli.answers import as_table
-    from rebapl.cli.console import StepProgress
+    from rebapl.cli.progress import StepProgress
     from rebapl.cli.shards import answer_in_shards
     from rebapl.files import refuse_unwritable, write_atomically
     from rebapl.posterior.answers import Asked, answer_files
@@ -123,20 +119,17 @@ def predict(
         text_rows,
         write_answers,
     )
-    from rebapl.runs.backbone import best_device
-    from rebapl.runs.engines import EngineOptions
     from rebapl.runs.folder import load_trained
+    from rebapl.runs.machine import best_device
     from rebapl.runs.shards import SIZE, Question
 
     devices = parse_names(device) or []
-    chosen = (engine, shard, jobs, address, partition, time, cpus_per_run, gpus_per_run)
+    chosen = (engine, shard, jobs, engine_option or None)
     several = len(devices) > 1
     apart = any(option is not None for option in chosen) or (several and _is_folder(out, format_))
     if apart:
         out, form = _folder(out, format_), "parquet"
-        where = EngineOptions(
-            engine or "local", devices or None, jobs, address, partition, time, cpus_per_run, gpus_per_run
-        ).build(out)
+        where = engine_of(engine or "local", out, device, jobs, engine_option)
     else:
         if out is not None:
             refuse_unwritable(out)

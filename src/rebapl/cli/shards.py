@@ -7,20 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rebapl.cli.console import StepProgress
-from rebapl.cli.live import LiveRuns
+from rebapl.cli.progress import StepProgress
 from rebapl.cli.remarks import NAMED, counted
 from rebapl.errors import UserError, printable
 from rebapl.interruption import Interrupted
 from rebapl.posterior.sources import ImageFiles
-from rebapl.runs.jobs import Engine, check_outcomes
+from rebapl.runs.engine import Engine, check_outcomes
 from rebapl.runs.lock import alone_in
 from rebapl.runs.shards import Question, Written, conclude, shards_of
 from rebapl.wording import number_of
 
 
 def answer_in_shards(
-    engine: Engine,
+    engine: Engine[Any],
     question: Question,
     about: Mapping[str, Any],
     files: ImageFiles,
@@ -41,7 +40,7 @@ def answer_in_shards(
         progress.note(f"predicting {images} images in {number_of(len(shards), 'shard')} into {out}")
         before = sum(shard.count for shard in shards if shard.is_done())
         try:
-            with LiveRuns(shards, quiet) as live:
+            with StepProgress(quiet, jobs=shards) as live:
                 outcomes = list(engine.run(shards, live.show))
         except KeyboardInterrupt as error:
             rows = conclude(out, shards).rows

@@ -28,7 +28,7 @@ from rebapl.reproduce.bench_inputs import bench_chain, bench_encoder, class_name
 from rebapl.reproduce.bench_records import AnswerTimes, Case, Measured, StepTimes, in_words
 from rebapl.reproduce.plain_baseline import PlainPosterior, PlainTraining, full_length
 from rebapl.reproduce.timing import milliseconds, random_posterior
-from rebapl.runs.environment import environment
+from rebapl.runs.machine import environment
 from rebapl.wording import number_of
 
 FIRST_ROUND, ROUND = 9, 10

@@ -18,7 +18,7 @@ from rebapl.learners import METHODS, Learner, resolve_method
 from rebapl.randomness import generator
 from rebapl.reproduce.bench_records import Case
 from rebapl.repulsion import kick
-from rebapl.runs.backbone import KeptBackbone
+from rebapl.runs.machine import KeptBackbone
 from rebapl.sampling import Chain
 from rebapl.sampling.loop import kept
 from rebapl.sampling.reference import evaluating

@@ -22,8 +22,8 @@ from rebapl.data.checking import needed_files
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.published import PUBLISHED
 from rebapl.data.task import target_names, target_splits
-from rebapl.runs.backbone import best_device
 from rebapl.runs.config import RunConfig
+from rebapl.runs.machine import best_device
 from rebapl.sampling.settings import SVGDSettings
 
 

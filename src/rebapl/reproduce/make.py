@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rebapl.errors import UserError, unknown
 from rebapl.files import read_json, write_atomically, write_json
@@ -15,9 +16,9 @@ from rebapl.reproduce.estimate import Pace, missing_data, pace, seconds
 from rebapl.reproduce.suites import Suite
 from rebapl.reproduce.target import Context, Product, Target, no_runs
 from rebapl.runs.config import RunConfig
-from rebapl.runs.engine import LocalEngine, run_all
+from rebapl.runs.engine import Engine, LocalEngine, OnEvent
 from rebapl.runs.folder import POSTERIOR, is_finished, run_folder
-from rebapl.runs.jobs import Engine, OnEvent
+from rebapl.runs.run import run_all
 from rebapl.wording import roughly
 
 PAGE = "README.md"
@@ -58,7 +59,7 @@ def chosen(names: Sequence[str]) -> list[Target]:
 
 
 def make_target(
-    target: Target, context: Context, out: Path, *, engine: Engine | None = None, on_event: OnEvent | None = None
+    target: Target, context: Context, out: Path, *, engine: Engine[Any] | None = None, on_event: OnEvent | None = None
 ) -> Product:
     """Finish the runs of a target on an engine, and write what it makes of them into the folder `out`.
 

@@ -30,8 +30,7 @@ from rebapl.reproduce.suites import Choice, Suite
 from rebapl.reproduce.target import Context, Product, over_seeds
 from rebapl.repulsion import DISTANCES
 from rebapl.runs.config import RunConfig
-from rebapl.runs.environment import device_name
-from rebapl.runs.folder import best_device
+from rebapl.runs.machine import best_device, device_name
 
 WIDTH = 512
 """The dimension of the points that distances are timed on: that of CLIP ViT-B/16's features."""

@@ -26,10 +26,10 @@ from rebapl.posterior import Posterior
 from rebapl.posterior.answers import Asked, answer_files
 from rebapl.posterior.records import Record, as_text
 from rebapl.runs.answer_file import ENDINGS, import_parquet, parquet_bytes, refuse_others
-from rebapl.runs.backbone import LoadBackbone
+from rebapl.runs.engine import Work
 from rebapl.runs.folder import ERROR, load_trained
-from rebapl.runs.work import Work
-from rebapl.training.keeping import Progress
+from rebapl.runs.machine import LoadBackbone
+from rebapl.training import Progress
 
 ABOUT, IMAGES, WORK = "_about.json", ".images.jsonl", ".work"
 
@@ -94,15 +94,6 @@ class Shard(Work):
     def place_for_error(self, bad_input: bool) -> Path | None:
         """A file in its own folder; what is wrong with bad input is said in a line."""
         return None if bad_input else self.folder / ERROR
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values, for the way to another process."""
-        return {**vars(self), "folder": str(self.folder), "question": dict(self.question)}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Shard:
-        """The shard that `as_json` gave."""
-        return cls(**{**content, "folder": Path(content["folder"])})
 
 
 @dataclasses.dataclass(frozen=True)
