@@ -16,7 +16,7 @@ import rebapl
 from rebapl.data.fixture import make_fixture
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior, save_posterior
-from rebapl.runs import folder as runs_module
+from rebapl.runs import run as runs_module
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import is_finished, load_trained, run_folder, scored_as
 from rebapl.runs.lock import alone_in
@@ -33,8 +33,7 @@ CONFIG = RunConfig(data="digits", backbone="mini", shots=2, epochs=1, test_image
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "x"
-    assert run(CONFIG, out, device="cpu", score=False)
-    return out
+    return run(CONFIG, out, device="cpu", score=False)
 
 
 def test_a_trained_run_holds_its_config_and_posterior_and_no_checkpoint(trained: Path) -> None:
@@ -77,7 +76,7 @@ def test_results_are_stored_unrounded_and_evaluation_repeats_itself(trained: Pat
 
 def test_a_finished_run_is_skipped(trained: Path) -> None:
     before = (trained / "posterior" / "samples.safetensors").stat().st_mtime_ns
-    assert not run(CONFIG, trained, device="cpu", score=False)
+    run(CONFIG, trained, device="cpu", score=False)
     assert (trained / "posterior" / "samples.safetensors").stat().st_mtime_ns == before
 
 
@@ -125,7 +124,7 @@ def test_a_finished_run_is_neither_trained_nor_scored_again(tmp_path: Path, monk
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("worked again")
 
-    monkeypatch.setattr(runs_module, "train_run", refuse)
+    monkeypatch.setattr(runs_module, "_train", refuse)
     monkeypatch.setattr(runs_module, "evaluate_run", refuse)
     assert run(CONFIG, runs=tmp_path, device="cpu") == out
 
@@ -161,8 +160,8 @@ def test_a_run_that_was_just_trained_is_scored_as_one_that_is_read(
 def test_a_posterior_that_was_changed_meanwhile_is_read_from_its_folder(tmp_path: Path, nano: Path) -> None:
     config = CONFIG.changed(method="coop", inference="ensemble", backbone=str(nano), epochs=1, test_images=5)
     config, out = config.changed(inference_settings={"cycles": 2}), tmp_path / "x"
-    posterior = run(config, out, device="cpu", score=False)
-    assert posterior is not None
+    run(config, out, device="cpu", score=False)
+    posterior = load_trained(out, device="cpu")
     weights = torch.tensor([0.25, 0.75])
     save_posterior(posterior.with_weights(weights), out / "posterior")  # as another process may do
     result = evaluate_run(out, device="cpu", posterior=posterior)
@@ -176,11 +175,11 @@ def test_what_a_training_kept_is_free_before_its_run_is_scored(
     tmp_path: Path, nano: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[weakref.ref[object]] = []
-    run, score = Training.run, runs_module.evaluate
+    train, score = Training.run, runs_module.evaluate
 
-    def watched(training: Training, *given: object) -> Posterior:
+    def watched(training: Training, *given: object, **named: object) -> Posterior:
         kept.extend(weakref.ref(each) for each in (training, training.loop, training.loop.passes))  # type: ignore[union-attr]
-        return run(training, *given)  # type: ignore[arg-type]
+        return train(training, *given, **named)  # type: ignore[arg-type]
 
     def scored(posterior: Posterior, *given: object) -> object:
         assert [each() for each in kept] == [None] * 3
@@ -303,7 +302,7 @@ def test_a_run_of_other_settings_of_a_preset_is_refused(trained: Path) -> None:
 def test_a_run_on_ones_own_images_is_scored_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     coloured_squares(tmp_path / "photos")
     monkeypatch.chdir(tmp_path)
-    out = run(RunConfig("photos", runs="zero-shot", protocol="few-shot", backbone="mini"), tmp_path, device="cpu")
+    out = run(RunConfig("photos", "zero-shot", protocol="few-shot", backbone="mini"), runs=tmp_path, device="cpu")
     assert out.name.startswith("photos-zero-shot-none-s1-")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")

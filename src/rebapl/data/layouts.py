@@ -39,7 +39,7 @@ def missing(entry: Entry, root: Path, path: Path) -> UserError:
 
 
 def _see(entry: Entry) -> str:
-    return f"see `rebapl data list {entry.name}` for its files, or name a split file with --split"
+    return f"see `rebapl data list {entry.name}` for its files, or name a split file with split=FILE"
 
 
 def _split_file(entry: Entry, root: Path) -> Splits:
