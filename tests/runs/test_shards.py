@@ -15,7 +15,7 @@ from rebapl.errors import UserError
 from rebapl.posterior.answers import Asked
 from rebapl.runs import shards as module
 from rebapl.runs.answer_file import write_answers
-from rebapl.runs.engine import Event, LocalEngine, Retried, Started, Stepped, check_outcomes, work_from_json
+from rebapl.runs.engine import Event, LocalEngine, Retried, Started, Stepped, Work, check_outcomes
 from rebapl.runs.folder import load_trained
 from rebapl.runs.shards import Shard, conclude
 
@@ -138,5 +138,5 @@ def test_a_run_that_has_changed_is_not_asked(run: Path, files: list[Path], tmp_p
     changed = load_trained(run, device="cpu").save_pretrained(tmp_path / "run")
     (shard,) = small_shards(Path(changed), files[:2], tmp_path / "answers", size=2)
     load_trained(run, device="cpu").sample(0).save_pretrained(changed)
-    (outcome,) = LocalEngine(["cpu"]).run([work_from_json(json.loads(json.dumps(shard.as_json())))])
+    (outcome,) = LocalEngine(["cpu"]).run([Work.from_json(json.loads(json.dumps(shard.as_json())))])
     assert "has changed since the prediction began" in str(outcome.failure)
