@@ -6,14 +6,21 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.core
 DEV := $(VENV)/.dev
 DOCS := $(VENV)/.docs
+# pip reads both: the versions of what is installed, and of what builds the package, which --constraint does not reach.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
 
-.PHONY: demo test docs soak lint format clean FORCE
+.PHONY: demo test bench docs soak lint format clean FORCE
 
 demo: $(CORE)
 	$(BIN)/rebapl demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# How long a training step and an answer take here; what to time is said by `make bench WHAT="--parts growth"`.
+bench: $(CORE)
+	$(BIN)/python benchmarks/speed.py $(WHAT)
 
 # The documentation as a site, in the folder `site`; open site/index.html. Broken links and anchors stop it.
 docs: $(DOCS)
@@ -54,15 +61,15 @@ FORCE:
 
 $(CORE): $(VENV)/pyvenv.cfg pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (some minutes, the first time only)"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
 
 $(DEV): $(CORE)
 	@echo "Installing the tools for tests into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@$(BIN)/python -m pip install --quiet --editable ".[dev]"
 	@touch $@
 
 $(DOCS): $(CORE)
 	@echo "Installing the tools for the documentation into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	@$(BIN)/python -m pip install --quiet --editable ".[docs]"
 	@touch $@

@@ -9,6 +9,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of them would compile th
 import pytest
 import torch
 
+from rebapl.backbones import DualEncoder, load_backbone
+
 torch.set_num_threads(1)
 
 LONGEST = {"test_ray_engine.py", "test_slurm_engine.py", "test_installed_package.py"}
@@ -26,6 +28,18 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the reference material in ../shared (or $REBAPL_SHARED)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def mini() -> DualEncoder:
+    """The embedded backbone on the CPU."""
+    return load_backbone("mini")
+
+
+@pytest.fixture(scope="session")
+def encoder(mini: DualEncoder) -> DualEncoder:
+    """The backbone of tests for which any will do. A folder of tests may have another one."""
+    return mini
 
 
 @pytest.fixture(scope="session")

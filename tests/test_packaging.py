@@ -8,7 +8,8 @@ import pytest
 tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+ABOUT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = ABOUT["project"]
 
 
 def named(requirement: str) -> str:
@@ -28,7 +29,7 @@ def test_every_extra_is_pinned_and_tested() -> None:
     itself, *others = extras["dev"]
     assert set(re.findall(r"[a-z]+", itself)) == {"rebapl", *extras} - {"dev"}, "what is not installed is not tested"
     required = [requirement for extra, given in extras.items() if extra != "dev" for requirement in given]
-    for requirement in [*PROJECT["dependencies"], *others, *required]:
+    for requirement in [*PROJECT["dependencies"], *others, *required, *ABOUT["build-system"]["requires"]]:
         assert named(requirement) in pinned, requirement
 
 

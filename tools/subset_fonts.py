@@ -12,7 +12,7 @@ from fontTools import subset
 from fontTools.ttLib import TTFont
 
 from captioned.glyphs import FACES, FONTS
-from rebapl.data.drawing.skeletons import CAPITALS, DIGITS, SMALL_LETTERS
+from rebapl.data.drawing.letters import CAPITALS, DIGITS, SMALL_LETTERS
 
 for face in FACES:
     font = TTFont(

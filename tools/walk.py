@@ -3,9 +3,9 @@
     python tools/walk.py train --data digits --method maple --inference rebapl --epochs 1 --out /tmp/walk
     python tools/walk.py --list predict /tmp/walk photo.png
 
-It runs `rebapl` with the words that follow, in this process, and counts the functions that are entered, each once, and
-the files that they stand in. Bodies of modules and classes, which importing runs, do not count. Worker processes are
-not followed. `--list` also prints every function, by room and file.
+It runs `rebapl` with the words that follow, in this process and its threads. It counts the functions that are entered,
+each once, and the files that they stand in. Bodies of modules and classes, which importing runs, do not count.
+Processes that the command starts are not followed. `--list` also prints every function, by file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from collections import Counter
 from pathlib import Path
 from types import CodeType, FrameType
 
-PACKAGE = Path(__file__).resolve().parents[1] / "src" / "rebapl"
+import rebapl
+
+PACKAGE = Path(rebapl.__file__).resolve().parent
 OPTIMIZED_LOCALS = 0x2
 """The flag of code that has local variables of its own: functions have it, bodies of modules and classes do not."""
 
@@ -50,7 +52,7 @@ def walk(words: list[str]) -> set[tuple[str, str]]:
 
 
 def main() -> None:
-    """Walk, and print what was entered."""
+    """Walk, and print how many files of each room and how many functions were entered."""
     words = sys.argv[1:]
     listed = words[:1] == ["--list"]
     found = walk(words[listed:])

@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from rebapl.errors import first_line
 
 EAGER = 2
-"""So many calls of a kind run as usual first: libraries set themselves up, which cannot be captured."""
+"""The first calls of a kind run as usual: libraries set themselves up in them, which cannot be captured."""
 
 # Elsewhere in the process others may run, but only one may record.
 _recording = threading.Lock()
@@ -56,26 +57,28 @@ def current(device: torch.device | str) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if torch.device(device).type == "cuda" else nullcontext()
 
 
-class Beside(Mapping[str, Tensor]):
-    """Tensors by name that `make` computes beside what the caller does next: the first access waits for them.
+def recording() -> bool:
+    """Whether this thread is recording a graph."""
+    return _began.get() is not None
 
-    While a graph is being recorded, they are computed on another stream, so that a replay runs both branches,
-    forward and backward, at the same time. That stream begins where the recording began, so `make` may use parameters
-    and what a graph is given, and nothing that was computed in it before. Otherwise they are computed at once.
+
+def beside(make: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+    """The tensors by name that `make` gives, computed beside the caller's next operations while a graph is recorded.
+
+    They are then computed on another stream, so that a replay runs both branches, forward and backward, at the same
+    time; the first access waits for them. That stream begins where the recording began, so `make` may use parameters
+    and the inputs of the graph, and nothing that was computed in it before. Otherwise they are computed at once.
     """
+    began = _began.get()
+    return make() if began is None else _Branch(make, began)
 
-    def __init__(self, make: Callable[[], Mapping[str, Tensor]]) -> None:
-        self._stream: torch.cuda.Stream | None = None
-        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
-            self._made = make()
-            return
-        began = _began.get()
-        if began is None:  # somebody else's recording
-            self._stream = torch.cuda.Stream()
-            self._stream.wait_stream(torch.cuda.current_stream())
-        else:
-            self._stream = _branches[torch.cuda.current_device()]
-            self._stream.wait_event(began)
+
+class _Branch(Mapping[str, Tensor]):
+    """Tensors by name that are computed on the second stream of a recording."""
+
+    def __init__(self, make: Callable[[], Mapping[str, Tensor]], began: torch.cuda.Event) -> None:
+        self._stream: torch.cuda.Stream | None = _branches[torch.cuda.current_device()]
+        self._stream.wait_event(began)
         with torch.cuda.stream(self._stream):
             self._made = make()
 
@@ -114,9 +117,9 @@ class Capturing:
         self._pool: Any = None
 
     def __call__(self, kind: str, function: Callable[..., Any], *given: Any, memory: int = -1) -> Any:
-        """function(*given), as usual or replayed; `given` are tensors and (named) tuples of tensors.
+        """function(*given), as usual or replayed; `given` are tensors, and tuples and dictionaries of tensors.
 
-        Those in the CPU's memory must be pinned. A recording finds copies of them on the GPU; the function must take
+        Tensors in the CPU's memory must be pinned. A recording has copies of them on the GPU; the function must take
         either.
         """
         self._runs[kind] += 1
@@ -157,8 +160,8 @@ class _Captured:
     def __init__(
         self, function: Callable[..., Any], given: tuple[Any, ...], generators: list[torch.Generator], pool: Any
     ) -> None:
-        copies = _map(given, _copy)
-        self.inputs = _tensors(copies)
+        copies = tree_map(_copy, given)
+        self.inputs: list[Tensor] = tree_leaves(copies)
         self.graph = torch.cuda.CUDAGraph()
         for generator in generators:
             self.graph.register_generator_state(generator)
@@ -177,7 +180,7 @@ class _Captured:
                     _began.reset(token)
 
     def fits(self, given: tuple[Any, ...]) -> bool:
-        return [x.shape for x in _tensors(given)] == [x.shape for x in self.inputs]
+        return [x.shape for x in tree_leaves(given)] == [x.shape for x in self.inputs]
 
     def __call__(self, *given: Any) -> Any:
         # Graphs that were recorded on one stream share the working memory of libraries, so they take turns on a GPU,
@@ -186,7 +189,7 @@ class _Captured:
             stream = torch.cuda.current_stream()
             turn = _turns[stream.device_index]
             stream.wait_event(turn)
-            for own, x in zip(self.inputs, _tensors(given), strict=True):
+            for own, x in zip(self.inputs, tree_leaves(given), strict=True):
                 own.copy_(x, non_blocking=True)
             self.graph.replay()
             turn.record(stream)
@@ -196,16 +199,3 @@ class _Captured:
 def _copy(x: Tensor) -> Tensor:
     """A copy on the GPU: what is on the CPU travels there, and again at each replay."""
     return x.detach().to(x.device if x.is_cuda else "cuda", non_blocking=True, copy=True)
-
-
-def _map(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same tensor or nested (named) tuple of tensors, each changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    parts = [_map(part, change) for part in value]
-    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """The tensors of a nested tuple, in order."""
-    return [value] if isinstance(value, Tensor) else [tensor for part in value for tensor in _tensors(part)]

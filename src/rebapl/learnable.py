@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,18 @@ class Learnable(Protocol[OutputT]):
     def modules(self) -> Iterator[nn.Module]: ...
 
     def eval(self) -> object: ...
+
+
+@runtime_checkable
+class HasBranches(Protocol):
+    """A learner whose pass is `respond(frozen(images), encode_classes())`: a captured pass computes these two, images
+    and class names, side by side."""
+
+    def frozen(self, images: Tensor, /) -> Any: ...
+
+    def encode_classes(self) -> Mapping[str, Tensor]: ...
+
+    def respond(self, frozen: Any, classes: Mapping[str, Tensor], /) -> Any: ...
 
 
 @runtime_checkable

@@ -1,6 +1,10 @@
-"""Numbers of things, and durations in three ways: roughly, in two units, and as a clock shows them."""
+"""Numbers of things, the first of many things, and durations in three ways: roughly, in two units, and as a clock."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rebapl.errors import printable
 
 
 def number_of(count: int, noun: str) -> str:
@@ -46,3 +50,13 @@ def clock(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def few(values: Iterable[object], limit: int = 5) -> str:
+    """The first of them in words, and how many more there are.
+
+    >>> few("abcdefg"), few(["cat", "dog"])
+    ('a, b, c, d, e and 2 more', 'cat, dog')
+    """
+    words = [printable(str(value)) for value in values]
+    return ", ".join(words[:limit]) + (f" and {len(words) - limit} more" if len(words) > limit else "")

@@ -10,7 +10,7 @@ from checkpoints import of_transformers
 from torch import Tensor
 
 from rebapl.backbones import DualEncoder, load_backbone
-from rebapl.backbones.block import ACTIVATIONS, Block
+from rebapl.backbones.tower import ACTIVATIONS, Block
 from rebapl.captured import Capturing
 from rebapl.compiled import Compiled, compiling
 

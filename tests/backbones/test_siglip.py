@@ -68,6 +68,20 @@ def test_names_that_the_tokenizer_drops_are_refused(encoder: DualEncoder) -> Non
     assert encoder.tokenize([["cat", 2, "."]]).slots.shape == (1, 2)
 
 
+def test_text_is_lowered_where_the_tokenizer_leaves_it_as_it_is(siglip_folder: Path, tmp_path: Path) -> None:
+    """SigLIP 2 has the tokenizer of Gemma, which keeps capitals, and was trained on small letters."""
+    folder = Path(shutil.copytree(siglip_folder, tmp_path / "siglip2"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = None
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    encode = load_backbone(folder).tokenizer.encode
+    assert encode("A Photo of a CAT") == encode("a photo of a cat")
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "do_lower_case": False}))
+    encode = load_backbone(folder).tokenizer.encode
+    assert encode("A Photo of a CAT") != encode("a photo of a cat")
+
+
 def test_a_checkpoint_without_pooling_head_is_refused(siglip_folder: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(siglip_folder, tmp_path / "headless"))
     config = json.loads((folder / "config.json").read_text())

@@ -164,7 +164,7 @@ def test_threads_that_read_the_same_image_at_once_all_get_it(photos: Dataset, tm
     found: list[bytes] = []
 
     def read() -> None:
-        together.wait(10)
+        together.wait(600)
         found.extend(small.load(key).tobytes() for _ in range(10) for key in SIZES)
 
     threads = [threading.Thread(target=read) for _ in range(8)]
@@ -199,7 +199,7 @@ def test_two_programs_that_start_at_once_fill_one_cache(tmp_path: Path) -> None:
     for program in programs:
         assert program.stdin is not None
         program.stdin.write("go\n")
-    outputs = [program.communicate(timeout=60)[0].split() for program in programs]
+    outputs = [program.communicate(timeout=600)[0].split() for program in programs]
     assert [program.returncode for program in programs] == [0, 0]
     assert outputs[0] == outputs[1]
     assert len(set(outputs[0])) == 40

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rebapl.backbones import DEFAULT_BACKBONE, default_backbone
 from rebapl.data import catalogue
 from rebapl.data.catalogue import kind_of, load_dataset, register_dataset, registered_datasets
 from rebapl.data.dataset import Dataset
-from rebapl.data.embedded import EMBEDDED
 from rebapl.data.task import load_task
 from rebapl.errors import UserError
 
@@ -53,7 +51,7 @@ def test_a_name_that_is_taken_or_reads_as_a_path_is_refused(name: str, message: 
 def test_an_installed_package_brings_its_data_set(tmp_path: Path) -> None:
     (tmp_path / "outside_data.py").write_text(
         "from rebapl.data.catalogue import register_dataset\n"
-        "from rebapl.data.own import dataset_of\n"
+        "from rebapl.data.own_images import dataset_of\n"
         "import numpy as np\n"
         "pictures = np.zeros((4, 8, 8, 3), np.uint8)\n"
         "register_dataset('birds', lambda: dataset_of(pictures, [0, 1, 0, 1], ['emu', 'tit'], name='birds'))\n"
@@ -68,8 +66,3 @@ def test_an_installed_package_brings_its_data_set(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
     )
     assert done.stdout == "['emu', 'tit']\n"
-
-
-def test_embedded_tasks_go_with_the_embedded_backbone_and_all_others_with_clip() -> None:
-    assert {default_backbone(name) for name in EMBEDDED} == {"mini"}
-    assert default_backbone("eurosat") == default_backbone("my/folder") == DEFAULT_BACKBONE

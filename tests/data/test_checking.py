@@ -103,7 +103,7 @@ def test_images_in_no_split_and_scarce_classes_are_noted(tmp_path: Path) -> None
 def test_own_folders_too(tmp_path: Path) -> None:
     class_folders(tmp_path, cat=4, dog=4)
     assert check_dataset(str(tmp_path)).ok
-    load_dataset(str(tmp_path))  # keeps its split
+    load_dataset(str(tmp_path), keep_split=True)
     (tmp_path / "cat" / "0.png").write_bytes(b"x")
     assert "1 images cannot be read" in check_dataset(str(tmp_path)).problems[0]
     (tmp_path / "cat" / "0.png").unlink()

@@ -39,7 +39,7 @@ def test_without_splits_one_is_made_and_kept(tmp_path: Path) -> None:
     rows += ["50.png,cat", "51.png,cat", "52.png,dog", "53.png,dog"]
     rows = list(dict.fromkeys(f"{name}/{row}" for row in rows for name in [row.split(",")[1]]))
     given = write(tmp_path, "path,label\n" + "\n".join(rows) + "\n")
-    dataset = load_dataset(given)
+    dataset = load_dataset(given, keep_split=True)
     assert (tmp_path / "list.split.json").is_file()
     assert len(dataset.train) + len(dataset.val) + len(dataset.test) == len(rows)
     assert load_dataset(given).test == dataset.test

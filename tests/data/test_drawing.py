@@ -1,11 +1,9 @@
 import numpy as np
 import pytest
 
-from rebapl.data.drawing.canvas import polygon_mask, stroke_mask
-from rebapl.data.drawing.colours import COLOURS, contrast, shade_of
-from rebapl.data.drawing.shapes import SHAPES, outline, place
-from rebapl.data.drawing.skeletons import smooth
-from rebapl.data.drawing.textures import TEXTURES, texture
+from rebapl.data.drawing.canvas import COLOURS, contrast, polygon_mask, shade_of, stroke_mask
+from rebapl.data.drawing.letters import smooth
+from rebapl.data.drawing.shapes import SHAPES, TEXTURES, outline, place, texture
 
 
 def test_a_smooth_stroke_goes_through_its_points():

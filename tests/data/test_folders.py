@@ -3,18 +3,22 @@
 import json
 import os
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 from drawn_folder import class_folders, draw
 from PIL import Image
 
-from rebapl.data import splits
+from rebapl.data import dataset as dataset_module
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.fixture import make_fixture
-from rebapl.data.own import SPLIT_FILE
+from rebapl.data.own_images import SPLIT_FILE
+from rebapl.data.task import load_task
 from rebapl.errors import UserError
 from rebapl.files import NotWrittenError
+
+as_training_does = partial(load_dataset, keep_split=True)
 
 
 def keys(items) -> list[str]:
@@ -43,7 +47,7 @@ def test_validation_images_may_be_missing(tmp_path: Path) -> None:
 
 def test_class_folders_are_split_once_by_the_rule(tmp_path: Path) -> None:
     class_folders(tmp_path, cat=20, dog=3, emu=5)
-    dataset = load_dataset(str(tmp_path))
+    dataset = as_training_does(str(tmp_path))
     counts = [Counter(item.class_name for item in items) for items in (dataset.train, dataset.val, dataset.test)]
     assert counts == [
         {"cat": 10, "dog": 1, "emu": 2},  # the rest
@@ -55,26 +59,34 @@ def test_class_folders_are_split_once_by_the_rule(tmp_path: Path) -> None:
     written = json.loads((tmp_path / SPLIT_FILE).read_text())
     assert [tuple(entry) for entry in written["test"]] == list(dataset.test)
     kept = (tmp_path / SPLIT_FILE).stat().st_mtime_ns
-    assert load_dataset(str(tmp_path)).test == dataset.test
+    assert as_training_does(str(tmp_path)).test == dataset.test
     assert (tmp_path / SPLIT_FILE).stat().st_mtime_ns == kept
     (tmp_path / SPLIT_FILE).unlink()
-    assert load_dataset(str(tmp_path)).test == dataset.test  # the rule gives the same again
+    assert as_training_does(str(tmp_path)).test == dataset.test  # the rule gives the same again
+
+
+def test_reading_writes_no_split_and_finds_the_same(tmp_path: Path) -> None:
+    class_folders(tmp_path, cat=4, dog=4)
+    before = sorted(tmp_path.rglob("*"))
+    read = load_dataset(str(tmp_path)).splits, load_task(str(tmp_path), protocol="few-shot").dataset.splits
+    assert sorted(tmp_path.rglob("*")) == before
+    assert read == (as_training_does(str(tmp_path)).splits,) * 2
 
 
 def test_a_kept_split_is_used_even_if_the_rule_says_otherwise(tmp_path: Path) -> None:
     class_folders(tmp_path, cat=4, dog=4)
-    load_dataset(str(tmp_path))
+    as_training_does(str(tmp_path))
     content = json.loads((tmp_path / SPLIT_FILE).read_text())
     content["train"], content["test"] = content["test"], content["train"]
     (tmp_path / SPLIT_FILE).write_text(json.dumps(content))
-    assert [list(item) for item in load_dataset(str(tmp_path)).train] == content["train"]
+    assert [list(item) for item in as_training_does(str(tmp_path)).train] == content["train"]
 
 
 def test_a_split_is_announced_when_it_is_made(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class_folders(tmp_path, cat=4, dog=4)
-    load_dataset(str(tmp_path))
+    as_training_does(str(tmp_path))
     assert caplog.messages == [f"images split into train : val : test = 4 : 2 : 2, kept in {tmp_path / SPLIT_FILE}"]
-    load_dataset(str(tmp_path))
+    as_training_does(str(tmp_path))
     assert len(caplog.messages) == 1
 
 
@@ -84,66 +96,66 @@ def test_a_split_that_was_named_must_be_there(tmp_path: Path, lies: str) -> None
     for place in (tmp_path,) if lies == "class folders" else (tmp_path / "train", tmp_path / "test"):
         class_folders(place, cat=4, dog=4)
     with pytest.raises(UserError, match=r"there is no split file .*my_splt\.json"):
-        load_dataset(str(tmp_path), split="my_splt.json")
+        as_training_does(str(tmp_path), split="my_splt.json")
     assert not list(tmp_path.glob("*.json"))
 
 
 def test_images_that_came_or_went_after_the_split_are_named(tmp_path: Path) -> None:
     class_folders(tmp_path, cat=4, dog=4)
-    load_dataset(str(tmp_path))
+    as_training_does(str(tmp_path))
     draw(tmp_path / "cat" / "new.png")
     with pytest.raises(
         UserError, match=rf"1 images are new .*cat/new.png. Take .*, remove .*{SPLIT_FILE} to split anew"
     ):
-        load_dataset(str(tmp_path))
-    assert len(load_dataset(str(tmp_path), split=SPLIT_FILE).train) == 4  # asked for as it is
+        as_training_does(str(tmp_path))
+    assert len(as_training_does(str(tmp_path), split=SPLIT_FILE).train) == 4  # asked for as it is
     (tmp_path / "cat" / "new.png").rename(tmp_path / "cat" / "0.png")
-    assert load_dataset(str(tmp_path)).train
+    assert as_training_does(str(tmp_path)).train
     (tmp_path / "cat" / "0.png").unlink()
     with pytest.raises(UserError, match=r"1 images of the split are gone: cat/0\.png"):
-        load_dataset(str(tmp_path))
+        as_training_does(str(tmp_path))
 
 
 def test_names_and_template_from_files(tmp_path: Path) -> None:
     class_folders(tmp_path, **{"n01": 3, "n01 b": 3, "other": 3})
     (tmp_path / "classnames.txt").write_text("n99 unused\nn01 b\tgiant panda\nother\nn01   red fox\n", encoding="utf-8")
     (tmp_path / "template.txt").write_text("a sketch of a {}.\n")
-    dataset = load_dataset(str(tmp_path))
+    dataset = as_training_does(str(tmp_path))
     assert dataset.class_names == ["red fox", "giant panda", "other"]
     assert dataset.template == "a sketch of a {}."
-    assert load_dataset(str(tmp_path), template="{}!").template == "{}!"
+    assert as_training_does(str(tmp_path), template="{}!").template == "{}!"
     (tmp_path / "classnames.txt").write_text("n01 fox\nn01 b panda\nother other\n")
     with pytest.raises(UserError, match="has another name or number in the split"):
-        load_dataset(str(tmp_path))
+        as_training_does(str(tmp_path))
     (tmp_path / "classnames.txt").write_text("n01 fox\n")
     with pytest.raises(UserError, match="no line for n01 b, other"):
-        load_dataset(str(tmp_path))
+        as_training_does(str(tmp_path))
     (tmp_path / "classnames.txt").write_text("n01 fox\nn01 b Fox\nother x\n")
     with pytest.raises(UserError, match="'Fox' is given twice"):
-        load_dataset(str(tmp_path))
+        as_training_does(str(tmp_path))
     (tmp_path / "classnames.txt").unlink()
     (tmp_path / "template.txt").write_text("no place\n")
     (tmp_path / SPLIT_FILE).unlink()
     with pytest.raises(UserError, match=r"template\.txt must have one line"):
-        load_dataset(str(tmp_path))
+        as_training_does(str(tmp_path))
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class_folders(tmp_path / "photos", cat=4, dog=4)
     elsewhere = tmp_path / "mine" / "split.json"
-    write = splits.write_atomically
+    write = dataset_module.write_atomically
 
     def read_only(path: Path, content: str) -> None:
         if path.parent == tmp_path / "photos":
             raise NotWrittenError(path, "Permission denied")
         write(path, content)
 
-    monkeypatch.setattr(splits, "write_atomically", read_only)
+    monkeypatch.setattr(dataset_module, "write_atomically", read_only)
     with pytest.raises(UserError, match=r"split_rebapl.json, which cannot be written .*Permission denied.*split="):
-        load_dataset(str(tmp_path / "photos"))
-    made = load_dataset(str(tmp_path / "photos"), split=str(elsewhere))
+        as_training_does(str(tmp_path / "photos"))
+    made = as_training_does(str(tmp_path / "photos"), split=str(elsewhere))
     assert elsewhere.is_file()
-    assert load_dataset(str(tmp_path / "photos"), split=str(elsewhere)) == made
+    assert as_training_does(str(tmp_path / "photos"), split=str(elsewhere)) == made
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
@@ -223,16 +235,20 @@ def test_own_photos_are_upright_and_published_images_as_they_are_stored(tmp_path
     assert load_dataset("eurosat", tmp_path).load("River/River_1.jpg").size == (6, 4)
 
 
-def test_runs_among_the_photos_are_no_class(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_folders_that_say_so_are_no_class(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class_folders(tmp_path, cat=3, dog=3)
-    for name, content in (("runs/photos-coop-s1", {"resolved": {}}), ("best", {"resolved": {}}), ("emu", {"old": 1})):
+    for name, mark in (("runs/photos-coop-s1", ".nomedia"), ("best", ".nomedia"), ("emu", "config.json")):
         draw(tmp_path / name / "diversity.png", tmp_path / name / "a.png", tmp_path / name / "b.png")
-        (tmp_path / name / "config.json").write_text(json.dumps(content))
-    assert load_dataset(str(tmp_path)).class_names == ["cat", "dog", "emu"]
-    assert f"{tmp_path}: passed over, since runs of rebapl are in it: best, runs" in caplog.text
+        (tmp_path / name / mark).touch()
+    assert load_dataset(str(tmp_path), keep_split=True).class_names == ["cat", "dog", "emu"]
+    assert f"{tmp_path}: passed over, since .nomedia in them says that they hold no images: best, runs" in caplog.text
     for part in ("train", "test"):
         class_folders(tmp_path / "split" / part, cat=1, dog=1)
-    (tmp_path / "split" / "runs").mkdir()  # a run has begun
+    (tmp_path / "split" / "runs").mkdir()
+    (tmp_path / "split" / "runs" / ".photos-coop-s1.lock").touch()  # a run has begun
     assert load_dataset(str(tmp_path / "split")).class_names == ["cat", "dog"]
     class_folders(tmp_path / "sports", runs=3, jumps=3)
+    assert load_dataset(str(tmp_path / "sports")).class_names == ["jumps", "runs"]
+    (tmp_path / "sports" / "runs" / "best").mkdir()
+    (tmp_path / "sports" / "runs" / "best" / ".nomedia").touch()  # a class, and a run that lies in it
     assert load_dataset(str(tmp_path / "sports")).class_names == ["jumps", "runs"]

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rebapl.data.names import class_name, has_rule, place_last, words_apart, year_first
-from rebapl.data.published import PUBLISHED
+from rebapl.data.published import NAME_RULES, PUBLISHED, place_last, words_apart, year_first
 
 
 @pytest.mark.shared
@@ -16,7 +15,7 @@ def test_paths_give_the_published_names(shared: Path, name: str) -> None:
     entries = [entry for items in raw.values() for entry in items]
     assert len({label for _, label, _ in entries}) == PUBLISHED[name].classes
     for key, _, published in entries:
-        assert class_name(name, key) == published
+        assert NAME_RULES[name](key) == published
 
 
 @pytest.mark.shared
@@ -33,9 +32,9 @@ def test_words_of_ucf101_come_apart_as_published(shared: Path) -> None:
 def test_rules_without_a_published_file_here() -> None:
     assert year_first("AM General Hummer SUV 2000") == "2000 AM General Hummer SUV"
     assert place_last("t/theater/indoor_procenium") == "indoor_procenium theater"
-    assert class_name("sun397", "a/apartment_building/outdoor/sun_x.jpg") == "outdoor apartment_building"
-    assert class_name("sun397", "a/abbey/sun_x.jpg") == "abbey"
-    assert class_name("food101", "apple_pie/1005649.jpg") == "apple_pie"
-    assert class_name("caltech101", "BACKGROUND_Google/image_0001.jpg") is None
-    assert class_name("eurosat", "Desert/Desert_1.jpg") is None
-    assert not has_rule("stanford_cars")
+    assert NAME_RULES["sun397"]("a/apartment_building/outdoor/sun_x.jpg") == "outdoor apartment_building"
+    assert NAME_RULES["sun397"]("a/abbey/sun_x.jpg") == "abbey"
+    assert NAME_RULES["food101"]("apple_pie/1005649.jpg") == "apple_pie"
+    assert NAME_RULES["caltech101"]("BACKGROUND_Google/image_0001.jpg") is None
+    assert NAME_RULES["eurosat"]("Desert/Desert_1.jpg") is None
+    assert "stanford_cars" not in NAME_RULES

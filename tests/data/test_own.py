@@ -9,7 +9,7 @@ from PIL import Image
 
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.dataset import Dataset
-from rebapl.data.own import dataset_of
+from rebapl.data.own_images import dataset_of
 from rebapl.data.task import task_of
 from rebapl.errors import UserError
 

@@ -92,7 +92,7 @@ def test_counts_are_those_of_the_published_files(shared: Path) -> None:
         file = shared / "splits" / entry.lists[0]
         if file.is_file():
             raw = json.loads(file.read_text())
-            assert tuple(len(raw[part]) for part in ("train", "val", "test")) == entry.counts
+            assert [len(raw[part]) for part in ("train", "val", "test")] == entry.counts
 
 
 @pytest.mark.shared

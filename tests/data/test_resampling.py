@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rebapl.data.resampling import Resizer
+from rebapl.data.resident import Resizer
 from rebapl.data.transforms import as_tensor
 
 FILTERS = [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC]

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rebapl.data.dataset import Item
-from rebapl.data.splits import Splits, check_key, read_split, refuse_repeats, write_split
+from rebapl.data.dataset import Item, Splits, check_key, read_split, refuse_repeats, write_split
 from rebapl.errors import UserError
 
 GOOD = {

@@ -4,8 +4,10 @@ import gc
 import subprocess
 import sys
 import threading
-import time
+import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -18,31 +20,56 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "cores", lambda: 2)
 
 
-def test_results_come_in_the_order_of_the_items_however_long_each_takes() -> None:
-    def slow_first(number: int) -> int:
-        time.sleep(0.02 if number == 0 else 0)
+HANGS = 600
+"""Seconds after which a test that waits for another thread gives up."""
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when a pool of threads begins no further item, before those that it has begun are waited for."""
+    event = threading.Event()
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, **options: Any) -> None:
+            super().shutdown(wait=False, **options)
+            event.set()
+            super().shutdown(wait=wait)
+
+    monkeypatch.setattr(workers, "ThreadPoolExecutor", Pool)
+    return event
+
+
+def test_results_come_in_the_order_of_the_items_though_the_first_is_done_last() -> None:
+    last = threading.Event()
+
+    def work(number: int) -> int:
+        if number == 0:
+            assert last.wait(HANGS)
+        elif number == 19:
+            last.set()
         return number * number
 
-    assert in_threads(slow_first, range(20)) == [number * number for number in range(20)]
+    assert in_threads(work, range(20)) == [number * number for number in range(20)]
 
 
 def test_items_are_worked_on_at_the_same_time() -> None:
-    together = threading.Barrier(2, timeout=5)
+    together = threading.Barrier(2, timeout=HANGS)
     in_threads(lambda _: together.wait(), range(2))
 
 
-def test_the_first_exception_ends_it_early() -> None:
-    done: list[int] = []
+def test_the_first_exception_ends_it_early(ended: threading.Event) -> None:
+    begun: list[int] = []
 
     def work(number: int) -> None:
+        begun.append(number)
         if number == 3:
             raise ValueError("image 3 is broken")
-        time.sleep(0.001)
-        done.append(number)
+        if number > 3:
+            assert ended.wait(HANGS)
 
     with pytest.raises(ValueError, match="image 3 is broken"):
         in_threads(work, range(1000))
-    assert len(done) < 500
+    assert len(begun) <= 4 + 2, "the items before it, itself, and one in each thread"
 
 
 def test_results_ahead_come_in_order_and_few_items_are_taken() -> None:
@@ -53,11 +80,16 @@ def test_results_ahead_come_in_order_and_few_items_are_taken() -> None:
             taken.append(number)
             yield number
 
-    def slow_first(number: int) -> int:
-        time.sleep(0.02 if number % 5 == 0 else 0)
+    later = threading.Event()
+
+    def work(number: int) -> int:
+        if number == 0:
+            assert later.wait(HANGS)
+        elif number == 5:
+            later.set()
         return number * number
 
-    results = mapped_ahead(slow_first, items(), ahead=6)
+    results = mapped_ahead(work, items(), ahead=6)
     assert taken == []
     for number in range(20):
         assert next(results) == number * number
@@ -65,26 +97,36 @@ def test_results_ahead_come_in_order_and_few_items_are_taken() -> None:
     assert list(results) == [number * number for number in range(20, 100)]
 
 
-def test_an_exception_ahead_comes_in_its_turn_and_the_rest_is_dropped() -> None:
-    done: list[int] = []
+def test_an_exception_ahead_comes_in_its_turn_and_the_rest_is_dropped(ended: threading.Event) -> None:
+    begun: list[int] = []
 
     def work(number: int) -> int:
+        begun.append(number)
         if number == 3:
             raise ValueError("image 3 is broken")
-        time.sleep(0.005)
-        done.append(number)
+        if number > 3:
+            assert ended.wait(HANGS)
         return number
 
     results = mapped_ahead(work, range(1000), ahead=500)
     assert [next(results) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="image 3 is broken"):
         next(results)
-    assert len(done) < 250
-    stopped = mapped_ahead(work, range(4, 1000), ahead=500)
-    next(stopped)
-    before = len(done)
-    stopped.close()
-    assert len(done) <= before + 4
+    assert len(begun) <= 4 + 2
+
+
+def test_a_caller_who_stops_ends_it_early(ended: threading.Event) -> None:
+    begun: list[int] = []
+
+    def work(number: int) -> None:
+        begun.append(number)
+        if number > 0:
+            assert ended.wait(HANGS)
+
+    results = mapped_ahead(work, range(1000), ahead=500)
+    next(results)
+    results.close()  # type: ignore[attr-defined]
+    assert len(begun) <= 1 + 2
 
 
 def test_steps_ahead_are_made_before_they_are_asked_for() -> None:
@@ -99,7 +141,7 @@ def test_steps_ahead_are_made_before_they_are_asked_for() -> None:
 
     ahead = Ahead(make, 3)
     assert ahead(0) == 0
-    assert ready.wait(5)
+    assert ready.wait(HANGS)
     assert sorted(made) == [0, 1, 2, 3]
     assert [ahead(step) for step in (1, 2)] == [10, 20]
 
@@ -132,22 +174,23 @@ def test_an_exception_is_raised_at_its_own_step_and_again_when_asked_again() -> 
 
 
 def test_threads_end_with_the_object() -> None:
-    gc.collect()
-    before = threading.active_count()
+    before = set(threading.enumerate())
     ahead = Ahead(lambda step: step, 4)
     ahead(0)
-    assert threading.active_count() > before
+    threads = set(threading.enumerate()) - before
+    assert threads
+    gone = weakref.ref(ahead)
     del ahead
     gc.collect()
-    limit = time.monotonic() + 5
-    while threading.active_count() > before and time.monotonic() < limit:
-        time.sleep(0.01)
-    assert threading.active_count() <= before  # fewer if one of another test ended meanwhile
+    assert gone() is None
+    for thread in threads:
+        thread.join(HANGS)
+        assert not thread.is_alive()
 
 
 def test_a_program_ends_while_steps_are_being_made() -> None:
-    program = "import time; from rebapl.data.workers import Ahead; Ahead(lambda s: time.sleep(0.1 * s), 2)(0)"
-    done = subprocess.run([sys.executable, "-c", program], timeout=30, capture_output=True, check=True)
+    program = "from rebapl.data.workers import Ahead; Ahead(lambda step: sum(range(100_000 * step)), 2)(0)"
+    done = subprocess.run([sys.executable, "-c", program], timeout=HANGS, capture_output=True, check=True)
     assert done.stderr == b""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.backbones import DualEncoder
 from rebapl.data.dataset import Dataset
 from rebapl.data.task import Part, Task, load_task
 from rebapl.evaluation import tasks as scoring
@@ -20,11 +20,6 @@ from rebapl.evaluation.tasks import (
 )
 from rebapl.posterior import passes
 from rebapl.training.fit import fit
-
-
-@pytest.fixture(scope="module")
-def encoder() -> DualEncoder:
-    return load_backbone("mini")
 
 
 def named(dataset: Dataset, name: str) -> Dataset:

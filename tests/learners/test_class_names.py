@@ -7,7 +7,7 @@ import torch
 from methods import CASES
 from torch import Tensor
 
-from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
 from rebapl.learners import METHODS, build_learner
 
@@ -15,11 +15,6 @@ ODD = ["McDonald's", "AC/DC", "Käsespätzle", "🐸", "🐸 frog", "C++", "rock
 LONG = "a very long name of " + " ".join(["word"] * 55)
 TOO_LONG = "an endless name of " + " ".join(["word"] * 90)
 every_method = pytest.mark.parametrize("method", METHODS)
-
-
-@pytest.fixture(scope="session")
-def mini() -> DualEncoder:
-    return load_backbone("mini")
 
 
 def logits(method: str, encoder: DualEncoder, names: list[str]) -> Tensor:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from small_clip import random_images, small_encoder
+from small_clip import random_images
 from torch import Tensor
 
 from rebapl.backbones import DualEncoder
@@ -14,11 +14,6 @@ from rebapl.learners.registry import published
 NAMES = ["red cat", "dog", "big old tree"]
 TEMPLATE = "a photo of a {}."
 BOTH = ("mmrl", "mmrl++")
-
-
-@pytest.fixture(scope="module")
-def encoder() -> DualEncoder:
-    return small_encoder()
 
 
 def build(encoder: DualEncoder, method: str, names: list[str] = NAMES, **settings: object) -> Learner:

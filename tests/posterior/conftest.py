@@ -8,7 +8,7 @@ import torch
 from methods import CASES
 from torch import Tensor
 
-from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.backbones import DualEncoder
 from rebapl.learners import build_learner
 from rebapl.posterior import Posterior
 
@@ -24,13 +24,8 @@ def encoder() -> DualEncoder:
 
 
 @pytest.fixture(scope="session")
-def mini() -> DualEncoder:
-    return load_backbone("mini")
-
-
-@pytest.fixture(scope="session")
 def make(encoder: DualEncoder) -> Make:
-    """`make(method, samples)`: a posterior of so many samples around a learner's start."""
+    """`make(method, samples)`: a posterior with that number of samples around a learner's start."""
 
     def posterior(
         method: str = "coop", samples: int = 3, backbone: DualEncoder = encoder, settings: dict | None = None

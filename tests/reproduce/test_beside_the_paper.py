@@ -10,10 +10,11 @@ import pytest
 from tiny_suite import TINY
 
 from rebapl.files import write_json
-from rebapl.reproduce.make import PAPER_TARGETS, make_target
+from rebapl.reproduce.make import make_target
 from rebapl.reproduce.paper import quote
+from rebapl.reproduce.paper_table import Context, Product
 from rebapl.reproduce.suites import MINI, PAPER, Suite
-from rebapl.reproduce.target import Context, Product
+from rebapl.reproduce.targets import PAPER_TARGETS
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import RESULTS, run_folder
 
@@ -88,16 +89,16 @@ def test_transfers_beside_the_paper(tmp_path: Path, name: str, protocol: str) ->
     suite = replace(PAPER, seeds=(1,))
     targets = suite.cross if name == "table2" else suite.shifted
     for choice in suite.choices(["promptsrc", "maple", "mmrl"]):
-        parts = {target: quote(name, choice.label, target).value + SHIFT for target in targets}
-        parts["test"] = quote(name, choice.label, "imagenet").value + SHIFT
+        parts = {target: quote(name, choice.label, "accuracy", target).value + SHIFT for target in targets}
+        parts["test"] = quote(name, choice.label, "accuracy", "imagenet").value + SHIFT
         invent(tmp_path, suite.config("imagenet", choice, 1, protocol), parts)
     table = table_of(PAPER_TARGETS[name].make(Context(suite, tmp_path)), name)
     assert len(table) == (len(targets) + 2) * 7
     for row in table:
         if row["method"] == "Δ":
-            assert float(row["diff."]) == pytest.approx(0.0, abs=0.02)
+            assert float(row["accuracy diff."]) == pytest.approx(0.0, abs=0.02)
         else:
-            assert float(row["diff."]) == pytest.approx(SHIFT, abs=0.02)
+            assert float(row["accuracy diff."]) == pytest.approx(SHIFT, abs=0.02)
 
 
 def test_times_beside_the_paper(tmp_path: Path) -> None:
@@ -107,9 +108,9 @@ def test_times_beside_the_paper(tmp_path: Path) -> None:
     output = PAPER_TARGETS["efficiency"].make(Context(suite, tmp_path))
     table = table_of(output, "efficiency")
     as_many = table[-3]
-    assert (as_many["epochs"], as_many["batch"], as_many["paper, s"]) == ("15", "1", "640")
+    assert (as_many["epochs"], as_many["batch"], as_many["seconds paper"]) == ("15", "1", "640")
     assert as_many["steps"] == table[-1]["steps"]
-    assert table[-1]["paper, s"] == "654"
+    assert table[-1]["seconds paper"] == "654"
     assert any("cannot be reconciled with its 10m54s" in note for note in output.tables["efficiency"].notes)
 
 
@@ -152,4 +153,5 @@ def test_zero_shot_is_one_run_without_a_deviation(tmp_path: Path) -> None:
 def test_the_paper_s_latency_of_maple_stands_beside_that_of_rebapl(tmp_path: Path) -> None:
     suite = replace(TINY, compared=True)
     table = table_of(PAPER_TARGETS["latency"].make(Context(suite, tmp_path, devices=["cpu"])), "latency")
-    assert [(row["paper, MaPLe"], row["paper, + ReBaPL"]) for row in table] == [("242.33", "242.39"), ("", "276.5")]
+    beside = [(row["C"], row["spread paper"]) for row in table]
+    assert beside == [("MaPLe", "242.33"), ("1", "242.39"), ("3", "276.5")]

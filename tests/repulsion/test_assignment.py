@@ -5,7 +5,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from rebapl.repulsion.assignment import LARGEST, assigned, solved_on_device
+from rebapl.repulsion.wasserstein import LARGEST, assigned, solved_on_device
 
 SIZES = [1, 2, 3, 7, 32, 33, 100]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rebapl.errors import UserError
 from rebapl.repulsion import DISTANCES, Distance, Stored, get_distance, register_distance, sinkhorn, squared_distance
-from rebapl.repulsion.clouds import median_squared_distance, squared_distances
+from rebapl.repulsion.distances import median_squared_distance, squared_distances
 from rebapl.repulsion.sliced import Sliced, with_directions
 
 ALL = list(DISTANCES)

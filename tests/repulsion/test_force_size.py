@@ -40,9 +40,8 @@ def test_absolute_size_is_strength_times_the_sum(distance: str, potential: str) 
     if distance != "sliced":  # which draws other directions for each
         expected = 0.7 * chosen.value(squared, torch.tensor(0.1)).sum()
         torch.testing.assert_close(repulsion(cloud), expected, rtol=1e-4, atol=1e-6)
-        assert repulsion.last is not None
-        torch.testing.assert_close(repulsion.last.distance, squared.detach().min())
-        assert not repulsion.last.distance.requires_grad
+        torch.testing.assert_close(repulsion.state["distance"], squared.detach().min())
+        assert not repulsion.state["distance"].requires_grad
     before = squared.detach().sum()
     for p, g in zip(problem.parameters, torch.autograd.grad(repulsion(cloud), problem.parameters), strict=True):
         p.data -= 1e-3 * g / g.norm()
@@ -66,9 +65,8 @@ def test_normalised_is_exact_at_a_measured_step_and_close_between(distance: str)
             measured.append(problem.gradient_norm(loss))
             usual = sum(measured) / len(measured)
             assert force == pytest.approx(0.3 * usual, rel=1e-4)
-            assert repulsion.last is not None
-            assert repulsion.last.usual.item() == pytest.approx(usual, rel=1e-4)
-            assert repulsion.last.norm.item() == pytest.approx(force, rel=1e-4)
+            assert repulsion.state["usual"].item() == pytest.approx(usual, rel=1e-4)
+            assert repulsion.state["norm"].item() == pytest.approx(force, rel=1e-4)
         assert 0.05 < force / problem.gradient_norm(loss) < 1.5
         problem.move(0.02, seed=step)
 
@@ -112,10 +110,9 @@ def test_samples_a_little_apart_repel_and_those_apart_by_rounding_do_not(points:
     repulsion.begin_cycle()
     theta = (stored + moved * torch.randn(stored.shape, generator=generator)).requires_grad_()
     repulsion(theta, loss=theta.sum(), parameters=[theta])
-    assert repulsion.last is not None
-    assert (repulsion.last.norm > 0) == acts
-    assert repulsion.last.distance < 2e-6
-    torch.testing.assert_close(repulsion.last.norm, (0.3 * acts) * repulsion.last.usual)
+    assert (repulsion.state["norm"] > 0) == acts
+    assert repulsion.state["distance"] < 2e-6
+    torch.testing.assert_close(repulsion.state["norm"], (0.3 * acts) * repulsion.state["usual"])
 
 
 def test_between_measurements_the_force_follows_the_distance() -> None:
@@ -123,7 +120,7 @@ def test_between_measurements_the_force_follows_the_distance() -> None:
     problem = Problem()
     repulsion = problem.repelled("wasserstein", force=Normalised(fraction=0.3, measure_every=100))
     problem.move(0.01)
-    assert repulsion.last is None
+    assert not repulsion.state
     repulsion(problem.model(problem.pool), loss=problem.loss(), parameters=problem.parameters)
     with torch.no_grad():
         for p in problem.parameters:
@@ -201,14 +198,12 @@ def test_of_many_remembered_samples_all_slopes_are_measured_in_the_first_steps(c
     for _ in range(9):
         term = repulsion(problem.model(problem.pool), loss=problem.loss(), parameters=problem.parameters)
         assert term.isfinite()
-        assert repulsion.last is not None
-        measured.append(int((repulsion.last.slope > 0).sum()))
-        used.append(int((repulsion.last.held > 0).sum()))
+        measured.append(int((repulsion.state["slope"] > 0).sum()))
+        used.append(int((repulsion.state["held"] > 0).sum()))
     assert measured == used == [min(AT_ONCE * step, count) for step in range(1, 10)]
     repulsion.begin_cycle()  # and the next cycle measures all of them anew
     repulsion(problem.model(problem.pool), loss=problem.loss(), parameters=problem.parameters)
-    assert repulsion.last is not None
-    assert int((repulsion.last.slope > 0).sum()) == AT_ONCE
+    assert int((repulsion.state["slope"] > 0).sum()) == AT_ONCE
 
 
 @pytest.mark.parametrize(("strength", "limited"), [(1e-3, False), (1e6, True)])
@@ -291,16 +286,14 @@ def test_the_gradients_of_a_measuring_step_are_those_of_loss_and_term(samples: i
     repulsion.begin_cycle()
     problem.move(0.2, seed=99)
     for _ in range(3):  # so that all of them have a slope, and other ones are measured each time
-        plan = repulsion.plan(torch.device("cpu"), exploring=True)
+        kind, state = repulsion.plan(torch.device("cpu"))
         loss, cloud = problem.loss(), problem.model(problem.pool)
-        term, found, measured = repulsion.term(plan, cloud, None, loss, problem.parameters)
-        repulsion.keep(found)
-        assert measured is not None
-        assert len(measured.samples) == min(samples, AT_ONCE)
-        wanted = [torch.autograd.grad(value, problem.parameters, retain_graph=True) for value in (loss, term)]
-        reused = [measured.loss, measured.of_term(problem.parameters)]
-        torch.testing.assert_close(reused, wanted, rtol=1e-4, atol=1e-6)
-    assert found.norm > 0
+        term = repulsion.term(kind, state, cloud, None, loss, problem.parameters)
+        repulsion.keep(term.state)
+        assert len(term.of_samples) == min(samples, AT_ONCE)
+        wanted = [torch.autograd.grad(value, problem.parameters, retain_graph=True) for value in (loss, term.value)]
+        torch.testing.assert_close([term.of_loss, term.gradient(problem.parameters)], wanted, rtol=1e-4, atol=1e-6)
+    assert repulsion.state["norm"] > 0
 
 
 def test_a_force_with_a_tolerance_yields_as_the_loss_rises() -> None:

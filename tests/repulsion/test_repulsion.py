@@ -78,9 +78,8 @@ def copied(tree: Any) -> Any:
 
 def distance_of(repulsion: Repulsion) -> float:
     """d² to the nearest remembered sample, as of the last step."""
-    assert repulsion.last is not None
-    assert not repulsion.last.distance.requires_grad
-    return repulsion.last.distance.item()
+    assert not repulsion.state["distance"].requires_grad
+    return repulsion.state["distance"].item()
 
 
 def test_what_is_remembered_is_a_detached_copy() -> None:

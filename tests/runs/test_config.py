@@ -98,6 +98,17 @@ def test_a_local_backbone_is_known_by_its_content_wherever_it_lies(tmp_path: Pat
     assert first.hash() != second.hash()
 
 
+def test_a_local_backbone_is_known_by_its_tokenizer_too(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(Path(rebapl.backbones.loading.__file__).parent / "mini", tmp_path / "model"))
+    run, tokenizer = changed(backbone=str(folder)), folder / "tokenizer.json"
+    content, first = json.loads(tokenizer.read_text()), run.hash()
+    words = content["model"]["vocab"]
+    one, other, *_ = words
+    words[one], words[other] = words[other], words[one]
+    tokenizer.write_text(json.dumps(content))
+    assert run.hash() != first
+
+
 def test_a_local_backbone_is_known_by_the_weights_that_are_read(tmp_path: Path) -> None:
     """Those of a pickle only where there are no others, so that one beside them changes nothing."""
     folder = Path(shutil.copytree(Path(rebapl.backbones.loading.__file__).parent / "mini", tmp_path / "model"))

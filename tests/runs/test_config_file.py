@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
+from rebapl.origins import Value
 from rebapl.runs.config import RunConfig
-from rebapl.runs.config_file import KEYS, build_config, merged, read_config_file, read_words
+from rebapl.runs.config_file import KEYS, build_config, gather_settings, read_config_file, read_words
 from rebapl.runs.folder import config_from_json, run_folder
 from rebapl.runs.run import run as do_run
-from rebapl.sampling.presets import PRESETS, Value
-from rebapl.yaml_files import parse_yaml
+from rebapl.sampling.presets import PRESETS
 
 PAGE = (Path(__file__).parents[2] / "docs/runs.md").read_text(encoding="utf-8")
 
@@ -66,23 +66,24 @@ def test_a_file_goes_on_top_of_the_one_it_extends(tmp_path: Path) -> None:
 
 
 def test_words_go_on_top_of_a_file(tmp_path: Path) -> None:
-    chosen = read_config_file(write(tmp_path, "run.yaml", FILE))
-    words = read_words(["seed=2", "method.tokens=5", "inference.repulsion.images=8", "targets=[a, b]"])
-    config = build_config(merged(chosen, words))
+    file = write(tmp_path, "run.yaml", FILE)
+    words = ["seed=2", "method.tokens=5", "inference.repulsion.images=8", "targets=[a, b]"]
+    config = build_config(gather_settings(file, {}, words))
     assert config.seed == 2
     assert config.method_settings == {"tokens": 5}
     assert config.inference_settings["repulsion"] == {"distance": "energy", "images": 8}
     assert config.targets == ("a", "b")
-    assert build_config(merged(chosen, {"targets": "a, b"})).targets == ("a", "b")
-    without = build_config(merged(chosen, read_words(["inference.repulsion=null"])))
+    assert build_config(gather_settings(file, {"targets": "a, b"}, [])).targets == ("a", "b")
+    without = build_config(gather_settings(file, {}, ["inference.repulsion=null"]))
     assert without.inference_settings["repulsion"] is None
 
 
 def test_another_inference_leaves_the_settings_of_the_first_behind(tmp_path: Path) -> None:
-    chosen = read_config_file(write(tmp_path, "run.yaml", FILE))
-    config = build_config(merged(chosen, read_words(["inference=mle", "inference.sampler.lr=0.1"])))
+    file = write(tmp_path, "run.yaml", FILE)
+    config = build_config(gather_settings(file, {}, ["inference=mle", "inference.sampler.lr=0.1"]))
     assert (config.inference, config.inference_settings) == ("mle", {"sampler": {"lr": 0.1}})
-    same = build_config(merged(chosen, {"inference": "rebapl"}))
+    assert build_config(gather_settings(file, {"inference": "mle"}, [])).inference_settings == {}
+    same = build_config(gather_settings(file, {"inference": "rebapl"}, []))
     assert same.inference_settings["sampler"] == {"lr": 0.001}
 
 
@@ -130,6 +131,11 @@ def test_mistakes_in_words_are_named(word: str, message: str) -> None:
     [
         (["method.tokens=abc"], "method.tokens is 'abc': it must be a whole number"),
         (["method.tokens=2.5"], "method.tokens is 2.5: it must be a whole number"),
+        (["inference.curve={kind: {}}"], "inference.curve: unknown kind of curve"),
+        (["inference.repulsion.force={kind: [fading]}"], "inference.repulsion.force: unknown kind of force"),
+        (["inference.restart={kind: {}}"], "inference.restart: unknown kind of restart"),
+        (["inference={name: {}}"], "inference is {}: it must be text"),
+        (["method={name: [maple]}"], "method is ['maple']: it must be text"),
         (["shots=sixteen"], "shots is 'sixteen': it must be a whole number"),
         (["inference.sampler.integrator=foo"], "inference.sampler.integrator is 'foo'"),
         (["inference.repulsion.distance=nonsense"], "inference.repulsion.distance: unknown kind of distance"),
@@ -170,7 +176,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_file_of_a_run_names_the_same_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = build_config(read_config_file(run / "config.json"))
     assert run_folder(config, run.parent) == run
-    changed = build_config(merged(read_config_file(run / "config.json"), read_words(["inference.cycles=3"])))
+    changed = build_config(gather_settings(run / "config.json", {}, ["inference.cycles=3"]))
     assert changed.resolved().training.inference == config.resolved().training.inference.changed(cycles=3)
     monkeypatch.chdir(run.parent.parent)
     shown = CliRunner().invoke(app, ["train", "--config", str(run / "config.json"), "--runs", str(run.parent)])
@@ -181,8 +187,8 @@ def test_the_file_of_a_run_names_the_same_run_when_a_preset_has_changed(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     was = PRESETS.find("csghmc")
-    values = {**was.values, "sampler.exploration": Value(0.7, "ours"), "chains": Value(2, "ours")}
-    monkeypatch.setitem(PRESETS.known, "csghmc", replace(was, values=values))
+    more = {"sampler.exploration": Value(0.7, "ours"), "chains": Value(2, "ours")}
+    monkeypatch.setitem(PRESETS.known, "csghmc", replace(was, layers=(*was.layers, more)))
     resolved = json.loads((run / "config.json").read_text())["resolved"]
     assert config_from_json(json.loads((run / "config.json").read_text()), run).resolved().plain() != resolved
     config = build_config(read_config_file(run / "config.json"))
@@ -201,10 +207,10 @@ def test_the_file_of_a_run_that_cannot_be_made_again_is_refused(run: Path, tmp_p
             read_config_file(path)
 
 
-def test_the_page_shows_a_configuration_that_holds_and_names_every_key() -> None:
+def test_the_page_shows_a_configuration_that_holds_and_names_every_key(tmp_path: Path) -> None:
     shown = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0]
     words = re.findall(r"[\w.]+=[\w.]+", next(line for line in PAGE.splitlines() if "run.yaml shots=4" in line))
-    config = build_config(merged(parse_yaml(shown), read_words(words)))
+    config = build_config(gather_settings(write(tmp_path, "run.yaml", shown), {}, words))
     assert (config.shots, config.method_settings) == (4, {"tokens": 2})
     assert len(config.hash()) == 10
     (keys,) = (line for line in PAGE.splitlines() if line.startswith("- Accepted keys"))

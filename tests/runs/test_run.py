@@ -15,10 +15,10 @@ from drawn_folder import coloured_squares
 import rebapl
 from rebapl.data.fixture import make_fixture
 from rebapl.errors import UserError
-from rebapl.posterior import Posterior, save_posterior
+from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.runs import run as runs_module
 from rebapl.runs.config import RunConfig
-from rebapl.runs.folder import is_finished, load_trained, run_folder, scored_as
+from rebapl.runs.folder import is_finished, run_folder, scored_as
 from rebapl.runs.lock import alone_in
 from rebapl.runs.machine import best_device
 from rebapl.runs.results import read_result
@@ -149,7 +149,7 @@ def test_a_run_that_was_just_trained_is_scored_as_one_that_is_read(
     settings = {"cycles": 2} if inference in ("rebapl", "ensemble") else {}
     config = config.changed(epochs=None if method == "zero-shot" else 1, inference_settings=settings)
     with monkeypatch.context() as patched:
-        patched.setattr(runs_module, "load_trained", None)  # nothing is read
+        patched.setattr(runs_module, "load_posterior", None)  # nothing is read
         run(config, tmp_path / "x", device="cpu")
     at_once, read = read_result(tmp_path / "x"), evaluate_run(tmp_path / "x", device="cpu")
     assert at_once.changed(seconds=read.seconds) == read
@@ -161,7 +161,7 @@ def test_a_posterior_that_was_changed_meanwhile_is_read_from_its_folder(tmp_path
     config = CONFIG.changed(method="coop", inference="ensemble", backbone=str(nano), epochs=1, test_images=5)
     config, out = config.changed(inference_settings={"cycles": 2}), tmp_path / "x"
     run(config, out, device="cpu", score=False)
-    posterior = load_trained(out, device="cpu")
+    posterior = load_posterior(out)
     weights = torch.tensor([0.25, 0.75])
     save_posterior(posterior.with_weights(weights), out / "posterior")  # as another process may do
     result = evaluate_run(out, device="cpu", posterior=posterior)
@@ -178,7 +178,7 @@ def test_what_a_training_kept_is_free_before_its_run_is_scored(
     train, score = Training.run, runs_module.evaluate
 
     def watched(training: Training, *given: object, **named: object) -> Posterior:
-        kept.extend(weakref.ref(each) for each in (training, training.loop, training.loop.passes))  # type: ignore[union-attr]
+        kept.extend(weakref.ref(each) for each in (training, training.loop, training.loop.objective))  # type: ignore[union-attr]
         return train(training, *given, **named)  # type: ignore[arg-type]
 
     def scored(posterior: Posterior, *given: object) -> object:
@@ -252,7 +252,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_its_log_has_no_gap(
     with pytest.raises(KeyboardInterrupt):
         run(config, broken, device="cpu", score=False)
     with pytest.raises(UserError, match="not trained yet"):
-        load_trained(broken)
+        load_posterior(broken)
     assert [row["step"] for row in read_log(broken / "log.csv")] == [0, 10, 20]
     monkeypatch.setattr(Chain, "step", step)
     assert run(config, broken, device="cpu", score=False)
@@ -268,7 +268,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_its_log_has_no_gap(
 def hold(folder: Path, begun, enough, over) -> None:
     with alone_in(folder):
         begun.set()
-        enough.wait(60)
+        enough.wait(600)
         over.set()
 
 
@@ -277,7 +277,7 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
     begun, enough, over = (context.Event() for _ in range(3))
     other = context.Process(target=hold, args=(tmp_path / "run", begun, enough, over))
     other.start()
-    assert begun.wait(60)
+    assert begun.wait(600)
     with (
         pytest.raises(UserError, match=rf"another process \({other.pid} on .*\) is at work"),
         alone_in(tmp_path / "run"),

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from rebapl.cli.commands import app
 from rebapl.learners import METHODS
-from rebapl.runs.config_file import build_config
-from rebapl.runs.schema import run_schema
+from rebapl.runs.config_file import build_config, run_schema
 from rebapl.sampling import PRESETS
 
 ROOT = Path(__file__).parents[2]

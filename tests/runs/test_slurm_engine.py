@@ -91,7 +91,7 @@ def test_an_interrupted_driver_cancels_its_jobs_after_they_have_kept_their_step(
     with pytest.raises(KeyboardInterrupt):
         list(SlurmEngine(tmp_path / "runs").run(wanted, At(KeyboardInterrupt)))
     kept = wanted[0].folder / CHECKPOINT
-    until = time.monotonic() + 60
+    until = time.monotonic() + 600
     while not kept.exists():
         assert time.monotonic() < until
         time.sleep(0.05)

@@ -36,7 +36,7 @@ def test_a_loop_of_ones_own():
             if repulsion.acts(schedule.exploring):
                 rows = repulsion.choose(len(pool), 16, generator)
                 loss = loss + repulsion(features(pool[rows]), rows, loss=loss, parameters=list(model.parameters()))
-                forces.append(repulsion.last.norm.item())
+                forces.append(repulsion.state["norm"].item())
             sampler.zero_grad()
             loss.backward()
             sampler.step()

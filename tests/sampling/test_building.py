@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from rebapl.sampling import SGHMC, SGLD, Chain, Inference
-from rebapl.sampling.building import build_burn_in, build_optimizer
-from rebapl.sampling.settings import BurnIn, SGHMCSettings
+from rebapl.sampling.optimizers import build_burn_in, build_optimizer
+from rebapl.sampling.settings import SGHMCSettings
 
 from .toy import ToyLearner, batches
 
 N = 50
 
 
-def burner(start: torch.Tensor, lr=0.1, **prior):
+def burner(start: torch.Tensor, **prior):
     theta = torch.nn.Parameter(start.clone())
-    return theta, build_burn_in(SGHMCSettings(lr=9.0, **prior), BurnIn(share=0.1, lr=lr), [theta], N)
+    return theta, build_burn_in(SGHMCSettings(lr=0.1, burn_in=1.0, **prior), [theta], N)
 
 
 PRIORS = [
@@ -88,7 +88,7 @@ def test_the_loops_burn_in_is_pulled_harder_by_a_narrower_prior():
     start = torch.cat([p.detach().flatten() for p in (ToyLearner().image, ToyLearner().text)])
     for std in (None, 1.0, 0.05):
         prior = {} if std is None else {"prior_std": std, "center": "init"}
-        sampler = {"kind": "sghmc", "lr": 0.02, "exploration": 0.9, "burn_in": {"share": 0.9}, **prior}
+        sampler = {"kind": "sghmc", "lr": 0.02, "exploration": 0.9, "burn_in": 1.0, **prior}
         inference = Inference(sampler=sampler, epochs=2, batch=8, curve="constant")
         run = Chain(ToyLearner(), inference, batches, num_data=40, steps_per_epoch=20)
         for _ in range(30):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from contextlib import contextmanager, nullcontext
-from functools import partial
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from rebapl import captured
 from rebapl.backbones import load_backbone
@@ -67,8 +66,8 @@ class Replayed:
 
     def __init__(self, function, given, _generators, _pool):
         self.function, self.graph = function, self
-        self.copies = captured._map(given, torch.clone)
-        self.inputs = captured._tensors(self.copies)
+        self.copies = tree_map(torch.clone, given)
+        self.inputs = tree_leaves(self.copies)
         self.outputs = None
 
     fits = captured._Captured.fits
@@ -77,21 +76,15 @@ class Replayed:
         return None
 
     def __call__(self, *given):
-        for own, x in zip(self.inputs, captured._tensors(given), strict=True):
+        for own, x in zip(self.inputs, tree_leaves(given), strict=True):
             own.copy_(x)
         outputs = self.function(*self.copies)
         if self.outputs is None:
             self.outputs = outputs
-        for old, new in zip(tensors(self.outputs), tensors(outputs), strict=True):
-            old.copy_(new)
+        for old, new in zip(tree_leaves(self.outputs), tree_leaves(outputs), strict=True):
+            if old is not None:
+                old.copy_(new)
         return self.outputs
-
-
-def tensors(tree):
-    """Those of nested tuples, in which there may be nothing in some places."""
-    if isinstance(tree, tuple):
-        return [tensor for part in tree for tensor in tensors(part)]
-    return [] if tree is None else [tree]
 
 
 class Drawn:
@@ -178,7 +171,7 @@ def test_what_a_recording_looks_at_is_still_there_when_it_is_replayed(monkeypatc
             self.looked_at = self.stored()
 
         def stored(self):
-            return self.function.args[0].memory.stored if isinstance(self.function, partial) else None
+            return self.function.args[0].memory.stored if self.function.args[1] != "plain" else None
 
         def __call__(self, *given):
             replays.append(self.stored() is self.looked_at)
@@ -249,8 +242,6 @@ def test_the_branches_of_all_recordings_share_a_stream(monkeypatch):
     """A library keeps working memory for each stream that it meets, so a stream for each recording would cost much."""
     here, used = Stream(), []
     stand_ins = {
-        "is_initialized": lambda: True,
-        "is_current_stream_capturing": lambda: True,
         "current_device": lambda: 0,
         "current_stream": lambda: here,
         "Stream": Stream,
@@ -261,14 +252,13 @@ def test_the_branches_of_all_recordings_share_a_stream(monkeypatch):
     monkeypatch.setattr(captured, "_branches", defaultdict(Stream))
     for event in ("first", "second"):
         token = captured._began.set(event)
-        captured.Beside(dict)._joined()
+        assert not list(captured.beside(dict))
         captured._began.reset(token)
     assert used[0] is used[1]
     assert used[0].waits == ["first", "second"]
     assert here.waits == used
-    captured.Beside(dict)  # in a recording of somebody else, who may record at the same time
-    assert used[2] is not used[0]
-    assert used[2].waits == [here]
+    captured.beside(dict)  # nothing is recorded: at once
+    assert len(used) == 2
 
 
 @pytest.mark.gpu
@@ -276,7 +266,7 @@ def test_another_recording_takes_no_more_memory():
     weight, x = torch.randn(512, 512, device="cuda").requires_grad_(), torch.randn(64, 512, device="cuda")
 
     def gradient(x):
-        beside = captured.Beside(lambda: {"product": weight @ weight})
+        beside = captured.beside(lambda: {"product": weight @ weight})
         return torch.autograd.grad((x @ weight @ beside["product"]).square().sum(), weight)[0]
 
     def recorded():
@@ -328,7 +318,7 @@ REPELLED = {
     "held": ({"force": Fading(measure_every=3), "stage": "both"}, None, RELATIVE | {"hold"}),
     "decoupled": (
         {"force": Fading(measure_every=3)},
-        {"burn_in": {"share": 0.4}},
+        {"burn_in": 1.0},
         {"plain", "measure, decoupled", "follow, decoupled"},
     ),
 }
@@ -346,7 +336,7 @@ def test_a_captured_run_equals_the_usual_one(distance, name):
     rows = zip(usual.diagnostics.rows(), captured.diagnostics.rows(), strict=True)
     for row, other in rows:
         assert row == pytest.approx(other, rel=1e-3, abs=1e-4, nan_ok=True)
-    assert set(captured.passes.capturing._captured) == kinds
+    assert set(captured.capturing._captured) == kinds
 
 
 @pytest.mark.gpu
@@ -382,14 +372,14 @@ def test_every_method_is_captured_and_equals_itself_uncaptured(method):
         encoder = load_backbone("mini", "cuda", torch.float32)
         chain = chain_of(task, encoder, method, "rebapl", epochs=3, inference_settings=settings)
         if not capture:
-            chain.passes.capturing = None
+            chain.capturing = None
         start = torch.cat([p.detach().flatten() for p in chain.parameters.values()])
         while not chain.done:
             chain.step()
         found.append(torch.cat([p.detach().flatten() for p in chain.parameters.values()]))
         assert chain.drawing is not None
         if capture:
-            assert "plain" in chain.passes.capturing._captured
+            assert "plain" in chain.capturing._captured
     moved = (found[1] - start).norm()
     assert moved > 0
     assert (found[0] - found[1]).norm() < 0.05 * moved
@@ -418,26 +408,6 @@ def test_fifty_captured_steps_with_batches_drawn_inside_equal_the_usual_ones_and
     moved = (found[1] - start).norm()
     assert moved > 0
     assert (found[0] - found[1]).norm() < 0.05 * moved
-
-
-@pytest.mark.gpu
-def test_a_captured_step_is_faster():
-    task = load_task("digits", shots=4, seed=1, test_images=20)
-    seconds = {}
-    for capture in (True, False):
-        chain = chain_of(task, load_backbone("mini", "cuda", torch.bfloat16), "maple", "mle", epochs=30)
-        if not capture:
-            chain.passes.capturing = None
-        for _ in range(10):
-            chain.step()
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(40):
-            chain.step()
-        torch.cuda.synchronize()
-        seconds[capture] = (time.perf_counter() - began) / 40
-    print(f"\nmini, MaPLe, one step: {1e3 * seconds[True]:.2f} ms captured, {1e3 * seconds[False]:.2f} ms as usual")
-    assert seconds[True] < 0.7 * seconds[False]
 
 
 def test_what_cannot_be_captured_runs_as_usual_and_says_so_once(monkeypatch):

@@ -130,7 +130,7 @@ def test_every_space_repels(space):
     repelling = Repelling(space=space, distance="paired" if space == "weights" else "mmd", **images)
     run = chain(settings(repulsion=repelling, cycles=2), learner)
     assert len(list(run.run())) == 2
-    assert run.repulsion.last.norm > 0
+    assert run.repulsion.state["norm"] > 0
     assert any(8 < seen < 16 for seen in learner.seen) is riding
 
 
@@ -221,7 +221,7 @@ RESUMABLE = {
     "chains, warm": {"chains": 2, "cycles": 2, "repulsion": REPEL, "sampler": {"samples_per_cycle": 2}},
     "kicked": {"restart": {"kind": "warm", "kick": 0.1, "keep_momentum": True}},
     "burn-in": {
-        "sampler": {"burn_in": {"share": 0.3}, "gradient_noise": "estimate", "center": "init", "weight_decay": 0.1},
+        "sampler": {"burn_in": 0.75, "gradient_noise": "estimate", "center": "init", "weight_decay": 0.1},
         "repulsion": REPEL,
     },
     "averaging": {"averaging": {"mean": 1.0, "std": 1.0}, "sampler": SGD},

@@ -36,7 +36,7 @@ def test_the_loop_of_ones_own_gives_a_sample_per_cycle_and_is_repelled(names: di
     samples, repulsion = names["samples"], names["repulsion"]
     assert len(samples) == 3
     assert len(repulsion) == 2  # the third sample has no later cycle to repel
-    assert repulsion.last.norm > 0
+    assert repulsion.state["norm"] > 0
     weights = torch.stack([sample["0.weight"].flatten() for sample in samples])
     assert torch.pdist(weights).min() > 1e-3
 
@@ -45,7 +45,7 @@ def test_the_chain_gives_a_sample_per_cycle_and_is_repelled(names: dict[str, Any
     chain = names["chain"]
     assert [sample.cycle for sample in chain.samples] == [0, 1, 2, 3]
     assert chain.repulsion.distance.kind == "energy"
-    assert chain.repulsion.last.norm > 0
+    assert chain.repulsion.state["norm"] > 0
 
 
 def test_the_prior_that_the_page_recommends_is_accepted(names: dict[str, Any]) -> None:

@@ -24,7 +24,6 @@ from rebapl.sampling.settings import (
     SAMPLERS,
     Adaptive,
     Averaging,
-    BurnIn,
     Cold,
     Repelling,
     Warm,
@@ -47,7 +46,7 @@ OUTSIDE = {
 """The only settings that do not act in the loop."""
 
 OTHERS: dict[str, list[Any]] = {
-    "first_epochs": [4],
+    "first_epochs": [5],
     "gradient_noise": ["estimate", 0.01],
     "center": ["init"],
     "space": ["image", "text", "both", "logits", "weights"],
@@ -66,8 +65,7 @@ OTHERS: dict[str, list[Any]] = {
     "adaptive": [{"min_likelihood_gain": 9.0, "min_diversity_gain": 9.0, "patience": 1}, None],
     "min_likelihood_gain": [0.0],
     "min_diversity_gain": [0.0],
-    "share": [0.1],
-    "burn_in": [{"share": 0.3, "lr": 0.01}, None],
+    "burn_in": [0.3],
     "restart": [None],
     "repulsion": [{"images": 5, "pool": 12}, None],
 }
@@ -90,7 +88,7 @@ BASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     **{name: (name, "sgd", {}) for name in PRESETS},
     "mle, adamw": ("mle", "adamw", {}),
     "csgld, adamw": ("csgld", "adamw", {}),
-    "rebapl, adamw": ("rebapl", "adamw", {"sampler.burn_in.lr": 0.01, "sampler.burn_in.share": 0.3}),
+    "rebapl, adamw": ("rebapl", "adamw", {"sampler.burn_in": 0.7}),
     # fields that no preset uses, or uses only in a form in which the others are refused
     "a prior": ("csghmc", "sgd", {"sampler.weight_decay": 0.0, "sampler.prior_std": 0.2, "sampler.center": "init"}),
     "burn-in": ("csgld", "adamw", {"sampler.weight_decay": 0.0, "sampler.prior_std": 0.2, "sampler.center": "init"}),
@@ -139,7 +137,7 @@ def base(name: str) -> dict[str, Any]:
     steps, so that the force acts at each."""
     start, recipe, changes = BASES[name]
     repels = preset(start, RECIPES[recipe]).repulsion is not None
-    small: dict[str, Any] = {"repulsion.every": 1} if repels else {}
+    small: dict[str, Any] = {"repulsion.every": 1, "epochs": 4} if repels else {}
     if repels and "repulsion.images" not in changes:
         small |= {"repulsion.images": 6, "repulsion.pool": 16}
     return preset(start, RECIPES[recipe], **small, **changes).plain()
@@ -204,7 +202,7 @@ def with_needed(kind: str, settings: type[Settings]) -> dict[str, Any]:
 
 EVERY = [
     *(kind for kinds in KINDS.values() for kind in kinds.values()),
-    *(Inference, Adaptive, Averaging, BurnIn, Cold, Repelling, Warm, Warmup),
+    *(Inference, Adaptive, Averaging, Cold, Repelling, Warm, Warmup),
 ]
 WHOLE = {name for kind in EVERY for name, field in kind.model_fields.items() if field.annotation is int}
 
@@ -276,6 +274,10 @@ SAME = {
     ("rebapl", "repulsion.memory"): "before the second of two cycles there is only the previous one",
     ("rebapl, adamw", "repulsion.memory"): "the same",
     ("weights", "repulsion.distance"): "of one point, Wasserstein's distance is the paired one",
+    **{
+        (name, "repulsion.force.tolerance"): "the loss of each chain falls, so that nothing yields"
+        for name in ("mmd", "sinkhorn", "capped", "text", "weights")
+    },
 }
 """Changes that come to the same thing in one base."""
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rebapl.repulsion import Absolute, Capped, Fading, Force, Inverse, Normalised, Printed, Repulsion
+from rebapl.repulsion.repulsion import Term
 from rebapl.sampling import Chain, Inference, Repelling
 
 from .toy import ToyOutput
@@ -183,7 +184,7 @@ def test_in_both_stages_the_coefficients_of_a_relative_force_are_held_while_samp
         run.step()
         if not inside:
             continue
-        held.append(run.repulsion.last.held.clone())
+        held.append(run.repulsion.state["held"].clone())
         exploring.append(now)
         gradients.append((theta, run.learner.theta.grad.clone() - images.mean(0)))
     held, exploring = torch.stack(held), torch.tensor(exploring)
@@ -218,14 +219,14 @@ def test_the_gradients_that_a_measuring_step_reuses_are_those_it_would_compute(s
     for reuse in (True, False):
 
         def given(*arguments, reuse=reuse):
-            *found, measured = term(*arguments)
-            return *found, measured if reuse else None
+            found = term(*arguments)
+            return found if reuse else Term(found.value, found.state)
 
         monkeypatch.setattr(Repulsion, "term", given)
         run = chain(sampler, Fading(measure_every=1), learner=Uneven())
         start_beside_the_sample(run)
         list(run.run())
-        assert run.repulsion.last.norm > 0
+        assert run.repulsion.state["norm"] > 0
         assert run.learner.unused.grad is None
         ends.append(run.samples[-1].parameters)
     torch.testing.assert_close(*ends)

@@ -104,7 +104,7 @@ def test_the_log_has_distances_between_impulses():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(UserError, match="every = 0"):
+    with pytest.raises(UserError, match="every is 0: it must be at least 1"):
         Repulsion("paired", every=0)
     repulsion = Repulsion("paired", every=2, anchor=torch.zeros(1, 3))
     with pytest.raises(UserError, match="say at which step of the cycle"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rebapl.sampling.reference import Reference
+from rebapl.sampling.objective import ReferencePool
 
 from .toy import ToyLearner, batches, data
 
@@ -16,9 +16,9 @@ def test_a_steps_cloud_is_the_stored_cloud_at_its_points(space, keep):
     learner = ToyLearner()
     images, labels = batches(0)
     n = None if space in ("text", "weights") else 6
-    reference = Reference(learner, space, data()[0][:20], n, images[:1], keep, chunk=7)
+    reference = ReferencePool(learner, space, data()[0][:20], n, images[:1], keep, chunk=7)
     chosen = reference.choose(torch.Generator().manual_seed(0))
-    loss, cloud, points = reference.objective(images, labels, chosen)
+    loss, cloud, points = reference.compared(images, labels, chosen)
     stored = reference.stored()
     torch.testing.assert_close(cloud, stored if points is None else stored[points])
     torch.testing.assert_close(loss, learner.loss(learner(images), labels))
@@ -32,10 +32,10 @@ def test_a_steps_cloud_is_the_stored_cloud_at_its_points(space, keep):
 def test_the_kept_rows_are_of_either_kind_in_turn():
     """Six of twenty images and three classes: nine rows, of which two are kept."""
     images, labels = batches(0)
-    reference = Reference(ToyLearner(), "both", data()[0][:20], 6, images[:1], 2)
+    reference = ReferencePool(ToyLearner(), "both", data()[0][:20], 6, images[:1], 2)
     generator, seen = torch.Generator().manual_seed(0), set()
     for _ in range(60):
-        _, cloud, points = reference.objective(images, labels, reference.choose(generator))
+        _, cloud, points = reference.compared(images, labels, reference.choose(generator))
         assert len(cloud) == len(points.unique()) == 2
         seen |= set(points.tolist())
     assert seen == set(range(23))

@@ -45,19 +45,6 @@ def seeded(seed=7):
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("noise", [None, "estimate"])
-def test_foreach_kernels_equal_the_plain_path(name, noise):
-    if noise and name not in WITH_NOISE_ESTIMATE:
-        pytest.skip("the authors' noise knows no estimate")
-    runs = []
-    for foreach in (True, False):
-        net = model()
-        settings = {"weight_decay": 0.01, "center": "init", "gradient_noise": noise}
-        runs.append(walk(net, RULES[name](net.parameters(), generator=seeded(), foreach=foreach, **settings), 20))
-    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
-
-
-@pytest.mark.parametrize("name", RULES)
 def test_lr_may_be_a_tensor(name):
     runs = []
     for lr in (0.05, torch.tensor(0.05)):

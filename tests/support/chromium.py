@@ -25,6 +25,6 @@ def open_page(page: Path | str, folder: Path, *more: str) -> tuple[str, list[str
         *more,
         page.as_uri() if isinstance(page, Path) else page,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout, re.findall(r".*:CONSOLE.*", done.stderr)

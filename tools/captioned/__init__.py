@@ -9,7 +9,7 @@ import numpy as np
 from captioned.example import Example, Facts
 from captioned.figures import draw_alike, draw_pair
 from captioned.glyphs import draw_glyph
-from rebapl.data.drawing.skeletons import CAPITALS, DIGITS, SMALL_LETTERS
+from rebapl.data.drawing.letters import CAPITALS, DIGITS, SMALL_LETTERS
 
 __all__ = ["Example", "Facts", "draw_example"]
 

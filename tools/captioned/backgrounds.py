@@ -2,9 +2,21 @@
 
 import numpy as np
 
-from rebapl.data.drawing.canvas import LEAST_CONTRAST, Picture, clutter, flat, gradient, lay
-from rebapl.data.drawing.colours import COLOURS, Colour, blend, contrast, shade_of, tone_apart_from
-from rebapl.data.drawing.textures import TEXTURES, texture
+from rebapl.data.drawing.canvas import (
+    COLOURS,
+    LEAST_CONTRAST,
+    Colour,
+    Picture,
+    blend,
+    clutter,
+    contrast,
+    flat,
+    gradient,
+    lay,
+    shade_of,
+    tone_apart_from,
+)
+from rebapl.data.drawing.shapes import TEXTURES, texture
 
 
 def colour_apart_from(rng: np.random.Generator, other: Colour, least: float) -> tuple[str, Colour]:

@@ -5,18 +5,23 @@ import numpy as np
 from captioned.backgrounds import background
 from captioned.example import Example, Facts
 from captioned.wording import caption, on_background, pick, plural, with_article
-from rebapl.data.drawing.canvas import SIZE, Picture, add_noise, blur, lay, polygon_mask, to_pixels
-from rebapl.data.drawing.colours import (
+from rebapl.data.drawing.canvas import (
     BLACK,
     COLOURS,
+    SIZE,
     WHITE,
     Colour,
+    Picture,
+    add_noise,
     blend,
+    blur,
     contrast,
+    lay,
+    polygon_mask,
     shade_of,
+    to_pixels,
 )
-from rebapl.data.drawing.shapes import SHAPES, hole, outline, place
-from rebapl.data.drawing.textures import TEXTURES, texture
+from rebapl.data.drawing.shapes import SHAPES, TEXTURES, hole, outline, place, texture
 from rebapl.data.embedded import NUMBER_WORDS
 
 RADII = {"small": (6.5, 10.0), "medium": (13.0, 18.0), "large": (22.0, 29.0)}

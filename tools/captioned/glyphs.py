@@ -10,19 +10,21 @@ from captioned.backgrounds import background
 from captioned.example import Example, Facts
 from captioned.wording import caption, on_background, pick, with_article
 from rebapl.data.drawing.canvas import (
+    COLOURS,
     LEAST_CONTRAST,
     SIZE,
+    Colour,
     Field,
     add_noise,
     blur,
     flat,
     lay,
+    shade_of,
     stroke_mask,
     to_pixels,
+    tone_apart_from,
 )
-from rebapl.data.drawing.colours import COLOURS, Colour, shade_of, tone_apart_from
-from rebapl.data.drawing.pens import distortion, fit
-from rebapl.data.drawing.skeletons import CAPITALS, DIGITS, strokes_of
+from rebapl.data.drawing.letters import CAPITALS, DIGITS, distortion, fit, strokes_of
 from rebapl.data.embedded import NUMBER_WORDS
 
 FACES = (

@@ -22,9 +22,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from rebapl import __version__
-from rebapl.app.answering import Answering, Question, TooBusyError, check_class_names, view_of
+from rebapl.app.answering import Answering, TooBusyError, Upload, check_class_names, view_of
 from rebapl.errors import UserError
-from rebapl.reproduce.toy import COVARIANCES, MEANS, Setting, mode_of, run_chains
+from rebapl.reproduce.toy import one_chain
 
 MAX_BYTES = 16 * 1024 * 1024
 """The largest body of a request; an image in it is a quarter smaller, since base64 makes it longer."""
@@ -125,7 +125,7 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
             raise UserError("top is a whole number of at least 1, and nearest is true or false")
         names = check_class_names(given.get("class_names"))
         view = await asyncio.to_thread(view_of, _bytes(given.get("image")), encoder.preprocessing)
-        future = answering.ask(Question(view, names, top, nearest))
+        future = answering.ask(Upload(view, names, top, nearest))
         return JSONResponse(await asyncio.wrap_future(future))
 
     async def toy(request: Request) -> Response:
@@ -137,17 +137,7 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
 
         def work() -> dict[str, Any]:
             with toy_turn:  # one at a time: it computes for about a second
-                setting = Setting("", "", strength)
-                found = run_chains(setting, MEANS[:1], seed=seed, cycles=cycles, steps=100, temperature=temperature)
-            samples = found.samples[:, 0]
-            return {
-                "path": [[round(x, 3) for x in point] for point in found.path[:, 0].tolist()],
-                "exploring": found.exploring,
-                "samples": samples.tolist(),
-                "modes": mode_of(samples).tolist(),
-                "means": MEANS.tolist(),
-                "covariances": COVARIANCES.tolist(),
-            }
+                return one_chain(strength, temperature, cycles, seed)
 
         return JSONResponse(await asyncio.to_thread(work))
 

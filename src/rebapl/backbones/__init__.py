@@ -1,8 +1,7 @@
 """Frozen dual encoders. They are loaded by name or path, and prompts can be put in at any of their layers."""
 
-from rebapl.backbones.encoder import DualEncoder
-from rebapl.backbones.loading import DEFAULT_BACKBONE, default_backbone, find_backbone, load_backbone
-from rebapl.backbones.precision import Dtype, computing_type
+from rebapl.backbones.encoder import Dtype, DualEncoder, computing_type
+from rebapl.backbones.loading import DEFAULT_BACKBONE, find_backbone, load_backbone
 from rebapl.backbones.text import Text, TextTokenizer, clean_class_names
 from rebapl.backbones.tower import Edit, Insert, Layer, Replace, States, Tower
 
@@ -20,7 +19,6 @@ __all__ = [
     "Tower",
     "clean_class_names",
     "computing_type",
-    "default_backbone",
     "find_backbone",
     "load_backbone",
 ]

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from rebapl.backbones.block import Block
-from rebapl.backbones.model import ImageEmbeddings, Parts, checked, layers, norm, read_tower, text_embeddings
+from rebapl.backbones.model import ImageEmbeddings, NamedModules, checked, layers, norm, read_tower, text_embeddings
 from rebapl.backbones.text import TextTokenizer, tokenizer_of_transformers
-from rebapl.backbones.tower import Tower
+from rebapl.backbones.tower import Block, Tower
 from rebapl.errors import UserError
 
 TEXT = {
@@ -54,13 +53,13 @@ def read_config(given: Mapping[str, Any]) -> SimpleNamespace:
     return SimpleNamespace(model_type="clip", projection_dim=width, **sections)
 
 
-def build(config: SimpleNamespace) -> Parts:
+def build(config: SimpleNamespace) -> NamedModules:
     """A model of these sizes, whose tensors hold nothing yet."""
     text, vision = config.text_config, config.vision_config
-    return Parts(
+    return NamedModules(
         config=config,
-        text_model=Parts(embeddings=text_embeddings(text), encoder=layers(text), final_layer_norm=norm(text)),
-        vision_model=Parts(
+        text_model=NamedModules(embeddings=text_embeddings(text), encoder=layers(text), final_layer_norm=norm(text)),
+        vision_model=NamedModules(
             embeddings=ImageEmbeddings(vision, class_token=True),
             pre_layrnorm=norm(vision),
             encoder=layers(vision),
@@ -109,13 +108,16 @@ def text_tokenizer(folder: Path, limit: int) -> TextTokenizer:
         special = {token.content: number for number, token in added.items() if token.special}
         around = len(ids) > 2 and {ids[0], ids[-1]} <= set(special.values())
         if around and _says_all(folder, special, ids[0], ids[-1]):
-            return TextTokenizer(lambda text: whole.encode(text).ids, ids[0], ids[-1], limit)
+            return TextTokenizer(
+                lambda text: whole.encode(text).ids, ids[0], ids[-1], limit, vocabulary=whole.get_vocab()
+            )
     tokenizer = tokenizer_of_transformers(folder)
     start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     ids = tokenizer("a")["input_ids"]
     if start is None or end is None or ids[0] != start or ids[-1] != end:
         raise UserError("it does not put a start and an end token around text, as a CLIP tokenizer does")
-    return TextTokenizer(lambda text: tokenizer(text, verbose=False)["input_ids"], start, end, limit)
+    vocabulary = tokenizer.get_vocab()
+    return TextTokenizer(lambda text: tokenizer(text, verbose=False)["input_ids"], start, end, limit, None, vocabulary)
 
 
 def _says_all(folder: Path, special: Mapping[str, int], start: int, end: int) -> bool:

@@ -16,25 +16,53 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rebapl.backbones import clip, siglip
-from rebapl.backbones.model import Parts
-from rebapl.backbones.precision import Dtype, computing_type
+from rebapl.backbones.model import NamedModules
 from rebapl.backbones.text import Piece, Text, TextTokenizer
 from rebapl.backbones.tower import States, Tower
 from rebapl.data.transforms import Preprocessing
-from rebapl.errors import unknown
+from rebapl.errors import UserError, unknown
+
+Dtype = torch.dtype | str
+"""A type of torch, its name, or `auto`: see `computing_type`."""
+
+_NAMED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def computing_type(dtype: Dtype, device: torch.device | str) -> torch.dtype:
+    """The type that was asked for. With `auto`, bfloat16 on a GPU that computes in it, and float32 elsewhere.
+
+    GPUs compute in bfloat16 from compute capability 8.0 on (Ampere, 2020).
+
+    >>> computing_type("auto", "cpu"), computing_type("bfloat16", "cpu")
+    (torch.float32, torch.bfloat16)
+    """
+    if isinstance(dtype, torch.dtype):
+        if not dtype.is_floating_point:
+            raise UserError(f"dtype {dtype} is no type that towers compute in: {', '.join(('auto', *_NAMED))}")
+        return dtype
+    if dtype != "auto":
+        if dtype not in _NAMED:
+            raise unknown("dtype", str(dtype), ["auto", *_NAMED])
+        return _NAMED[dtype]
+    where = torch.device(device)
+    if where.type != "cuda" or not torch.cuda.is_available():
+        return torch.float32
+    with torch.cuda.device(where):
+        # Without emulation: older GPUs have bfloat16, too, but slower than float32.
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
 
 
 @dataclass(frozen=True)
 class Architecture:
     """What is particular to one architecture.
 
-    `read_config` makes of config.json what the others need, and `build` a model of it, with `vision_model`,
+    `read_config` reads the settings in config.json, and `build` makes a model of them, with `vision_model`,
     `text_model` and `logit_scale` as `transformers` names them. `towers` are the image and the text tower of a model.
-    `text_tokenizer` reads the tokenizer in a folder, for so many positions, with its padding rule.
+    `text_tokenizer` reads the tokenizer in a folder, with its padding rule, for a number of positions.
     """
 
     read_config: Callable[[Mapping[str, Any]], SimpleNamespace]
-    build: Callable[[SimpleNamespace], Parts]
+    build: Callable[[SimpleNamespace], NamedModules]
     towers: Callable[[Any], tuple[Tower, Tower]]
     text_tokenizer: Callable[[Path, int], TextTokenizer]
     crops: bool
@@ -141,7 +169,7 @@ class DualEncoder:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the weights as float32 and the settings they do not show.
+        """SHA-256 over the weights as float32, the tokenizer, and the settings that neither shows.
 
         A posterior keeps it to recognise its backbone. `load_backbone` computes it before the weights are cast, so
         that it does not depend on the type in which the towers compute.
@@ -149,7 +177,7 @@ class DualEncoder:
         config = self.model.config
         towers = (config.vision_config, config.text_config)
         settings = [(c.num_attention_heads, c.hidden_act, c.layer_norm_eps) for c in towers]
-        digest = hashlib.sha256(repr((settings, self.preprocessing)).encode())
+        digest = hashlib.sha256(repr((settings, self.preprocessing, self.tokenizer.fingerprint)).encode())
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(name.encode())
             digest.update(tensor.float().cpu().contiguous().numpy().tobytes())

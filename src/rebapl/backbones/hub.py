@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ TOKENIZERS = ("tokenizer.json", "vocab.json", "spiece.model")
 _PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
 _BESIDE = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
+
 _log = logging.getLogger(__name__)
 
 
@@ -29,6 +32,15 @@ def split_revision(hub_id: str) -> tuple[str, str | None]:
     """
     repository, _, revision = hub_id.partition("@")
     return repository, revision or None
+
+
+def is_hub_id(name: str, revision: bool = True) -> bool:
+    """Whether a name looks like a repository of the hub, perhaps with a `revision`.
+
+    >>> is_hub_id("somebody/clip@v2"), is_hub_id("somebody/clip@v2", revision=False), is_hub_id("./clip")
+    (True, False, False)
+    """
+    return _HUB_ID.fullmatch(name) is not None and (revision or "@" not in name)
 
 
 def fetched_before(hub_id: str) -> Path | None:

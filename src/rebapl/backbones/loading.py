@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from PIL import Image
 
-from rebapl.backbones.encoder import ARCHITECTURES, Architecture, DualEncoder
-from rebapl.backbones.hub import TOKENIZERS, ask_hub, fetch, fetched_before
-from rebapl.backbones.precision import Dtype, computing_type
+from rebapl.backbones.encoder import ARCHITECTURES, Architecture, Dtype, DualEncoder, computing_type
+from rebapl.backbones.hub import TOKENIZERS, ask_hub, fetch, fetched_before, is_hub_id
+from rebapl.backbones.model import LARGEST
 from rebapl.backbones.text import TextTokenizer
 from rebapl.backbones.weights import fill_with_weights
-from rebapl.data.embedded import EMBEDDED
 from rebapl.data.transforms import Preprocessing
 from rebapl.errors import UserError, first_line
 
@@ -25,7 +24,6 @@ _ACCEPTED = (
     "'mini' (embedded), a local folder in Hugging Face format (config.json, model.safetensors, tokenizer and "
     f"preprocessor_config.json), or a hub id such as '{DEFAULT_BACKBONE}'"
 )
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
 
 def load_backbone(
@@ -71,18 +69,6 @@ def load_backbone(
     return encoder
 
 
-def default_backbone(data: str) -> str:
-    """The backbone that a run on this data set uses unless another is named.
-
-    The embedded tasks have small pictures that are made for `mini`, so they need nothing from outside. All other data
-    sets use CLIP ViT-B/16.
-
-    >>> default_backbone("digits"), default_backbone("eurosat")
-    ('mini', 'openai/clip-vit-base-patch16')
-    """
-    return "mini" if data in EMBEDDED else DEFAULT_BACKBONE
-
-
 def find_backbone(name: str) -> str:
     """The folder of a backbone: its own, or that of the local cache. If it must be fetched first, the hub id.
 
@@ -104,7 +90,7 @@ def _on_this_machine(name: str) -> Path | None:
         return folder.resolve()
     if folder.is_file():
         raise UserError(f"backbone '{name}' is a file. Accepted: {_ACCEPTED}")
-    if not _HUB_ID.fullmatch(name) or name.startswith("."):
+    if not is_hub_id(name):
         raise UserError(f"unknown backbone '{name}': no such folder. Accepted: {_ACCEPTED}")
     return fetched_before(name)
 
@@ -178,7 +164,7 @@ def read_preprocessing(given: Mapping[str, Any], image_size: int, crops: bool) -
         resize=resize,
         crop=crop,
         mean=_channels(given, "image_mean"),
-        std=_channels(given, "image_std"),
+        std=_channels(given, "image_std", above=0),
         resample=int(resample),
         square=square,
     )
@@ -190,15 +176,19 @@ def _edge(key: str, value: Any) -> int:
         if value.get("height") != value.get("width"):
             raise UserError(f"{key} is {dict(value)}: height and width must be equal")
         value = value.get("height", value.get("shortest_edge"))
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST["image_size"]:
         raise UserError(
-            f"{key} must be pixels, {{'shortest_edge': pixels}} or {{'height': …, 'width': …}}; got {value}"
+            f"{key} must be pixels (at most {LARGEST['image_size']}), {{'shortest_edge': pixels}} or "
+            f"{{'height': …, 'width': …}}; got {value}"
         )
     return value
 
 
-def _channels(given: Mapping[str, Any], key: str) -> tuple[float, ...]:
-    values = given.get(key)
-    if not isinstance(values, list) or len(values) != 3 or not all(isinstance(v, int | float) for v in values):
-        raise UserError(f"{key} must be three numbers, one per colour; got {values}")
-    return tuple(float(v) for v in values)
+def _channels(given: Mapping[str, Any], key: str, above: float = -math.inf) -> tuple[float, ...]:
+    """Three numbers, one per colour, finite and larger than `above`."""
+    values: Any = given.get(key)
+    numbers = isinstance(values, list) and len(values) == 3 and all(isinstance(value, int | float) for value in values)
+    if not numbers or not all(math.isfinite(value) and value > above for value in values):
+        least = "" if above == -math.inf else f" above {above:g}"
+        raise UserError(f"{key} must be three numbers{least}, one per colour; got {values}")
+    return tuple(float(value) for value in values)

@@ -14,11 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rebapl.backbones.block import ACTIVATIONS
+from rebapl.backbones.tower import ACTIVATIONS
 from rebapl.errors import UserError
 
+LARGEST = {"num_hidden_layers": 512, "image_size": 8192, "layer_norm_eps": 1}
+LARGEST_OTHERS = 2**20
+"""Larger sizes are in no checkpoint, and would take for ever to build."""
 
-class Parts(nn.Module):
+
+class NamedModules(nn.Module):
     """Modules and parameters by name, of which nothing is computed here. A whole model has a `config` as well."""
 
     config: SimpleNamespace
@@ -32,8 +36,8 @@ class Parts(nn.Module):
 def read_tower(name: str, given: Mapping[str, Any] | None, defaults: Mapping[str, Any]) -> SimpleNamespace:
     """The settings of one tower: the `defaults` of its architecture, and what its section of config.json says instead.
 
-    A value of another type than the default, a size below one, an activation that is not known, and heads that do not
-    divide the width are errors.
+    A value of another type than the default, a size below one or beyond all reason, an activation that is not known,
+    and heads that do not divide the width are errors.
     """
     given = {} if given is None else given
     if not isinstance(given, Mapping):
@@ -50,35 +54,37 @@ def read_tower(name: str, given: Mapping[str, Any] | None, defaults: Mapping[str
 
 
 def checked(name: str, value: Any, default: Any) -> Any:
-    """A setting of config.json, which must be of the type of its default and, if it is a number, above 0."""
+    """A setting of config.json, which must be of the type of its default and, if it is a number, above 0 and sane."""
     kinds = (int, float) if isinstance(default, float) else type(default)
     if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
         raise UserError(f"{name} is {value!r} and should be such as {default!r}")
-    if not isinstance(value, str | bool) and not value > 0:
-        raise UserError(f"{name} is {value} and should be above 0")
+    if not isinstance(value, str | bool):
+        largest = LARGEST.get(name.rpartition(".")[2], LARGEST_OTHERS)
+        if not 0 < value <= largest:
+            raise UserError(f"{name} is {value} and should be above 0 and at most {largest}")
     return value
 
 
-def layers(tower: SimpleNamespace) -> Parts:
+def layers(tower: SimpleNamespace) -> NamedModules:
     """The layers of a tower, as they lie in a checkpoint: `layers.0.self_attn.q_proj` and so on."""
     width = tower.hidden_size
 
-    def layer() -> Parts:
+    def layer() -> NamedModules:
         projections = ("q_proj", "k_proj", "v_proj", "out_proj")
-        return Parts(
+        return NamedModules(
             layer_norm1=norm(tower),
-            self_attn=Parts(**{name: nn.Linear(width, width) for name in projections}),
+            self_attn=NamedModules(**{name: nn.Linear(width, width) for name in projections}),
             layer_norm2=norm(tower),
             mlp=mlp(tower),
         )
 
-    return Parts(layers=nn.ModuleList(layer() for _ in range(tower.num_hidden_layers)))
+    return NamedModules(layers=nn.ModuleList(layer() for _ in range(tower.num_hidden_layers)))
 
 
-def mlp(tower: SimpleNamespace) -> Parts:
+def mlp(tower: SimpleNamespace) -> NamedModules:
     """The two linear maps behind attention."""
     width, inner = tower.hidden_size, tower.intermediate_size
-    return Parts(fc1=nn.Linear(width, inner), fc2=nn.Linear(inner, width))
+    return NamedModules(fc1=nn.Linear(width, inner), fc2=nn.Linear(inner, width))
 
 
 def norm(tower: SimpleNamespace) -> nn.LayerNorm:
@@ -91,9 +97,9 @@ def embedding(count: int, width: int) -> nn.Embedding:
     return nn.Embedding.from_pretrained(torch.empty(count, width))
 
 
-def text_embeddings(tower: SimpleNamespace) -> Parts:
+def text_embeddings(tower: SimpleNamespace) -> NamedModules:
     """What texts are embedded with: a vector for each token and one for each position."""
-    return Parts(
+    return NamedModules(
         token_embedding=embedding(tower.vocab_size, tower.hidden_size),
         position_embedding=embedding(tower.max_position_embeddings, tower.hidden_size),
     )

@@ -19,10 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rebapl.backbones.block import ACTIVATIONS, Block
-from rebapl.backbones.model import ImageEmbeddings, Parts, checked, layers, mlp, norm, read_tower, text_embeddings
+from rebapl.backbones.model import (
+    ImageEmbeddings,
+    NamedModules,
+    checked,
+    layers,
+    mlp,
+    norm,
+    read_tower,
+    text_embeddings,
+)
 from rebapl.backbones.text import TextTokenizer, tokenizer_of_transformers
-from rebapl.backbones.tower import Tower
+from rebapl.backbones.tower import ACTIVATIONS, Block, Tower
 from rebapl.errors import UserError
 
 TOWER = {
@@ -65,18 +73,18 @@ class Pooling(nn.Module):
         return (pooled + self.mlp.fc2(self.activation(self.mlp.fc1(self.layernorm(pooled)))))[:, 0]
 
 
-def build(config: SimpleNamespace) -> Parts:
+def build(config: SimpleNamespace) -> NamedModules:
     """A model of these sizes, whose tensors hold nothing yet."""
     text, vision = config.text_config, config.vision_config
-    return Parts(
+    return NamedModules(
         config=config,
-        text_model=Parts(
+        text_model=NamedModules(
             embeddings=text_embeddings(text),
             encoder=layers(text),
             final_layer_norm=norm(text),
             head=nn.Linear(text.hidden_size, text.projection_size),
         ),
-        vision_model=Parts(
+        vision_model=NamedModules(
             embeddings=ImageEmbeddings(vision, class_token=False),
             encoder=layers(vision),
             post_layernorm=norm(vision),
@@ -114,7 +122,9 @@ def towers(model: Any) -> tuple[Tower, Tower]:
 def text_tokenizer(folder: Path, limit: int) -> TextTokenizer:
     """A SigLIP tokenizer puts an end token after text and pads to the full length; most have no start token.
 
-    It is that of `transformers`, which drops punctuation first: the file tokenizer.json alone does not say so.
+    It is that of `transformers`, which drops punctuation first: the file tokenizer.json alone does not say so. Text is
+    put into lower case, in which all SigLIPs were trained, unless the checkpoint says otherwise: the tokenizer of
+    SigLIP 2, which is Gemma's, does not do so itself.
     """
     tokenizer = tokenizer_of_transformers(folder)
     start, end, pad = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -122,4 +132,9 @@ def text_tokenizer(folder: Path, limit: int) -> TextTokenizer:
     if end is None or pad is None or ids[-1] != end:
         raise UserError("it does not put an end token after text and have a padding token, as a SigLIP tokenizer does")
     start = start if ids[0] == start else None
-    return TextTokenizer(lambda text: tokenizer(text, verbose=False)["input_ids"], start, end, limit, pad)
+    lower = tokenizer.init_kwargs.get("do_lower_case", True)
+
+    def encode(text: str) -> list[int]:
+        return tokenizer(text.lower() if lower else text, verbose=False)["input_ids"]
+
+    return TextTokenizer(encode, start, end, limit, pad, tokenizer.get_vocab())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from rebapl.errors import UserError
 Piece = str | int  # words, or a number of slots to be filled with learnable vectors
 
 _NO_SPACE_BEFORE = frozenset(".,;:!?")
+_SENTENCE = "The quick brown fox jumps over 13 lazy dogs, a type of animal. Sphinx of black quartz: judge my vow!"
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class TextTokenizer:
     tokenizer does. `limit` is the number of positions that the text tower has. Without `pad`, attention is causal
     and features are read at the end token. So what follows the longest sequence changes no feature and is cut off.
     With `pad`, all sequences are filled up to `limit` with it, and features are read at the last position.
+    `vocabulary` has the id of every token; it only tells one tokenizer from another, see `fingerprint`.
     """
 
     def __init__(
@@ -77,12 +81,22 @@ class TextTokenizer:
         end: int,
         limit: int,
         pad: int | None = None,
+        vocabulary: Mapping[str, int] | None = None,
     ) -> None:
         self.encode = encode
         self.start = start
         self.end = end
         self.limit = limit
         self.pad = pad
+        self.vocabulary = vocabulary
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over the vocabulary, the special tokens, and the ids of a sentence, in which merges and case show."""
+        sentence = [] if self.vocabulary is None else self.encode(_SENTENCE)
+        tokens = sorted((self.vocabulary or {}).items())
+        content = repr((self.start, self.end, self.limit, self.pad, sentence, tokens))
+        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
     @property
     def first(self) -> int:

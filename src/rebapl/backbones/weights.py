@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from rebapl.backbones.model import Parts
+from rebapl.backbones.model import NamedModules
 from rebapl.errors import UserError, first_line
 from rebapl.numbers import all_finite
 
@@ -46,7 +46,7 @@ def _parts(index: Path) -> list[Path]:
     return sorted(parts)
 
 
-def fill_with_weights(model: Parts, folder: Path) -> None:
+def fill_with_weights(model: NamedModules, folder: Path) -> None:
     """Give a model without memory (of the device `meta`) the weights of a checkpoint, as float32.
 
     Tensors that the model does not have are left out. One that is missing, of another shape or not finite is an error.

@@ -15,7 +15,6 @@ from typing import Annotated
 import typer
 
 from rebapl import __version__
-from rebapl.cli.bench import bench
 from rebapl.cli.config import config as config_commands
 from rebapl.cli.data import data as data_commands
 from rebapl.cli.evaluate import evaluate
@@ -156,7 +155,7 @@ def demo(
     from rich.console import Console
 
     from rebapl.cli.progress import StepProgress
-    from rebapl.reports.base_novel import base_novel_table
+    from rebapl.reports.results import base_novel_table
     from rebapl.reproduce.demo import SEED, SHOTS, run_demo
 
     with StepProgress() as progress:
@@ -177,7 +176,6 @@ app.command()(serve)
 app.command()(share)
 app.command()(export)
 app.command()(reproduce)
-app.command()(bench)
 app.add_typer(data_commands, name="data")
 app.add_typer(config_commands, name="config")
 

@@ -30,7 +30,6 @@ def list_(
     from rich.table import Table
 
     from rebapl.data.catalogue import given_root, registered_datasets
-    from rebapl.data.checking import needed_files
     from rebapl.data.embedded import EMBEDDED
     from rebapl.data.published import PUBLISHED
 
@@ -43,7 +42,7 @@ def list_(
         table.add_column(column, overflow="fold", justify="right" if column == "classes" else "left")
     for entry in PUBLISHED.values():
         images = str(PurePosixPath(entry.folder, entry.images))
-        found = [path.exists() for path in needed_files(entry, folder)] if folder else []
+        found = [path.exists() for path in entry.needed_files(folder)] if folder else []
         state = ["there" if all(found) else "in part" if any(found) else "none"] if found else []
         table.add_row(entry.name, str(entry.classes), images, entry.template, *state)
     Console().print(table)

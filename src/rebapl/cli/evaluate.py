@@ -61,8 +61,8 @@ def evaluate(
     from rich.console import Console
 
     from rebapl.cli.progress import StepProgress
-    from rebapl.reports.base_novel import scores_table
     from rebapl.reports.figures import diversity_figure
+    from rebapl.reports.results import scores_table
     from rebapl.runs.folder import read_config, scored_as
     from rebapl.runs.run import evaluate_run
 

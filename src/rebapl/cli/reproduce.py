@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from rebapl.cli.engine_options import Device, EngineName, EngineOption, Jobs, engine_of
 from rebapl.cli.values import parse_names, parse_seeds
-from rebapl.errors import UserError, unknown
-
-if TYPE_CHECKING:
-    from rebapl.reproduce.suites import Suite
+from rebapl.errors import UserError
 
 
 def reproduce(
@@ -26,7 +23,7 @@ def reproduce(
     ] = "paper",
     list_: Annotated[bool, typer.Option("--list", help="Name the targets and stop.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the runs, which data are missing, and an estimate of the time here.")
+        bool, typer.Option("--dry-run", help="Show the runs, which of them are done, and which data are missing.")
     ] = False,
     root: Annotated[Path | None, typer.Option(help="Folder of the data sets; else $REBAPL_DATA.")] = None,
     backbone: Annotated[str | None, typer.Option(help="Another backbone: a folder or a hub id.")] = None,
@@ -57,10 +54,10 @@ def reproduce(
     from rebapl.cli.progress import StepProgress, print_table
     from rebapl.evaluation.scores import check_hm_convention
     from rebapl.reports.results import short_value
-    from rebapl.reproduce.estimate import measured_pace
-    from rebapl.reproduce.make import PAPER_TARGETS, chosen, make_target, planned
-    from rebapl.reproduce.target import Context
-    from rebapl.runs.machine import best_device
+    from rebapl.reproduce.make import make_target, planned
+    from rebapl.reproduce.paper_table import Context
+    from rebapl.reproduce.suites import named_suite
+    from rebapl.reproduce.targets import PAPER_TARGETS, chosen
     from rebapl.runs.run import Job
 
     if list_:
@@ -72,7 +69,7 @@ def reproduce(
         raise UserError(f"what is to be made? One or more of {', '.join(PAPER_TARGETS)}, or all")
     targets = chosen(what)
     check_hm_convention(hm)
-    selected = _suite(suite, root, backbone, parse_names(data) or [], split or []).changed(
+    selected = named_suite(suite, root, backbone, parse_names(data) or (), split or ()).changed(
         methods=parse_names(methods),
         seeds=None if seeds is None else parse_seeds(seeds),
         shots=shots,
@@ -81,16 +78,13 @@ def reproduce(
         inference=inference,
     )
     if dry_run:
-        here = measured_pace(selected.backbone, (parse_names(device) or [best_device()])[0])
-        table, each = planned(targets, selected, runs, root, here)
-        for one in each:
-            config, state = one.config, "done" if one.done else f"{one.seconds:.0f} s"
+        table, configs = planned(targets, selected, runs, root)
+        for config, done in configs:
             transfers = "" if config.protocol == "base-to-novel" else f" {config.protocol}"
             settings = {**({"epochs": config.epochs} if config.epochs else {}), **config.inference_settings}
             extra = "".join(f" {key}={short_value(value)}" for key, value in settings.items())
-            print(
-                f"{config.data}{transfers} {config.method} · {config.inference_name}{extra} seed {config.seed}: {state}"
-            )
+            how = f"{config.method} · {config.inference_name}{extra}"
+            print(f"{config.data}{transfers} {how} seed {config.seed}: {'done' if done else 'to do'}")
         print_table(table)
         return
     where = engine_of(engine, runs, device, jobs, engine_option)
@@ -98,42 +92,17 @@ def reproduce(
     folder = out or Path("reproduced") / selected.name
     for target in targets:
         try:
-            configs = target.runs(selected)
+            needed = target.runs(selected)
         except UserError as error:
             if "all" not in what:
                 raise
             print(f"{target.name}: left out, {error}")
             continue
         print(f"{target.name}: {target.what}", file=sys.stderr)
-        with StepProgress(jobs=[Job.of(config, runs, root=root) for config in configs]) as live:
+        with StepProgress(jobs=[Job.of(config, runs, root=root) for config in needed]) as live:
             product = make_target(target, context, folder, engine=where, on_event=live.show)
         for made in product.tables.values():
             print_table(made)
         for name in product.figures:
             print(f"figure: {folder / f'{name}.png'}")
     print(f"all tables and figures: {folder / 'README.md'}")
-
-
-def _suite(name: str, root: Path | None, backbone: str | None, data: list[str], given: list[str]) -> Suite:
-    from dataclasses import replace
-
-    from rebapl.data.published import PUBLISHED
-    from rebapl.reproduce.suites import SUITE_NAMES, SUITES, photo_suite
-
-    if name not in SUITE_NAMES:
-        raise unknown("suite", name, SUITE_NAMES)
-    splits = {}
-    for word in given:
-        of, equals, file = word.partition("=")
-        if not equals or not of or not file:
-            raise UserError(f"--split {word}: write DATA=FILE, such as eurosat=split_subset_EuroSAT.json")
-        if of not in PUBLISHED:
-            raise unknown("data set of --split", of, PUBLISHED)
-        splits[of] = file
-    if name == "photo":
-        return photo_suite(backbone, root, data, splits)
-    for word in data:
-        if word not in SUITES[name].data:
-            raise unknown(f"data set of suite {name}", word, SUITES[name].data)
-    suite = replace(SUITES[name].changed(data=data), splits=splits)
-    return suite if backbone is None else replace(suite, backbone=backbone)

@@ -38,9 +38,11 @@ def serve(
 
     from rebapl.app.answering import Answering
     from rebapl.data.task import Task
-    from rebapl.runs.folder import CONFIG, load_trained, read_config
+    from rebapl.posterior import load_posterior
+    from rebapl.runs.folder import CONFIG, read_config
+    from rebapl.runs.machine import best_device
 
-    posterior = load_trained(run, device=device, backbone=backbone)
+    posterior = load_posterior(run, backbone, best_device(device))
     task: Task | None = None
     if (run / CONFIG).exists():
         try:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rebapl.captured import current
 from rebapl.data.dataset import Dataset, Item
-from rebapl.data.kept import VIEWS
+from rebapl.data.images import BROKEN, as_rgb, unreadable
 from rebapl.data.resident import ResidentImages, fits
 from rebapl.data.transforms import Preprocessing, random_crop
 from rebapl.data.workers import Ahead, in_threads, thread_count
@@ -53,25 +53,25 @@ class LabelledImages:
     def views(self, preprocessing: Preprocessing, rows: Sequence[int] | None = None) -> Tensor:
         """The test-time views of all images, or of those in `rows` in that order, uint8 (N, 3, H, W).
 
-        An image that is decoded only for this is not kept, but its view is, see `kept`.
+        An image that is decoded only for this is not kept.
         """
         rows = range(len(self)) if rows is None else rows
         views = torch.empty(len(rows), 3, preprocessing.crop, preprocessing.crop, dtype=torch.uint8)
 
         def fill(index: int) -> None:
             row = rows[index]
-
-            def make() -> Tensor:
-                return preprocessing.centre(self._decoded(row) if self._images is None else self._images[row])
-
-            view = VIEWS.view(self.dataset, self.items[row].key, preprocessing, make)
-            views.numpy()[index] = view.numpy()
+            image = self._decoded(row) if self._images is None else self._images[row]
+            views.numpy()[index] = preprocessing.centre(image).numpy()
 
         in_threads(fill, range(len(rows)))
         return views
 
     def _decoded(self, row: int) -> Image.Image:
-        return self.dataset.load(self.items[row].key).convert("RGB")
+        image = self.dataset.load(self.items[row].key)
+        try:
+            return as_rgb(image, upright=False)
+        except BROKEN as error:
+            raise unreadable(self.items[row].key, error) from error
 
 
 class TrainBatches:

@@ -1,8 +1,8 @@
 """Decoded and resized images kept on disk, for data sets of large photos that are read again and again.
 
 A cached image is a PPM file, which any viewer opens: `<cache>/<data set>-<size>px-<folder's hash>/<key>.ppm`. A comment
-in its head says which file it was made from, of which length and date; when these change, it is made again. Files
-appear whole or not at all, so any number of runs may fill and read the same cache at once.
+in its head is a checksum of the path, length and date of the file it was made from; when these change, it is made
+again. Files appear whole or not at all, so any number of runs may fill and read the same cache at once.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from PIL import Image
 
-from rebapl.data.dataset import Dataset
-from rebapl.data.splits import check_key
+from rebapl.data.dataset import Dataset, check_key
 from rebapl.errors import UserError
-from rebapl.files import NotWrittenError, write_atomically
+from rebapl.files import NotWrittenError, stamp, write_atomically
 
 CACHE_VARIABLE = "REBAPL_CACHE"
 """The environment variable with the folder of the cache."""
@@ -61,22 +62,15 @@ class CachedImages:
 
     def __call__(self, key: str) -> Image.Image:
         path = self.folder / f"{check_key(key, self.dataset.name)}.ppm"
-        stamp = self._stamp(key)
-        if stamp is not None and (kept := _read(path, stamp)) is not None:
-            return kept
-        image = shrunk(self.dataset.load(key).convert("RGB"), self.size)
-        if stamp is not None:
-            _write(path, stamp, image)
-        return image
-
-    def _stamp(self, key: str) -> str | None:
-        """Describes the file that a cached image is made from; None if there is no such file."""
-        path = self.source / key
         try:
-            file = path.stat()
+            made_from = hashlib.sha256(repr(stamp(self.source / key)).encode("utf-8", "surrogatepass")).hexdigest()
         except OSError:
-            return None
-        return hashlib.sha256(os.fsencode(path) + f" {file.st_size} {file.st_mtime_ns}".encode()).hexdigest()
+            return self.dataset.load(key)  # which says what is wrong
+        image = _read(path, made_from)
+        if image is None:
+            image = shrunk(self.dataset.load(key).convert("RGB"), self.size)
+            _write(path, made_from, image)
+        return image
 
 
 def shrunk(image: Image.Image, size: int) -> Image.Image:
@@ -92,8 +86,8 @@ def shrunk(image: Image.Image, size: int) -> Image.Image:
     return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def _write(path: Path, stamp: str, image: Image.Image) -> None:
-    head = f"P6\n# {stamp}\n{image.width} {image.height}\n255\n"
+def _write(path: Path, made_from: str, image: Image.Image) -> None:
+    head = f"P6\n# {made_from}\n{image.width} {image.height}\n255\n"
     try:
         write_atomically(path, head.encode() + image.tobytes())
     except NotWrittenError as error:
@@ -103,21 +97,20 @@ def _write(path: Path, stamp: str, image: Image.Image) -> None:
         ) from error
 
 
-def _read(path: Path, stamp: str) -> Image.Image | None:
+def _read(path: Path, made_from: str) -> Image.Image | None:
     """The cached image; None if there is none, if it was made from something else, or if it is damaged."""
     try:
         _, comment, size, _, pixels = path.read_bytes().split(b"\n", 4)
         width, height = (int(side) for side in size.split())
     except (OSError, ValueError):
         return None
-    if comment != f"# {stamp}".encode() or width < 1 or len(pixels) != 3 * width * height:
+    if comment != f"# {made_from}".encode() or width < 1 or len(pixels) != 3 * width * height:
         return None
     return Image.frombytes("RGB", (width, height), pixels)
 
 
-@dataclass(frozen=True)
-class CacheEntry:
-    """What the cache holds of one data set at one size: `images` files with `size` bytes in all."""
+class CacheEntry(NamedTuple):
+    """The cached images of one data set at one size: `images` files with `size` bytes in all."""
 
     folder: Path
     images: int
@@ -125,20 +118,15 @@ class CacheEntry:
 
 
 def cache_contents(folder: Path | None = None) -> list[CacheEntry]:
-    """What the cache holds, by name; nothing if there is no cache yet. Its folders may be deleted at any time."""
-    folder = folder or cache_folder()
+    """The folders of the cache, by name; none if there is no cache yet. They may be deleted at any time."""
     entries = []
-    for subfolder in sorted(path for path in folder.glob("*") if path.is_dir()):
-        sizes = [size for path in subfolder.rglob("*.ppm") if (size := _length(path)) is not None]
+    for subfolder in sorted(path for path in (folder or cache_folder()).glob("*") if path.is_dir()):
+        sizes = []
+        for path in subfolder.rglob("*.ppm"):
+            with suppress(OSError):  # replaced or deleted meanwhile
+                sizes.append(path.stat().st_size)
         entries.append(CacheEntry(subfolder, len(sizes), sum(sizes)))
     return entries
-
-
-def _length(path: Path) -> int | None:
-    try:
-        return path.stat().st_size
-    except OSError:  # replaced or deleted meanwhile
-        return None
 
 
 def _plain(name: str) -> str:

@@ -10,9 +10,8 @@ from typing import Literal
 
 from rebapl.data.dataset import Dataset, check_template
 from rebapl.data.embedded import EMBEDDED
-from rebapl.data.layouts import load_published
-from rebapl.data.own import load_csv, load_folder
-from rebapl.data.published import PUBLISHED
+from rebapl.data.own_images import load_csv, load_folder
+from rebapl.data.published import PUBLISHED, load_published
 from rebapl.errors import UserError, unknown
 from rebapl.plugins import load_plugins
 
@@ -47,16 +46,16 @@ def load_dataset(
     *,
     split: str | None = None,
     template: str | None = None,
-    keep_split: bool = True,
+    keep_split: bool = False,
     whole: bool = False,
 ) -> Dataset:
     """The data set of that name. Images are drawn or read when they are asked for.
 
     `name` is an embedded task, a published data set below `root` (None: the folder in $REBAPL_DATA), a data set
     registered from outside, or the path of a folder of images or of a CSV file. `split` names another split file in
-    the data set's folder, or its path. `template` replaces the data set's own. Without `keep_split`,
-    a split that is made of somebody's own images is not written. With `whole`, images that have no split are not split:
-    all of them train.
+    the data set's folder, or its path. `template` replaces the data set's own. With `keep_split`,
+    a split that is made of somebody's own images is written beside them, which only training should do: a reader must
+    not write where a file says. With `whole`, images that have no split are not split: all of them train.
 
     >>> load_dataset("digits").class_names[:3]
     ['zero', 'one', 'two']

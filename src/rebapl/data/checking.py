@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rebapl.data.catalogue import data_root, kind_of, load_dataset
-from rebapl.data.dataset import Dataset, Item
-from rebapl.data.images import EXTENSIONS, walked
-from rebapl.data.names import class_name, has_rule, names_by_label
-from rebapl.data.published import PUBLISHED, Entry
-from rebapl.data.runs_inside import holds_runs
-from rebapl.data.splits import SPLITS, few
+from rebapl.data.dataset import SPLITS, Dataset, Item
+from rebapl.data.images import EXTENSIONS, files_below
+from rebapl.data.published import NAME_RULES, PUBLISHED, Entry, names_by_label
 from rebapl.data.workers import in_threads, portions
 from rebapl.errors import UserError
+from rebapl.wording import few
 
 SHOTS = 16
 
 
 @dataclass
 class Report:
-    """What a check found, in words: what is as it should be, what is worth knowing, and what is wrong."""
+    """The findings of a check in words: `fine` is as it should be, `notes` are worth knowing, `problems` are wrong."""
 
     fine: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -51,56 +49,48 @@ def check_dataset(
     """
     report = Report()
     entry = PUBLISHED[name] if kind_of(name) == "published" else None
-    if entry is not None and not _files_there(entry, data_root(name, root), split, report):
-        return report
+    if entry is not None:
+        _check_files(entry, data_root(name, root), split, report)
+        if not report.ok:
+            return report
     try:
-        dataset = load_dataset(name, root, split=split, keep_split=False)
+        dataset = load_dataset(name, root, split=split)
         names = dataset.class_names
     except UserError as error:
         report.problems.append(str(error))
         return report
-    lists: Sequence[Sequence[Item]] = (dataset.train, dataset.val, dataset.test)
-    counted = ", ".join(f"{part} {len(items):,}" for part, items in zip(SPLITS, lists, strict=True))
-    report.fine.append(f"{len(names)} classes; images: {counted}")
-    _notes(dataset, entry, report)
+    report.fine.append(f"{len(names)} classes; images: {_counted(map(len, dataset.splits))}")
+    _note_numbers(dataset, entry, report)
     if entry is not None:
-        _check_names(entry, dataset, data_root(name, root), report)
-    present = [item for items in lists for item in items]
-    if dataset.folder is not None:
-        present = _check_present(dataset, dataset.folder, report)
-    if read:
-        _check_readable(dataset, present, report, progress)
+        _check_names(entry, dataset, data_root(name, root) / entry.folder, report)
+    present = dataset.items if dataset.folder is None else _check_present(dataset, dataset.folder, report)
+    if read and present:
+        broken = broken_images(dataset, present, progress)
+        if broken:
+            report.problems.append(f"{len(broken)} images cannot be read:\n  " + "\n  ".join(broken))
+        else:
+            report.fine.append(f"all {len(present)} images can be read")
     return report
 
 
-def needed_files(entry: Entry, root: Path, split: str | None = None) -> list[Path]:
-    """The folder of images and the lists that a published data set is read from; another `split` needs no lists."""
-    folder = root / entry.folder
-    lists = [folder / list_ for list_ in entry.lists] if split is None else []
-    shared = root / "imagenet" / "classnames.txt"  # which the variants of ImageNet may use
-    return [
-        folder / entry.images,
-        *(shared if file.name == shared.name and not file.exists() else file for file in lists),
-    ]
+def _counted(counts: Iterable[int]) -> str:
+    return ", ".join(f"{part} {count:,}" for part, count in zip(SPLITS, counts, strict=True))
 
 
-def _files_there(entry: Entry, root: Path, split: str | None, report: Report) -> bool:
+def _check_files(entry: Entry, root: Path, split: str | None, report: Report) -> None:
     sources: list[str] = []
-    for path in needed_files(entry, root, split):
+    for path in entry.needed_files(root, split):
         if path.exists():
             report.fine.append(f"{path} is there")
         else:
             report.problems.append(f"{path} is missing")
             sources += entry.sources_of(path.name)
     report.notes += [f"to get {source}" for source in dict.fromkeys(sources)]
-    return report.ok
 
 
-def _notes(dataset: Dataset, entry: Entry | None, report: Report) -> None:
-    counts = (len(dataset.train), len(dataset.val), len(dataset.test))
-    if entry is not None and counts != entry.counts:
-        published = ", ".join(f"{part} {count:,}" for part, count in zip(SPLITS, entry.counts, strict=True) if count)
-        report.notes.append(f"the published split has {published}")
+def _note_numbers(dataset: Dataset, entry: Entry | None, report: Report) -> None:
+    if entry is not None and list(map(len, dataset.splits)) != list(entry.counts):
+        report.notes.append(f"the published split has {_counted(entry.counts)}")
     trained = Counter(item.label for item in dataset.train)
     scarce = [name for label, name in enumerate(dataset.class_names) if 0 < trained[label] < SHOTS]
     if scarce:
@@ -110,19 +100,16 @@ def _notes(dataset: Dataset, entry: Entry | None, report: Report) -> None:
         )
 
 
-def _check_names(entry: Entry, dataset: Dataset, root: Path, report: Report) -> None:
+def _check_names(entry: Entry, dataset: Dataset, folder: Path, report: Report) -> None:
     """Compare the class names in the split with those that the rules give for the files."""
-    wrong: list[str] = []
-    if has_rule(entry.name):
-        for item in (*dataset.train, *dataset.val, *dataset.test):
-            expected = class_name(entry.name, item.key)
-            if expected != item.class_name:
-                wrong.append(f"{item.key} is {expected or 'of no class'}, not {item.class_name}")
-    elif (official := names_by_label(entry.name, root / entry.folder)) is not None:
-        pairs = enumerate(zip(official, dataset.class_names, strict=False))
-        wrong = [f"class {label} is {name}, not {given}" for label, (name, given) in pairs if name != given]
+    if (rule := NAME_RULES.get(entry.name)) is not None:
+        pairs = [(item.key, rule(item.key) or "of no class", item.class_name) for item in dataset.items]
+    elif (official := names_by_label(entry.name, folder)) is not None:
+        given = zip(official, dataset.class_names, strict=False)
+        pairs = [(f"class {label}", name, other) for label, (name, other) in enumerate(given)]
     else:
         return
+    wrong = [f"{what} is {expected}, not {given}" for what, expected, given in pairs if expected != given]
     if wrong:
         report.problems.append(f"{len(wrong)} class names are not those of the files: {few(wrong)}")
     else:
@@ -132,20 +119,16 @@ def _check_names(entry: Entry, dataset: Dataset, root: Path, report: Report) -> 
 def _check_present(dataset: Dataset, folder: Path, report: Report) -> list[Item]:
     """The items whose files are there."""
     present: list[Item] = []
-    for part, items in zip(SPLITS, (dataset.train, dataset.val, dataset.test), strict=True):
-        gone = [item for item in items if not (folder / item.key).is_file()]
-        if gone:
-            these = few(item.key for item in gone)
-            report.problems.append(f"{len(gone)} of {len(items)} {part} images are missing: {these}")
-        missing = {item.key for item in gone}
-        present += [item for item in items if item.key not in missing]
-    if len(present) == len(dataset.train) + len(dataset.val) + len(dataset.test):
+    for part, items in zip(SPLITS, dataset.splits, strict=True):
+        there = [item for item in items if (folder / item.key).is_file()]
+        present += there
+        if gone := sorted({item.key for item in items} - {item.key for item in there}):
+            report.problems.append(f"{len(gone)} of {len(items)} {part} images are missing: {few(gone)}")
+    if len(present) == len(dataset.items):
         report.fine.append("all images are there")
-    listed = {item.key for item in (*dataset.train, *dataset.val, *dataset.test)}
-    files = (Path(parent, name) for parent, names in walked(folder, holds_runs) for name in names)
-    found = (path.relative_to(folder).as_posix() for path in files if path.name.lower().endswith(EXTENSIONS))
-    unlisted = sum(key not in listed for key in found)
-    if unlisted:
+    listed = {item.key for item in dataset.items}
+    found = (path for path in files_below(folder) if path.name.lower().endswith(EXTENSIONS))
+    if unlisted := sum(path.relative_to(folder).as_posix() not in listed for path in found):
         report.notes.append(f"{unlisted} more images below {folder} are in no split")
     return present
 
@@ -170,13 +153,3 @@ def broken_images(
         if progress is not None:
             progress(done, len(items))
     return broken
-
-
-def _check_readable(
-    dataset: Dataset, items: Sequence[Item], report: Report, progress: Callable[[int, int], None] | None
-) -> None:
-    broken = broken_images(dataset, items, progress)
-    if broken:
-        report.problems.append(f"{len(broken)} images cannot be read:\n  " + "\n  ".join(broken))
-    elif items:
-        report.fine.append(f"all {len(items)} images can be read")

@@ -1,15 +1,28 @@
-"""A data set: labelled items in three splits, and how to get an item's image."""
+"""A data set: labelled items in three splits, how to get an item's image, and the split files that list the items.
+
+Split files are in the published format: {"train": [[path, label, class name], …], "val": …, "test": …}.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 from PIL import Image
 
 from rebapl.errors import UserError
+from rebapl.files import refuse_special, write_atomically
+from rebapl.wording import few
+
+SPLITS = ("train", "val", "test")
+
+_OUTSIDE = re.compile(r"^\s*$|\0|^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)")
+_NOT_UNICODE = re.compile("[\ud800-\udfff]")  # the bytes of another encoding, as they stand in a file's name
 
 
 def check_template(template: object) -> None:
@@ -24,6 +37,14 @@ class Item(NamedTuple):
     key: str
     label: int
     class_name: str
+
+
+class Splits(NamedTuple):
+    """The items of a data set in the order of its files."""
+
+    train: Sequence[Item]
+    val: Sequence[Item]
+    test: Sequence[Item]
 
 
 @dataclass(frozen=True)
@@ -46,9 +67,120 @@ class Dataset:
     folder: Path | None = None
 
     @property
+    def splits(self) -> Splits:
+        """The items of the three splits."""
+        return Splits(self.train, self.val, self.test)
+
+    @property
+    def items(self) -> list[Item]:
+        """All items, the training ones first."""
+        return [*self.train, *self.val, *self.test]
+
+    @property
     def class_names(self) -> list[str]:
         """Class names by label, 0 … n−1."""
-        names = {item.label: item.class_name for item in (*self.train, *self.val, *self.test)}
+        names = {item.label: item.class_name for item in self.items}
         if sorted(names) != list(range(len(names))):
             raise UserError(f"the labels of data set '{self.name}' are not 0 … {len(names) - 1}: {sorted(names)}")
         return [names[label] for label in sorted(names)]
+
+
+def read_split(path: Path, repeats: bool = False) -> Splits:
+    """The items that a split file lists, checked; see `check_items`."""
+    try:
+        refuse_special(path)
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError as error:
+        raise UserError(f"there is no split file {path}") from error
+    except OSError as error:
+        raise UserError(f"split file {path} cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"split file {path} is damaged ({error}): get it again") from error
+    if not isinstance(content, dict) or set(content) != set(SPLITS):
+        found = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
+        raise UserError(f"split file {path} must hold the lists train, val and test; found: {found}")
+    splits = Splits(*(_listed_items(content[split], path, split) for split in SPLITS))
+    check_items(splits, f"split file {path}", repeats)
+    return splits
+
+
+def _listed_items(entries: Any, path: Path, split: str) -> list[Item]:
+    if not isinstance(entries, list):
+        raise UserError(f"split file {path}: '{split}' must be a list")
+    items = []
+    for number, entry in enumerate(entries):
+        match entry:
+            case [str(key), int(label), str(name)] if not isinstance(label, bool):
+                items.append(Item(check_key(key, f"split file {path}"), label, name))
+            case _:
+                raise UserError(f"split file {path}: {split}[{number}] is {entry!r}, not [path, label, class name]")
+    return items
+
+
+def named_split(folder: Path, split: str) -> Path:
+    """The path of a split file that a person named. A name without a path means a file in the data set's folder."""
+    return folder / split if Path(split).name == split else Path(split)
+
+
+def write_split(path: Path, splits: Splits) -> None:
+    """Write a split file, one item a line, at once or not at all."""
+    lines = [
+        f'"{split}": [\n' + ",\n".join(json.dumps(list(item), ensure_ascii=False) for item in items) + "\n]"
+        for split, items in zip(SPLITS, splits, strict=True)
+    ]
+    write_atomically(path, "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def check_key(key: str, where: str) -> str:
+    """The key as a plain relative path, without `./` and `//`. A path that leads out of the data root is refused.
+
+    Links inside the root are followed, because its owner put them there, to keep images on another disk.
+    """
+    if _OUTSIDE.search(key):
+        raise UserError(f"{where}: path {key!r} leads outside the data folder: write paths below it")
+    if _NOT_UNICODE.search(key):
+        raise UserError(f"{where}: path {key!r} is not valid Unicode: rename the file or folder")
+    return str(PurePosixPath(key))
+
+
+def check_items(splits: Splits, where: str, repeats: bool = False, tested: bool = True) -> None:
+    """Refuse a split that would train or score wrongly.
+
+    Refused are labels that leave out a number, a class with two names, a name with two classes (unless `repeats`), an
+    image that is listed twice, a class that cannot be learned or tested, and, where it is to be `tested`, a split
+    without test images.
+    """
+    names: dict[int, str] = {}
+    keys: dict[str, str] = {}
+    for split, items in zip(SPLITS, splits, strict=True):
+        for key, label, name in items:
+            if names.setdefault(label, name) != name:
+                raise UserError(f"{where}: class {label} has two names, {names[label]!r} and {name!r}")
+            if not name.strip():
+                raise UserError(f"{where}: class {label} has an empty name")
+            if key in keys:
+                raise UserError(f"{where}: {key} is listed twice, in {keys[key]} and in {split}")
+            keys[key] = split
+    if tested and not splits.test:
+        raise UserError(f"{where} has no test images")
+    if set(names) != set(range(len(names))):
+        missing = few(sorted(set(range(len(names))) - set(names)))
+        raise UserError(f"{where}: labels must be 0 … {len(names) - 1} without gaps; missing: {missing}")
+    if not repeats:
+        refuse_repeats([names[label] for label in sorted(names)], where)
+    for split in ("train", "test"):
+        items = getattr(splits, split)
+        lacking = set(names) - {item.label for item in items}
+        if items and lacking:
+            raise UserError(f"{where}: no {split} image of {few(names[label] for label in sorted(lacking))}")
+
+
+def refuse_repeats(names: Iterable[str], where: str) -> None:
+    """Refuse classes that would have the same text. Only published lists may have them, as ImageNet's has."""
+    seen: dict[str, str] = {}
+    for name in names:
+        text = " ".join(unicodedata.normalize("NFC", name).replace("_", " ").split()).casefold()
+        if text in seen:
+            like = "" if seen[text] == name else f" (the other time as {seen[text]!r})"
+            raise UserError(f"{where}: class name {name!r} is given twice{like}: names must differ")
+        seen[text] = name

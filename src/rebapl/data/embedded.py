@@ -6,16 +6,15 @@ that are used are drawn, and two splits cannot share a picture.
 
 import hashlib
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 
 import numpy as np
 from PIL import Image
 
-from rebapl.data.dataset import Dataset, Item
+from rebapl.data.dataset import Dataset, Item, Splits
 from rebapl.data.drawing.canvas import SIZE, to_pixels
-from rebapl.data.drawing.outlined import STYLES
-from rebapl.data.drawing.pens import draw_letter
-from rebapl.data.drawing.skeletons import CAPITALS
+from rebapl.data.drawing.letters import CAPITALS, draw_letter
+from rebapl.data.drawing.shapes import STYLES
 
 PER_CLASS = {"train": 32, "val": 8, "test": 20}
 """Pictures of each class in the drawn tasks."""
@@ -23,10 +22,12 @@ PER_CLASS = {"train": 32, "val": 8, "test": 20}
 NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 ENLARGED = 4
-"""A pixel of a scanned digit becomes a square of so many pixels."""
+"""A pixel of a scanned digit becomes a square of 4 by 4 pixels."""
 
 MIN_CROP = 0.5
 """Less of these small pictures may not show the thing at all."""
+
+LETTERS = "letters"
 
 _SHAPES = ("circle", "square", "triangle", "star", "heart", "cross", "crescent", "arrow")
 _COLOURS = ("red", "green", "blue", "yellow", "purple", "orange")
@@ -55,30 +56,33 @@ def _rng(address: str) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(hashlib.sha256(address.encode()).digest()[:8], "big"))
 
 
-def _drawn(name: str, template: str, class_names: list[str], load: Callable[[str], Image.Image], flip: bool) -> Dataset:
-    def split(part: str) -> tuple[Item, ...]:
-        return tuple(
+@lru_cache(maxsize=8192)
+def _picture(task: str, key: str) -> Image.Image:
+    """The picture of a key. Up to 100 MB of them are kept: many small runs in one process draw the same ones."""
+    words, rng = key.split("/")[1], _rng(f"{task}/{key}")
+    drawn = draw_letter(rng, words) if task == LETTERS else STYLES[task](rng, *words.split())
+    return Image.fromarray(to_pixels(drawn))
+
+
+def _drawn(name: str, template: str, class_names: list[str], flip: bool) -> Dataset:
+    lists = (
+        [
             Item(f"{part}/{class_name}/{number:03d}", label, class_name)
             for label, class_name in enumerate(class_names)
-            for number in range(PER_CLASS[part])
-        )
-
-    return Dataset(name, template, split("train"), split("val"), split("test"), load, MIN_CROP, flip)
+            for number in range(count)
+        ]
+        for part, count in PER_CLASS.items()
+    )
+    splits = Splits(*lists)
+    return Dataset(name, template, *splits, partial(_picture, name), MIN_CROP, flip)
 
 
 def _shapes(name: str) -> Dataset:
-    def load(key: str) -> Image.Image:
-        colour, texture, shape = key.split("/")[1].split()
-        return Image.fromarray(to_pixels(STYLES[name](_rng(f"{name}/{key}"), colour, texture, shape)))
-
-    return _drawn(name, "a photo of a {}.", [" ".join(words) for words in shape_classes()], load, flip=True)
+    return _drawn(name, "a photo of a {}.", [" ".join(words) for words in shape_classes()], flip=True)
 
 
 def _letters() -> Dataset:
-    def load(key: str) -> Image.Image:
-        return Image.fromarray(to_pixels(draw_letter(_rng(f"letters/{key}"), key.split("/")[1])))
-
-    return _drawn("letters", "a photo of the letter {}.", list(CAPITALS), load, flip=False)
+    return _drawn(LETTERS, "a photo of the letter {}.", list(CAPITALS), flip=False)
 
 
 @cache
@@ -111,6 +115,6 @@ def _digits() -> Dataset:
 EMBEDDED: dict[str, Callable[[], Dataset]] = {
     "digits": _digits,
     **{name: partial(_shapes, name) for name in STYLES},
-    "letters": _letters,
+    LETTERS: _letters,
 }
 """The embedded tasks by name."""

@@ -15,11 +15,18 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from rebapl.data.dataset import Item
+from rebapl.data.dataset import SPLITS, Item, Splits, write_split
 from rebapl.data.embedded import NUMBER_WORDS
-from rebapl.data.names import CALTECH_DROPPED, CALTECH_RENAMED, EUROSAT, class_name, words_apart, year_first
-from rebapl.data.published import PUBLISHED, Entry
-from rebapl.data.splits import SPLITS, Splits, write_split
+from rebapl.data.published import (
+    CALTECH_DROPPED,
+    CALTECH_RENAMED,
+    EUROSAT,
+    NAME_RULES,
+    PUBLISHED,
+    Entry,
+    words_apart,
+    year_first,
+)
 from rebapl.errors import UserError, unknown
 from rebapl.files import folder_written_whole
 
@@ -136,7 +143,7 @@ def _split_layout(entry: Entry, folder: Path) -> None:
         elif entry.name == "oxford_flowers":
             name = flowers[drawn.label]
         else:
-            name = class_name(entry.name, key)
+            name = NAME_RULES[entry.name](key)
         assert name is not None
         lists[drawn.split].append(Item(key, drawn.label, name))
         _draw(folder / entry.images / key, drawn.label, drawn.of_class)

@@ -21,7 +21,7 @@ PARTS = 3
 """In how many parts images are divided, or in two if no class has three. More parts would cost more trainings."""
 
 ENOUGH = 200
-"""If one part has so many images, one is measured on. If not, each of them is in turn."""
+"""If a part has at least this many images, only the first part is held out. If not, each of them is in turn."""
 
 _PART = re.compile(r"([1-9]\d*)/([1-9]\d*)")
 
@@ -63,7 +63,7 @@ def folded(dataset: Dataset, fold: str) -> Dataset:
     [(1198, 0, 599), (1266, 0, 531), (1797, 0, 0)]
     """
     check_fold(fold)
-    items = [*dataset.train, *dataset.val, *dataset.test]
+    items = dataset.items
     if fold == ALL:
         held_out: set[Item] = set()
     elif fold == TEST:

@@ -1,4 +1,4 @@
-"""What identifies somebody's own images, and what has changed of them since a run was begun.
+"""A checksum that identifies somebody's own images, and the changes of the images since a run was begun.
 
 The identity is quick: it needs the list of the images, their classes and splits, their sizes, and nothing of their
 content. So a folder that was renamed, moved or copied is the same. An image that was replaced by another of equal size
@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rebapl.data.dataset import Dataset, Item
-from rebapl.data.splits import SPLITS, few
+from rebapl.data.dataset import SPLITS, Dataset, Item
 from rebapl.data.workers import in_threads
 from rebapl.errors import UserError
-from rebapl.files import sha256
+from rebapl.files import sha256, stamp
+from rebapl.wording import few
 
 Recorded = Mapping[str, Any]
-"""What `recorded_images` gave."""
+"""A record that `recorded_images` made."""
 
 
 def identity(dataset: Dataset) -> str:
@@ -28,8 +28,10 @@ def identity(dataset: Dataset) -> str:
 
     The template counts too, since it changes what is learned. The name of the folder does not.
     """
-    lists = {split: getattr(dataset, split) for split in SPLITS}
-    named = {split: [[*item, _stat(dataset, item)[0]] for item in items] for split, items in lists.items()}
+    named = {
+        split: [[*item, _stat(dataset, item)[0]] for item in items]
+        for split, items in zip(SPLITS, dataset.splits, strict=True)
+    }
     text = json.dumps([dataset.template, named], ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
@@ -39,7 +41,7 @@ def recorded_images(dataset: Dataset, trained: Iterable[Item]) -> dict[str, Any]
     items = list(trained)
     sums = in_threads(lambda item: sha256(_path(dataset, item)), items)
     return {
-        "images": {item.key: [item.class_name, *_stat(dataset, item)] for item in _all(dataset)},
+        "images": {item.key: [item.class_name, *_stat(dataset, item)] for item in dataset.items},
         "trained": {item.key: checksum for item, checksum in zip(items, sums, strict=True)},
     }
 
@@ -56,7 +58,7 @@ def changes(recorded: Recorded, dataset: Dataset) -> str | None:
     only where the time of the file differs.
     """
     before, trained = recorded["images"], recorded["trained"]
-    now = {item.key: item for item in _all(dataset)}
+    now = {item.key: item for item in dataset.items}
 
     def has_changed(key: str) -> bool:
         (class_name, size, time), (new_size, new_time) = before[key], _stat(dataset, now[key])
@@ -70,10 +72,6 @@ def changes(recorded: Recorded, dataset: Dataset) -> str | None:
         "changed": [key for key in sorted(now.keys() & before.keys()) if has_changed(key)],
     }
     return ", ".join(f"{len(keys)} {what} ({few(keys, 3)})" for what, keys in found.items() if keys) or None
-
-
-def _all(dataset: Dataset) -> list[Item]:
-    return [*dataset.train, *dataset.val, *dataset.test]
 
 
 def _path(dataset: Dataset, item: Item) -> Path:
@@ -90,7 +88,6 @@ def _stat(dataset: Dataset, item: Item) -> tuple[int, int]:
 
 def _size_and_time(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        return stamp(path)[1:]
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns

@@ -6,7 +6,7 @@ import io
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,10 +40,16 @@ BROKEN = (
 
 
 LARGE = 64 * 2**20
-"""A file of more bytes stays on disk, and Pillow reads of it what it needs: much of what is so large is no image."""
+"""A file of more bytes stays on disk, and Pillow reads only the part that it needs: few such files are images."""
+
+MOST_ELONGATED = 100
+"""An image may be this many times as long as it is wide. Its long side grows with the short one when it is resized."""
 
 NO_FILE = "no file"
-"""What has the name of a file and is none is counted under this, and not under its ending."""
+"""The counter for broken links, pipes and devices."""
+
+NO_IMAGES = ".nomedia"
+"""A folder with a file of this name holds no images to learn from or to answer for, as on a phone."""
 
 
 class UnreadableImageError(UserError):
@@ -71,32 +77,47 @@ def reads_heic() -> bool:
     return True
 
 
-def images_below(folder: Path) -> list[Path]:
-    """All images in a folder and the folders in it, in the order of their paths; hidden ones are left out."""
-    return list(walk_images(folder))
+def files_below(folder: Path, inside: tuple[str, ...] = ()) -> Iterator[Path]:
+    """All files in a folder and the folders in it, in the order of their paths.
 
-
-def walk_images(folder: Path, passed_over: Counter[str] | None = None) -> Iterator[Path]:
-    """The same one by one. Links to folders are followed, but not back to a folder that they lie in.
-
-    The endings of files that are not called images are counted in `passed_over`, and what is `NO_FILE`.
+    Hidden files and folders are left out, and so are folders with the file `.nomedia`. Links to folders are followed,
+    but not back to a folder that they lie in; `inside` names these.
     """
-    yield from _walk(folder, Counter() if passed_over is None else passed_over, ())
-
-
-def _walk(folder: Path, passed_over: Counter[str], inside: tuple[str, ...]) -> Iterator[Path]:
     real = os.path.realpath(folder)
     if real in inside:
         return
     for path in sorted(folder.iterdir()):
         if path.name.startswith("."):
             continue
-        if path.is_dir():
-            yield from _walk(path, passed_over, (*inside, real))
-        elif is_image(path):
+        if not path.is_dir():
             yield path
-        else:
+        elif not (path / NO_IMAGES).exists():
+            yield from files_below(path, (*inside, real))
+
+
+def walk_images(folder: Path, passed_over: Counter[str] | None = None) -> Iterator[Path]:
+    """The images among the `files_below` a folder.
+
+    The endings of the other files are counted in `passed_over`; `NO_FILE` counts broken links, pipes and devices.
+    """
+    for path in files_below(folder):
+        if is_image(path):
+            yield path
+        elif passed_over is not None:
             passed_over[path.suffix.lower() if path.is_file() else NO_FILE] += 1
+
+
+def is_set_aside(folder: Path) -> bool:
+    """Whether a folder among others is no class: it has the file `.nomedia`.
+
+    A folder without images counts as well, if a folder in it has that file, or if all that it has is hidden.
+    """
+    names = {path.name for path in folder.iterdir()}
+    if NO_IMAGES in names:
+        return True
+    if not names or next(walk_images(folder), None) is not None:
+        return False
+    return all(name[0] == "." for name in names) or any((folder / name / NO_IMAGES).exists() for name in names)
 
 
 def said_of_endings(passed_over: Counter[str]) -> str:
@@ -116,23 +137,6 @@ def said_of_endings(passed_over: Counter[str]) -> str:
     return "; ".join(said)
 
 
-def walked(folder: Path, skip: Callable[[Path], bool] | None = None) -> Iterator[tuple[str, list[str]]]:
-    """Each folder from `folder` down, with the names of its files; hidden ones and those to `skip` are left out.
-
-    Links to folders are followed; what was reached already, as in a circle of links, is passed over.
-    """
-    seen: set[str] = set()
-    for parent, folders, files in os.walk(folder, followlinks=True):
-        real = os.path.realpath(parent)
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        shown = sorted(name for name in folders if name[0] != ".")
-        folders[:] = [name for name in shown if skip is None or not skip(Path(parent, name))]
-        yield parent, files
-
-
 def read_image(path: Path, upright: bool = True) -> Image.Image:
     """The picture (H, W) in a file, as RGB with 8 bits a channel.
 
@@ -150,7 +154,7 @@ def read_image(path: Path, upright: bool = True) -> Image.Image:
             raise OSError(HEIC_ADVICE)
         # All bytes at once: while threads read side by side, each small read would wait for its turn in Python.
         with Image.open(path if found.st_size > LARGE else io.BytesIO(path.read_bytes())) as image:
-            return as_rgb(turned_upright(image) if upright else image)
+            return as_rgb(image, upright)
     except FileNotFoundError as error:
         raise UnreadableImageError(f"{printable(str(path))}: no such image", "no such image") from error
     except BROKEN as error:
@@ -170,8 +174,17 @@ def unreadable(name: str, error: Exception) -> UnreadableImageError:
     )
 
 
-def as_rgb(image: Image.Image) -> Image.Image:
-    """The picture as 8-bit RGB. Pillow alone would turn all but the darkest 16-bit greys white."""
+def as_rgb(image: Image.Image, upright: bool = True) -> Image.Image:
+    """The picture as 8-bit RGB; `upright` turns it as its EXIF orientation says it was taken.
+
+    Pillow alone would turn all but the darkest 16-bit greys white.
+    """
+    refuse_elongated(image)
+    image.load()
+    if upright:
+        image = _turned_upright(image)
+    if image.mode == "RGB":
+        return image
     if image.mode == "F":
         raise ValueError("its pixels are floating-point numbers of no agreed range")
     if image.mode == "I" or image.mode.startswith("I;16"):
@@ -184,14 +197,22 @@ def as_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def turned_upright(image: Image.Image) -> Image.Image:
-    """The picture as its EXIF orientation says it was taken."""
+def refuse_elongated(image: Image.Image) -> None:
+    """Refuse an image that is so thin that its long side would fill the memory when its short side is resized."""
+    short, long = sorted(image.size)
+    if long > MOST_ELONGATED * short:
+        raise UserError(
+            f"the image has {image.width} × {image.height} pixels, and no side may be over {MOST_ELONGATED} times as "
+            "long as the other"
+        )
+
+
+def _turned_upright(image: Image.Image) -> Image.Image:
     try:
-        image.load()  # some formats tell only then
         if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
             return image  # where Pillow would copy it
         return ImageOps.exif_transpose(image)
-    except BROKEN:  # a photo with damaged EXIF is still a photo; damaged pixels show when it is converted
+    except BROKEN:  # a photo with damaged EXIF is still a photo
         return image
 
 

@@ -1,233 +1,260 @@
-"""The catalogue: the fifteen published data sets, where their files come from and how they lie below the data root."""
+"""The fifteen published data sets: how their files lie below the data root, and the rules for their class names.
+
+What differs from one to the other stands in `published.yaml`. A missing file is an error that says where to get it.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
-OBJECT = "a photo of a {}."
-COOP = "linked in DATASETS.md of github.com/KaiyangZhou/CoOp"
+from rebapl.data.dataset import SPLITS, Dataset, Item, Splits, check_items, check_key, named_split, read_split
+from rebapl.data.images import EXTENSIONS, FileImages
+from rebapl.errors import UserError
+from rebapl.files import read_json, read_lines
+from rebapl.wording import few
+from rebapl.yaml_files import read_yaml
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One data set. `images` lies below `folder`, which lies below the data root; so do the `lists` of its items.
-
-    `layout`: `split` (a split file in the published format), `aircraft` (the official text files), or, with names from
-    a `classnames.txt`, class folders: `imagenet` (in train/ and val/) or `test-only`, `numbered` from 0 or not.
-    `counts`: the published numbers of train, val and test images.
-    """
+    """One published data set, as `published.yaml` describes it."""
 
     name: str
     title: str
     folder: str
     images: str
     layout: str
-    lists: tuple[str, ...]
+    lists: Sequence[str]
     classes: int
-    counts: tuple[int, int, int]
+    counts: Sequence[int]
     template: str
-    sources: tuple[str, ...]
-
-    @property
-    def split(self) -> str | None:
-        """The name of its split file, where it has one."""
-        return self.lists[0] if self.layout == "split" else None
+    sources: Sequence[str]
 
     def sources_of(self, file: str) -> list[str]:
         """Where one of its lists comes from or, under any other name, its images."""
         wanted = file if file in self.lists else "images"
         return [source for source in self.sources if source.startswith((wanted, "all"))]
 
-
-def _split(
-    name: str,
-    title: str,
-    folder: str,
-    images: str,
-    file: str,
-    classes: int,
-    counts: tuple[int, int, int],
-    template: str,
-    *sources: str,
-) -> Entry:
-    list_ = f"split_zhou_{file}.json"
-    sources = (*sources, f"{list_}: {COOP}")
-    return Entry(name, title, folder, images, "split", (list_,), classes, counts, template, sources)
+    def needed_files(self, root: Path, split: str | None = None) -> list[Path]:
+        """The folder of images and the lists that it is read from; another `split` needs no lists."""
+        lists = [_list_file(self, root, name) for name in self.lists] if split is None else []
+        return [root / self.folder / self.images, *lists]
 
 
-def _variant(name: str, title: str, folder: str, images: str, layout: str, classes: int, test: int, url: str) -> Entry:
-    sources = (url, "classnames.txt: the one of imagenet, which is used where this folder has none")
-    return Entry(name, title, folder, images, layout, ("classnames.txt",), classes, (0, 0, test), OBJECT, sources)
-
-
-_ALL = (
-    Entry(
-        "imagenet",
-        "ImageNet",
-        "imagenet",
-        "images",
-        "imagenet",
-        ("classnames.txt",),
-        1000,
-        (1_281_167, 0, 50_000),
-        OBJECT,
-        (
-            "images: image-net.org, ILSVRC 2012, both train/ and val/ sorted into class folders",
-            f"classnames.txt: {COOP}",
-        ),
-    ),
-    _split(
-        "caltech101",
-        "Caltech101",
-        "caltech-101",
-        "101_ObjectCategories",
-        "Caltech101",
-        100,
-        (4128, 1649, 2465),
-        OBJECT,
-        "images: data.caltech.edu, Caltech 101, 101_ObjectCategories.tar.gz",
-    ),
-    _split(
-        "oxford_pets",
-        "OxfordPets",
-        "oxford_pets",
-        "images",
-        "OxfordPets",
-        37,
-        (2944, 736, 3669),
-        "a photo of a {}, a type of pet.",
-        "images: www.robots.ox.ac.uk/~vgg/data/pets, images.tar.gz",
-    ),
-    _split(
-        "stanford_cars",
-        "StanfordCars",
-        "stanford_cars",
-        ".",
-        "StanfordCars",
-        196,
-        (6509, 1635, 8041),
-        OBJECT,
-        "images: ai.stanford.edu/~jkrause/cars/car_dataset.html, cars_train.tgz and cars_test.tgz",
-    ),
-    _split(
-        "oxford_flowers",
-        "Flowers102",
-        "oxford_flowers",
-        "jpg",
-        "OxfordFlowers",
-        102,
-        (4093, 1633, 2463),
-        "a photo of a {}, a type of flower.",
-        "images: www.robots.ox.ac.uk/~vgg/data/flowers/102, 102flowers.tgz",
-    ),
-    _split(
-        "food101",
-        "Food101",
-        "food-101",
-        "images",
-        "Food101",
-        101,
-        (50_500, 20_200, 30_300),
-        "a photo of {}, a type of food.",
-        "images: data.vision.ee.ethz.ch/cvl/datasets_extra/food-101, food-101.tar.gz",
-    ),
-    Entry(
-        "fgvc_aircraft",
-        "FGVCAircraft",
-        "fgvc_aircraft",
-        "images",
-        "aircraft",
-        ("variants.txt", "images_variant_train.txt", "images_variant_val.txt", "images_variant_test.txt"),
-        100,
-        (3334, 3333, 3333),
-        "a photo of a {}, a type of aircraft.",
-        ("all: www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft, fgvc-aircraft-2013b.tar.gz, its folder data/ renamed",),
-    ),
-    _split(
-        "sun397",
-        "SUN397",
-        "sun397",
-        "SUN397",
-        "SUN397",
-        397,
-        (15_880, 3970, 19_850),
-        OBJECT,
-        "images: vision.princeton.edu/projects/2010/SUN, SUN397.tar.gz",
-    ),
-    _split(
-        "dtd",
-        "DTD",
-        "dtd",
-        "images",
-        "DescribableTextures",
-        47,
-        (2820, 1128, 1692),
-        "{} texture.",
-        "images: www.robots.ox.ac.uk/~vgg/data/dtd, dtd-r1.0.1.tar.gz",
-    ),
-    _split(
-        "eurosat",
-        "EuroSAT",
-        "eurosat",
-        "2750",
-        "EuroSAT",
-        10,
-        (13_500, 5400, 8100),
-        "a centered satellite photo of {}.",
-        "images: github.com/phelber/EuroSAT, EuroSAT.zip (the RGB one)",
-    ),
-    _split(
-        "ucf101",
-        "UCF101",
-        "ucf101",
-        "UCF-101-midframes",
-        "UCF101",
-        101,
-        (7639, 1898, 3783),
-        "a photo of a person doing {}.",
-        f"images: UCF-101-midframes.zip, the middle frames of the videos, {COOP}",
-    ),
-    _variant(
-        "imagenetv2",
-        "ImageNetV2",
-        "imagenetv2",
-        "imagenetv2-matched-frequency-format-val",
-        "numbered",
-        1000,
-        10_000,
-        "images: github.com/modestyachts/ImageNetV2, imagenetv2-matched-frequency.tar.gz",
-    ),
-    _variant(
-        "imagenet_sketch",
-        "ImageNet-Sketch",
-        "imagenet-sketch",
-        "images",
-        "test-only",
-        1000,
-        50_889,
-        "images: github.com/HaohanWang/ImageNet-Sketch",
-    ),
-    _variant(
-        "imagenet_a",
-        "ImageNet-A",
-        "imagenet-adversarial",
-        "imagenet-a",
-        "test-only",
-        200,
-        7500,
-        "images: github.com/hendrycks/natural-adv-examples, imagenet-a.tar",
-    ),
-    _variant(
-        "imagenet_r",
-        "ImageNet-R",
-        "imagenet-rendition",
-        "imagenet-r",
-        "test-only",
-        200,
-        30_000,
-        "images: github.com/hendrycks/imagenet-r, imagenet-r.tar",
-    ),
-)
-
-PUBLISHED: dict[str, Entry] = {entry.name: entry for entry in _ALL}
+PUBLISHED: dict[str, Entry] = {
+    name: Entry(name, **about) for name, about in read_yaml(Path(__file__).with_name("published.yaml")).items()
+}
 """The published data sets by name."""
+
+
+def load_published(entry: Entry, root: Path, split: str | None = None, template: str | None = None) -> Dataset:
+    """Load a published data set below `root`. `split` names another split file, in its folder or by its path."""
+    folder = root / entry.folder
+    images = folder / entry.images
+    _refuse_missing(entry, root, images)
+    if split is not None:
+        splits = read_split(named_split(folder, split), repeats=True)
+    else:
+        for name in entry.lists:
+            _refuse_missing(entry, root, _list_file(entry, root, name))
+        splits = _READERS[entry.layout](entry, root)
+        classes = len({item.label for items in splits for item in items})
+        if classes != entry.classes:
+            lists = folder / entry.lists[0] if entry.layout == "split" else images
+            raise UserError(
+                f"{lists} has {classes} classes; {entry.title} has {entry.classes}: see `rebapl data list "
+                f"{entry.name}` for its files, or name a split file with split=FILE"
+            )
+    return Dataset(entry.name, template or entry.template, *splits, FileImages(images, upright=False), folder=images)
+
+
+def _list_file(entry: Entry, root: Path, name: str) -> Path:
+    """Where a list of the data set is. The variants of ImageNet may use its class names."""
+    own, shared = root / entry.folder / name, root / "imagenet" / name
+    return shared if name == "classnames.txt" and not own.exists() and shared.exists() else own
+
+
+def _refuse_missing(entry: Entry, root: Path, path: Path) -> None:
+    """Refuse a data set that lacks a file or folder."""
+    if path.is_file() if path.name in entry.lists else path.is_dir():
+        return
+    never = " Splits are never made up." if path.name in entry.lists and path.name != "classnames.txt" else ""
+    whence = "; ".join(entry.sources_of(path.name))
+    raise UserError(f"{entry.title} is not complete below {root}: there is no {path}. To get it: {whence}.{never}")
+
+
+def _split_file(entry: Entry, root: Path) -> Splits:
+    return read_split(root / entry.folder / entry.lists[0], repeats=True)
+
+
+def _aircraft(entry: Entry, root: Path) -> Splits:
+    """`variants.txt` names the classes by label; each list has lines of an image's number and its class."""
+    folder = root / entry.folder
+    labels = {name: label for label, name in enumerate(read_lines(folder / "variants.txt"))}
+    lists = []
+    for split in SPLITS:
+        path = folder / f"images_variant_{split}.txt"
+        items = []
+        for number, line in enumerate(read_lines(path), start=1):
+            image, _, name = line.partition(" ")
+            if name not in labels:
+                raise UserError(f"{path}, line {number}: {line!r} is not an image's number and a class of variants.txt")
+            items.append(Item(check_key(f"{image}.jpg", str(path)), labels[name], name))
+        lists.append(items)
+    splits = Splits(*lists)
+    check_items(splits, str(folder), repeats=True)
+    return splits
+
+
+def _imagenet(entry: Entry, root: Path) -> Splits:
+    """The training images, and the official validation images as test images, as is the custom.
+
+    So no images are left to validate on, because nothing may be chosen on images that are tested later.
+    """
+    images = root / entry.folder / entry.images
+    names = _class_names(entry, root)
+    for part in ("train", "val"):
+        _refuse_missing(entry, root, images / part)
+    return Splits(_class_folders(images, "train/", names), [], _class_folders(images, "val/", names))
+
+
+def _test_only(entry: Entry, root: Path) -> Splits:
+    """Folders of classes. There may be fewer folders than names; labels number the folders that there are."""
+    images = root / entry.folder / entry.images
+    found, names = _subfolders(images), _class_names(entry, root)
+    return Splits([], [], _class_folders(images, "", {key: name for key, name in names.items() if key in found}))
+
+
+def _numbered(entry: Entry, root: Path) -> Splits:
+    """Class folders called 0 … 999, in the order of the names."""
+    names = {str(label): name for label, name in enumerate(_class_names(entry, root).values())}
+    return Splits([], [], _class_folders(root / entry.folder / entry.images, "", names))
+
+
+_READERS: dict[str, Callable[[Entry, Path], Splits]] = {
+    "split": _split_file,
+    "aircraft": _aircraft,
+    "imagenet": _imagenet,
+    "test-only": _test_only,
+    "numbered": _numbered,
+}
+"""How the items are read, by the layout of the files."""
+
+
+def _class_names(entry: Entry, root: Path) -> dict[str, str]:
+    """Names by class folder, from lines such as `n01440764 tench`; folders in order."""
+    path = _list_file(entry, root, "classnames.txt")
+    names: dict[str, str] = {}
+    for number, line in enumerate(read_lines(path), start=1):
+        folder, _, name = line.partition(" ")
+        if not name.strip() or folder in names:
+            raise UserError(f"{path}, line {number}: {line!r} is not a class folder, once, and a class name")
+        names[check_key(folder, str(path))] = name.strip()
+    return dict(sorted(names.items()))
+
+
+def _class_folders(images: Path, below: str, names: dict[str, str]) -> list[Item]:
+    """All images of the class folders in `images/below`, which must be those of `names`, by label and file name."""
+    parent = images / below
+    found = _subfolders(parent)
+    if lacking := [folder for folder in names if folder not in found]:
+        raise UserError(f"{parent} lacks class folders of classnames.txt: {few(lacking)}")
+    if extra := sorted(found - set(names)):
+        raise UserError(f"{parent} has folders that classnames.txt does not name: {few(extra)}")
+    items = []
+    for label, (folder, name) in enumerate(names.items()):
+        files = (path.name for path in (parent / folder).iterdir() if not path.name.startswith("."))
+        keys = [f"{below}{folder}/{file}" for file in sorted(files) if file.lower().endswith(EXTENSIONS)]
+        if not keys:
+            raise UserError(f"class folder {parent / folder} ({name}) has no images")
+        items += [Item(key, label, name) for key in keys]
+    return items
+
+
+def _subfolders(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
+
+
+CALTECH_RENAMED = {"airplanes": "airplane", "Faces": "face", "Leopards": "leopard", "Motorbikes": "motorbike"}
+CALTECH_DROPPED = ("BACKGROUND_Google", "Faces_easy")
+
+EUROSAT = {
+    "AnnualCrop": "Annual Crop Land",
+    "Forest": "Forest",
+    "HerbaceousVegetation": "Herbaceous Vegetation Land",
+    "Highway": "Highway or Road",
+    "Industrial": "Industrial Buildings",
+    "Pasture": "Pasture Land",
+    "PermanentCrop": "Permanent Crop Land",
+    "Residential": "Residential Buildings",
+    "River": "River",
+    "SeaLake": "Sea or Lake",
+}
+
+
+def year_first(official: str) -> str:
+    """StanfordCars: the year comes first.
+
+    >>> year_first("Audi TTS Coupe 2012")
+    '2012 Audi TTS Coupe'
+    """
+    *words, year = official.split(" ")
+    return " ".join([year, *words])
+
+
+def words_apart(official: str) -> str:
+    """UCF101: words written together are joined by underscores, which become spaces in text.
+
+    >>> words_apart("ApplyEyeMakeup")
+    'Apply_Eye_Makeup'
+    """
+    return "_".join(re.findall("[A-Z][^A-Z]*", official))
+
+
+def place_last(official: str) -> str:
+    """SUN397: the initial goes, and the word that tells places apart comes first.
+
+    >>> place_last("a/apartment_building/outdoor"), place_last("a/abbey")
+    ('outdoor apartment_building', 'abbey')
+    """
+    return " ".join(reversed(official.split("/")[1:]))
+
+
+def _folder(key: str) -> str:
+    return PurePosixPath(key).parts[0]
+
+
+def _caltech(key: str) -> str | None:
+    folder = _folder(key)
+    return None if folder in CALTECH_DROPPED else CALTECH_RENAMED.get(folder, folder)
+
+
+NAME_RULES: dict[str, Callable[[str], str | None]] = {
+    "caltech101": _caltech,
+    "oxford_pets": lambda key: key.rpartition("_")[0].lower(),
+    "food101": _folder,
+    "sun397": lambda key: place_last(str(PurePosixPath(key).parent)),
+    "dtd": _folder,
+    "eurosat": lambda key: EUROSAT.get(_folder(key)),
+    "ucf101": _folder,
+}
+"""The class name of an image from its path, as the published split files have it; None if it belongs to no class.
+
+>>> NAME_RULES["caltech101"]("Faces/image_0001.jpg"), NAME_RULES["eurosat"]("SeaLake/SeaLake_7.jpg")
+('face', 'Sea or Lake')
+"""
+
+
+def names_by_label(dataset: str, folder: Path) -> list[str] | None:
+    """The class names of StanfordCars and Flowers102 from the files beside their images, where these are there."""
+    if dataset == "stanford_cars" and (file := folder / "devkit" / "cars_meta.mat").is_file():
+        from scipy.io import loadmat  # late: only this data set needs it
+
+        return [year_first(str(cell[0])) for cell in loadmat(file)["class_names"][0]]
+    if dataset == "oxford_flowers" and (file := folder / "cat_to_name.json").is_file():
+        names = read_json(file, "Flowers102's list of names")
+        return [names[str(number + 1)] for number in range(len(names))]
+    return None

@@ -74,10 +74,11 @@ def load_task(
     targets: Sequence[str] | None = None,
     cache: int | None = None,
     fold: str | None = None,
+    keep_split: bool = False,
 ) -> Task:
     """Make a task of a data set, which is an object, a name or a path.
 
-    `root`, `split` and `template` are as in `load_dataset`. `protocol` is one of these:
+    `root`, `split`, `template` and `keep_split` are as in `load_dataset`. `protocol` is one of these:
 
     * `base-to-novel` trains on the first half of the classes. It tests that half among its own names (`base`), and the
       other half among its own names (`novel`).
@@ -88,8 +89,8 @@ def load_task(
     * `selection` is for choosing settings. It is base-to-novel within the base classes, tested on all *validation*
       images of these. It sees no test image and no novel class.
 
-    `test_images` keeps at most so many images per part, spread evenly over the list. With `cache`, images are kept on
-    disk, their short side so many pixels; see `rebapl.data.cache`. With a `fold` (only for `few-shot`), these
+    `test_images` is the largest number of images per part, spread evenly over the list. With `cache`, images are kept
+    on disk, their short side `cache` pixels long; see `rebapl.data.cache`. With a `fold` (only for `few-shot`), its
     images are tested and all others train; see `rebapl.data.folds`. The fold `all` leaves no test part.
 
     >>> task = load_task("digits", shots=16, seed=1)
@@ -103,7 +104,9 @@ def load_task(
     wanted = target_names(protocol, data if isinstance(data, str) else data.name, targets)
     check_fold_use(fold, protocol, split)
     whole = fold is not None
-    dataset = load_dataset(data, root, split=split, template=template, whole=whole) if isinstance(data, str) else data
+    dataset = data
+    if isinstance(dataset, str):
+        dataset = load_dataset(dataset, root, split=split, template=template, keep_split=keep_split, whole=whole)
     dataset = dataset if fold is None else folded(dataset, fold)
     dataset = dataset if cache is None else cached(dataset, cache)
     train, val = few_shot(dataset, shots, seed)

@@ -13,6 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from rebapl.data.images import refuse_elongated
+
 Box = tuple[int, int, int, int]
 """Left, top, right, bottom; the last two are outside."""
 
@@ -37,6 +39,7 @@ class Preprocessing:
 
     def centre(self, image: Image.Image) -> Tensor:
         """The test-time view, uint8 (3, crop, crop): resized, then the centre."""
+        refuse_elongated(image)
         image = _as_rgb(image)  # before resizing: palettes and transparency cannot be interpolated
         width, height = image.size
         short = min(width, height)

@@ -12,7 +12,7 @@ import torch
 from rebapl.data.batches import LabelledImages
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.fewshot import spread
-from rebapl.data.own import is_flat, load_flat_folder
+from rebapl.data.own_images import is_flat, load_flat_folder
 from rebapl.data.task import TARGETS, Part, Task, split_of
 from rebapl.data.workers import portions
 from rebapl.errors import UserError
@@ -29,7 +29,7 @@ from rebapl.evaluation.scores import scores
 from rebapl.evaluation.temperature import fit_temperature, tempered
 from rebapl.learners import METHODS, build_learner, published, resolve_method
 from rebapl.posterior import Posterior, Prediction
-from rebapl.posterior.conformal import check_level
+from rebapl.posterior.fitting import check_level
 
 IMAGES_AT_ONCE = 256
 """How many images are held decoded while a part is scored, as many as go into one pass."""

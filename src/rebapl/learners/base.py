@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder, States, clean_class_names
-from rebapl.captured import Beside
 from rebapl.data.dataset import check_template
 from rebapl.errors import UserError, unknown
 from rebapl.learners.recipes import Recipe
@@ -193,9 +192,9 @@ class Learner(nn.Module, Generic[Frozen]):
         raise NotImplementedError
 
     def forward(self, images: Tensor) -> Output:
-        """The whole pass for preprocessed images (B, 3, H, W)."""
+        """The whole pass for preprocessed images (B, 3, H, W): these three parts and nothing else."""
         assert self.class_names  # refuses a learner that is not bound
-        classes = Beside(self.encode_classes)
+        classes = self.encode_classes()
         return self.respond(self.frozen(images), classes)
 
     def loss(self, output: Output, labels: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ import torch
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
 from rebapl.learners.base import Learner
-from rebapl.learners.recipes import Recipe, Recipes, read_recipes, recipes_of
+from rebapl.learners.recipes import Recipe, read_recipes, recipe_at
+from rebapl.origins import SettingsFile
 from rebapl.plugins import Registry
 from rebapl.settings import SettingError, Settings
 
@@ -25,12 +26,15 @@ LearnerClass = TypeVar("LearnerClass", bound=type[Learner[Any]])
 
 @dataclass(frozen=True)
 class Method:
-    """A registered method: the class of its learner, the class of its settings, and how it was published."""
+    """A registered method: the class of its learner, the class of its settings, and its file of recipes if it has one.
+
+    A learner without such a file has the same `recipe` everywhere.
+    """
 
     name: str
     learner: type[Learner[Any]]
     config: type[Settings]
-    recipes: Recipes
+    recipes: SettingsFile | None = None
 
     @property
     def about(self) -> str:
@@ -45,18 +49,45 @@ class Method:
         lines = (line.strip() for text in texts for line in (text or "").splitlines())
         return next((line for line in lines if line), "")
 
-    def settings(self, given: Mapping[str, Any]) -> Settings:
-        """All of its settings, some of them given. An error names the setting as `method.NAME`."""
+    def settings(self, given: Mapping[str, Any] | Settings | None = None) -> Settings:
+        """All of its settings, some of them given, or all of them as an object.
+
+        An error names the setting as `method.NAME`.
+        """
+        if isinstance(given, self.config):
+            return given
         try:
-            return self.config(**given)
+            return self.config(**(given.plain() if isinstance(given, Settings) else given or {}))
         except SettingError as error:
-            if not self.config.model_fields:
-                raise UserError(f"method '{self.name}' has no settings, but {', '.join(given)} was given") from None
             raise error.below("method") from None
 
+    def published(self, protocol: str, dataset: str, shots: int | None = None) -> tuple[dict[str, Any], Recipe]:
+        """The settings that differ from its defaults there, and the recipe."""
+        if self.recipes is None:
+            return {}, self.learner.recipe
+        return recipe_at(self.recipes, protocol, dataset, shots)
 
-METHODS: Registry[Method] = Registry("method", "rebapl.learners")
-"""All methods by name, those of installed plugins included."""
+
+PACKAGED = {
+    "zero-shot": "zero_shot",
+    "coop": "coop",
+    "cocoop": "cocoop",
+    "vpt": "vpt",
+    "ivlp": "ivlp",
+    "maple": "maple",
+    "promptsrc": "promptsrc",
+    "mmrl": "mmrl",
+    "mmrl++": "mmrl_plus",
+    "proda": "proda",
+    "bpl": "bayesian",
+    "app": "adaptable_prompts",
+}
+"""The methods of this package, and their files."""
+
+METHODS: Registry[Method] = Registry(
+    "method", "rebapl.learners", {name: f"{__package__}.{module}" for name, module in PACKAGED.items()}
+)
+"""All methods by name, those of installed plugins included. The file of a method is imported when it is looked up."""
 
 
 def register(
@@ -69,15 +100,26 @@ def register(
     """
 
     def add(learner: LearnerClass) -> LearnerClass:
-        taken = METHODS.known.get(name)
+        elsewhere = METHODS.packaged.get(name, learner.__module__) != learner.__module__
+        taken = METHODS[name] if elsewhere else METHODS.known.get(name)
         if taken is not None and _identity(taken.learner) != _identity(learner):
             raise UserError(f"method '{name}' is {_identity(taken.learner)} already: choose another name")
         other = vars(learner).get("registered_as")
         if other not in (None, name):
             raise UserError(f"{_identity(learner)} is registered as '{other}' already: a class has one name")
-        found = _find_recipes(name, learner, config, recipes)
-        learner.registered_as, learner.recipe = name, found.published("", "")[1]
-        METHODS.known[name] = Method(name, learner, config, found)
+        path = Path(recipes) if recipes is not None else FOLDER / f"{name}.yaml"
+        if recipes is None and not path.is_file():
+            if not isinstance(getattr(learner, "recipe", None), Recipe):
+                raise UserError(
+                    f"method '{name}' has no recipe: give {_identity(learner)} an attribute such as recipe = "
+                    f"Recipe(lr=0.002, epochs=50, batch=32), or the path of a recipe file, register({name!r}, …, "
+                    "recipes=path)"
+                )
+            method = Method(name, learner, config)
+        else:
+            method = Method(name, learner, config, read_recipes(path, config))
+        learner.registered_as, learner.recipe = name, method.published("", "")[1]
+        METHODS.known[name] = method
         return learner
 
     return add
@@ -87,21 +129,8 @@ def _identity(learner: type) -> str:
     return f"{learner.__module__}.{learner.__qualname__}"
 
 
-def _find_recipes(name: str, learner: type[Learner[Any]], config: type[Settings], path: Path | str | None) -> Recipes:
-    packaged = FOLDER / f"{name}.yaml"
-    if path is not None or packaged.is_file():
-        return read_recipes(packaged if path is None else Path(path), config)
-    recipe = getattr(learner, "recipe", None)
-    if not isinstance(recipe, Recipe):
-        raise UserError(
-            f"method '{name}' has no recipe: give {_identity(learner)} an attribute such as recipe = Recipe(lr=0.002, "
-            f"epochs=50, batch=32), or the path of a recipe file, register({name!r}, …, recipes=path)"
-        )
-    return recipes_of(recipe)
-
-
 def resolve_method(method: str, settings: Mapping[str, Any] | Settings | None = None) -> Settings:
-    """All settings of a method, some of them given, or all of them as an object.
+    """All settings of a method; see `Method.settings`.
 
     >>> resolve_method("coop", {"init": None, "tokens": 8}).plain()
     {'tokens': 8, 'init': None, 'position': 'end', 'class_specific': False}
@@ -109,10 +138,7 @@ def resolve_method(method: str, settings: Mapping[str, Any] | Settings | None = 
     Traceback (most recent call last):
     rebapl.settings.SettingError: method.tokens is 2.5: it must be a whole number or null
     """
-    found = METHODS.find(method)
-    if isinstance(settings, found.config):
-        return settings
-    return found.settings(settings.plain() if isinstance(settings, Settings) else settings or {})
+    return METHODS.find(method).settings(settings)
 
 
 def build_learner(
@@ -135,7 +161,7 @@ def published(method: str, protocol: str, dataset: str, shots: int | None = None
     >>> [published("coop", "few-shot", "digits", shots)[1].epochs for shots in (1, 4, 16, None)]
     [50, 100, 200, 200]
     """
-    return METHODS.find(method).recipes.published(protocol, dataset, shots)
+    return METHODS.find(method).published(protocol, dataset, shots)
 
 
 def earlier_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:

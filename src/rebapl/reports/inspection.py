@@ -1,15 +1,16 @@
 """Everything that a report shows of a run: what its folder holds, and what its samples answer to the test images.
 
 The folder alone is enough for settings, scores and the log. The answers are computed anew from the posterior and the
-images. Where one of these is missing, `Inspected.missing` says so in a sentence, and the rest is there.
+images. Where one of these is missing, `InspectedRun.missing` says so in a sentence, and the rest is there.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,17 +18,21 @@ from torch import Tensor
 from rebapl.data.task import Part, Task
 from rebapl.errors import UserError
 from rebapl.evaluation.diversity import diversity_record
+from rebapl.evaluation.intervals import resampled_scores
+from rebapl.evaluation.scores import scores
 from rebapl.evaluation.tasks import Predicted, bound_to, diversity_on_test, part_labels, predict_part
 from rebapl.evaluation.temperature import fit_temperature
 from rebapl.files import read_json
-from rebapl.posterior import Posterior, Prediction
+from rebapl.posterior import Posterior, Prediction, load_posterior
 from rebapl.runs.config import RunConfig, data_name
-from rebapl.runs.folder import CONFIG, ENVIRONMENT, LOG, RESULTS, Run, config_from_json, load_trained
-from rebapl.runs.machine import KeptBackbone, LoadBackbone
+from rebapl.runs.folder import CONFIG, ENVIRONMENT, LOG, RESULTS, Run, config_from_json
+from rebapl.runs.machine import KeptBackbone, LoadBackbone, best_device
 from rebapl.runs.results import DiversityRecord, RunResult, read_result
 from rebapl.sampling import Inference
-from rebapl.sampling.building import build_schedule
+from rebapl.sampling.optimizers import build_schedule
 from rebapl.training.log import EVERY, read_log
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +47,15 @@ class Answered:
     def right(self) -> Tensor:
         """Which answers (N,) are right."""
         return self.prediction.labels == self.labels
+
+    @cached_property
+    def scores(self) -> Mapping[str, float]:
+        return scores(self.prediction.probabilities, self.labels)
+
+    @cached_property
+    def resampled(self) -> Mapping[str, Tensor]:
+        """Scores (draws,) over bootstrap samples of the images."""
+        return resampled_scores(self.prediction.probabilities, self.labels)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,26 +82,33 @@ class Course:
         ]
 
 
-@dataclasses.dataclass(frozen=True)
-class Inspected:
-    """A run with all that could be found out about it.
+class InspectedRun:
+    """A run and all that can be found out about it. Each thing is read or computed when it is first asked for.
 
-    `parts` has the answers by test part. `temperature` was fitted on validation images. `missing` has a sentence for
-    each thing that is not there: `posterior`, `data`, `answers`, `temperature`, `diversity`, `log`, `environment`.
+    `root` is the folder of data sets, and `backbone` says where the backbone is now, if it was moved. `progress` hears
+    of the images that are predicted. Only a folder that holds no run, or a damaged one, is an error. For each other
+    thing that is not there, `missing` has a sentence under its name: `posterior`, `data`, `answers`, `temperature`,
+    `diversity`, `log`, `environment`. `remarks` are sentences that the report shows before everything else, such as
+    about files that are not those that the run wrote.
     """
 
-    run: Run
-    config: RunConfig
-    inference: Inference | None
-    environment: Mapping[str, Any]
-    log: Sequence[Mapping[str, float]]
-    posterior: Posterior | None
-    task: Task | None
-    parts: Mapping[str, Answered]
-    temperature: float | None
-    diversity: DiversityRecord | None
-    course: Course | None
-    missing: Mapping[str, str]
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        root: Path | None = None,
+        device: str | None = None,
+        backbone: str | None = None,
+        progress: Predicted | None = None,
+        load: LoadBackbone | None = None,
+        remarks: Sequence[str] = (),
+    ) -> None:
+        self.run, self.config = read_run(folder)
+        self.root, self.device, self.backbone, self.progress = root, device, backbone, progress
+        self.load = load or KeptBackbone()
+        self.remarks = remarks
+        self.missing: dict[str, str] = {}
+        self._predicted = 0
 
     @property
     def name(self) -> str:
@@ -96,81 +117,107 @@ class Inspected:
         how = "" if how == "none" else f" · {how}"
         return f"{config['method']}{how} on {data_name(config['data'])}, seed {config['seed']}"
 
-
-def inspect_run(
-    folder: Path,
-    *,
-    root: Path | None = None,
-    device: str | None = None,
-    backbone: str | None = None,
-    progress: Predicted | None = None,
-    load: LoadBackbone | None = None,
-) -> Inspected:
-    """Find out about the run in a folder. Only a folder that holds no run, or a damaged one, is an error.
-
-    `root` is the folder of data sets, and `backbone` says where the backbone is now, if it was moved. `progress` hears
-    of the images that are predicted.
-    """
-    run, config = read_run(folder)
-    missing: dict[str, str] = {}
-    load = load or KeptBackbone()
-    inference = config.resolved().training.inference
-
-    def attempt(what: str, before: str, work: Callable[[], Any]) -> Any:
+    def _attempt(self, what: str, before: str, work: Callable[[], T]) -> T | None:
+        """What `work` gives. If it fails, that becomes a sentence of `missing`."""
         try:
             return work()
         except (UserError, OSError) as error:
-            missing[what] = f"{before}: {_sentence(error)}"
+            self.missing[what] = f"{before}: {' '.join(str(error).split()).rstrip('.')}."
             return None
 
-    posterior: Posterior | None = attempt(
-        "posterior",
-        "The posterior cannot be loaded",
-        lambda: load_trained(folder, device=device, backbone=backbone or config.backbone_name, load=load),
-    )
-    task: Task | None = attempt("data", "The data of this run cannot be read", lambda: config.task(root))
-    parts: dict[str, Answered] = {}
-    temperature = diversity = None
-    stored = run.result
-    if posterior is not None and task is not None:
-        answers = attempt(
-            "answers", "The test images cannot be predicted", lambda: _answers(posterior, task, stored, progress)
+    @cached_property
+    def inference(self) -> Inference | None:
+        return self.config.resolved().training.inference
+
+    @cached_property
+    def posterior(self) -> Posterior | None:
+        return self._attempt(
+            "posterior",
+            "The posterior cannot be loaded",
+            lambda: load_posterior(
+                self.run.folder,
+                self.load(self.backbone or self.config.backbone_name, best_device(self.device)),
+                best_device(self.device),
+            ),
         )
-        parts, temperature = answers or ({}, None)
-        if len(posterior) > 1:
-            diversity = stored.diversity or attempt(
-                "diversity",
-                "The distances between samples cannot be measured",
-                lambda: DiversityRecord(**diversity_record(diversity_on_test(posterior, task))),
+
+    @cached_property
+    def task(self) -> Task | None:
+        return self._attempt("data", "The data of this run cannot be read", lambda: self.config.task(self.root))
+
+    @cached_property
+    def log(self) -> Sequence[Mapping[str, float]]:
+        return self._attempt("log", "The log cannot be read", lambda: read_log(self.run.folder / LOG)) or []
+
+    @cached_property
+    def environment(self) -> Mapping[str, Any]:
+        path = self.run.folder / ENVIRONMENT
+        read = lambda: read_json(path, "a run") if path.exists() else {}  # noqa: E731
+        return self._attempt("environment", "The environment cannot be read", read) or {}
+
+    @cached_property
+    def parts(self) -> Mapping[str, Answered]:
+        """The answers by test part, those without images left out."""
+        task, posterior = self.task, self.posterior
+        if posterior is None or task is None:
+            return {}
+        if not task.tests:
+            self.missing["answers"] = (
+                "This run learned from every image, so that there are no test images to answer. Its stored scores are "
+                "those on images that were held out while it measured itself."
             )
-    diversity = diversity or stored.diversity
-    if temperature is None:
-        temperature = next((part.temperature for part in stored.parts.values() if part.temperature), None)
-    if task is not None and not task.val.items:
-        missing["temperature"] = "No temperature was fitted: the data set has no validation images."
-    elif config.protocol == "selection":
-        missing["temperature"] = "No temperature was fitted: this protocol tests on the validation images."
-    log = attempt("log", "The log cannot be read", lambda: read_log(folder / LOG)) or []
-    made_in = folder / ENVIRONMENT
-    environment = (
-        attempt("environment", "The environment cannot be read", lambda: read_json(made_in, "a run"))
-        if made_in.exists()
-        else None
-    )
-    return Inspected(
-        run=run,
-        config=config,
-        inference=inference,
-        environment=environment or {},
-        log=log,
-        posterior=posterior,
-        task=task,
-        parts=parts,
-        temperature=temperature,
-        diversity=diversity,
-        course=None if inference is None or task is None else course_of(inference, len(task.train.items), log),
-        missing=missing,
-    )
+        tests = {name: part for name, part in task.tests.items() if part.items}
+        answer = lambda: {name: self._answered(part) for name, part in tests.items()}  # noqa: E731
+        return self._attempt("answers", "The test images cannot be predicted", answer) or {}
+
+    @property
+    def stored_temperature(self) -> float | None:
+        return next((part.temperature for part in self.run.result.parts.values() if part.temperature), None)
+
+    @cached_property
+    def temperature(self) -> float | None:
+        """The stored temperature, or one that is fitted on the validation images."""
+        if self.task is not None and not self.task.val.items:
+            self.missing["temperature"] = "No temperature was fitted: the data set has no validation images."
+        elif self.config.protocol == "selection":
+            self.missing["temperature"] = "No temperature was fitted: this protocol tests on the validation images."
+        elif self.stored_temperature is None and self.parts:
+            return self._attempt("temperature", "The validation images cannot be predicted", self._fitted_temperature)
+        return self.stored_temperature
+
+    def _fitted_temperature(self) -> float:
+        assert self.task is not None
+        validation = self._answered(self.task.val)
+        return fit_temperature(validation.prediction.probabilities, validation.labels)
+
+    @cached_property
+    def diversity(self) -> DiversityRecord | None:
+        """How far apart the samples are, as it was stored, or measured on test images."""
+        stored, posterior, task = self.run.result.diversity, self.posterior, self.task
+        if stored is not None or posterior is None or task is None or len(posterior) < 2 or not task.tests:
+            return stored
+        return self._attempt(
+            "diversity",
+            "The distances between samples cannot be measured",
+            lambda: DiversityRecord(**diversity_record(diversity_on_test(posterior, task))),
+        )
+
+    @cached_property
+    def course(self) -> Course | None:
+        if self.inference is None or self.task is None:
+            return None
+        return course_of(self.inference, len(self.task.train.items), self.log)
+
+    def _answered(self, part: Part) -> Answered:
+        assert self.posterior is not None
+        assert self.task is not None
+        before, progress = self._predicted, self.progress
+        self._predicted += len(part.items)
+        wanted = [*self.task.tests.values(), *([] if self.stored_temperature else [self.task.val])]
+        total = sum(len(each.items) for each in wanted)
+        moved = None if progress is None else lambda images: progress(before + images, total)
+        prediction = predict_part(bound_to(self.posterior, self.task, part), part, moved)
+        return Answered(part, prediction, part_labels(part))
 
 
 def read_run(folder: Path) -> tuple[Run, RunConfig]:
@@ -203,30 +250,3 @@ def course_of(inference: Inference, num_data: int, log: Sequence[Mapping[str, fl
         if schedule.at_sample:
             samples.append(step + 1)
     return Course(lr, exploring, samples, cycles)
-
-
-def _answers(
-    posterior: Posterior, task: Task, stored: RunResult, progress: Predicted | None
-) -> tuple[dict[str, Answered], float | None]:
-    """The answers to each test part, and the temperature: the stored one, or one fitted on the validation images."""
-    known = next((part.temperature for part in stored.parts.values() if part.temperature), None)
-    fitting = known is None and task.protocol != "selection" and bool(task.val.items)
-    wanted = [*([task.val] if fitting else []), *task.tests.values()]
-    total, before = sum(len(part.items) for part in wanted), 0
-    predictions = []
-    for part in wanted:
-        done = before
-        moved = None if progress is None else lambda images, done=done: progress(done + images, total)
-        predictions.append(predict_part(bound_to(posterior, task, part), part, moved))
-        before += len(part.items)
-    if fitting:
-        known = fit_temperature(predictions.pop(0).probabilities, part_labels(task.val))
-    return {
-        name: Answered(part, prediction, part_labels(part))
-        for (name, part), prediction in zip(task.tests.items(), predictions, strict=True)
-    }, known
-
-
-def _sentence(error: Exception) -> str:
-    """The error as the rest of a sentence, with its full stop."""
-    return f"{' '.join(str(error).split()).rstrip('.')}."

@@ -1,4 +1,4 @@
-"""The scores of all runs in a folder: as tables with means over seeds, and as one long list."""
+"""Tables of scores: of all runs in a folder with means over seeds, of one run, and of methods; and one long list."""
 
 from __future__ import annotations
 
@@ -8,25 +8,16 @@ import io
 import json
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
 from rebapl.posterior.prediction import WEIGHT_TOLERANCE
-from rebapl.reports.tables import Cell, Table, mark_column
+from rebapl.reports.tables import Cell, Table
 from rebapl.runs.config import data_name, first_difference
-from rebapl.runs.folder import Found, Run, find_runs
+from rebapl.runs.folder import Found, Run
+from rebapl.runs.results import RunResult
+from rebapl.settings import leaves
 from rebapl.wording import number_of
-
-__all__ = [
-    "Group",
-    "asked_settings",
-    "find_runs",
-    "flat_settings",
-    "grouped",
-    "long_list",
-    "result_tables",
-    "short_value",
-]
 
 TITLES = {
     "base-to-novel": "base-to-novel, accuracy and ECE in %",
@@ -36,8 +27,8 @@ TITLES = {
     "selection": "selection: base and novel within the base classes, validation images, accuracy and ECE in %",
 }
 SCORES = ("accuracy", "nll", "ece", "adaptive_ece", "brier", "aurc", "images")
+BASE_NOVEL = {"base": "base ↑", "novel": "novel ↑", "hm": "HM ↑", "nll": "NLL ↓", "ece": "ECE ↓"}
 _HALVED = ("base-to-novel", "selection")
-_DIGITS = {"base": 2, "novel": 2, "hm": 2, "nll": 3, "ece": 2}
 
 
 def result_tables(found: Found, hm: str = HM_CONVENTIONS[0]) -> list[Table]:
@@ -89,10 +80,7 @@ def asked_settings(config: Mapping[str, Any]) -> list[str]:
         if config.get(key) is not None
     ]
     for section in ("method", "inference"):
-        words += [
-            f"{key}={short_value(value)}"
-            for key, value in flat_settings(config.get(f"{section}_settings") or {}).items()
-        ]
+        words += [f"{key}={short_value(value)}" for key, value in leaves(config.get(f"{section}_settings") or {})]
     if config.get("test_images") is not None:
         words.append(f"{config['test_images']} test images")
     return words
@@ -128,11 +116,26 @@ class Group:
 
     @property
     def seeds(self) -> str:
-        return ", ".join(str(run.config["seed"]) for run in self.runs)
+        return ranges([run.config["seed"] for run in self.runs])
 
     def over(self, read: Callable[[Run], float | None], digits: int = 2) -> Cell:
         values = [read(run) for run in self.runs]
         return Cell.over([value for value in values if value is not None], digits)
+
+
+def ranges(seeds: Sequence[int]) -> str:
+    """Seeds in few characters, with a dash for three or more that follow each other.
+
+    >>> ranges([1, 2, 5, 6, 7, 9])
+    '1, 2, 5–7, 9'
+    """
+    runs: list[list[int]] = []
+    for seed in sorted(seeds):
+        if runs and seed == runs[-1][-1] + 1:
+            runs[-1].append(seed)
+        else:
+            runs.append([seed])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def grouped(runs: Iterable[Run]) -> list[Group]:
@@ -171,7 +174,7 @@ def _scored_with(run: Run) -> list[str]:
 
 def _halved(groups: Sequence[Group], title: str, hm: str) -> Table:
     """The table of a protocol with base and novel classes; with averages where there are several data sets."""
-    shown = _Shown(groups)
+    shown = _Words(groups)
     rows: list[list[Cell | str]] = []
     for group in groups:
         cells = _cells([run.result.base_novel for run in group.runs])
@@ -182,26 +185,15 @@ def _halved(groups: Sequence[Group], title: str, hm: str) -> Table:
         rows += averages
         how = "that of the two averages" if hm == HM_CONVENTIONS[0] else "the average of the data sets' own"
         notes.append(f"average over data sets: HM is {how} (--hm), the others are plain means")
-    columns = ["data", *shown.columns, "base ↑", "novel ↑", "HM ↑", "NLL ↓", "ECE ↓", "train s", "seeds"]
-    return _table(title, columns, rows, notes)
+    columns = ["data", *shown.columns, *BASE_NOVEL.values(), "train s", "seeds"]
+    return Table.sectioned(title, columns, rows, notes)
 
 
 def _cells(per_seed: Sequence[Mapping[str, float]]) -> list[Cell]:
-    return [Cell.over([scores[name] for scores in per_seed], digits) for name, digits in _DIGITS.items()]
+    return [Cell.over([scores[name] for scores in per_seed], 3 if name == "nll" else 2) for name in BASE_NOVEL]
 
 
-def _table(title: str, columns: Sequence[str], rows: list[list[Cell | str]], notes: Sequence[str]) -> Table:
-    """A table with a line after each data set, and the best of its rows marked where it has several."""
-    rules = [number for number, row in enumerate(rows, 1) if number == len(rows) or rows[number][0] != row[0]]
-    for first, last in zip([0, *rules], rules, strict=False):
-        for column, name in enumerate(columns if last - first > 1 else ()):
-            better = {"↑": max, "↓": min}.get(name[-1])
-            if better:
-                mark_column(rows[first:last], column, better)
-    return Table(title, columns, rows, notes, rules=rules, merged=1)
-
-
-def _averages(groups: Sequence[Group], shown: _Shown, hm: str) -> list[list[Cell | str]]:
+def _averages(groups: Sequence[Group], shown: _Words, hm: str) -> list[list[Cell | str]]:
     """A row of averages for each method and settings that every data set has, over the seeds that every one has."""
     datasets = {group.data for group in groups}
     by_words: dict[tuple[str, ...], list[Group]] = {}
@@ -215,13 +207,13 @@ def _averages(groups: Sequence[Group], shown: _Shown, hm: str) -> list[list[Cell
         seeds = [seed for seed in by_seed[0] if all(seed in scores for scores in by_seed)]
         if seeds:
             cells = _cells([average_over_data([scores[seed] for scores in by_seed], hm) for seed in seeds])
-            rows.append(["average", *shown(each[0]), *cells, Cell(None, digits=0), ", ".join(map(str, seeds))])
+            rows.append(["average", *shown(each[0]), *cells, Cell(None, digits=0), ranges(seeds)])
     return rows
 
 
 def _other(groups: Sequence[Group], protocol: str, title: str) -> Table:
     """The table of a transfer (accuracy on every target and their average) or of few shots (accuracy, NLL and ECE)."""
-    shown = _Shown(groups)
+    shown = _Words(groups)
     parts = list(dict.fromkeys(part for group in groups for run in group.runs for part in run.protocols[protocol]))
     targets = [part for part in parts if part != "test"]
     rows: list[list[Cell | str]] = []
@@ -240,10 +232,10 @@ def _other(groups: Sequence[Group], protocol: str, title: str) -> Table:
     notes = shown.notes(groups)
     if targets:
         notes.append("the average is over the row's targets, without the source")
-    return _table(title, ["data", *shown.columns, *names, "train s", "seeds"], rows, notes)
+    return Table.sectioned(title, ["data", *shown.columns, *names, "train s", "seeds"], rows, notes)
 
 
-class _Shown:
+class _Words:
     """How the words of groups are shown: method and inference as columns, the others in a third column where groups
     differ in them, and in a note where they do not."""
 
@@ -283,17 +275,52 @@ def _average_of(targets: Collection[str]) -> Callable[[Run], float | None]:
     return average
 
 
-def flat_settings(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested settings as one mapping, whose keys have dots.
+class MethodScores(NamedTuple):
+    """Base-to-novel scores of one method on one task, with the seconds that its training took."""
 
-    >>> flat_settings({"restart": {"kind": "warm"}, "cycles": 3})
-    {'restart.kind': 'warm', 'cycles': 3}
+    task: str
+    method: str
+    scores: Mapping[str, float]
+    seconds: float
+
+
+def by_task(rows: Iterable[MethodScores]) -> dict[str, list[MethodScores]]:
+    """The same grouped by their task, in order."""
+    groups: dict[str, list[MethodScores]] = {}
+    for row in rows:
+        groups.setdefault(row.task, []).append(row)
+    return groups
+
+
+def base_novel_table(rows: Sequence[MethodScores], title: str, seconds: bool = True) -> Table:
+    """A section per task with its best scores in bold, and with the `seconds` of training unless they are left out."""
+    lines: list[list[Cell | str]] = []
+    for task, group in by_task(rows).items():
+        for row in group:
+            cells = [Cell(row.scores[name], digits=3 if name == "nll" else 1) for name in BASE_NOVEL]
+            lines.append([task, row.method, *cells, *([Cell(row.seconds, digits=0)] if seconds else [])])
+    return Table.sectioned(title, ["task", "method", *BASE_NOVEL.values(), *(["s"] if seconds else [])], lines)
+
+
+def base_novel_markdown(rows: Sequence[MethodScores]) -> str:
+    """The same table in Markdown, without the seconds, which differ each time."""
+    return base_novel_table(rows, "", seconds=False).to_markdown(bare=True)
+
+
+def scores_table(result: RunResult, title: str) -> Table:
+    """The scores of one run, a row per test part.
+
+    The harmonic mean of base and novel, or the average over the targets of a transfer, stands below the table.
     """
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= (
-            flat_settings(value, f"{before}{key}.")
-            if isinstance(value, Mapping) and value
-            else {f"{before}{key}": value}
-        )
-    return flat
+    digits = {"accuracy": 2, "nll": 4, "ece": 2, "images": 0}
+    rows: list[list[Cell | str]] = [
+        [name, *(Cell(getattr(part, key), digits=count) for key, count in digits.items())]
+        for name, part in result.parts.items()
+    ]
+    notes = []
+    if result.has_base_novel:
+        notes = [f"harmonic mean {result.base_novel['hm']:.2f}"]
+    targets = [part.accuracy for name, part in result.parts.items() if name not in ("test", "base", "novel")]
+    if targets:
+        notes = [f"average accuracy over targets {sum(targets) / len(targets):.2f}"]
+    return Table(title, ["classes", "accuracy ↑", "NLL ↓", "ECE ↓", "images"], rows, notes)

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import json
+import statistics
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
 
+from rebapl.data.task import SOURCE
+from rebapl.evaluation.scores import average_over_data
 from rebapl.reports.tables import Cell
+
+AVERAGE = "average"
+OF_THESE = "the average of the paper's numbers of these data sets"
 
 
 @cache
 def paper() -> dict[str, Any]:
-    """The whole of `paper.json`: `tables`, `text`, printed names of methods (`names`) and of data sets (`data`)."""
+    """The whole of `paper.json`: `tables`, and printed names of methods (`names`) and of data sets (`data`)."""
     return json.loads((resources.files("rebapl.reproduce") / "paper.json").read_text(encoding="utf-8"))
 
 
-def quote(table: str, row: str, column: str, data: str | None = None, digits: int = 2) -> Cell:
-    """One number of a table, a dash where the paper has none. `data` names the data set, which only table 1 needs.
+def quote(table: str, row: str, column: str, data: str | None = None) -> Cell:
+    """One number of a table, a dash where the paper has none. `data` names the data set in tables 1, 2 and 3.
 
-    >>> str(quote("table1", "maple", "hm", "dtd")), str(quote("table2", "mmrl + rebapl", "eurosat"))
+    >>> str(quote("table1", "maple", "hm", "dtd")), str(quote("table2", "mmrl + rebapl", "accuracy", "eurosat"))
     ('67.36', '52.97')
     >>> quote("table1", "promptsrc", "base", "sun397").notes
     ("the paper's SUN397 row of PromptSRC repeats its EuroSAT row",)
     """
-    section = paper()["tables"][table]
-    found: Any = section["rows"].get(row, {})
-    if isinstance(found, dict) and data is not None:
-        found = found.get(data, {})
-    if isinstance(found, list):
-        found = dict(zip(section["columns"], found, strict=True))
-    value = found.get(column)
+    section = paper()["tables"].get(table, {"rows": {}, "columns": [], "slips": []})
+    numbers: Any = section["rows"].get(row, {})
+    if isinstance(numbers, dict):
+        numbers = numbers.get(data, [None] * len(section["columns"]))
+    if not isinstance(numbers, list):
+        numbers = [numbers]
+    value = dict(zip(section["columns"], numbers, strict=True)).get(column)
     notes = tuple(
         slip["note"]
         for slip in section["slips"]
@@ -38,16 +45,31 @@ def quote(table: str, row: str, column: str, data: str | None = None, digits: in
         and (slip["row"], slip["data"]) == (row, data)
         and column in slip.get("columns", section["columns"])
     )
-    return Cell(value, digits=digits, notes=notes)
+    return Cell(value, digits=section.get("digits", 2), notes=notes)
 
 
-def from_text(what: str) -> dict[str, Any]:
-    """The numbers that the paper gives only in its text, of `cycles`, `efficiency` or `overfitting`.
+def quote_section(table: str, row: str, column: str, section: str, data: Sequence[str], convention: str) -> Cell:
+    """The paper's number that belongs beside ours in a section of a table: a data set, or the average over `data`.
 
-    >>> from_text("cycles")["hm"]["3"]
-    70.5
+    Where `data` are some of the data sets that the paper averages over, the average is computed from its rows of them.
+    For all of them, and for data sets that the paper does not have, it is the paper's own average. Where the paper has
+    one row for all data sets together, only the section of the average has numbers.
     """
-    return paper()["text"][what]
+    rows = paper()["tables"].get(table, {"rows": {}})["rows"].get(row, {})
+    if not isinstance(rows, dict):
+        return quote(table, row, column) if section == AVERAGE else Cell(None)
+    known = [name for name in rows if name != AVERAGE and (table == "table1" or name != SOURCE)]
+    if section != AVERAGE or not known or (AVERAGE in rows and not set(data) < set(known)):
+        return quote(table, row, column, section)
+    names, columns = data if set(data) <= set(known) else known, paper()["tables"][table]["columns"]
+    per_data = [{each: quote(table, row, each, name).value or 0.0 for each in columns} for name in names]
+    if "hm" in columns:
+        value = average_over_data(per_data, convention)[column]
+    else:
+        value = statistics.fmean(scores[column] for scores in per_data)
+    parts = columns if column == "hm" else [column]  # the average HM is made of all three parts
+    slips = dict.fromkeys(note for name in names for each in parts for note in quote(table, row, each, name).notes)
+    return Cell(value, notes=(OF_THESE, *slips))
 
 
 def printed(name: str) -> str:

@@ -1,253 +1,151 @@
-"""The figures of the studies, in the manner of the paper's. Each function draws the cells and lists it is given."""
+"""The figures of the studies: curves of a table's scores, described as data, and heat maps."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from string import ascii_lowercase
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from rebapl.reports.figures import heat_map
-from rebapl.reports.style import (
-    BLACK,
-    BLUE,
-    BOTH_COLUMNS,
-    COLUMN,
-    ORANGE,
-    PAPER_FONTS,
-    VERMILION,
-    bare_axes,
-    line_style,
-)
+from rebapl.reports.style import BLACK, BOTH_COLUMNS, COLUMN, PAPER_FONTS, bare_axes, line_style
 from rebapl.reports.tables import Cell
+from rebapl.reproduce.paper import printed
+
+if TYPE_CHECKING:
+    from rebapl.reproduce.paper_table import FilledTable
+
+Points = dict[float, str]
+"""Place on the horizontal axis → row of the table."""
 
 
-def distance_name(metric: str) -> str:
-    """The name of a distance as a reader knows it; one that was registered elsewhere has its own.
+@dataclass(frozen=True)
+class CurveFigure:
+    """A figure of the rows of a table: scores against a number that stands in the words of each row.
 
-    >>> distance_name("mmd"), distance_name("mean-shift")
-    ('MMD', 'mean-shift')
+    * `labels`: of the horizontal and of the vertical axis. `scores`: a curve for each.
+    * `x`, `curve`, `panel`: which word of a row is its place on the horizontal axis (without it, rows stand side by
+      side), the name of its curve, and the name of its panel. A row whose place is no number is a dashed line.
+    * `log`: the logarithmic axes, "", "x" or "xy". `aside`: how far apart the points of several curves are drawn.
+
+    The paper's numbers are dotted.
     """
-    return {"mmd": "MMD", "wasserstein": "Wasserstein", "sinkhorn": "Sinkhorn"}.get(metric, metric)
+
+    labels: tuple[str, str]
+    scores: tuple[str, ...] = ("hm",)
+    x: int | None = 0
+    curve: int | None = None
+    panel: int | None = None
+    log: str = ""
+    aside: float = 0.0
+    legend: str = "outside lower center"
+
+    def draw(self, filled: FilledTable) -> Figure:
+        """The panels side by side; bars are one standard deviation."""
+        panels, levels = self._placed(filled)
+        with rc_context(PAPER_FONTS):
+            size = (BOTH_COLUMNS if len(panels) > 1 else COLUMN * 1.3, 2.6)
+            figure = Figure(figsize=size, layout="constrained")
+            many: Sequence[Axes] = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+            for axes, (title, curves) in zip(many, panels.items(), strict=True):
+                self._draw_curves(axes, filled, curves)
+                for level in levels:
+                    height = filled.cell(level, self.scores[0]).value or 0.0
+                    axes.axhline(height, color=BLACK, ls="--", lw=1, label=printed(level))
+                axes.set_title(", ".join(filter(None, (title, _about(filled)))), loc="left")
+                self._finish(axes, filled, {x: row for points in curves.values() for x, row in points.items()})
+            many[0].set_ylabel(self.labels[1])
+            handles, labels = many[0].get_legend_handles_labels()
+            columns = min(4, len(labels)) if "lower" in self.legend else 1
+            figure.legend(handles, labels, loc=self.legend, ncols=columns, frameon=False)
+        return figure
+
+    def _placed(self, filled: FilledTable) -> tuple[dict[str, dict[str, Points]], list[str]]:
+        """Panel → curve → its points; and the rows that are dashed lines."""
+        panels: dict[str, dict[str, Points]] = {}
+        levels = []
+        for index, line in enumerate(filled.lines):
+            try:
+                x = float(index if self.x is None else line.shown[self.x])
+            except ValueError:
+                levels.append(line.key)
+                continue
+            panel, curve = ("" if word is None else line.shown[word] for word in (self.panel, self.curve))
+            panels.setdefault(panel, {}).setdefault(curve, {})[x] = line.key
+        return panels, levels
+
+    def _draw_curves(self, axes: Axes, filled: FilledTable, curves: Mapping[str, Points]) -> None:
+        columns = [score for score in filled.of.scores if score.name in self.scores]
+        each = [(name, column, points) for name, points in curves.items() for column in columns]
+        for index, (name, column, points) in enumerate(each):
+            colour, marker = line_style(index)
+            step = self.aside * (index - (len(each) - 1) / 2)
+            places = [x * 10**step if "x" in self.log else x + step for x in points]
+            cells = [filled.cell(row, column.name) for row in points.values()]
+            label = self._label(name, filled) or column.title
+            joined = "" if self.x is None else "-"
+            _errorbar(axes, places, cells, color=colour, marker=marker, ls=joined, label=label)
+            if self.x is None:
+                for x, cell in zip(places, cells, strict=True):
+                    place = (x, cell.value or 0.0)
+                    axes.annotate(f"{place[1]:.1f}", place, (5, 0), textcoords="offset points", va="center", fontsize=6)
+            theirs = [filled.theirs(row, column.name) for row in points.values()]
+            if self.x is not None and filled.shows_paper(column) and any(cell.value is not None for cell in theirs):
+                _errorbar(axes, list(points), theirs, color=colour, marker="", ls=":", label=f"{label}, paper")
+
+    def _label(self, name: str, filled: FilledTable) -> str:
+        """The name of a curve; one that is a number has the heading of its column in front."""
+        return f"{filled.of.words[self.curve]} = {name}" if self.curve is not None and name.isdigit() else name
+
+    def _finish(self, axes: Axes, filled: FilledTable, points: Points) -> None:
+        for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
+            if name in self.log:
+                axes.set(**{f"{name}scale": "log"})
+                axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        words = {line.key: "\n".join(line.shown) for line in filled.lines}
+        axes.set_xticks(list(points), [words[row] if self.x is None else f"{x:g}" for x, row in points.items()])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel(self.labels[0])
+        axes.grid(axis="y", alpha=0.3, lw=0.5)
+        axes.set_axisbelow(True)
+        bare_axes(axes)
 
 
-def strengths(
-    scores: Mapping[tuple[str, int, float], Mapping[str, Cell]], baseline: Cell, data: str, seeds: Sequence[int]
-) -> Figure:
-    """Harmonic mean against ξ: a panel per distance, a line per number of reference images."""
-    metrics = list(dict.fromkeys(metric for metric, _, _ in scores))
-    counts = list(dict.fromkeys(count for _, count, _ in scores))
-    values = list(dict.fromkeys(value for _, _, value in scores))
-    with rc_context(PAPER_FONTS):
-        figure = Figure(figsize=(BOTH_COLUMNS if len(metrics) > 1 else COLUMN, 2.5), layout="constrained")
-        panels = figure.subplots(1, len(metrics), sharey=True, squeeze=False)[0]
-        for axes, metric in zip(panels, metrics, strict=True):
-            for index, count in enumerate(counts):
-                aside = [x * 10 ** (0.1 * (index - (len(counts) - 1) / 2)) for x in values]  # points that coincide
-                _line(axes, aside, [scores[metric, count, x]["hm"] for x in values], line_style(index), f"$n={count}$")
-            _dashed(axes, baseline, "MaPLe")
-            axes.set_xscale("log")
-            axes.xaxis.set_major_locator(FixedLocator(values))
-            axes.xaxis.set_minor_locator(NullLocator())
-            axes.set_title(f"{distance_name(metric)}, {data}; {_spread(seeds)}", loc="left")
-            _plain(axes, r"repulsion strength $\xi$")
-        panels[0].set_ylabel("harmonic mean (%)")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    return figure
+def _errorbar(axes: Axes, places: Sequence[float], cells: Sequence[Cell], **style: str) -> None:
+    """Points with bars of one standard deviation, where cells have one. Cells without a value are left out."""
+    known = [(x, cell.value, cell.std or 0.0) for x, cell in zip(places, cells, strict=True) if cell.value is not None]
+    xs, means, errors = zip(*known, strict=True)
+    bars = errors if any(errors) else None
+    axes.errorbar(xs, means, yerr=bars, ms=3.5, lw=1.2, elinewidth=0.8, capsize=2, **style)  # type: ignore[arg-type]
 
 
-def cycles(
-    ours: Mapping[int, Cell], baseline: Cell, data: str, seeds: Sequence[int], paper: Mapping[str, Any] | None = None
-) -> Figure:
-    """Harmonic mean against the number of cycles, over the dashed line of MaPLe; with the paper's numbers, if given."""
-    with rc_context(PAPER_FONTS):
-        figure = Figure(figsize=(COLUMN, 2.5), layout="constrained")
-        axes = figure.subplots()
-        _line(axes, list(ours), list(ours.values()), (BLUE, "o"), "MaPLe + ReBaPL")
-        _dashed(axes, baseline, "MaPLe")
-        if paper is not None:
-            points = {int(count): value for count, value in paper["hm"].items()}
-            axes.plot(list(points), list(points.values()), "D", color="white", mec=VERMILION, ms=5, label="paper, ≈")
-        axes.set_title(f"{data}; {_spread(seeds)}", loc="left")
-        axes.xaxis.set_major_locator(FixedLocator(list(ours)))
-        _plain(axes, "number of cycles $C$", "harmonic mean (%)")
-        axes.legend(frameon=False, loc="best")
-    return figure
+def _about(filled: FilledTable) -> str:
+    """The data set of a figure, and what its bars are; nothing for a table that is measured."""
+    if filled.of.measure is not None:
+        return ""
+    seeds = len(filled.seeds)
+    bars = "one seed" if seeds == 1 else f"bars: ± standard deviation of {seeds} seeds"
+    return f"{printed(filled.data[0])}; {bars}"
 
 
-def overfitting(names: Sequence[str], scores: Sequence[Mapping[str, Cell]], data: str, seeds: Sequence[int]) -> Figure:
-    """Base, novel and their harmonic mean, a point each per way of training."""
-    parts = (("base", BLUE, "o"), ("novel", ORANGE, "s"), ("hm", BLACK, "D"))
-    with rc_context(PAPER_FONTS):
-        figure = Figure(figsize=(COLUMN * 1.25, 2.6), layout="constrained")
-        axes = figure.subplots()
-        middles = np.arange(len(names))
-        for shift, (part, colour, marker) in zip((-0.28, 0.0, 0.28), parts, strict=True):
-            cells, label = [each[part] for each in scores], "harmonic mean" if part == "hm" else part
-            _line(axes, (middles + shift).tolist(), cells, (colour, marker), label, joined=False)
-            for middle, cell in zip(middles, cells, strict=True):
-                axes.annotate(
-                    f"{cell.value:.1f}",
-                    (middle + shift, cell.value or 0.0),
-                    (5, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=6.5,
-                )
-        axes.set_xticks(middles, names)
-        axes.set_xlim(-0.5, len(names) - 0.4)
-        axes.margins(y=0.12)
-        axes.set_title(f"{data}; {_spread(seeds)}", loc="left")
-        _plain(axes, y="accuracy (%)")
-        figure.legend(loc="outside lower center", ncols=3, frameon=False)
-    return figure
-
-
-def heat_maps(matrices: Mapping[str, Sequence[Sequence[float]]], data: str, images: int, seed: int) -> Figure:
-    """Distances between the samples of each cycle in the run of one seed, side by side on one colour scale."""
-    arrays = {label: np.array(matrix) for label, matrix in matrices.items()}
+def heat_maps(matrices: Mapping[str, Sequence[Sequence[float]]], label: str) -> Figure:
+    """Distances between the samples of a run, by the title of the run, side by side on one colour scale."""
+    arrays = {title: np.array(matrix) for title, matrix in matrices.items()}
     highest = max(array.max() for array in arrays.values()) or 1.0
     with rc_context(PAPER_FONTS):
         figure = Figure(figsize=(BOTH_COLUMNS * 0.8, 2.9), layout="constrained")
         panels = figure.subplots(1, len(arrays), squeeze=False)[0]
-        for letter, axes, (label, array) in zip(ascii_lowercase, panels, arrays.items(), strict=False):
+        for letter, axes, (title, array) in zip(ascii_lowercase, panels, arrays.items(), strict=False):
             picture = heat_map(axes, array, "{:.3f}", dark_up_to=highest * 0.6, ticks=10, numbered=8, highest=highest)
             pairs = array.sum() / max(1, len(array) * (len(array) - 1))
-            axes.set_title(f"({letter}) {label}: mean {pairs:.3f}", loc="left")
+            axes.set_title(f"({letter}) {title}: mean {pairs:.3f}", loc="left")
             axes.set_xlabel("cycle")
         panels[0].set_ylabel("cycle")
-        label = f"Wasserstein-2, {images} images of {data}, seed {seed}"
         figure.colorbar(picture, ax=list(panels), shrink=0.9, label=label)
     return figure
-
-
-def overhead(milliseconds: Mapping[str, Mapping[int, float]], paper: Mapping[str, Mapping[int, float]]) -> Figure:
-    """Time of each distance against the number of points; the paper's times are dotted."""
-    with rc_context(PAPER_FONTS):
-        figure = Figure(figsize=(COLUMN * 1.3, 2.7), layout="constrained")
-        axes = figure.subplots()
-        counts: list[int] = []
-        for index, (metric, times) in enumerate(milliseconds.items()):
-            counts, (colour, marker), name = list(times), line_style(index), distance_name(metric)
-            axes.plot(counts, list(times.values()), color=colour, marker=marker, ms=3.5, lw=1.2, label=name)
-            if metric in paper:
-                theirs = paper[metric]
-                axes.plot(list(theirs), list(theirs.values()), ":", color=colour, lw=1.2, label=f"{name}, paper")
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.xaxis.set_major_locator(FixedLocator(counts))
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        _plain(axes, "points $n$ in each cloud", "milliseconds per comparison\nof two clouds")
-        figure.legend(loc="outside right center", frameon=False)
-    return figure
-
-
-def latency(milliseconds: Mapping[str, Mapping[int, float]], images: int, paper: Mapping[int, float]) -> Figure:
-    """Time of one prediction of so many images against the number of cycles; the paper's, on four L4, are dotted."""
-    with rc_context(PAPER_FONTS):
-        figure = Figure(figsize=(COLUMN * 1.3, 2.5), layout="constrained")
-        axes = figure.subplots()
-        counts: list[int] = []
-        for index, (where, times) in enumerate(milliseconds.items()):
-            counts, (colour, marker) = list(times), line_style(index)
-            axes.plot(counts, list(times.values()), color=colour, marker=marker, ms=3.5, lw=1.2, label=where)
-        if paper:
-            axes.plot(list(paper), list(paper.values()), ":", color=BLACK, lw=1.2, label="paper, 4 × L4")
-        axes.set_ylim(bottom=0)
-        axes.xaxis.set_major_locator(FixedLocator(counts))
-        _plain(axes, "number of cycles $C$", f"milliseconds per prediction\nof {images} images")
-        axes.legend(frameon=False)
-    return figure
-
-
-def growth(
-    steps: Mapping[str, Mapping[str, Mapping[float, float]]], answers: Mapping[str, Mapping[float, float]], about: str
-) -> Figure:
-    """Milliseconds of a training step: a panel for each thing that grows, a line for each kind of step.
-
-    Another panel has those of an answer. Lines whose names end with ", plain" are dashed. What was not measured has no
-    panel.
-    """
-    shown: dict[str, Any] = {}
-    measured = {label: lines for label, lines in steps.items() if lines}
-    rows = math.ceil((len(measured) + bool(answers) + 1) / 3)
-    with rc_context(PAPER_FONTS):
-        figure = Figure(figsize=(BOTH_COLUMNS, 2.2 * rows), layout="constrained")
-        panels = list(figure.subplots(rows, 3).flat)
-        for label, lines in measured.items():
-            axes = panels.pop(0)
-            shown |= _timed(axes, lines, shown)
-            _plain(axes, label, "milliseconds per step")
-        if answers:
-            axes = panels.pop(0)
-            axes.legend(handles=[*_timed(axes, answers, {}).values()], frameon=False)
-            _plain(axes, "samples that answer", "milliseconds per answer\nto one image")
-        panels[0].legend(handles=[*shown.values()], loc="center", frameon=False, title="training step")
-        for axes in panels:
-            axes.axis("off")
-        figure.suptitle(about, fontsize=8, x=0.01, ha="left")
-    return figure
-
-
-def _timed(axes: Axes, lines: Mapping[str, Mapping[float, float]], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Draw times on logarithmic axes; the lines by name. Colours go on from those of `known` lines."""
-    kinds = list(dict.fromkeys(name.removesuffix(", plain") for name in (*known, *lines)))
-    drawn = {}
-    for name, times in lines.items():
-        kind = name.removesuffix(", plain")
-        colour, marker = line_style(kinds.index(kind))
-        dashes = "-" if kind == name else "--"
-        shape: dict[str, Any] = {"color": colour, "marker": marker, "ms": 3.5, "lw": 1.2, "label": name}
-        (drawn[name],) = axes.plot(list(times), list(times.values()), dashes, **shape)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(sorted({x for times in lines.values() for x in times})))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-    return drawn
-
-
-def _spread(seeds: Sequence[int]) -> str:
-    """What the bars of a figure over these seeds are."""
-    return "one seed" if len(seeds) == 1 else f"bars: ± standard deviation of {len(seeds)} seeds"
-
-
-def _line(
-    axes: Axes,
-    x: Sequence[float],
-    cells: Sequence[Cell],
-    style: tuple[str, str],
-    label: str,
-    *,
-    joined: bool = True,
-) -> None:
-    """A line of means in a colour and a marker, with bars of one standard deviation where there are several seeds."""
-    means, errors = [cell.value or 0.0 for cell in cells], [cell.std or 0.0 for cell in cells]
-    bars = errors if any(errors) else None
-    kind: dict[str, Any] = {"color": style[0], "marker": style[1], "label": label, "ls": "-" if joined else ""}
-    axes.errorbar(x, means, yerr=bars, ms=3.5, lw=1.2, elinewidth=0.8, capsize=2, **kind)
-
-
-def _dashed(axes: Axes, cell: Cell, label: str) -> None:
-    if cell.value is not None:
-        axes.axhline(cell.value, color=BLACK, ls="--", lw=1, label=label)
-
-
-def _plain(axes: Axes, x: str = "", y: str = "") -> None:
-    """Axes with these labels, a light grid, and no frame above or to the right."""
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(axis="y", alpha=0.3, lw=0.5)
-    axes.set_axisbelow(True)
-    bare_axes(axes)

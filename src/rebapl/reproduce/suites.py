@@ -61,6 +61,7 @@ class Suite:
     """What a suite runs.
 
     * `data`: the data sets of the base-to-novel tables; `data_by_target`: the one data set of each study.
+    * `seeds`: the seeds of every run; `seeds_by_target`: other seeds of some studies.
     * `source`: the data set that transfers are trained on; `cross`, `shifted`: the data sets that table 2 and table 3
       test on.
     * `inference`: the preset that ReBaPL stands for.
@@ -78,6 +79,7 @@ class Suite:
     inference: str
     data: tuple[str, ...]
     data_by_target: Mapping[str, str]
+    seeds_by_target: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     source: str | None = None
     cross: tuple[str, ...] = ()
     shifted: tuple[str, ...] = ()
@@ -92,7 +94,6 @@ class Suite:
     strengths: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
     references: tuple[int, ...] = (16, 32, 64)
     metrics: tuple[str, ...] = ("mmd", "wasserstein")
-    grid_seeds: tuple[int, ...] | None = None
     cycles: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20)
     samples: tuple[int, ...] = (1, 2, 3, 4, 5)
     points: tuple[int, ...] = (2, 4, 8, 16, 32, 64)
@@ -113,7 +114,7 @@ class Suite:
             backbone=self.backbone,
             test_images=self.test_images,
             split=self.splits.get(data),
-            targets=self._targets(protocol),
+            targets=self._named_targets(protocol),
             inference_settings=dict(choice.settings),
         )
         most = self.epochs.get(choice.method, self.epochs.get("*"))
@@ -127,12 +128,26 @@ class Suite:
         assert inference is not None
         return inference
 
-    def _targets(self, protocol: str) -> tuple[str, ...] | None:
-        """The data sets that a transfer tests on, as NAME=FILE where `splits` has a file; None for other protocols."""
-        names = {"cross-dataset": self.cross, "domain-generalization": self.shifted}.get(protocol)
-        if names is None:
-            return None
-        return tuple(f"{name}={self.splits[name]}" if name in self.splits else name for name in names)
+    def targets(self, protocol: str) -> tuple[str, ...]:
+        """The data sets that a transfer tests on; none for another protocol."""
+        return {"cross-dataset": self.cross, "domain-generalization": self.shifted}.get(protocol, ())
+
+    def _named_targets(self, protocol: str) -> tuple[str, ...] | None:
+        """The targets of a run, as NAME=FILE where `splits` has a file; None where there are none."""
+        names = self.targets(protocol)
+        return tuple(f"{name}={self.splits[name]}" if name in self.splits else name for name in names) or None
+
+    def trained_on(self, target: str, protocol: str = "base-to-novel") -> tuple[str, ...]:
+        """The data sets whose runs a table needs: the source of a transfer, the one of a study, or all of the suite.
+
+        A transfer without a source or without targets is refused.
+        """
+        if protocol == "base-to-novel":
+            return (self.data_by_target[target],) if target in self.data_by_target else self.data
+        if self.source is None or not self.targets(protocol):
+            needed = "two of the data sets" if protocol == "cross-dataset" else "ImageNet and one of its variants"
+            raise UserError(f"{protocol} needs {needed} below --root: `rebapl data list` names them")
+        return (self.source,)
 
     def rebapl(self, method: str, label: str | None = None, **settings: Any) -> Choice:
         """ReBaPL on a method, with `settings` that replace those of the inference."""
@@ -152,19 +167,15 @@ class Suite:
                 rows.append(self.rebapl(method))
         return rows
 
-    def seeds_of(self, choice: Choice, seeds: Sequence[int] | None = None) -> Sequence[int]:
-        """The seeds that a choice runs with: the suite's or those given, and one alone where nothing is random."""
-        chosen = self.seeds if seeds is None else seeds
-        return chosen if choice.learns else chosen[:1]
+    def seeds_of(self, choice: Choice, target: str = "") -> Sequence[int]:
+        """The seeds that a choice runs with for a table: one alone where nothing is random."""
+        seeds = self.seeds_by_target.get(target, self.seeds)
+        return seeds if choice.learns else seeds[:1]
 
     @property
     def remark(self) -> str:
         """The remark that stands below every table: the note with shots and backbone filled in."""
         return self.note.format(shots=number_of(self.shots, "shot"), backbone=Path(self.backbone).name)
-
-    def data_of(self, target: str) -> str:
-        """The data set of a study."""
-        return self.data_by_target.get(target) or self.data[0]
 
     def changed(
         self,
@@ -195,7 +206,7 @@ class Suite:
             asked = (*first, *(name for name in methods if name not in first))
             suite = replace(suite, methods=asked, asked=asked)
         if seeds:
-            suite = replace(suite, seeds=tuple(seeds), grid_seeds=None)
+            suite = replace(suite, seeds=tuple(seeds), seeds_by_target={})
         return suite
 
 
@@ -248,17 +259,17 @@ MINI = Suite(
     cross=("digits", "letters"),
     shifted=("shapes-inverted", "shapes-sketch", "shapes-lowlight", "shapes-rotated"),
     seeds=(1, 2),
+    seeds_by_target={"xi": (1,)},
     shots=8,
     test_images=200,
     epochs={"coop": 20, "cocoop": 2, "app": 20, "promptsrc": 5, "bpl": 2, "*": 4},
     compared=False,
     references=(16, 64),
-    grid_seeds=(1,),
     cycles=(1, 2, 3, 4, 6, 8, 10, 12),
     repeats=10,
     latency_images=25,
 )
-"""All targets together take one core about an hour; `rebapl reproduce all --suite mini --dry-run` says more."""
+"""All targets together take one core about an hour."""
 
 PHOTO_NOTE = "Backbone {backbone}, {shots}; the paper's figures are of CLIP ViT-B/16 on the whole data sets, 16 shots."
 
@@ -279,9 +290,7 @@ def photo_suite(
         entries = [PUBLISHED[name] for name in names]
         return tuple(e.name for e in entries if (below / e.folder / e.images).is_dir())
 
-    for name in data:
-        if name not in ELEVEN:
-            raise unknown("data set of this suite", name, ELEVEN)
+    _check_among(data, ELEVEN, "this suite")
     found = there([name for name in ELEVEN if not data or name in data])
     if not found:
         looked = ", ".join(PUBLISHED[name].folder for name in data or ELEVEN)
@@ -303,4 +312,29 @@ def photo_suite(
 SUITES = {"paper": PAPER, "mini": MINI}
 """The suites that need no arguments; `photo_suite` makes the third."""
 
-SUITE_NAMES = ("paper", "mini", "photo")
+
+def named_suite(
+    name: str, root: Path | None, backbone: str | None, data: Sequence[str] = (), splits: Sequence[str] = ()
+) -> Suite:
+    """The suite of a name, on these of its data sets, with split files such as eurosat=split_subset_EuroSAT.json."""
+    if name not in (*SUITES, "photo"):
+        raise unknown("suite", name, (*SUITES, "photo"))
+    files = {}
+    for word in splits:
+        of, _, file = word.partition("=")
+        if not of or not file:
+            raise UserError(f"--split {word}: write DATA=FILE, such as eurosat=split_subset_EuroSAT.json")
+        if of not in PUBLISHED:
+            raise unknown("data set of --split", of, PUBLISHED)
+        files[of] = file
+    if name == "photo":
+        return photo_suite(backbone, root, data, files)
+    suite = SUITES[name]
+    _check_among(data, suite.data, f"suite {name}")
+    return replace(suite.changed(data=data), splits=files, backbone=backbone or suite.backbone)
+
+
+def _check_among(data: Sequence[str], known: Sequence[str], whose: str) -> None:
+    for name in data:
+        if name not in known:
+            raise unknown(f"data set of {whose}", name, known)

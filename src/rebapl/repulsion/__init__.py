@@ -3,16 +3,33 @@
 Depends on nothing else of this package but its settings: use it in any training loop, see `Repulsion`.
 """
 
-from rebapl.repulsion.clouds import Stored
-from rebapl.repulsion.distances import DISTANCES, Distance, get_distance, register_distance, squared_distance
+from rebapl.repulsion.distances import DISTANCES, Distance, Stored, get_distance, register_distance, squared_distance
 from rebapl.repulsion.energy import Energy
-from rebapl.repulsion.force import FORCES, Absolute, Capped, Fading, Force, Normalised, Printed
-from rebapl.repulsion.kick import kick
+from rebapl.repulsion.force import (
+    FORCES,
+    POTENTIALS,
+    Absolute,
+    Capped,
+    Fading,
+    Force,
+    Inverse,
+    Log,
+    Normalised,
+    Potential,
+    Printed,
+)
 from rebapl.repulsion.memory import Memory
 from rebapl.repulsion.mmd import MMD
-from rebapl.repulsion.paired import Paired, weights
-from rebapl.repulsion.potential import POTENTIALS, Inverse, Log, Potential
-from rebapl.repulsion.repulsion import DISTANCE, FORCE, POTENTIAL, Repulsion, requires_dependence
+from rebapl.repulsion.paired import Paired
+from rebapl.repulsion.parameters import kick, weights
+from rebapl.repulsion.repulsion import (
+    DISTANCE,
+    FORCE,
+    POTENTIAL,
+    Repulsion,
+    RepulsionSettings,
+    requires_dependence,
+)
 from rebapl.repulsion.sinkhorn import Sinkhorn
 from rebapl.repulsion.sliced import Sliced
 from rebapl.repulsion.stein import median_bandwidth, stein_direction, stein_feature_direction
@@ -40,6 +57,7 @@ __all__ = [
     "Potential",
     "Printed",
     "Repulsion",
+    "RepulsionSettings",
     "Sinkhorn",
     "Sliced",
     "Stored",

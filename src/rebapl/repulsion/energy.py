@@ -11,8 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rebapl.repulsion.clouds import Stored, squared_distances
-from rebapl.repulsion.distances import Distance, register_distance
+from rebapl.repulsion.distances import Distance, Stored, register_distance, squared_distances
 
 
 @register_distance("energy")

@@ -1,4 +1,15 @@
-"""How strong the repulsion is: the coefficients c_s of the term Σ_s c_s·V_s over the remembered samples s.
+"""The potential V between two samples, and how strong the force from it is: the coefficients c_s of Σ_s c_s·V_s.
+
+V is a function of a squared distance, large when two samples are alike:
+
+    inverse:  V = 1/(d²+ε)       |dV/dd| = 2d/(d²+ε)²  ≤  (9/8√3)·ε^(−3/2) ≈ 0.65·ε^(−3/2), at d² = ε/3
+    log:      V = −log(d²+ε)     |dV/dd| = 2d/(d²+ε)   ≤  ε^(−1/2),                        at d² = ε
+
+The inverse one is the paper's. ε is relative: ε = `epsilon`·s, where s is the squared distance between the stored
+sample's cloud and that of the model before anything was learned, on the same images. So ε means the same whatever the
+distance and the scale of the features. Wasserstein and paired distances give the same s for many images as for few; the
+others give a larger one for few images (MMD up to 1.75 times as much for 8). A fixed small ε would give a force of
+ε^(−3/2) just off a stored sample, which is where a warm restart begins.
 
 The gradient of a sample's term has the norm c_s·|dV/dd|_s·‖∇d_s‖. With `usual`, the usual norm of the loss gradient
 (a running mean, since a mini-batch that is already fitted has none), `slope` = ‖∇d_s‖, and B_s the greatest |dV/dd|:
@@ -25,6 +36,7 @@ so a loss that has risen by δ leaves no force at all.
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import torch
@@ -34,15 +46,67 @@ from torch import Tensor
 from rebapl.settings import Settings
 
 
+class Potential(Settings):
+    """`epsilon` in units of s; `scale` puts a number in the place of s (1 makes `epsilon` absolute)."""
+
+    epsilon: float = Field(default=0.3, gt=0)
+    scale: float | None = Field(default=None, gt=0)
+
+    def value(self, squared: Tensor, epsilon: Tensor) -> Tensor:
+        """V of d²."""
+        raise NotImplementedError
+
+    def slope(self, squared: Tensor, epsilon: Tensor) -> Tensor:
+        """|dV/dd| of d²."""
+        raise NotImplementedError
+
+    def bound(self, epsilon: Tensor) -> Tensor:
+        """The greatest |dV/dd| at any distance."""
+        raise NotImplementedError
+
+
+class Inverse(Potential):
+    """V = 1/(d²+ε).
+
+    >>> Inverse().bound(torch.tensor(1.0))
+    tensor(0.6495)
+    """
+
+    kind: ClassVar[str] = "inverse"
+
+    def value(self, squared: Tensor, epsilon: Tensor) -> Tensor:
+        return 1 / (squared + epsilon)
+
+    def slope(self, squared: Tensor, epsilon: Tensor) -> Tensor:
+        return 2 * squared.sqrt() / (squared + epsilon).square()
+
+    def bound(self, epsilon: Tensor) -> Tensor:
+        return 9 / (8 * math.sqrt(3)) * epsilon**-1.5
+
+
+class Log(Potential):
+    """V = −log(d²+ε)."""
+
+    kind: ClassVar[str] = "log"
+
+    def value(self, squared: Tensor, epsilon: Tensor) -> Tensor:
+        return -torch.log(squared + epsilon)
+
+    def slope(self, squared: Tensor, epsilon: Tensor) -> Tensor:
+        return 2 * squared.sqrt() / (squared + epsilon)
+
+    def bound(self, epsilon: Tensor) -> Tensor:
+        return epsilon**-0.5
+
+
+POTENTIALS: dict[str, type[Potential]] = {each.kind: each for each in (Inverse, Log)}
+
+
 class Force(Settings):
     """A size of the force. `relative` ones measure the loss gradient; `outside` ones do not go through the step."""
 
     relative: ClassVar[bool] = False
     outside: ClassVar[bool] = False
-
-    def coefficients(self, usual: Tensor, slope: Tensor, pull: Tensor, bound: Tensor) -> Tensor:
-        """c (S,) from the usual norm (), ‖∇d‖ (S,), |dV/dd| (S,) and its greatest value (S,)."""
-        raise NotImplementedError
 
 
 class Absolute(Force):
@@ -50,9 +114,6 @@ class Absolute(Force):
 
     kind: ClassVar[str] = "absolute"
     strength: float = Field(ge=0)
-
-    def coefficients(self, usual: Tensor, slope: Tensor, pull: Tensor, bound: Tensor) -> Tensor:  # noqa: ARG002
-        return torch.full_like(pull, self.strength)
 
 
 class Printed(Absolute):
@@ -63,15 +124,19 @@ class Printed(Absolute):
 
 
 class Relative(Force):
-    """Sizes that are measured against the loss gradient, and oftener as a cycle begins.
+    """Forces that are scaled by the usual norm of the loss gradient.
 
-    That is done every `measure_every` steps; where the force acts at every k-th step only, it is so many of those.
+    Norms are measured again every `measure_every` evaluations of the force, and more often early in a cycle.
     `tolerance` is the δ of the equation above; None: the force does not yield.
     """
 
     relative: ClassVar[bool] = True
     measure_every: int = Field(default=10, ge=1)
     tolerance: float | None = Field(default=None, gt=0)
+
+    def coefficients(self, usual: Tensor, slope: Tensor, pull: Tensor, bound: Tensor) -> Tensor:
+        """c (S,) from the usual norm (), ‖∇d‖ (S,), |dV/dd| (S,) and its greatest value (S,)."""
+        raise NotImplementedError
 
 
 class Fading(Relative):

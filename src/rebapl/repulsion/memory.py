@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.repulsion.clouds import Stored, as_points
-from rebapl.repulsion.distances import Distance
+from rebapl.repulsion.distances import Distance, Stored, as_points
 
 Keep = Literal["all", "previous"]
 
@@ -81,7 +80,8 @@ class Memory:
             self.stored = self.stored.map(lambda tensor: tensor.to(device))
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors under flat names: `stored.…` for those that repel, `pending.…` for those that will, and `anchor`."""
+        """Everything needed to go on bit for bit: tensors under flat names, `stored.…` for the samples that repel and
+        `pending.…` for those that will."""
         parts = {"stored": [] if self.stored is None else [self.stored], "pending": self._pending}
         state = {
             f"{name}.{tensor}": value
@@ -89,10 +89,15 @@ class Memory:
             if clouds
             for tensor, value in Stored.join(clouds).tensors().items()
         }
-        return state if self.anchor is None else {**state, "anchor": self.anchor}
+        own = {"distance": self.distance.kind, "generator": self.generator.get_state()}
+        return {**state, **own, **({} if self.anchor is None else {"anchor": self.anchor})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """The inverse of `state_dict`; the settings are this object's own."""
+        if state["distance"] != self.distance.kind:
+            raise UserError(
+                f"repulsion: the saved memory is for the distance '{state['distance']}', not '{self.distance.kind}'"
+            )
 
         def read(name: str) -> list[Stored]:
             tensors = {n[len(name) + 1 :]: x for n, x in state.items() if n.startswith(f"{name}.")}
@@ -101,3 +106,4 @@ class Memory:
         self.stored = next(iter(read("stored")), None)
         self._pending = read("pending")
         self.anchor = state.get("anchor")
+        self.generator.set_state(state["generator"].cpu())

@@ -15,8 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rebapl.repulsion.clouds import Stored, median_squared_distance, squared_distances
-from rebapl.repulsion.distances import Distance, register_distance
+from rebapl.repulsion.distances import Distance, Stored, median_squared_distance, register_distance, squared_distances
 
 FACTORS = (0.5, 1.0, 2.0)
 

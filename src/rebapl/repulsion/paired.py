@@ -8,14 +8,10 @@ On one row, the flattened parameters (see `weights`), it is the squared distance
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.repulsion.clouds import Stored
-from rebapl.repulsion.distances import Distance, register_distance
+from rebapl.repulsion.distances import Distance, Stored, register_distance
 
 
 @register_distance("paired")
@@ -30,12 +26,3 @@ class Paired(Distance):
                 f"{stored.cloud.shape[1]} stored ones (give rows=, the pool's indices of these points)"
             )
         return (x - stored.cloud).square().sum(-1).mean(-1)
-
-
-def weights(parameters: Iterable[Tensor]) -> Tensor:
-    """All parameters as a cloud of one point (1, d), with their gradient: repulsion in weight space.
-
-    >>> weights([torch.ones(2, 2), torch.zeros(3)]).shape
-    torch.Size([1, 7])
-    """
-    return torch.cat([p.flatten() for p in parameters])[None]

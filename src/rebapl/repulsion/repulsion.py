@@ -1,30 +1,35 @@
 """The repulsion from earlier samples: one scalar to add to the mean loss.
 
-    L(θ) + Σ_s c_s·V(d²(θ, θ_s)),    V as in `potential`, c as in `force`, d² as in `distances`
+    L(θ) + Σ_s c_s·V(d²(θ, θ_s)),    V and c as in `force`, d² as in `distances`
 
 The sum runs over the samples in the `memory`. A sample does not repel the cycle that made it.
 
 A force that changes slowly need not be computed at every step. With `every` = k it acts at every k-th step of a cycle,
 from the first on, as an impulse k times as strong (multiple time stepping: Tuckerman, Berne & Martyna, 1992). The
 target is the same as long as the force is smooth over k steps.
+
+Each chain has a `Repulsion` of its own, since a relative force is sized by that chain's gradients; chains side by side
+share the memory (`beside`).
 """
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from rebapl.errors import UserError, unknown
-from rebapl.repulsion.clouds import Stored, as_points
-from rebapl.repulsion.distances import DISTANCES, Distance, check_dimensions
-from rebapl.repulsion.force import FORCES, Force, Relative
-from rebapl.repulsion.measured import Gradient, Measured, gradient_of, norm_of
+from rebapl.errors import UserError
+from rebapl.repulsion.distances import DISTANCES, Distance, as_points, check_dimensions
+from rebapl.repulsion.force import FORCES, POTENTIALS, Absolute, Fading, Force, Inverse, Potential, Relative
 from rebapl.repulsion.memory import Keep, Memory
-from rebapl.repulsion.potential import POTENTIALS, Potential
-from rebapl.settings import OneOf
+from rebapl.repulsion.mmd import MMD
+from rebapl.repulsion.parameters import Gradient, gradient_of, sum_of, total_norm
+from rebapl.settings import OneOf, Settings
 
 Stage = Literal["exploration", "both"]
 
@@ -35,65 +40,56 @@ FORCE = OneOf("force", FORCES)
 # Below this share of its scale (or below the distance's own rounding) d² is not a number to rely on: the force there
 # is not magnified.
 COINCIDENT = 1e-6
-# Weight of a new measurement of the loss gradient in the running mean.
-RECENT = 0.2
-# The same for the loss of one more step, which a force with a tolerance follows.
-RECENT_LOSS = 0.1
+# Weight of one more step in the running means of the loss and of its gradient's norm.
+RECENT = 0.1
 # Remembered samples whose ‖∇d‖ one step measures, each with a backward pass; the next step takes the next ones.
 AT_ONCE = 4
-# What is carried from one cycle to the next; `level` is the running mean of the loss, `first` what that was when the
-# first cycle ended.
-LASTING = ("usual", "step", "level", "first")
+# The part of a chain's state that outlasts a cycle.
+LASTING = ("usual", "count", "moved", "level", "first")
 
 
-class Carried(NamedTuple):
-    """What a step needs of earlier ones: the usual norm of the loss gradient (), the usual length of an adaptive
-    optimiser's step over its lr (), ‖∇d_s‖ (S,), the coefficients that are held while sampling (S,), the share of the
-    force that a tolerance leaves (); and for a step that measures, the weight of the new measurement () and which
-    samples are measured (m,)."""
+class RepulsionSettings(Settings):
+    """What repels (`distance`, `potential`, `force`) from which samples, and when.
 
-    usual: Tensor
-    step: Tensor
-    slope: Tensor
-    held: Tensor
-    share: Tensor
-    weight: Tensor
-    which: Tensor
-
-
-class Plan(NamedTuple):
-    """What one step of the repulsion does.
-
-    Steps of one `kind`, with one memory, do the same operations whatever the values: such a step can be captured.
-    `measure` measures norms, `follow` uses the last ones, `hold` keeps the coefficients of the exploration's end.
+    `memory`: from the samples of every earlier cycle, or of the previous one. `stage`: "exploration", so that the
+    sampling stage targets the posterior undisturbed, or "both": then the coefficients of a relative force are held from
+    the end of the exploration on, and the chain targets the density tilted by them. `every`: at every how many steps.
     """
 
-    kind: str
-    carried: Carried
+    distance: Annotated[Distance, DISTANCE] = MMD()
+    potential: Annotated[Potential, POTENTIAL] = Inverse()
+    force: Annotated[Force, FORCE] = Fading()
+    memory: Keep = "all"
+    stage: Stage = "exploration"
+    every: int = Field(default=1, ge=1)
 
 
-class Found(NamedTuple):
-    """What a step leaves: d² to the nearest sample (), and the new values of what is carried; the force's norm ().
+class Term(NamedTuple):
+    """The repulsion at one θ: its `value` Σ_s c_s·V_s, and the `state` of the chain after it.
 
-    The norm is per step: an impulse that stands for k steps has k times that.
+    A step that measures norms has computed gradients, which need no second backward pass: that of the loss, and those
+    of c_s·V_s for the measured samples. `rest` is the value of the samples that were not measured, if there are any.
     """
 
-    distance: Tensor
-    usual: Tensor
-    slope: Tensor
-    held: Tensor
-    norm: Tensor
+    value: Tensor
+    state: dict[str, Tensor]
+    of_loss: Gradient | None = None
+    of_samples: Sequence[Gradient] = ()
+    rest: Tensor | None = None
+
+    def gradient(self, parameters: Sequence[Tensor]) -> Gradient:
+        """The gradient of the value."""
+        if self.of_loss is None:
+            return gradient_of(self.value, parameters)
+        return sum_of([*([] if self.rest is None else [gradient_of(self.rest, parameters)]), *self.of_samples])
 
 
 class Repulsion:
-    """Pushes the features of θ away from those of remembered samples.
+    """Pushes the features of θ away from those of remembered samples: the force of one chain, with its state.
 
     `distance`, `potential` and `force` are objects (`MMD(bandwidth=1.0)`, `Inverse(epsilon=0.1)`, `Fading()`), kinds by
-    name, or mappings with a `kind`. `memory` is "all" (the samples of every earlier cycle) or "previous". `stage`:
-    "exploration", so that the sampling stage targets the posterior undisturbed, or "both": then the coefficients of a
-    relative force are held from the end of the exploration on, and the chain targets the density tilted by them.
-    `every`: at which steps it acts, see above. `anchor` is the cloud on the whole pool of the model before anything was
-    learned, which gives ε its scale.
+    name, or mappings with a `kind`; these and `memory`, `stage`, `every` are as in `RepulsionSettings`. `anchor` is the
+    cloud on the whole pool of the model before anything was learned, which gives ε its scale.
 
     In a loop of your own, begin each cycle with `begin_cycle()`, add `repulsion(...)` to the loss where `acts(...)`,
     and `remember(...)` each sample. If the force has a tolerance, give the loss of every step to `note_loss(...)`.
@@ -105,6 +101,14 @@ class Repulsion:
     >>> repulsion.begin_cycle()
     >>> if repulsion.acts(exploring=True):
     ...     repulsion(theta).backward()
+
+    The `state` has, under these names, 0-d tensors and tensors with an entry for each remembered sample (S,):
+
+    * `usual`, `count`: the running mean of ‖∇loss‖, and of how many norms;
+    * `moved`: the length of an adaptive optimiser's last step over its lr;
+    * `level`, `first`: the running mean of the loss, and what that was when the first cycle ended;
+    * `slope` (S,): ‖∇d_s‖; `held` (S,): the coefficients c_s, which a sampling stage holds;
+    * `distance`, `norm`: d² to the nearest sample, and the force's norm per step, for the diagnostics.
     """
 
     def __init__(
@@ -119,25 +123,32 @@ class Repulsion:
         anchor: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> None:
-        for name, given, accepted in (
-            ("memory", memory, ("all", "previous")),
-            ("stage", stage, ("exploration", "both")),
-        ):
-            if given not in accepted:
-                raise unknown(name, str(given), accepted)
-        if every < 1:
-            raise UserError(f"repulsion: every = {every}, but it can act at every step (1) or more rarely")
-        self.distance: Distance = DISTANCE.read(distance)
-        self.potential: Potential = POTENTIAL.read(potential)
-        self.force: Force = FORCE.read(force)
-        self.stage = stage
-        self.every = every
-        self.generator = torch.Generator().manual_seed(0) if generator is None else generator
-        self.memory = Memory(self.distance, memory, self.generator, self.potential.scale, anchor)
-        self.last: Found | None = None
-        self._steps = 0
-        self._measured = 0
-        self._carried: dict[str, Tensor] = {}
+        given: dict[str, Any] = {"distance": distance, "potential": potential, "force": force}
+        settings = RepulsionSettings(**given, memory=memory, stage=stage, every=every)
+        self.distance, self.potential, self.force = settings.distance, settings.potential, settings.force
+        self.stage, self.every = settings.stage, settings.every
+        generator = torch.Generator().manual_seed(0) if generator is None else generator
+        self.memory = Memory(self.distance, settings.memory, generator, self.potential.scale, anchor)
+        self._begin_anew()
+
+    @classmethod
+    def of(
+        cls, settings: RepulsionSettings, anchor: Tensor | None = None, generator: torch.Generator | None = None
+    ) -> Repulsion:
+        """The repulsion of these settings."""
+        fields = {name: getattr(settings, name) for name in RepulsionSettings.model_fields}
+        return cls(**fields, anchor=anchor, generator=generator)
+
+    def beside(self) -> Repulsion:
+        """The repulsion of another chain: the same settings and the same memory, and a state of its own."""
+        other = copy.copy(self)
+        other._begin_anew()
+        return other
+
+    def _begin_anew(self) -> None:
+        self.state: dict[str, Tensor] = {}
+        self._evaluations = 0  # of this cycle
+        self._turn = 0  # the sample whose slope is measured next
 
     def __len__(self) -> int:
         """How many samples repel now."""
@@ -161,13 +172,17 @@ class Repulsion:
         """Keep one sample's features (m, d) for the whole pool. They repel from the next cycle on."""
         self.memory.remember(pool_cloud)
 
-    def begin_cycle(self) -> None:
-        """Begin a cycle: what was remembered in the last one repels from now on, and the next step measures."""
-        self.memory.begin_cycle()
-        self._steps = 0
-        self._carried = {name: value for name, value in self._carried.items() if name in LASTING}
-        if "level" in self._carried:
-            self._carried.setdefault("first", self._carried["level"])
+    def begin_cycle(self, recall: bool = True) -> None:
+        """Begin a cycle: the next step measures, and the samples of the last cycle repel from now on.
+
+        With `recall=False` the memory stays as it is: for a chain that shares it with one that has begun the cycle.
+        """
+        if recall:
+            self.memory.begin_cycle()
+        self._evaluations = self._turn = 0
+        self.state = {name: value for name, value in self.state.items() if name in LASTING}
+        if "level" in self.state:
+            self.state.setdefault("first", self.state["level"])
 
     def __call__(
         self,
@@ -185,163 +200,161 @@ class Repulsion:
         """
         if self.force.outside:
             raise UserError("a printed force moves θ beside the step, so it is no term of a loss: `Chain` applies it")
-        requires_dependence(cloud)
-        plan = self.plan(cloud.device, exploring)
-        term, found, _ = self.term(plan, cloud, rows, loss, None if parameters is None else list(parameters))
-        self.keep(found)
-        return term
-
-    def plan(self, device: torch.device, exploring: bool) -> Plan:
-        """Begin a step for clouds on a device: count it, and say what `term` is to do."""
         if len(self) == 0:
             raise UserError(
                 "repulsion: nothing is remembered yet; call it only where repulsion.acts(...), and begin each cycle "
                 "with repulsion.begin_cycle()"
             )
+        requires_dependence(cloud)
+        kind, state = self.plan(cloud.device, exploring=exploring)
+        term = self.term(kind, state, cloud, rows, loss, None if parameters is None else list(parameters))
+        self.keep(term.state)
+        return term.value
+
+    def note_loss(self, loss: Tensor) -> None:
+        """The mean loss of a step (), of every step and every cycle: what a force with a tolerance follows."""
+        self.keep(self.noted(self._read(loss.device, "level") if self._tolerance is not None else {}, loss))
+
+    def plan(self, device: torch.device, exploring: bool = True, acts: bool = True) -> tuple[str, dict[str, Tensor]]:
+        """Begin a step on a device: the kind of it, and the values that `term` or `noted` read.
+
+        Steps of one kind, with one memory, do the same operations whatever the values: such a step can be captured.
+        In a `plain` step nothing repels, an `absolute` one compares with nothing. `measure` measures norms, `follow`
+        uses the last ones, and `hold` keeps the coefficients of the exploration's end.
+        """
         self.memory.to(device)
-        carried = self._values(device)
-        if not self.force.relative:
-            return Plan("absolute", carried)
-        if not exploring:
-            return Plan("hold", carried)
-        every: int = self.force.measure_every  # type: ignore[attr-defined]
-        unmeasured = self._steps * AT_ONCE < len(self)
-        beginning = unmeasured or (self._steps < every and self._steps.bit_count() == 1)
-        measuring = beginning or self._steps % every == 0
-        self._steps += 1
-        if not measuring:
-            return Plan("follow", carried)
-        self._measured += 1
-        many = min(len(self), AT_ONCE)
-        start = int(self._carried["next"])
-        self._carried["next"] = torch.tensor((start + many) % len(self))
-        which = (torch.arange(many, device=device) + start) % len(self)
-        weight = carried.usual.new_full((), max(1 / self._measured, RECENT))
-        return Plan("measure", carried._replace(weight=weight, which=which))
-
-    def _values(self, device: torch.device) -> Carried:
-        like = self._stored.cloud.new_zeros(len(self))
-        defaults = {"usual": like.new_full((), float("nan")), "step": like.new_zeros(()), "slope": like, "held": like}
-        for name, value in {**defaults, "next": torch.tensor(0)}.items():
-            self._carried.setdefault(name, value)
-        current = {name: self._carried[name].to(like) for name in defaults}
-        none = torch.zeros(0, dtype=torch.long, device=device)
-        return Carried(**current, share=self._share(like), weight=like.new_zeros(()), which=none)
-
-    def _share(self, like: Tensor) -> Tensor:
-        """What the tolerance leaves of the force (): all of it without one."""
-        if self._tolerance is None:
-            return like.new_ones(())
-        if "first" not in self._carried:
+        if not isinstance(self.force, Relative):
+            return "absolute" if acts else "plain", {}
+        if self._tolerance is not None and acts and "first" not in self.state:
             raise UserError(
                 "repulsion: a force with a tolerance follows the loss; call repulsion.note_loss(loss) at every step, "
                 "from the first cycle on"
             )
-        risen = (self._carried["level"] - self._carried["first"]).to(like)
-        return (1 - risen / self._tolerance).clamp(0, 1)
+        yielding = () if self._tolerance is None else ("level", "first") if acts else ("level",)
+        if not acts:
+            return "plain", self._read(device, "usual", "count", *yielding)
+        state = self._read(device, "usual", "count", "moved", "slope", "held", *yielding)
+        if not exploring:
+            return "hold", state
+        now, every = self._evaluations, self.force.measure_every
+        self._evaluations += 1
+        unmeasured = now * AT_ONCE < len(self)
+        if not (unmeasured or now % every == 0 or (now < every and now.bit_count() == 1)):
+            return "follow", state
+        many = min(len(self), AT_ONCE)
+        state["which"] = (torch.arange(many, device=device) + self._turn) % len(self)
+        self._turn = (self._turn + many) % len(self)
+        return "measure", state
+
+    def _read(self, device: torch.device, *names: str) -> dict[str, Tensor]:
+        """Some of the state, with the values that it has before anything is known."""
+        stored = self.memory.stored
+        dtype = torch.float32 if stored is None else stored.cloud.dtype
+
+        def value(name: str) -> Tensor:
+            if name in self.state:
+                return self.state[name].to(device, dtype)
+            shape = (len(self),) if name in ("slope", "held") else ()
+            unknown = math.nan if name in ("usual", "level") else 0.0
+            return torch.full(shape, unknown, device=device, dtype=dtype)
+
+        return {name: value(name) for name in names}
 
     @property
     def _tolerance(self) -> float | None:
         return self.force.tolerance if isinstance(self.force, Relative) else None
 
-    @property
-    def _stored(self) -> Stored:
-        assert self.memory.stored is not None
-        return self.memory.stored
+    def keep(self, state: Mapping[str, Tensor]) -> None:
+        """End a step: its values become the chain's, as copies."""
+        self.state |= {name: value.detach().clone() for name, value in state.items()}
 
-    def keep(self, found: Found) -> None:
-        """End a step: take what `term` found."""
-        self.last = found
-        if self.force.relative:
-            self._carried |= {"usual": found.usual, "slope": found.slope, "held": found.held}
+    def noted(self, state: Mapping[str, Tensor], loss: Tensor, norm: Tensor | None = None) -> dict[str, Tensor]:
+        """The running means after a step with this mean loss () and, where it is known, this ‖∇loss‖ ().
 
-    def note_loss(self, loss: Tensor) -> None:
-        """The mean loss of a step (), of every step and every cycle: what a force with a tolerance follows."""
-        if self._tolerance is not None:
-            loss = loss.detach()
-            level = self._carried.get("level", loss).to(loss)
-            self._carried["level"] = running_mean(level, loss, RECENT_LOSS)
-
-    def note_step(self, length: Tensor) -> None:
-        """How far an adaptive optimiser moved θ in this step, over its lr: what a decoupled force is measured by."""
-        self._carried["step"] = length
+        A pure function. At a `follow` step the norm is that of loss and force together, and is left out.
+        """
+        means = {}
+        if norm is not None and "usual" in state:
+            means["count"] = state["count"] + 1
+            weight = (1 / means["count"]).clamp_min(RECENT)
+            means["usual"] = running_mean(state["usual"], norm.to(state["usual"]), weight)
+        if "level" in state:
+            means["level"] = running_mean(state["level"], loss.detach().to(state["level"]), RECENT)
+        return means
 
     def term(
         self,
-        plan: Plan,
+        kind: str,
+        state: Mapping[str, Tensor],
         cloud: Tensor,
-        rows: Tensor | None,
-        loss: Tensor | None,
-        parameters: Sequence[Tensor] | None,
+        rows: Tensor | None = None,
+        loss: Tensor | None = None,
+        parameters: Sequence[Tensor] | None = None,
         decoupled: bool = False,
-    ) -> tuple[Tensor, Found, Measured | None]:
-        """The term of a step that `plan` began, what `keep` is to take, and the gradients of a step that measures: a
-        pure function of its arguments and the memory. `decoupled` sizes a relative force by an adaptive optimiser's own
-        steps instead of the loss gradient.
+    ) -> Term:
+        """The term of a step that `plan` began: a pure function of its arguments and the memory.
+
+        `decoupled` sizes a relative force by an adaptive optimiser's own steps instead of the loss gradient.
         """
-        kind, carried = plan
         x = as_points(cloud)
-        check_dimensions(x, self._stored.cloud)
-        stored = self._stored if rows is None else self._stored.rows(rows)
+        remembered = self.memory.stored
+        assert remembered is not None
+        check_dimensions(x, remembered.cloud)
+        stored = remembered if rows is None else remembered.rows(rows)
         squared = self.distance.between(x.to(stored.cloud.dtype), stored)
         scale = stored.shared["scale"]
         epsilon = self.potential.epsilon * scale
         potentials = self.potential.value(squared, epsilon)
         known = squared.detach()
         pull, bound = self.potential.slope(known, epsilon), self.potential.bound(epsilon)
+        nearest = {"distance": known.amin()}
+        if isinstance(self.force, Absolute):
+            return Term((self.every * self.force.strength * potentials).sum(), nearest)
+        assert isinstance(self.force, Relative)
+        force = self.force
         apart = known > (COINCIDENT * scale).clamp_min(self.distance.rounding)
-        usual, slope = carried.usual, carried.slope
-        of_loss: Gradient | None = None
-        of_samples: list[Gradient] = []
+        usual, slope, means = state["usual"], state["slope"], {}
+        of_loss, of_samples = None, []
         if kind == "measure":
-            usual, slope, of_loss, of_samples = self._measure(carried, potentials, pull, apart, loss, parameters)
-        if not self.force.relative:
-            used = held = self.force.coefficients(usual, slope, pull, bound)
-        else:
-            held = carried.share * self._usable(self.force.coefficients(usual, slope, pull, bound), apart, slope)
-            held = carried.held if kind == "hold" else held
-            used = held
-            if decoupled:
-                of_step = self.force.coefficients(carried.step, slope, pull, bound)
-                used = carried.share * self._usable(of_step, apart, slope)
-        found = Found(known.amin(), usual, slope, held, norm=(used * pull * slope).sum())
+            if loss is None or parameters is None:
+                raise UserError(
+                    f"repulsion: a force that is '{self.force.kind}' compares with the gradient of the loss; call "
+                    "repulsion(cloud, loss=loss, parameters=list(model.parameters())), or take an absolute force"
+                )
+            which = state["which"]
+            values = (loss, *potentials[which].unbind())
+            of_loss, *of_samples = (gradient_of(value, parameters, keep=True) for value in values)
+            means = self.noted({"usual": usual, "count": state["count"]}, loss, total_norm(of_loss))
+            usual = means["usual"]
+            norms = torch.stack([total_norm(each) for each in of_samples]).to(potentials)
+            # near coincidence the slope is small by accident: let it fall by half at most
+            measured = torch.maximum(norms / pull[which], 0.5 * slope[which])
+            slope = slope.index_copy(0, which, torch.where(apart[which], measured, 0))
+
+        def sized(size: Tensor) -> Tensor:
+            coefficients = force.coefficients(size, slope, pull, bound)
+            return share * torch.where(apart & (slope > 0) & coefficients.isfinite(), coefficients, 0)
+
+        share = self._share(state)
+        held = state["held"] if kind == "hold" else sized(usual)
+        used = sized(state["moved"]) if decoupled else held
+        after = {**means, **nearest, "slope": slope, "held": held, "norm": (used * pull * slope).sum()}
         used = self.every * used
-        measured = None
-        if of_loss is not None:
-            others = used.index_fill(0, carried.which, 0.0) if len(of_samples) < len(used) else None
-            rest = None if others is None else (others * potentials).sum()
-            measured = Measured(of_loss, of_samples, used[carried.which], rest)
-        return (used * potentials).sum(), found, measured
+        value = (used * potentials).sum()
+        if of_loss is None:
+            return Term(value, after)
+        others = used.index_fill(0, which, 0.0) if len(of_samples) < len(used) else None
+        scaled = [
+            tuple(None if g is None else weight * g for g in sample)
+            for weight, sample in zip(used[which], of_samples, strict=True)
+        ]
+        return Term(value, after, of_loss, scaled, None if others is None else (others * potentials).sum())
 
-    def _measure(
-        self,
-        carried: Carried,
-        potentials: Tensor,
-        pull: Tensor,
-        apart: Tensor,
-        loss: Tensor | None,
-        parameters: Sequence[Tensor] | None,
-    ) -> tuple[Tensor, Tensor, Gradient, list[Gradient]]:
-        """The usual ‖∇loss‖ () with one more measurement, ‖∇d_s‖ (S,) of some of the samples measured anew, and the
-        gradients of the loss and of these samples' potentials."""
-        if loss is None or parameters is None:
-            raise UserError(
-                f"repulsion: a force that is '{self.force.kind}' compares with the gradient of the loss; call "
-                "repulsion(cloud, loss=loss, parameters=list(model.parameters())), or take an absolute force"
-            )
-        which = carried.which
-        values = (loss, *potentials[which].unbind())
-        of_loss, *of_samples = (gradient_of(value, parameters, keep=True) for value in values)
-        usual = running_mean(carried.usual, norm_of(of_loss).to(potentials), carried.weight)
-        norms = torch.stack([norm_of(each) for each in of_samples]).to(potentials)
-        # near coincidence the slope is small by accident: let it fall by half at most
-        measured = torch.maximum(norms / pull[which], 0.5 * carried.slope[which])
-        slope = carried.slope.index_copy(0, which, torch.where(apart[which], measured, 0))
-        return usual, slope, of_loss, of_samples
-
-    @staticmethod
-    def _usable(coefficients: Tensor, apart: Tensor, slope: Tensor) -> Tensor:
-        return torch.where(apart & (slope > 0) & coefficients.isfinite(), coefficients, 0)
+    def _share(self, state: Mapping[str, Tensor]) -> Tensor | float:
+        """What the tolerance leaves of the force (): all of it without one."""
+        if self._tolerance is None:
+            return 1.0
+        return (1 - (state["level"] - state["first"]) / self._tolerance).clamp(0, 1)
 
     @staticmethod
     def choose(pool_size: int, n: int, generator: torch.Generator) -> Tensor:
@@ -350,27 +363,17 @@ class Repulsion:
             raise UserError(f"repulsion: cannot choose {n} of {pool_size} reference points; both must be positive")
         return torch.randperm(pool_size, generator=generator, device=generator.device)[:n]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on bit for bit, under names."""
-        return {
-            "distance": self.distance.kind,
-            "memory": self.memory.state_dict(),
-            "carried": dict(self._carried),
-            "steps": self._steps,
-            "measured": self._measured,
-            "generator": self.generator.get_state(),
-        }
+    def state_dict(self, memory: bool = True) -> dict[str, Any]:
+        """Everything needed to go on bit for bit; without the `memory` for a chain that shares that of another."""
+        own = {"state": dict(self.state), "evaluations": self._evaluations, "turn": self._turn}
+        return {**own, "memory": self.memory.state_dict()} if memory else own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`; the settings are this object's own."""
-        if state["distance"] != self.distance.kind:
-            raise UserError(
-                f"repulsion: the saved memory is for the distance '{state['distance']}', not '{self.distance.kind}'"
-            )
-        self.memory.load_state_dict(state["memory"])
-        self._carried = dict(state["carried"])
-        self._steps, self._measured = state["steps"], state["measured"]
-        self.generator.set_state(state["generator"].cpu())
+        if "memory" in state:
+            self.memory.load_state_dict(state["memory"])
+        self.state = dict(state["state"])
+        self._evaluations, self._turn = state["evaluations"], state["turn"]
 
 
 def requires_dependence(cloud: Tensor, parameters: Sequence[Tensor] | None = None) -> None:
@@ -389,6 +392,6 @@ def requires_dependence(cloud: Tensor, parameters: Sequence[Tensor] | None = Non
 
 
 def running_mean(old: Tensor, new: Tensor, weight: Tensor | float) -> Tensor:
-    """The mean with one more measurement; what is not finite does not enter it, as before the first."""
-    old, new = torch.where(old.isfinite(), old, new), torch.where(new.isfinite(), new, old)
+    """The mean with one more value; values that are not finite do not enter it, and the first is taken as it is."""
+    old, new = (torch.where(x.abs() < math.inf, x, other) for x, other in ((old, new), (new, old)))
     return torch.lerp(old, new, weight)

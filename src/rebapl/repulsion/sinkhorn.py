@@ -18,8 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from rebapl.compiled import Compiled
-from rebapl.repulsion.clouds import Stored, median_squared_distance, squared_distances
-from rebapl.repulsion.distances import Distance, register_distance
+from rebapl.repulsion.distances import Distance, Stored, median_squared_distance, register_distance, squared_distances
 
 ITERATIONS = 50
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.repulsion.clouds import squared_distances
+from rebapl.repulsion.distances import squared_distances
 
 
 def median_bandwidth(points: Tensor) -> Tensor:

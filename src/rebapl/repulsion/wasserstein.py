@@ -2,22 +2,28 @@
 
     d² = min over γ of Σ γ_ij ‖x_i − y_j‖²,    γ ≥ 0 with row sums 1/n and column sums 1/m
 
-Solved from the detached costs; the gradient in x is that of Σ γ C with the plan held fixed (envelope theorem). As many
-points on both sides: an assignment problem, see `assignment`. Otherwise: the linear programme, on the host by HiGHS,
-which is for comparing samples afterwards, not for every step.
+Solved from the detached costs; the gradient in x is that of Σ γ C with the plan held fixed (envelope theorem). With as
+many points on both sides it is an assignment problem. On a GPU one small kernel solves that there
+(`assignment_kernel`), so that nothing waits and a step can be captured; everywhere else, and for large problems, SciPy
+solves it on the host. With other numbers of points HiGHS solves the linear programme on the host, which is for
+comparing samples afterwards, not for every step.
 """
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
+
 import numpy as np
 import torch
-from scipy.optimize import linprog
+from scipy.optimize import linear_sum_assignment, linprog
 from scipy.sparse import eye_array, kron, vstack
 from torch import Tensor
 
-from rebapl.repulsion.assignment import assigned, solved_on_device
-from rebapl.repulsion.clouds import Stored, squared_distances
-from rebapl.repulsion.distances import Distance, register_distance
+from rebapl.repulsion.distances import Distance, Stored, register_distance, squared_distances
+
+LARGEST = 256
+"""The kernel works on one problem with one multiprocessor, so larger ones are left to the host."""
 
 
 @register_distance("wasserstein")
@@ -50,3 +56,26 @@ def _plan(cost: np.ndarray) -> np.ndarray:
     if solution.x is None:
         raise RuntimeError(f"optimal transport between {n} and {m} points was not solved: {solution.message}")
     return solution.x.reshape(n, m)
+
+
+def solved_on_device(points: int, device: torch.device) -> bool:
+    """Whether problems of `points` rows and columns are solved on this device, without waiting for the host."""
+    return device.type == "cuda" and points <= LARGEST and _has_triton()
+
+
+def assigned(costs: Tensor) -> Tensor:
+    """The columns (s, n) of the rows of s cost matrices (s, n, n), at the least total cost of each.
+
+    Costs that are not finite do not fail here: they must reach the caller in the distance.
+    """
+    if solved_on_device(costs.shape[-1], costs.device):
+        from rebapl.repulsion.assignment_kernel import assign_on_device
+
+        return assign_on_device(costs)
+    finite = np.nan_to_num(costs.cpu().double().numpy())
+    return torch.from_numpy(np.stack([linear_sum_assignment(cost)[1] for cost in finite])).to(costs.device)
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None

@@ -17,17 +17,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rebapl.backbones import load_backbone
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.identity import changes, touched
+from rebapl.data.images import NO_IMAGES
 from rebapl.data.task import TARGETS, target_splits
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import target_settings
 from rebapl.files import is_leftover, read_json, write_json
-from rebapl.posterior import Posterior, load_posterior
-from rebapl.posterior.hub import fetch
 from rebapl.runs.config import ResolvedRun, RunConfig, data_name, first_difference, hash_of, with_full_paths
-from rebapl.runs.machine import LoadBackbone, best_device
 from rebapl.runs.results import CONFIG, RESULTS, PartScores, RunResult, read_result
 from rebapl.settings import SettingError
 from rebapl.training.checkpoint import load_checkpoint
@@ -37,7 +34,6 @@ CHECKPOINT, ERROR, DATA, CYCLES = "checkpoint.safetensors", "error.txt", "data.j
 
 ANEW = "To train anew, choose another --out or delete that folder"
 
-_REMOTE = re.compile(r"hf:/+([^@]+)(?:@(.+))?")  # a path has no double slashes
 _log = logging.getLogger(__name__)
 
 
@@ -63,6 +59,7 @@ def read_config(out: Path) -> RunConfig:
 def write_config(config: RunConfig, resolved: ResolvedRun, out: Path) -> None:
     """Store the configuration of a run in its folder, as it was asked for and as it is resolved."""
     write_json(out / CONFIG, {**config_as_json(config), "hash": resolved.hash(), "resolved": resolved.plain()})
+    (out / NO_IMAGES).touch()  # a run among the photos that it learns from is no class
 
 
 def stored_settings(out: Path) -> dict[str, Any]:
@@ -82,27 +79,6 @@ def stored_settings(out: Path) -> dict[str, Any]:
 def read_environment(out: Path) -> dict[str, Any]:
     """Where and how the run in a folder is made, as far as that is known."""
     return read_json(out / ENVIRONMENT, "a run") if (out / ENVIRONMENT).exists() else {}
-
-
-def load_trained(
-    path: Path, *, device: str | None = None, backbone: str | None = None, load: LoadBackbone = load_backbone
-) -> Posterior:
-    """Load the posterior from the folder of a run, or from the folder of a posterior itself.
-
-    `hf://somebody/digits` is that repository of the Hugging Face hub; `@` and a branch, a tag or a commit may follow.
-    `backbone` says where the backbone is now, if that is not where it was in training. `load` gives the named backbone,
-    perhaps one that is loaded already.
-    """
-    if remote := _REMOTE.fullmatch(path.as_posix()):
-        path = fetch(*remote.groups())
-    folder = path / POSTERIOR if (path / CONFIG).exists() or (path / POSTERIOR).exists() else path
-    if not folder.exists():
-        if (path / CONFIG).exists():
-            raise UserError(f"{path} is not trained yet: run the same `rebapl train` again and it goes on where it was")
-        raise UserError(f"{path}: there is no such run or posterior")
-    device = best_device(device)
-    encoder = None if backbone is None else load(backbone, device)
-    return load_posterior(folder, encoder, device)
 
 
 def run_folder(config: RunConfig, runs: Path) -> Path:
@@ -146,7 +122,7 @@ def data_changes(config: RunConfig, out: Path) -> str | None:
         if begun_with == config.resolved().data and not touched(recorded, path if path.is_dir() else path.parent):
             return None
         whole = config.fold is not None
-        dataset = load_dataset(config.data, split=config.split, template=config.template, keep_split=False, whole=whole)
+        dataset = load_dataset(config.data, split=config.split, template=config.template, whole=whole)
         return changes(recorded, dataset)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise UserError(f"{out / DATA} is damaged ({type(error).__name__}: {error}). {ANEW}") from error

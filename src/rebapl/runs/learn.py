@@ -25,24 +25,23 @@ from rebapl.data.catalogue import load_dataset
 from rebapl.data.checking import broken_images
 from rebapl.data.dataset import Dataset
 from rebapl.data.folds import ALL, folds_for
-from rebapl.data.splits import few
 from rebapl.data.task import Part, load_task
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import part_labels, predict_part, prediction_scores
-from rebapl.files import read_json, write_atomically
+from rebapl.files import write_atomically
 from rebapl.learners import published
-from rebapl.posterior import Prediction, save_posterior
-from rebapl.posterior.abstention import choose_threshold
-from rebapl.posterior.conformal import check_level, choose_conformal
-from rebapl.posterior.manifest import MANIFEST, read_conformal, read_threshold
+from rebapl.posterior import Prediction, load_posterior, save_posterior
+from rebapl.posterior.fitting import check_level, choose_conformal, choose_threshold
 from rebapl.posterior.prediction import Conformal, Threshold
+from rebapl.posterior.storage import read_manifest
 from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import LocalEngine, OnEvent, check_outcomes
-from rebapl.runs.folder import CONFIG, POSTERIOR, RESULTS, data_changes, is_trained, load_trained, read_config
+from rebapl.runs.folder import CONFIG, POSTERIOR, RESULTS, data_changes, is_trained, read_config
 from rebapl.runs.lock import alone_in
 from rebapl.runs.machine import LoadBackbone, device_name
 from rebapl.runs.results import PartScores, RunResult, write_result
 from rebapl.runs.run import Job
+from rebapl.wording import few
 
 FULL_SHOTS = 8
 """With fewer images per class, a training has more epochs, so that it takes as many steps as it would with eight."""
@@ -169,7 +168,7 @@ def learn(
     device, load = engine.devices[0], engine.load
     with alone_in(lesson.out):
         prediction, labels = _held_out(lesson, jobs[1:], device, load)
-        posterior = load_trained(lesson.out, device=device, backbone=lesson.final.backbone_name, load=load)
+        posterior = load_posterior(lesson.out, load(lesson.final.backbone_name, device), device)
         threshold = _threshold(prediction, labels, risk)
         sets = None if set_level is None else choose_conformal(prediction, labels, set_level)
         fitted = dataclasses.replace(posterior, threshold=threshold, conformal=sets)
@@ -191,7 +190,7 @@ def _held_out(lesson: Lesson, jobs: Sequence[Job], device: str, load: LoadBackbo
     """The answers of each training for the images of its fold, and their labels (N,)."""
     predictions, labels = [], []
     for fold, job in zip(lesson.folds, jobs, strict=True):
-        posterior = load_trained(job.folder, device=device, backbone=lesson.final.backbone_name, load=load)
+        posterior = load_posterior(job.folder, load(lesson.final.backbone_name, device), device)
         part = lesson.held_out(fold)
         predictions.append(predict_part(posterior.bind(part.class_names, part.dataset.template), part))
         labels.append(part_labels(part))
@@ -238,7 +237,7 @@ def read_learned(out: Path) -> tuple[list[Answer], Threshold | None, Conformal |
 
     There are none if it was not measured.
     """
-    path, manifest = out / ANSWERS, out / POSTERIOR / MANIFEST
+    path = out / ANSWERS
     if not path.exists():
         return [], None, None
     try:
@@ -249,5 +248,5 @@ def read_learned(out: Path) -> tuple[list[Answer], Threshold | None, Conformal |
         raise UserError(f"{path} is damaged ({error}): learn anew, with --anew") from error
     if not answers:
         raise UserError(f"{path} is damaged (it has no rows): learn anew, with --anew")
-    kept = read_json(manifest, "a posterior")
-    return answers, read_threshold(kept.get("threshold"), manifest), read_conformal(kept.get("conformal"), manifest)
+    manifest = read_manifest(out / POSTERIOR)
+    return answers, manifest.threshold, manifest.conformal

@@ -23,7 +23,7 @@ from rebapl.errors import UserError, printable
 from rebapl.evaluation.diversity import diversity_record
 from rebapl.evaluation.tasks import Predicted, diversity_on_test, evaluate, fit_on_validation, score_outside
 from rebapl.files import finish_replacement, remove_leftovers, write_json
-from rebapl.posterior import Posterior, save_posterior
+from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.storage import is_stored
 from rebapl.runs.config import RunConfig, first_difference, hash_of
 from rebapl.runs.engine import Engine, LocalEngine, OnEvent, Work, check_outcomes
@@ -44,7 +44,6 @@ from rebapl.runs.folder import (
     data_changes,
     is_finished,
     is_trained,
-    load_trained,
     missing_parts,
     read_config,
     read_cycles,
@@ -106,7 +105,7 @@ def run(
         return out
     task, posterior = None, None
     if _unfinished(out) or not is_trained(config, out):
-        device, task = best_device(device), config.task(root)
+        device, task = best_device(device), config.task(root, keep_split=True)
         with _alone(out, wait=wait):
             if not is_trained(config, out):
                 posterior = _train(config, out, task, device, progress, load, track)
@@ -190,7 +189,7 @@ def _sample_cycle(
     """Sample one cycle of a run by itself, as far as that is not done."""
     if is_trained(config, out) or cycle_file(out, cycle).exists():
         return
-    device, task, folder = best_device(device), config.task(root), cycle_folder(out, cycle)
+    device, task, folder = best_device(device), config.task(root, keep_split=True), cycle_folder(out, cycle)
     with alone_in(folder, wait=wait):
         if cycle_file(out, cycle).exists():
             return
@@ -268,7 +267,7 @@ def evaluate_run(
             return stored
         device = best_device(device)
         if posterior is None or not is_stored(posterior, out / POSTERIOR):  # fitted by another process meanwhile
-            posterior = load_trained(out, device=device, backbone=config.backbone_name, load=load or KeptBackbone())
+            posterior = load_posterior(out, (load or KeptBackbone())(config.backbone_name, device), device)
         task, start = task or config.task(root), time.perf_counter()
         if uniform_weights:
             posterior = posterior.with_uniform_weights()

@@ -2,8 +2,7 @@
 
 from rebapl.learnable import Learnable
 from rebapl.sampling.chain import Chain
-from rebapl.sampling.diagnostics import Diagnostics
-from rebapl.sampling.guard import NonFiniteError
+from rebapl.sampling.diagnostics import Diagnostics, NonFiniteError
 from rebapl.sampling.loop import Batches, Drawing, Loop, Sample
 from rebapl.sampling.presets import PRESETS, preset, preset_values, register_preset
 from rebapl.sampling.schedule import CyclicalSchedule

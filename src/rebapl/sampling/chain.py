@@ -17,32 +17,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rebapl.captured import Capturing, accelerated
+from rebapl.compiled import compiling
 from rebapl.errors import UserError
 from rebapl.learnable import Learnable
 from rebapl.repulsion import Repulsion, kick
+from rebapl.repulsion.parameters import total_norm
 from rebapl.sampling.adaptive import worth_another_cycle
-from rebapl.sampling.building import build_repulsion, build_schedule
-from rebapl.sampling.diagnostics import Diagnostics
-from rebapl.sampling.gradients import Gradient, Gradients, StepPasses
-from rebapl.sampling.guard import total_norm
-from rebapl.sampling.loop import Batch, Batches, Drawing, Loop, Sample, copied, kept
-from rebapl.sampling.reference import Reference, evaluating
+from rebapl.sampling.loop import Batches, Drawing, Loop, Sample, kept
+from rebapl.sampling.objective import Batch, Gradients, Objective, ReferencePool, evaluating
+from rebapl.sampling.optimizers import build_schedule
 from rebapl.sampling.settings import Cold, Inference, Repelling, Warm, pool_size
 
 COMPILED_FROM = 10_000
-"""Compiling costs some ten seconds and saves one or two milliseconds a step: runs with so many steps have it."""
+"""Steps of a run from which on layers are compiled, which costs some ten seconds and saves one or two milliseconds a
+step."""
 
 
 class Chain(Loop):
     """Runs `learner` as `inference` says. `run()` yields samples; `step()` is one iteration. Arguments of `Loop`, and
 
-    * `reference`: pool of un-augmented training images for the repulsion (its first `pool` are used).
+    * `reference`: un-augmented training images for the repulsion (its first `pool` are used).
     * `anchor`: the features on that pool of the model before anything is learned, which give the repulsion's ε its
       scale; None: those of the parameters as they are now.
     * `held_out`: images and labels (or None) for adaptive cycles.
@@ -90,42 +91,44 @@ class Chain(Loop):
         self.held_out = held_out
         tensors = list(self.parameters.values())
         self.schedule = build_schedule(inference, tensors, num_data, steps_per_epoch, self.generators["chain/sampler"])
-        self.repulsion: Repulsion | None = None
+        self.reference: ReferencePool | None = None
+        self.repulsions: list[Repulsion] = []
         if inference.repulsion is not None:
             self.reference = self._reference(inference.repulsion, reference)
-            self.repulsion = self._repulsion(inference.repulsion, anchor)
+            first = self._repulsion(inference.repulsion, self.reference, anchor)
+            self.repulsions = [first, *(first.beside() for _ in range(inference.chains - 1))]
         average = inference.averaging
         self.average = None if average is None else EpochAverage(inference.epochs, average.mean, average.std)
-        self.diagnostics = Diagnostics()
         wanted = accelerated(self.device) if capture is None else capture
-        capturing = Capturing([self.generators["chain/learner"]]) if wanted else None
-        if compile is None:
-            compile = accelerated(self.device) and inference.all_epochs * steps_per_epoch >= COMPILED_FROM
+        self.capturing = Capturing([self.generators["chain/learner"]]) if wanted else None
+        long = inference.all_epochs * steps_per_epoch >= COMPILED_FROM
+        self.compile = accelerated(self.device) and long if compile is None else compile
         self.drawing = batches if wanted and isinstance(batches, Drawing) and batches.drawable else None
-        self.passes = StepPasses(learner, list(tensors), capturing, compile, self.drawing)
+        draw = None if self.drawing is None else self.drawing.draw
+        self.objective = Objective(learner, list(tensors), self.reference, draw)
         self.stopped = False
         self._ends: dict[int, dict[str, Tensor]] = {}
         self._predictions: list[Tensor] = []
 
-    def _reference(self, settings: Repelling, pool: Tensor | None) -> Reference:
+    def _reference(self, settings: Repelling, images: Tensor | None) -> ReferencePool:
         space = settings.space or self.learner.repels_in
         if space is None:
             raise UserError("this learner names no feature space to repel in: set the repulsion's `space`")
-        if pool is not None:
-            pool = pool[: pool_size(settings.images, settings.pool)].to(self.device)
-        return Reference(self.learner, space, pool, settings.images, self.batches(0)[0][:1], settings.rows)
+        if images is not None:
+            images = images[: pool_size(settings.images, settings.pool)].to(self.device)
+        return ReferencePool(self.learner, space, images, settings.images, self.batches(0)[0][:1], settings.rows)
 
-    def _repulsion(self, settings: Repelling, anchor: Tensor | None) -> Repulsion:
+    def _repulsion(self, settings: Repelling, reference: ReferencePool, anchor: Tensor | None) -> Repulsion:
         # a distance that cannot work on such clouds says so now, not when the first cycle is over
         stream = torch.Generator().manual_seed(0)
-        first, second = (torch.randn(self.reference.shape, generator=stream) for _ in range(2))
-        build_repulsion(settings, stream, first).remember(second)
+        first, second = (torch.randn(reference.shape, generator=stream) for _ in range(2))
+        Repulsion.of(settings, first, stream).remember(second)
         if anchor is None and settings.potential.scale is None:
             with evaluating(self.learner):
-                anchor = self.reference.stored()
+                anchor = reference.stored()
         elif anchor is not None:
-            anchor = anchor[: self.reference.shape[0]]
-        return build_repulsion(settings, self.generators["chain/repulsion"], anchor)
+            anchor = anchor[: reference.shape[0]]
+        return Repulsion.of(settings, anchor, self.generators["chain/repulsion"])
 
     @property
     def cycle(self) -> int:
@@ -138,6 +141,11 @@ class Chain(Loop):
         return self.schedule.cycle % self.inference.chains
 
     @property
+    def repulsion(self) -> Repulsion | None:
+        """The force of that chain, with its state."""
+        return self.repulsions[self.chain] if self.repulsions else None
+
+    @property
     def exploring(self) -> bool:
         return self.schedule.exploring
 
@@ -146,39 +154,25 @@ class Chain(Loop):
         return self.stopped or self.schedule.done
 
     def _advance(self, now: int) -> bool:
-        """One iteration of Algorithm 1."""
-        batch = self._given(now)
+        """One iteration of Algorithm 1: restart, batch, loss and force, step, keep."""
         if self.schedule.at_cycle_start:
-            self._begin_cycle()
-        cycle, chain, optimizer = self.cycle, self.chain, self.schedule.current
-        found = self._gradients(batch)
-        if self.repulsion is not None:
-            self.repulsion.note_loss(found.loss)
-        for p, grad in zip(self.parameters.values(), found.grads, strict=True):
-            p.grad = grad
-        self.guard.take(now, found.finite)
-        recording = self.record_every > 0 and now % self.record_every == 0
-        if recording:
-            active = self.repulsion is not None and self.repulsion.active(self.exploring)
-            self.diagnostics.before(now, optimizer, found.loss, self.repulsion if active else None)
-        self._move(optimizer, found.beside)
-        if recording:
-            self.diagnostics.after(optimizer)
+            self._restart()
+        cycle, chain = self.cycle, self.chain
+        batch = self._batch(now)
+        gradients = self._gradients(batch)
+        self._move(now, gradients)
         self.schedule.step()
         if self.average is not None and (now + 1) % self.steps_per_epoch == 0:
             epoch = (now // self.steps_per_epoch) % self.inference.epochs
             self.average.add(epoch, self.parameters)
-        checking = self.schedule.at_sample or (now + 1) % self.check_every == 0
-        if checking:
-            self.refuse_what_is_not_finite()
-            self.last_loss = found.loss.item()
+        checked = self._checked(now, gradients.loss)
         if self.schedule.at_sample:
             self._keep(cycle, chain)
         if self.schedule.at_cycle_end:
             self._end_cycle(cycle, chain)
-        return checking
+        return checked
 
-    def _begin_cycle(self) -> None:
+    def _restart(self) -> None:
         """The start θ of this cycle and chain: as given, the chain's last with a kick, or drawn anew."""
         self._own_streams(self.schedule.cycle)
         first = self.cycle == 0 and self.chain == 0
@@ -193,57 +187,72 @@ class Chain(Loop):
                 kick(self.parameters.values(), restart.kick, self.generators["chain/restart"])
         if self.average is not None:
             self.average.restart()
-        if self.repulsion is not None and self.chain == 0:
-            self.repulsion.begin_cycle()
+        if self.repulsion is not None:
+            self.repulsion.begin_cycle(recall=self.chain == 0)
+
+    def _batch(self, step: int) -> Batch:
+        """Images and labels of a step, or the choices from which its pass draws them."""
+        batch: Batch = self.batches(step) if self.drawing is None else self.drawing.choices(step)
+        self._check_size(step, len(batch if isinstance(batch, Tensor) else batch[0]))
+        return batch
+
+    def _gradients(self, batch: Batch) -> Gradients:
+        """Loss and force: one pass forward and backward, which is captured where it can be."""
+        force, kind, memory, waits = self.repulsion, "plain", -1, False
+        chosen: tuple[Tensor, ...] = ()
+        state: dict[str, Tensor] = {}
+        if force is not None:
+            acts = force.acts(self.exploring, self.schedule.within)
+            kind, state = force.plan(self.device, self.exploring, acts)
+            if acts:
+                assert self.reference is not None
+                chosen = self.reference.choose(self.generators["chain/repulsion"])
+                memory, waits = self.cycle, force.distance.waits(self.reference.points, self.device)
+        decoupled = self._decoupled and kind != "plain"
+        one = partial(self.objective.gradients, force, kind, decoupled)
+        with compiling(self.compile):
+            if self.capturing is None or waits:
+                gradients = one(batch, chosen, state)
+            else:
+                name = f"{kind}, decoupled" if decoupled else kind
+                gradients = self.capturing(name, one, batch, chosen, state, memory=memory)
+        if force is not None:
+            force.keep(gradients.state)
+        return gradients
 
     @property
     def _decoupled(self) -> bool:
         """Whether an adaptive optimiser moves θ, which would rescale a force that goes through it."""
         return isinstance(self.schedule.current, torch.optim.AdamW)
 
-    def _given(self, step: int) -> Batch:
-        if self.drawing is None:
-            return self._batch(step)
-        choices = self.drawing.choices(step)
-        self._check_size(step, len(choices))
-        return choices
-
-    def _gradients(self, batch: Batch) -> Gradients:
-        """One pass forward and backward, with the repulsion's term where it acts."""
-        if self.repulsion is None or not self.repulsion.acts(self.exploring, self.schedule.within):
-            return self.passes.plain(batch)
-        return self.passes.repelled(
-            batch,
-            self.repulsion,
-            self.reference,
-            self.generators["chain/repulsion"],
-            exploring=self.exploring,
-            decoupled=self._decoupled,
-            memory=self.cycle,
-        )
-
     @torch.no_grad()
-    def _move(self, optimizer: torch.optim.Optimizer, beside: Gradient) -> None:
+    def _move(self, now: int, gradients: Gradients) -> None:
         """The optimizer's step, and beside it the force that does not go through it.
 
         An adaptive optimiser rescales whatever gradient it is given. So, as AdamW does with weight decay, the force is
         decoupled from it: θ ← θ − lr·∇term, the term sized so that ‖Δθ_force‖ = fraction·share·‖the optimiser's step‖.
+        A printed force moves θ whatever lr is.
         """
-        watched = self._decoupled and self.repulsion is not None
-        before = [p.detach().clone() for p in self.parameters.values()] if watched else []
+        optimizer, force, parameters = self.schedule.current, self.repulsion, list(self.parameters.values())
+        for p, grad in zip(parameters, gradients.through, strict=True):
+            p.grad = grad
+        self.guard.take(now, gradients.finite)
+        if self._records(now):
+            active = force is not None and force.active(self.exploring)
+            self.diagnostics.before(now, optimizer, gradients.loss, force if active else None)
+        lr = optimizer.param_groups[0]["lr"]
+        watched = self._decoupled and force is not None
+        before = [p.detach().clone() for p in parameters] if watched else []
         optimizer.step()
-        if watched and self.repulsion is not None:
-            moved = [p - old for p, old in zip(self.parameters.values(), before, strict=True)]
-            lr = optimizer.param_groups[0]["lr"]
-            self.repulsion.note_step(total_norm(moved) / lr if lr else torch.zeros((), device=self.device))
-        scale = optimizer.param_groups[0]["lr"] if self._decoupled and not self._printed else 1.0
-        for p, grad in zip(self.parameters.values(), beside, strict=False):
+        if watched and force is not None:
+            moved = total_norm(p - old for p, old in zip(parameters, before, strict=True))
+            force.keep({"moved": moved / lr if lr else torch.zeros_like(moved)})
+        printed = force is not None and force.force.outside
+        for p, grad in zip(parameters, gradients.beside, strict=False):
             if grad is not None:
-                p.add_(grad, alpha=-float(scale))
-
-    @property
-    def _printed(self) -> bool:
-        return self.repulsion is not None and self.repulsion.force.outside
+                p.add_(grad, alpha=-1.0 if printed else -float(lr))
+        if self._records(now):
+            self.diagnostics.after(optimizer)
 
     def _keep(self, cycle: int, chain: int) -> None:
         """Take the current θ (or the average over epochs) as a sample, and remember its features."""
@@ -252,8 +261,8 @@ class Chain(Loop):
             self._set(self.average.sums)
         self.samples.append(Sample(kept(self.parameters), cycle, chain, self.schedule.steps))
         with evaluating(self.learner):
-            if self.repulsion is not None and cycle < self.inference.cycles - 1:  # nothing comes after the last
-                self.repulsion.remember(self.reference.stored())
+            if self.reference is not None and cycle < self.inference.cycles - 1:  # nothing comes after the last
+                self.repulsions[chain].remember(self.reference.stored())
             if self.held_out is not None and self.inference.adaptive is not None:
                 self._predictions.append(self._predict(self.held_out[0]))
         self._set(current)
@@ -277,46 +286,31 @@ class Chain(Loop):
         for name, p in self.parameters.items():
             p.copy_(values[name])
 
-    def rows(self) -> list[dict[str, float]]:
-        """The records since the last call, with the cycle and the chain of each."""
-        rows = []
-        for row in self.diagnostics.rows():
-            cycle, chain = divmod(self.schedule.locate(int(row["step"]))[0], self.inference.chains)
-            rows.append({**row, "cycle": cycle, "chain": chain})
-        self.diagnostics.clear()
-        return rows
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the run depends on: nested dicts and lists of tensors and plain values."""
-        state: dict[str, Any] = {
-            **self._common_state(),
+    def _own_state(self) -> dict[str, Any]:
+        return {
             "parameters": self.parameters,
-            "optimizers": [each.state_dict() for each in self.schedule.optimizers],
-            "repulsion": None if self.repulsion is None else self.repulsion.state_dict(),
+            "repulsions": [each.state_dict(memory=chain == 0) for chain, each in enumerate(self.repulsions)],
             "average": None if self.average is None else self.average.sums,
             "ends": {str(chain): end for chain, end in self._ends.items()},
             "stopped": self.stopped,
         }
-        state = copied(state)
-        state["samples"] = [vars(sample).copy() for sample in self.samples]  # never changed, so not copied
-        state["predictions"] = list(self._predictions)
-        return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict` of a chain with the same learner and settings."""
-        state = {**state, **copied({k: v for k, v in state.items() if k not in ("samples", "predictions")})}
+    def _restore(self, state: dict[str, Any]) -> None:
         self._set(state["parameters"])
-        for optimizer, saved in zip(self.schedule.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self._load_common_state(state)
-        if self.repulsion is not None:
-            self.repulsion.load_state_dict(state["repulsion"])
-        if self.passes.capturing is not None:
-            self.passes.capturing.forget()
+        for repulsion, saved in zip(self.repulsions, state["repulsions"], strict=True):
+            repulsion.load_state_dict(saved)
+        if self.capturing is not None:
+            self.capturing.forget()
         if self.average is not None:
             self.average.sums = {name: total.to(self.device) for name, total in state["average"].items()}
         self._ends = {int(chain): end for chain, end in state["ends"].items()}
         self.stopped = state["stopped"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "predictions": list(self._predictions)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
         self._predictions = list(state["predictions"])
 
 

@@ -10,17 +10,22 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from rebapl.captured import current
 from rebapl.errors import UserError
 from rebapl.learnable import Learnable
 from rebapl.randomness import derived_seed, generator
-from rebapl.sampling.guard import Guard, NonFiniteError, total_norm
+from rebapl.repulsion.parameters import total_norm
+from rebapl.sampling.diagnostics import Diagnostics, Guard, NonFiniteError
 from rebapl.sampling.schedule import CyclicalSchedule
 from rebapl.sampling.settings import Inference
 
 Batches = Callable[[int], tuple[Tensor, Tensor]]
 """step → images (B, …), labels (B,): a pure function of the step, so that a resumed run sees the same."""
+
+UNCHANGING = ("samples", "predictions")
+"""Parts of a run's state that only grow: they need not be copied."""
 
 
 @runtime_checkable
@@ -38,10 +43,6 @@ class Drawing(Protocol):
     def choices(self, step: int, /) -> Tensor: ...
 
     def draw(self, choices: Tensor, /) -> tuple[Tensor, Tensor]: ...
-
-
-Batch = tuple[Tensor, Tensor] | Tensor
-"""What a pass is given: images and labels, or the choices that it draws them from."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,10 @@ class Loop(ABC):
         self.device = next(iter(self.parameters.values())).device
         self.seed = seed
         self.generators = {name: generator(seed, *name.split("/"), device=self.device) for name in streams}
-        self.guard = Guard(self.device)
+        self.guard, self.diagnostics = Guard(self.device), Diagnostics()
         self.samples: list[Sample] = []
         self.last_loss = math.nan  # as of the last check, so that looking at it never waits
         self._good: dict[str, Any] | None = None
-        self._records: list[dict[str, Any]] = []
 
     @property
     def steps_done(self) -> int:
@@ -129,14 +129,13 @@ class Loop(ABC):
         if self._good is None:
             self._good = self.state_dict()
         with current(self.device):
-            checking = self._advance(self.schedule.steps)
-        if checking:
+            checked = self._advance(self.schedule.steps)
+        if checked:
             self._good = self.state_dict()
 
-    def _batch(self, step: int) -> tuple[Tensor, Tensor]:
-        images, labels = self.batches(step)
-        self._check_size(step, len(images))
-        return images, labels
+    @abstractmethod
+    def _advance(self, now: int) -> bool:
+        """Do iteration `now`; whether its numbers were checked, so that the state is good to go back to."""
 
     def _check_size(self, step: int, count: int) -> None:
         if count != self.inference.batch:
@@ -145,32 +144,67 @@ class Loop(ABC):
                 "let `batches` give as many, or change `batch`"
             )
 
-    @abstractmethod
-    def _advance(self, now: int) -> bool:
-        """Do iteration `now`; whether its numbers were checked, so that the state is good to go back to."""
+    def _records(self, now: int) -> bool:
+        """Whether iteration `now` is one of those with a record."""
+        return self.record_every > 0 and now % self.record_every == 0
 
-    @abstractmethod
-    def rows(self) -> list[dict[str, float]]:
-        """The records since the last call, as numbers. This waits for the device."""
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that the rest of the run depends on: nested dicts and lists of tensors and plain values."""
-
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict` of a run with the same learner and settings."""
+    def _checked(self, now: int, loss: Tensor) -> bool:
+        """After iteration `now`, at a sample and every `check_every` steps: refuse numbers that are not finite."""
+        checking = self.schedule.at_sample or (now + 1) % self.check_every == 0
+        if checking:
+            self.refuse_what_is_not_finite()
+            self.last_loss = loss.item()
+        return checking
 
     def refuse_what_is_not_finite(self) -> None:
         """If a number was not finite, put the last good state back and raise the error. This waits for the device."""
-        self.guard.note(self.schedule.steps - 1, parameters=total_norm([p.detach() for p in self.parameters.values()]))
-        found = self.guard.first()
-        if found is None:
+        self.guard.note(self.schedule.steps - 1, parameters=total_norm(p.detach() for p in self.parameters.values()))
+        first = self.guard.first()
+        if first is None:
             return
         assert self._good is not None
         self.guard.clear()
         self.load_state_dict(self._good)
-        raise NonFiniteError(*found, good_step=self.schedule.steps)
+        raise NonFiniteError(*first, good_step=self.schedule.steps)
+
+    def rows(self) -> list[dict[str, float]]:
+        """The records since the last call, with the cycle and the chain of each. This waits for the device."""
+        rows = []
+        for row in self.diagnostics.rows():
+            cycle, chain = divmod(self.schedule.locate(int(row["step"]))[0], self.inference.chains)
+            rows.append({**row, "cycle": cycle, "chain": chain})
+        self.diagnostics.clear()
+        return rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the rest of the run depends on: nested dicts and lists of tensors and plain values."""
+        changing = {
+            "schedule": self.schedule.state_dict(),
+            "optimizers": [each.state_dict() for each in self.schedule.optimizers],
+            "generators": {name: each.get_state() for name, each in self.generators.items()},
+            **self._own_state(),
+        }
+        return {**copied(changing), "samples": [vars(sample).copy() for sample in self.samples]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a `state_dict` of a run with the same learner and settings."""
+        changing = copied({name: value for name, value in state.items() if name not in UNCHANGING})
+        self._restore(changing)
+        for optimizer, saved in zip(self.schedule.optimizers, changing["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.schedule.load_state_dict(changing["schedule"])
+        for name, stream in self.generators.items():
+            stream.set_state(changing["generators"][name].cpu())
+        self.samples = [Sample(**sample) for sample in state["samples"]]
+        self._good = None
+
+    @abstractmethod
+    def _own_state(self) -> dict[str, Any]:
+        """The part of the state that only this sampler has."""
+
+    @abstractmethod
+    def _restore(self, state: dict[str, Any]) -> None:
+        """The inverse of `_own_state`."""
 
     def check_restored(self) -> None:
         """Raise a `ValueError` if what was restored cannot be of this run."""
@@ -188,19 +222,6 @@ class Loop(ABC):
             for name, stream in self.generators.items():
                 stream.manual_seed(derived_seed(self.seed, *name.split("/"), "cycle", cycle))
 
-    def _common_state(self) -> dict[str, Any]:
-        return {
-            "schedule": self.schedule.state_dict(),
-            "generators": {name: each.get_state() for name, each in self.generators.items()},
-        }
-
-    def _load_common_state(self, state: dict[str, Any]) -> None:
-        self.schedule.load_state_dict(state["schedule"])
-        for name, stream in self.generators.items():
-            stream.set_state(state["generators"][name].cpu())
-        self.samples = [Sample(**sample) for sample in state["samples"]]
-        self._good = None
-
 
 def kept(parameters: dict[str, Any]) -> dict[str, Tensor]:
     """A copy of parameters as a sample has them: float32 on the CPU."""
@@ -209,10 +230,4 @@ def kept(parameters: dict[str, Any]) -> dict[str, Tensor]:
 
 def copied(tree: Any) -> Any:
     """The same nested dicts and lists, with tensors cloned."""
-    if isinstance(tree, Tensor):
-        return tree.detach().clone()
-    if isinstance(tree, dict):
-        return {key: copied(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(copied(value) for value in tree)
-    return tree
+    return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, tree)

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.sampling import lists
 
 NOISE_DECAY = 0.99
 NOISE_TRUST = 0.5  # of the running mean's full weight, reached after 70 gradients; before, V̂ is shrunk
@@ -41,7 +40,9 @@ class Rule(torch.optim.Optimizer):
     `gradient_noise` is None (ignored), a constant γ̂, or "estimate": per coordinate, V̂ is a running mean
     of ½(g_t − g_{t−1})², the variance of the mini-batch mean gradient (differences of neighbours, because a
     plain running variance would count the movement of θ as noise). The injected noise is reduced accordingly
-    and never below zero. `own` holds a rule's own group values.
+    and never below zero. `own` holds values of a parameter group that only one rule has.
+
+    Steps work on lists of tensors with torch's foreach operations: one kernel for the whole list on a GPU.
     """
 
     def __init__(
@@ -56,8 +57,7 @@ class Rule(torch.optim.Optimizer):
         center: str | Sequence[Tensor] | None = None,
         gradient_noise: float | str | None = None,
         generator: torch.Generator | None = None,
-        foreach: bool | None = None,
-        own: Mapping[str, Any],
+        own: Mapping[str, Any] | None = None,
     ) -> None:
         self.generator = generator
         self._warned = False
@@ -71,8 +71,7 @@ class Rule(torch.optim.Optimizer):
             "prior_std": prior_std,
             "center": center,
             "gradient_noise": gradient_noise,
-            "foreach": foreach,
-            **own,
+            **(own or {}),
         }
         super().__init__(params, defaults)
         self.defaults["center"] = None if not isinstance(center, str) else center
@@ -158,12 +157,6 @@ class Rule(torch.optim.Optimizer):
             for name in ("last_gradient", "noise_variance", "noise_weight"):
                 state.pop(name, None)
 
-    def use_foreach(self, group: dict[str, Any]) -> bool:
-        """As torch: one kernel per list by default on a GPU, a loop on a CPU."""
-        if group["foreach"] is None:
-            return all(p.is_cuda for p in group["params"])
-        return group["foreach"]
-
     def decay(self, group: dict[str, Any]) -> float:
         """The prior's decay in a group."""
         return prior_decay(group["weight_decay"], group["prior_std"], group["num_data"])
@@ -174,18 +167,10 @@ class Rule(torch.optim.Optimizer):
         wd = self.decay(group)
         if wd == 0:
             return grads
-        foreach = self.use_foreach(group)
-        away = list(params)
+        away: Any = params
         if group["center"] is not None:
-            centers = [self.state[p]["center"] for p in params]
-            away = (
-                list(torch._foreach_sub(away, centers))
-                if foreach
-                else [p - c for p, c in zip(away, centers, strict=True)]
-            )
-        if foreach:
-            return list(torch._foreach_add(grads, away, alpha=wd))
-        return [g.add(x, alpha=wd) for g, x in zip(grads, away, strict=True)]
+            away = torch._foreach_sub(params, [self.state[p]["center"] for p in params])
+        return list(torch._foreach_add(grads, away, alpha=wd))
 
     def _update_noise_estimate(self, params: Iterable[Tensor]) -> None:
         for p in params:
@@ -212,14 +197,14 @@ class Rule(torch.optim.Optimizer):
         to: list[Tensor],
         variance: float,
         weight: float,
-        scale: lists.Scale,
+        scale: float | Tensor,
     ) -> None:
         """to ← to + scale·sqrt(variance − weight·s)·ε, the root cut at zero.
 
         s is the variance that the mini-batches bring to the unit-mass momentum in one step: lr·N·V̂ where
         it is estimated, 2·γ̂·T for a constant γ̂.
         """
-        noise = lists.normal_like(to, self.generator)
+        noise = normal_like(to, self.generator)
         if group["gradient_noise"] == "estimate":
             for x, p, eps in zip(to, params, noise, strict=True):
                 left = variance - weight * group["lr"] * group["num_data"] * self.gradient_variance(p)
@@ -229,7 +214,7 @@ class Rule(torch.optim.Optimizer):
         left = variance - weight * 2 * (group["gradient_noise"] or 0.0) * group["temperature"]
         if left <= 0 < variance:
             self._warn()
-        lists.add_(to, noise, math.sqrt(max(left, 0.0)) * scale, foreach=self.use_foreach(group))
+        add_(to, noise, math.sqrt(max(left, 0.0)) * scale)
 
     def _note_clamped(self, left: Tensor) -> None:
         cut = (left <= 0).sum()
@@ -263,3 +248,21 @@ class Rule(torch.optim.Optimizer):
                 "batch.",
                 stacklevel=2,
             )
+
+
+def add_(xs: list[Tensor], ys: list[Tensor], scale: float | Tensor = 1.0) -> None:
+    """x ← x + scale·y, the scale a number or a 0-d tensor."""
+    if isinstance(scale, Tensor):
+        torch._foreach_add_(xs, torch._foreach_mul(ys, scale))
+    else:
+        torch._foreach_add_(xs, ys, alpha=scale)
+
+
+def normal_like(xs: list[Tensor], generator: torch.Generator | None) -> list[Tensor]:
+    """Standard normal noise in the shapes of `xs`, drawn with one call where all share device and dtype."""
+    kinds = {(x.device, x.dtype) for x in xs}
+    if len(kinds) > 1:
+        return [torch.randn(x.shape, device=x.device, dtype=x.dtype, generator=generator) for x in xs]
+    (device, dtype) = next(iter(kinds))
+    flat = torch.randn(sum(x.numel() for x in xs), device=device, dtype=dtype, generator=generator)
+    return list(torch._utils._unflatten_dense_tensors(flat, xs))

@@ -10,19 +10,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from rebapl.repulsion import (
-    DISTANCE,
-    FORCE,
-    MMD,
-    POTENTIAL,
-    Distance,
-    Fading,
-    Force,
-    Inverse,
-    Normalised,
-    Potential,
-)
-from rebapl.settings import OneOf, SettingError, Settings
+from rebapl.repulsion import Inverse, RepulsionSettings
+from rebapl.settings import OneOf, Settings, refuse
 
 
 class SGDSettings(Settings):
@@ -42,31 +31,16 @@ class AdamWSettings(Settings):
     weight_decay: float = Field(default=0.0, ge=0)
 
 
-class BurnIn(Settings):
-    """AdamW takes the place of the sampler in the first `share` of each cycle, at `lr` (None: the sampler's)."""
-
-    share: float = Field(gt=0, le=1)
-    lr: float | None = Field(default=None, ge=0)
-
-
 class Prior(Settings):
-    """The prior N(θ₀, std²). Either `weight_decay` (std = 1/sqrt(N·wd)) or `prior_std` states its width.
-
-    `center` states θ₀: None is zero, and "init" is where the run began.
-    """
+    """The prior N(θ₀, std²). Either `weight_decay` (std = 1/sqrt(N·wd)) or `prior_std` states its width."""
 
     weight_decay: float = Field(default=0.0, ge=0)
     prior_std: float | None = Field(default=None, gt=0)
-    center: Literal["init"] | None = None
 
     @model_validator(mode="after")
     def _one_prior(self) -> Prior:
         if self.prior_std is not None and self.weight_decay > 0:
-            raise SettingError(
-                ("prior_std",), "and weight_decay both state the prior: give one of them, and the other 0 or null"
-            )
-        if self.center is not None and self.prior_std is None and self.weight_decay == 0:
-            raise SettingError(("center",), "does nothing without a prior: give prior_std or weight_decay as well")
+            refuse("prior_std", "and weight_decay both state the prior: give one of them, and the other 0 or null")
         return self
 
 
@@ -74,24 +48,25 @@ class LangevinSettings(Prior):
     """The settings that SGLD and SGHMC share. T = `temperature` scales variances: 1 is Bayes.
 
     `exploration` is the share of each cycle without injected noise. In the rest of the cycle, `samples_per_cycle`
-    samples are kept, evenly spaced, the last at the end of the cycle. `gradient_noise` is γ̂: None, a constant, or
-    "estimate".
+    samples are kept, evenly spaced, the last at the end of the cycle. AdamW takes the place of the sampler in the first
+    part of the exploration, whose share of it is `burn_in`. `gradient_noise` is γ̂: None, a constant, or "estimate".
+    `center` is the θ₀ of the prior: None is zero, and "init" is where the run began.
     """
 
     lr: float = Field(ge=0)
     temperature: float = Field(default=1.0, gt=0)
     gradient_noise: Literal["estimate"] | Annotated[float, Field(gt=0)] | None = None
     exploration: float = Field(default=0.4, ge=0, lt=1)
+    burn_in: float = Field(default=0.0, ge=0, le=1)
     samples_per_cycle: int = Field(default=1, ge=1)
-    burn_in: BurnIn | None = None
+    center: Literal["init"] | None = None
 
     @model_validator(mode="after")
-    def _burn_in_explores(self) -> LangevinSettings:
-        if self.burn_in is not None and self.burn_in.share > self.exploration:
-            raise SettingError(
-                ("burn_in", "share"),
-                f"is {self.burn_in.share}: it is part of the exploration, which is {self.exploration}: at most that",
-            )
+    def _settings_act(self) -> LangevinSettings:
+        if self.center is not None and self.prior_std is None and self.weight_decay == 0:
+            refuse("center", "does nothing without a prior: give prior_std or weight_decay as well")
+        if self.burn_in > 0 and self.exploration == 0:
+            refuse("burn_in", "does nothing without exploration, of which it is a part: set it to 0")
         return self
 
 
@@ -111,13 +86,11 @@ class SGHMCSettings(LangevinSettings):
     @model_validator(mode="after")
     def _authors_have_no_estimate(self) -> SGHMCSettings:
         if self.integrator == "authors" and self.gradient_noise is not None:
-            raise SettingError(
-                ("gradient_noise",), "does not go with the integrator 'authors', which knows none: set it to null"
-            )
+            refuse("gradient_noise", "does not go with the integrator 'authors', which knows none: set it to null")
         return self
 
 
-class SVGDSettings(Settings):
+class SVGDSettings(Prior):
     """Stein variational gradient descent: `particles` side by side, each of which ends as a sample.
 
     The kernel compares weights, or the features of a named `space` on `images` random images of a pool of `pool`
@@ -127,8 +100,6 @@ class SVGDSettings(Settings):
     kind: ClassVar[str] = "svgd"
     lr: float = Field(ge=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0)
-    prior_std: float | None = Field(default=None, gt=0)
     temperature: float = Field(default=1.0, gt=0)
     particles: int = Field(default=3, ge=1)
     kick: float = Field(default=0.1, ge=0)
@@ -138,11 +109,7 @@ class SVGDSettings(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> SVGDSettings:
-        if self.prior_std is not None and self.weight_decay > 0:
-            raise SettingError(
-                ("prior_std",), "and weight_decay both state the prior: give one of them, and the other 0 or null"
-            )
-        _check_images(self.space, self.images, self.pool)
+        _check_pool(self.space, self.images, self.pool)
         return self
 
 
@@ -201,25 +168,18 @@ class Averaging(Settings):
     std: float = Field(gt=0)
 
 
-class Repelling(Settings):
-    """The repulsion in the loop: its distance, potential and force, the feature space, and the images.
+class Repelling(RepulsionSettings):
+    """The repulsion in the loop: that of `RepulsionSettings`, the feature space, and the images.
 
     `space` None is the learner's default; "weights" compares parameters. Each step takes `images` random images of a
     pool of `pool` images (None: four times as many). Both are reduced if there are fewer images. They are null in a
     space with a point per class, which needs no images. Of the points, `rows` random ones are compared (None: all).
-    `memory`, `stage` and `every` are as in `Repulsion`.
     """
 
-    distance: Annotated[Distance, DISTANCE] = MMD()
-    potential: Annotated[Potential, POTENTIAL] = Inverse()
-    force: Annotated[Force, FORCE] = Fading()
     space: str | None = None
     images: int | None = Field(default=32, ge=1)
     pool: int | None = Field(default=None, ge=1)
     rows: int | None = Field(default=None, ge=1)
-    memory: Literal["all", "previous"] = "all"
-    stage: Literal["exploration", "both"] = "exploration"
-    every: int = Field(default=1, ge=1)
 
     @property
     def acts_unmeasured(self) -> bool:
@@ -228,23 +188,15 @@ class Repelling(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Repelling:
-        if self.space is not None:
-            _check_images(self.space, self.images, self.pool)
-        elif self.images is None and self.pool is not None:
-            raise SettingError(("pool",), "does nothing without `images`: set it to null")
-        _check_pool(self.images, self.pool)
+        _check_pool(self.space, self.images, self.pool)
         if self.space == "weights" and self.rows is not None:
-            raise SettingError(("rows",), "does nothing in the space 'weights', which is one point: set it to null")
+            refuse("rows", "does nothing in the space 'weights', which is one point: set it to null")
         shape = (self.potential.kind, self.potential.epsilon)
-        if (
-            isinstance(self.force, Normalised)
-            and self.stage == "exploration"
-            and shape != ("inverse", Inverse().epsilon)
-        ):
-            raise SettingError(
-                ("potential",),
-                "does nothing with a normalised force, which has one size at every distance: leave out its kind and "
-                "`epsilon`, or take a fading force",
+        if self.force.kind == "normalised" and self.stage == "exploration" and shape != ("inverse", Inverse().epsilon):
+            refuse(
+                "potential",
+                "does nothing with a normalised force, which has one size at every distance: leave out "
+                "its kind and `epsilon`, or take a fading force",
             )
         return self
 
@@ -260,11 +212,11 @@ class Adaptive(Settings):
 class Inference(Settings):
     """How a posterior is sampled from batches of `batch` images: `cycles` of `epochs` each, in `chains` side by side.
 
-    If `first_epochs` is given, the first cycle of each chain has so many epochs instead. So a long first cycle can find
-    a mode, and short later ones can explore around it and away from it. `restart` says how each cycle after the first
-    begins. `averaging` is for optimisers. `pool_view` says whether the repulsion compares features on the training
-    images as they are, or on one fixed augmented view of each. `average` says what predictions average over the samples
-    by default.
+    If `first_epochs` is given, the first cycle of each chain has that number of epochs instead. So a long first cycle
+    can find a mode, and short later ones can explore around it and away from it. `restart` says how each cycle after
+    the first begins. `averaging` is for optimisers. `pool_view` says whether the repulsion compares features on the
+    training images as they are, or on one fixed augmented view of each. `average` says what predictions average over
+    the samples by default.
     """
 
     sampler: Annotated[SamplerSettings, SAMPLER]
@@ -297,10 +249,6 @@ class Inference(Settings):
     def samples_per_cycle(self) -> int:
         """How many samples each chain keeps per cycle."""
         return self.sampler.samples_per_cycle if isinstance(self.sampler, LangevinSettings) else 1
-
-    @property
-    def _estimates_noise(self) -> bool:
-        return isinstance(self.sampler, LangevinSettings) and self.sampler.gradient_noise == "estimate"
 
     @property
     def independent_cycles(self) -> int:
@@ -336,96 +284,73 @@ class Inference(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Inference:
-        kind = self.sampler.kind
-        if kind == "svgd":
-            for name, alone in (
-                ("cycles", 1),
-                ("chains", 1),
-                ("repulsion", None),
-                ("adaptive", None),
-                ("averaging", None),
-            ):
-                if getattr(self, name) != alone:
-                    raise SettingError(
-                        (name,),
-                        f"does not go with svgd, whose particles move together once: leave it {alone or 'null'}",
-                    )
-        if self.cycles == 1:
-            for name in ("first_epochs", "restart", "repulsion", "adaptive"):
-                if getattr(self, name) is not None:
-                    raise SettingError(
-                        (name,), f"does nothing in one cycle: ask for more `cycles`, or set {name} to null"
-                    )
-        elif self.restart is None:
-            raise SettingError(
-                ("restart",), f"is missing: say how each of the {self.cycles} cycles begins, warm or cold"
-            )
-        if self.adaptive is not None and self.cycles < self.adaptive.patience + 2:
-            raise SettingError(
-                ("adaptive",),
-                f"does nothing in {self.cycles} cycles: the second is the first that may be idle, so with a patience "
-                f"of {self.adaptive.patience} ask for at least {self.adaptive.patience + 2} cycles",
-            )
-        if isinstance(self.restart, Warm) and self.restart.keep_momentum:
-            self._check_kept_momentum()
-        if self.averaging is not None and not self.optimises:
-            raise SettingError(
-                ("averaging",), f"is for optimisers (sgd, adamw), and the sampler is {kind}: set it to null"
-            )
-        if self.first_epochs is not None and isinstance(self.restart, Cold):
-            raise SettingError(("first_epochs",), "is for warm restarts: cold ones all begin alike, so set it to null")
-        if self.averaging is not None and self.first_epochs is not None:
-            raise SettingError(
-                ("first_epochs",), "does not go with averaging over the epochs of a cycle: set it to null"
-            )
-        longest = self.first_epochs or self.epochs
-        if self.warmup is not None and self.warmup.epochs >= longest:
-            raise SettingError(
-                ("warmup", "epochs"),
-                f"is {self.warmup.epochs}: the first cycle has {longest} epochs, and at least one is no warm-up",
-            )
-        if self.repulsion is not None and self.repulsion.stage == "both" and self.optimises:
-            raise SettingError(
-                ("repulsion", "stage"), "is 'both', and an optimiser has one stage: leave it 'exploration'"
-            )
-        if self.repulsion is not None and self.repulsion.every > 1 and self._estimates_noise:
-            raise SettingError(
-                ("repulsion", "every"),
-                f"is {self.repulsion.every}: such impulses would be taken for gradient noise, which this sampler "
-                "estimates: leave it 1, or set `gradient_noise` to null or a number",
-            )
-        explores = not isinstance(self.sampler, LangevinSettings) or self.sampler.exploration > 0
-        if self.repulsion is not None and not explores and not self.repulsion.acts_unmeasured:
-            raise SettingError(
-                ("repulsion",),
-                "does nothing without exploration, in which it acts or is measured: raise the sampler's `exploration`, "
-                "or let an absolute or printed force act in the stage 'both'",
-            )
-        if self.pool_view == "augmented" and (self.repulsion is None or self.repulsion.images is None):
-            raise SettingError(
-                ("pool_view",), "is 'augmented', and no repulsion compares images here: leave it 'plain'"
-            )
+        self._check_cycles()
+        self._check_lengths()
+        self._check_repulsion()
         return self
 
-    def _check_kept_momentum(self) -> None:
-        path = ("restart", "keep_momentum")
-        if self.chains > 1:
-            raise SettingError(path, "needs one chain: momentum is not kept from one chain to another")
-        if self.sampler.kind != "adamw" and not getattr(self.sampler, "momentum", 0.0):
-            raise SettingError(path, f"does nothing: there is no momentum in this sampler ({self.sampler.kind})")
+    def _check_cycles(self) -> None:
+        kind = self.sampler.kind
+        alone = {"cycles": 1, "chains": 1, "repulsion": None, "adaptive": None, "averaging": None}
+        for name, value in alone.items():
+            if kind == "svgd" and getattr(self, name) != value:
+                refuse(name, f"does not go with svgd, whose particles move together once: leave it {value or 'null'}")
+        for name in ("first_epochs", "restart", "repulsion", "adaptive"):
+            if self.cycles == 1 and getattr(self, name) is not None:
+                refuse(name, f"does nothing in one cycle: ask for more `cycles`, or set {name} to null")
+        if self.cycles > 1 and self.restart is None:
+            refuse("restart", f"is missing: say how each of the {self.cycles} cycles begins, warm or cold")
+        if self.adaptive is not None and self.cycles < (least := self.adaptive.patience + 2):
+            refuse("adaptive", f"does nothing in {self.cycles} cycles: with this patience ask for at least {least}")
+        if isinstance(self.restart, Warm) and self.restart.keep_momentum:
+            if self.chains > 1:
+                refuse("restart.keep_momentum", "needs one chain: momentum is not kept from one chain to another")
+            if kind == "sgld" or getattr(self.sampler, "momentum", None) == 0:
+                refuse("restart.keep_momentum", f"does nothing: there is no momentum in this sampler ({kind})")
+
+    def _check_lengths(self) -> None:
+        longest = self.first_epochs or self.epochs
+        if self.averaging is not None and not self.optimises:
+            refuse("averaging", f"is for sgd and adamw, and the sampler is {self.sampler.kind}: set it to null")
+        if self.first_epochs is not None and isinstance(self.restart, Cold):
+            refuse("first_epochs", "is for warm restarts: cold ones all begin alike, so set it to null")
+        if self.first_epochs is not None and self.averaging is not None:
+            refuse("first_epochs", "does not go with averaging over the epochs of a cycle: set it to null")
+        if self.warmup is not None and self.warmup.epochs >= longest:
+            refuse("warmup.epochs", f"is {self.warmup.epochs}: the first cycle has {longest} epochs, so give fewer")
+
+    def _check_repulsion(self) -> None:
+        repulsion = self.repulsion
+        if self.pool_view == "augmented" and (repulsion is None or repulsion.images is None):
+            refuse("pool_view", "is 'augmented', and no repulsion compares images here: leave it 'plain'")
+        if repulsion is None:
+            return
+        if repulsion.stage == "both" and self.optimises:
+            refuse("repulsion.stage", "is 'both', and an optimiser has one stage: leave it 'exploration'")
+        if not isinstance(self.sampler, LangevinSettings):
+            return
+        if repulsion.every > 1 and self.sampler.gradient_noise == "estimate":
+            refuse(
+                "repulsion.every",
+                f"is {repulsion.every}: the sampler, which estimates gradient noise, would take "
+                "such impulses for noise: leave it 1, or set `gradient_noise` to null or a number",
+            )
+        if self.sampler.exploration == 0 and not repulsion.acts_unmeasured:
+            refuse(
+                "repulsion",
+                "does nothing without exploration, in which it acts or is measured: raise the sampler's "
+                "`exploration`, or let an absolute or printed force act in the stage 'both'",
+            )
 
 
-def _check_images(space: str, images: int | None, pool: int | None) -> None:
-    """In weights no images are compared; a pool is one of images."""
-    for name, value in (("images", images), ("pool", pool)):
-        if value is not None and (space == "weights" or images is None):
-            raise SettingError((name,), f"does nothing in the space '{space}' without images: set it to null")
-    _check_pool(images, pool)
-
-
-def _check_pool(images: int | None, pool: int | None) -> None:
+def _check_pool(space: str | None, images: int | None, pool: int | None) -> None:
+    """In weights no images are compared, and a pool is one of images."""
+    if space == "weights" and images is not None:
+        refuse("images", "does nothing in the space 'weights', which has no images: set it to null")
+    if images is None and pool is not None:
+        refuse("pool", "does nothing without `images`: set it to null")
     if images is not None and pool is not None and pool < images:
-        raise SettingError(("pool",), f"is {pool}: each step compares {images} of its images, so it has at least those")
+        refuse("pool", f"is {pool}: each step compares {images} of its images, so it has at least those")
 
 
 def pool_size(images: int | None, pool: int | None) -> int:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError, unknown
-from rebapl.sampling import lists
-from rebapl.sampling.rule import Rule
+from rebapl.sampling.rule import Rule, add_, normal_like
 
 INTEGRATORS = ("kdod", "symplectic", "printed", "authors")
 
@@ -59,7 +58,6 @@ class SGHMC(Rule):
         gradient_noise: float | str | None = None,
         integrator: str = "kdod",
         generator: torch.Generator | None = None,
-        foreach: bool | None = None,
     ) -> None:
         super().__init__(
             params,
@@ -71,7 +69,6 @@ class SGHMC(Rule):
             center=center,
             gradient_noise=gradient_noise,
             generator=generator,
-            foreach=foreach,
             own={"momentum": momentum, "integrator": integrator},
         )
 
@@ -85,7 +82,6 @@ class SGHMC(Rule):
             raise UserError("integrator 'authors' has no gradient_noise: leave it out or take another integrator")
 
     def _move(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        foreach = self.use_foreach(group)
         buffers = [self._buffer(p) for p in params]
         lr, momentum, order = group["lr"], group["momentum"], group["integrator"]
         sampling = group["temperature"] > 0
@@ -94,20 +90,20 @@ class SGHMC(Rule):
         if sampling and order != "authors":
             self._keep_momentum(group, params, buffers)
         if sampling and order == "kdod":
-            lists.add_(buffers, grads, foreach=foreach)
-            lists.add_(params, buffers, -0.5 * lr, foreach=foreach)
-            lists.scale_(buffers, momentum, foreach=foreach)
+            add_(buffers, grads)
+            add_(params, buffers, -0.5 * lr)
+            torch._foreach_mul_(buffers, momentum)
             self._refresh(group, params, buffers)
-            lists.add_(params, buffers, -0.5 * lr, foreach=foreach)
+            add_(params, buffers, -0.5 * lr)
         else:
             if order == "printed":
-                lists.add_(params, buffers, -lr, foreach=foreach)
-            lists.scale_(buffers, momentum, foreach=foreach)
-            lists.add_(buffers, grads, foreach=foreach)
+                add_(params, buffers, -lr)
+            torch._foreach_mul_(buffers, momentum)
+            add_(buffers, grads)
             if sampling:
                 self._refresh(group, params, buffers)
             if order != "printed":
-                lists.add_(params, buffers, -lr, foreach=foreach)
+                add_(params, buffers, -lr)
         self._note_lr(group, params)
 
     def _buffer(self, p: Tensor) -> Tensor:
@@ -126,7 +122,7 @@ class SGHMC(Rule):
             if old is not None and (isinstance(new, Tensor) or old != new):
                 by_lr.setdefault(id(old) if isinstance(old, Tensor) else old, (old, []))[1].append(buffer)
         for old, some in by_lr.values():
-            lists.scale_(some, (old / new) ** 0.5, foreach=self.use_foreach(group))
+            torch._foreach_mul_(some, (old / new) ** 0.5)
 
     def _momentum_lr(self, p: Tensor) -> Any:
         return self.state[p].get("momentum_lr")
@@ -143,8 +139,8 @@ class SGHMC(Rule):
         friction = 1 - momentum
         if group["integrator"] == "authors":
             amplitude = T * (2 * momentum) ** 0.5 / group["num_data"]
-            noise = lists.normal_like(buffers, self.generator)
-            lists.add_(buffers, noise, amplitude * lr**0.5, foreach=self.use_foreach(group))
+            noise = normal_like(buffers, self.generator)
+            add_(buffers, noise, amplitude * lr**0.5)
             return
         kdod = group["integrator"] == "kdod"
         variance = T * (1 - momentum**2) if kdod else 2 * friction * T

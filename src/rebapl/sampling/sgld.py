@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from rebapl.sampling import lists
-from rebapl.sampling.rule import Rule
+from rebapl.sampling.rule import Rule, add_
 
 
 class SGLD(Rule):
@@ -27,36 +24,8 @@ class SGLD(Rule):
     >>> sampler.step()
     """
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor,
-        *,
-        num_data: int,
-        temperature: float = 1.0,
-        weight_decay: float = 0.0,
-        prior_std: float | None = None,
-        center: str | Sequence[Tensor] | None = None,
-        gradient_noise: float | str | None = None,
-        generator: torch.Generator | None = None,
-        foreach: bool | None = None,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            num_data=num_data,
-            temperature=temperature,
-            weight_decay=weight_decay,
-            prior_std=prior_std,
-            center=center,
-            gradient_noise=gradient_noise,
-            generator=generator,
-            foreach=foreach,
-            own={},
-        )
-
     def _move(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        lists.add_(params, grads, -group["lr"], foreach=self.use_foreach(group))
+        add_(params, grads, -group["lr"])
         if group["temperature"] > 0:
             h = (group["lr"] / group["num_data"]) ** 0.5
             self._add_noise(group, params, params, variance=2 * group["temperature"], weight=1.0, scale=h)

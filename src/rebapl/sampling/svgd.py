@@ -27,18 +27,18 @@ from torch.func import functional_call
 from rebapl.errors import UserError
 from rebapl.learnable import Learnable, shared_names
 from rebapl.repulsion import kick, stein_direction, stein_feature_direction, weights
-from rebapl.sampling.building import build_schedule
-from rebapl.sampling.guard import total_norm
-from rebapl.sampling.loop import Batches, Loop, Sample, copied, kept
-from rebapl.sampling.reference import Reference
+from rebapl.repulsion.parameters import total_norm
+from rebapl.sampling.loop import Batches, Loop, Sample, kept
+from rebapl.sampling.objective import ReferencePool
+from rebapl.sampling.optimizers import build_schedule
 from rebapl.sampling.rule import prior_decay
 from rebapl.sampling.settings import Inference, SVGDSettings, pool_size
 
 
 class SVGD(Loop):
     """Moves `particles` of `learner`'s parameters through one cycle; each ends as a sample. Arguments of `Chain`; of
-    these, `reference` is the pool of images where the kernel compares features, and the three below it have nothing to
-    do here: they are refused unless they are None.
+    these, `reference` are the images on which the kernel compares features, and `anchor`, `held_out` and `capture` must
+    be None.
 
     Particle 0 starts as given, the others freshly drawn, all but the first kicked so that a deterministic
     initialisation does not leave them at one point. What they share starts as given. Each sample has its copy of it.
@@ -88,13 +88,13 @@ class SVGD(Loop):
         }
         self.particles = self._spread()
         tensors = [p for part in (*self.particles, self.shared) for p in part.values()]
-        self.optimizer = torch.optim.SGD(tensors, lr=self.settings.lr, momentum=self.settings.momentum)
+        optimizer = torch.optim.SGD(tensors, lr=self.settings.lr, momentum=self.settings.momentum)
         stream = self.generators["svgd/restart"]
-        self.schedule = build_schedule(inference, tensors, num_data, steps_per_epoch, stream, self.optimizer)
+        self.schedule = build_schedule(inference, tensors, num_data, steps_per_epoch, stream, optimizer)
         size = pool_size(self.settings.images, self.settings.pool)
-        pool = None if reference is None else reference[:size].to(self.device)
+        images = None if reference is None else reference[:size].to(self.device)
         example = batches(0)[0][:1]
-        self.reference = Reference(learner, self.settings.space, pool, self.settings.images, example)
+        self.reference = ReferencePool(learner, self.settings.space, images, self.settings.images, example)
 
     @torch.no_grad()
     def _spread(self) -> list[dict[str, Tensor]]:
@@ -112,7 +112,8 @@ class SVGD(Loop):
 
     def _advance(self, now: int) -> bool:
         """Move all particles once, on one mini-batch for all."""
-        images, labels = self._batch(now)
+        images, labels = self.batches(now)
+        self._check_size(now, len(images))
         chosen = self.reference.choose(self.generators["svgd/repulsion"])
         losses, clouds, gradients, common = [], [], [], []
         for particle in self.particles:
@@ -133,20 +134,17 @@ class SVGD(Loop):
             p.grad = torch.stack(of_particles).mean(0) + self.decay * p.detach()
         moved = [direction, *(p.grad for p in self.shared.values() if p.grad is not None)]
         self.guard.note(now, loss=torch.stack(losses).sum(), gradient=total_norm(moved))
-        if self.record_every > 0 and now % self.record_every == 0:
-            mean = torch.stack(losses).mean()
-            self._records.append({"step": now, "cycle": 0, "lr": self.schedule.lr, "loss": mean})
-        self.optimizer.step()
+        loss = torch.stack(losses).mean()
+        if self._records(now):
+            self.diagnostics.before(now, self.schedule.current, loss)
+        self.schedule.current.step()
         self.schedule.step()
-        checking = self.schedule.done or (now + 1) % self.check_every == 0
-        if checking:
-            self.refuse_what_is_not_finite()
-            self.last_loss = torch.stack(losses).mean().item()
-        if self.schedule.done:
+        checked = self._checked(now, loss)
+        if self.schedule.at_sample:
             for chain, particle in enumerate(self.particles):
                 whole = {name: {**particle, **self.shared}[name] for name in self.parameters}
                 self.samples.append(Sample(kept(whole), cycle=0, chain=chain, step=now + 1))
-        return checking
+        return checked
 
     def _direction(self, gradients: Tensor, clouds: list[Tensor | None]) -> Tensor:
         """−(T/N)·φ (P, d), a descent direction in mean-loss units, from ∇L (P, d)."""
@@ -160,32 +158,14 @@ class SVGD(Loop):
             phi = stein_feature_direction(features, parameters, -scale * gradients)
         return -phi / scale
 
-    def rows(self) -> list[dict[str, float]]:
-        """The mean loss of the particles, of the steps recorded since the last call."""
-        rows = [{name: float(value) for name, value in record.items()} for record in self._records]
-        self._records = []
-        return rows
-
-    def state_dict(self) -> dict[str, Any]:
-        """The particles, their momentum, and everything else that the rest of the run depends on."""
-        state = {
-            **self._common_state(),
-            "particles": [{name: p.detach() for name, p in particle.items()} for particle in self.particles],
-            "shared": {name: p.detach() for name, p in self.shared.items()},
-            "optimizer": self.optimizer.state_dict(),
-        }
-        return {**copied(state), "samples": [vars(sample).copy() for sample in self.samples]}
+    def _own_state(self) -> dict[str, Any]:
+        return {"particles": self.particles, "shared": self.shared}
 
     @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a `state_dict` of a run with the same learner and settings."""
-        state = {**state, **copied({key: value for key, value in state.items() if key != "samples"})}
-        parts = zip((*self.particles, self.shared), (*state["particles"], state.get("shared", {})), strict=True)
-        for tensors, saved in parts:
+    def _restore(self, state: dict[str, Any]) -> None:
+        for tensors, saved in zip((*self.particles, self.shared), (*state["particles"], state["shared"]), strict=True):
             for name, p in tensors.items():
                 p.copy_(saved[name])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._load_common_state(state)
 
 
 class _WithLoss(nn.Module):
@@ -196,10 +176,10 @@ class _WithLoss(nn.Module):
         self.learner: Any = learner  # a module: its parameters are this module's
 
     def forward(
-        self, reference: Reference, images: Tensor, labels: Tensor, chosen: tuple[Tensor, ...]
+        self, reference: ReferencePool, images: Tensor, labels: Tensor, chosen: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor | None]:
         if reference.space == "weights":
             output = self.learner(images)
             return self.learner.loss(output, labels), None
-        loss, cloud, _ = reference.objective(images, labels, chosen)
+        loss, cloud, _ = reference.compared(images, labels, chosen)
         return loss, cloud

@@ -2,6 +2,6 @@
 
 from rebapl.training.checkpoint import Progress
 from rebapl.training.fit import Training, fit
-from rebapl.training.resolution import ResolvedTraining, resolve_training
+from rebapl.training.resolution import ResolvedTraining, default_backbone, resolve_training
 
-__all__ = ["Progress", "ResolvedTraining", "Training", "fit", "resolve_training"]
+__all__ = ["Progress", "ResolvedTraining", "Training", "default_backbone", "fit", "resolve_training"]

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rebapl.backbones import DualEncoder, default_backbone, load_backbone
+from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.batches import LabelledImages, TrainBatches
 from rebapl.data.dataset import Dataset
-from rebapl.data.own import Picture, dataset_of
+from rebapl.data.own_images import ImageLike, dataset_of
 from rebapl.data.task import Task, load_task, task_of
 from rebapl.errors import UserError
 from rebapl.interruption import HeldBack
@@ -27,7 +27,7 @@ from rebapl.randomness import generator
 from rebapl.sampling import LOOPS, Inference, Loop
 from rebapl.training.checkpoint import Kept, Progress
 from rebapl.training.log import Tracker
-from rebapl.training.resolution import ResolvedTraining, resolve_training, with_inference
+from rebapl.training.resolution import ResolvedTraining, default_backbone, resolve_training, with_inference
 
 
 class Training:
@@ -131,7 +131,7 @@ class Training:
 
 
 def fit(
-    task_or_images: Task | Dataset | str | Sequence[Picture] | np.ndarray,
+    task_or_images: Task | Dataset | str | Sequence[ImageLike] | np.ndarray,
     encoder: DualEncoder | str | Sequence[int] | np.ndarray | None = None,
     method: str | Learner[Any] = "coop",
     inference: str | Inference | None = None,
@@ -221,7 +221,7 @@ def _shown(progress: Progress | bool | None, resolved: ResolvedTraining) -> Iter
 
 
 def _task(
-    given: Task | Dataset | str | Sequence[Picture] | np.ndarray,
+    given: Task | Dataset | str | Sequence[ImageLike] | np.ndarray,
     labels: Sequence[int] | np.ndarray | None,
     class_names: Sequence[str] | None,
     template: str | None,
@@ -232,7 +232,7 @@ def _task(
     if isinstance(given, Task | Dataset | str):
         if labels is not None or class_names is not None or template is not None:
             raise UserError("labels, class_names and template are for images: a task or a data set has its own")
-        return given if isinstance(given, Task) else load_task(given, seed=first, protocol="few-shot")
+        return given if isinstance(given, Task) else load_task(given, seed=first, protocol="few-shot", keep_split=True)
     if not isinstance(given, np.ndarray | Sequence):
         raise UserError(
             f"fit learns from a task, a data set, the name of one, or images; a {type(given).__name__} was given"

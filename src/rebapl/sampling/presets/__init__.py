@@ -1,7 +1,8 @@
 """Named settings of the one loop, as data: every value with where it comes from.
 
-Each preset is a YAML file in this folder; `reading` says how they are written. `register_preset` adds one from
-outside.
+Each preset is a YAML file in this folder, in the form that `rebapl.origins` describes. Its values may follow the
+`QUANTITIES` of a recipe, and its variants are for methods. A file whose name begins with `_` is only there to be
+extended. `register_preset` adds a preset from outside.
 """
 
 from __future__ import annotations
@@ -11,28 +12,53 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rebapl.errors import UserError
+from rebapl.origins import Derived, SettingsFile, Value, combined, read_settings_file
 from rebapl.plugins import Registry
-from rebapl.sampling.presets.reading import FromRecipe, Preset, Value, on_top, read_preset, read_presets
+from rebapl.repulsion import Inverse
 from rebapl.sampling.settings import Inference
-from rebapl.settings import leaves, nested, overlaid
+from rebapl.settings import leaves, nested
 
 if TYPE_CHECKING:
     from rebapl.learners import Recipe
 
-__all__ = ["PRESETS", "Value", "has_own_epochs", "preset", "preset_values", "register_preset"]
+__all__ = ["PRESETS", "has_own_epochs", "preset", "preset_values", "register_preset"]
 
 FOLDER = Path(__file__).parent
 
-PRESETS: Registry[Preset] = Registry("inference", "rebapl.presets")
+ORDER = "mle ensemble snapshot sgld sghmc csgld csghmc rebapl rebapl-paper rebapl-authors svgd".split()
+"""From plain to elaborate, as lists show them; others come after."""
+
+QUANTITIES = (
+    "epochs",
+    "batch",
+    "lr",
+    "lr_without_momentum",
+    "momentum",
+    "weight_decay",
+    "sampler",
+    "burn_in",
+    "warmup",
+    "averaging",
+)
+"""What a preset may take from the learner's recipe. `sampler`, `warmup` and `averaging` are settings as `Inference` has
+them; `burn_in` is 1 where the recipe has AdamW, and otherwise 0."""
+
+PRESETS: Registry[SettingsFile] = Registry("inference", "rebapl.presets")
 """The presets by name, those of installed plugins included."""
 
-PRESETS.known |= read_presets(FOLDER)
+
+def _read(path: Path) -> SettingsFile:
+    return read_settings_file(path, Inference.model_fields, QUANTITIES, fallback=FOLDER)
+
+
+_NAMES = {path.stem for path in FOLDER.glob("[!_]*.yaml")}
+PRESETS.known |= {name: _read(FOLDER / f"{name}.yaml") for name in (*ORDER, *sorted(_NAMES.difference(ORDER)))}
 
 
 def register_preset(path: Path | str) -> str:
     """Make the preset in a YAML file known by the file's name, which is returned; it may extend one of the package."""
     path = Path(path)
-    read = read_preset(path, FOLDER)
+    read = _read(path)
     if PRESETS.known.get(path.stem, read) != read:
         raise UserError(f"the preset '{path.stem}' of {path} is taken: name the file otherwise")
     PRESETS.known[path.stem] = read
@@ -45,8 +71,8 @@ def has_own_epochs(name: str, method: str) -> bool:
     >>> has_own_epochs("rebapl-paper", "maple"), has_own_epochs("rebapl", "maple")
     (True, False)
     """
-    chosen = PRESETS.find(name)
-    return not isinstance(on_top(chosen.values, chosen.methods.get(method, {}))["epochs"].value, FromRecipe)
+    stated = [layer["epochs"].value for layer in PRESETS.find(name).under([method]) if "epochs" in layer]
+    return bool(stated) and not isinstance(stated[-1], Derived)
 
 
 def preset_values(name: str, recipe: Recipe, method: str = "", per_image: bool = True) -> dict[str, Value]:
@@ -56,55 +82,17 @@ def preset_values(name: str, recipe: Recipe, method: str = "", per_image: bool =
     says whether the space in which the learner repels has a point per image; where it has not, no images are compared,
     unless the preset names another space.
     """
-    chosen = PRESETS.find(name)
-    values = on_top(chosen.values, chosen.methods.get(method, {}))
-    read = {key: Value(_from_recipe(entry.value, recipe), entry.origin) for key, entry in values.items()}
-    values = {
-        name: Value(each, entry.origin) for key, entry in read.items() for name, each in leaves({key: entry.value})
-    }
-    values |= _for_optimizer(values, recipe)
-    if not per_image and "repulsion.images" in values and "repulsion.space" not in values:
-        values = {key: entry for key, entry in values.items() if key != "repulsion.pool"}
-        values["repulsion.images"] = Value(None, "definition")
-    return values
-
-
-def _from_recipe(value: Any, recipe: Recipe) -> Any:
-    if not isinstance(value, FromRecipe):
-        return value
-    if value.name == "sampler":
-        momentum = {"momentum": recipe.momentum} if recipe.optimizer == "sgd" else {}
-        return {"kind": recipe.optimizer, "lr": recipe.lr, **momentum, "weight_decay": recipe.weight_decay}
-    if value.name == "warmup":
-        return {"epochs": recipe.warmup_epochs, "lr": recipe.warmup_lr} if recipe.warmup_epochs else None
-    if value.name == "averaging":
-        return None if recipe.averaging is None else dict(zip(("mean", "std"), recipe.averaging, strict=True))
-    found = getattr(recipe, value.name)
-    if value.times == 1:
-        return found
-    return max(1, round(found * value.times)) if isinstance(found, int) else found * value.times
-
-
-def _for_optimizer(values: Mapping[str, Value], recipe: Recipe) -> dict[str, Value]:
-    """What follows for a sampler from the recipe's optimiser."""
-    sampler = values["sampler.kind"].value if "sampler.kind" in values else ""
-    if recipe.optimizer == "adamw" and sampler in ("sghmc", "sgld"):
-        # the paper burns MMRL in with AdamW and does not say how long: all of the exploration
-        return {"sampler.burn_in.share": Value(values["sampler.exploration"].value, "ours")}
-    if sampler == "sgld" and values["sampler.lr"].origin == "recipe":
-        # without momentum the same progress takes 1/(1−momentum) times the step
-        return {"sampler.lr": Value(recipe.lr / (1 - recipe.momentum), "ours")}
-    return {}
+    return _resolved(name, recipe, method, per_image, {})
 
 
 def preset(name: str, recipe: Recipe, method: str = "", *, per_image: bool = True, **changes: Any) -> Inference:
     """The settings of a preset for a learner's recipe, with `changes` on top, nested or with dots.
 
     A `kind` that is changed takes its own defaults: nothing of the other kind's settings stays. What follows from a
-    change is changed with it: the burn-in lasts as long as the exploration, a warm-up leaves at least one epoch, and a
-    run of one cycle has no restart. Where a preset's first cycle is longer than the others, and the change makes all
-    cycles begin alike (cold restarts, or one cycle), all are as long as the first. A normalised force does not depend
-    on the potential, so the preset's potential falls away with it.
+    change is changed with it: without exploration there is no burn-in, a warm-up leaves at least one epoch, and a run
+    of one cycle has no restart. Where a preset's first cycle is longer than the others, and the change makes all cycles
+    begin alike (cold restarts, or one cycle), all are as long as the first. A normalised force does not depend on the
+    potential, so the preset's potential falls away with it.
 
     >>> from types import SimpleNamespace
     >>> recipe = SimpleNamespace(lr=0.0035, epochs=5, batch=4, optimizer="sgd", momentum=0.9, weight_decay=5e-4,
@@ -114,35 +102,67 @@ def preset(name: str, recipe: Recipe, method: str = "", *, per_image: bool = Tru
     >>> preset("rebapl", recipe, **{"repulsion.distance": "energy"}).repulsion.distance
     Energy()
     """
-    values = nested({key: entry.value for key, entry in preset_values(name, recipe, method, per_image).items()})
-    asked = nested(changes)
-    _follow(values, asked)
-    return Inference(**overlaid(values, asked))
+    values = _resolved(name, recipe, method, per_image, dict(leaves(nested(changes))))
+    return Inference(**nested({key: each.value for key, each in values.items()}))
 
 
-def _follow(values: dict[str, Any], asked: Mapping[str, Any]) -> None:
-    """Change those values of a preset that follow from what is asked, unless they are asked for themselves."""
-    given = {key for key, _ in leaves(asked)} | set(asked)
-    sampler = values.get("sampler", {})
-    if "burn_in" in sampler and "sampler.exploration" in given and not any("burn_in" in key for key in given):
-        sampler["burn_in"] = {"share": asked["sampler"]["exploration"]} if asked["sampler"]["exploration"] else None
-    if isinstance(asked.get("epochs"), int) and values.get("warmup") and "warmup" not in given:
-        values["warmup"]["epochs"] = min(values["warmup"]["epochs"], asked["epochs"] - 1)
-        if values["warmup"]["epochs"] < 1:
-            values["warmup"] = None
-    one_cycle = asked.get("cycles") == 1
-    if one_cycle and "restart" not in given:
-        values["restart"] = None
-    alike = one_cycle or _kind(asked.get("restart")) == "cold"
-    if alike and values.get("first_epochs") and "first_epochs" not in given:
-        values["epochs"], values["first_epochs"] = values["first_epochs"], None
-    repulsion = asked.get("repulsion")
-    if isinstance(repulsion, Mapping) and _kind(repulsion.get("force")) == "normalised":
-        stage = repulsion.get("stage", values.get("repulsion", {}).get("stage"))
-        if stage != "both" and "potential" not in repulsion:
-            values.get("repulsion", {}).pop("potential", None)
+def _resolved(name: str, recipe: Recipe, method: str, per_image: bool, changes: Mapping[str, Any]) -> dict[str, Value]:
+    """The values of a preset, the changes on top of them, and what follows from both on top of these."""
+    quantities, layers = _quantities(recipe), PRESETS.find(name).under([method])
+    values = combined(layers, quantities)
+    if not per_image and "repulsion.images" in values and "repulsion.space" not in values:
+        layers.append({f"repulsion.{each}": Value(None, "definition") for each in ("images", "pool")})
+    layers.append({key: Value(value, "asked for") for key, value in changes.items()})
+    values = combined(layers, quantities)
+    follows = _following(nested({key: each.value for key, each in values.items()}))
+    layers.append({key: Value(value, "ours") for key, value in follows.items() if not _asked(key, changes)})
+    return combined(layers, quantities)
 
 
-def _kind(asked: Any) -> Any:
-    """The kind that is asked for, by its name alone or in a mapping."""
-    return asked.get("kind") if isinstance(asked, Mapping) else asked
+def _quantities(recipe: Recipe) -> dict[str, Any]:
+    """The `QUANTITIES` of a recipe. Without momentum the same progress takes 1/(1−momentum) times the step."""
+    sgd = recipe.optimizer == "sgd"
+    momentum = {"momentum": recipe.momentum} if sgd else {}
+    return {
+        **{name: getattr(recipe, name) for name in ("epochs", "batch", "lr", "momentum", "weight_decay")},
+        "lr_without_momentum": recipe.lr / (1 - recipe.momentum) if sgd else recipe.lr,
+        "sampler": {"kind": recipe.optimizer, "lr": recipe.lr, **momentum, "weight_decay": recipe.weight_decay},
+        "burn_in": 0.0 if sgd else 1.0,
+        "warmup": {"epochs": recipe.warmup_epochs, "lr": recipe.warmup_lr} if recipe.warmup_epochs else None,
+        "averaging": None if recipe.averaging is None else dict(zip(("mean", "std"), recipe.averaging, strict=True)),
+    }
+
+
+def _following(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that follow from others, by dotted name."""
+    sampler, warmup, repulsion = (_section(tree, name) for name in ("sampler", "warmup", "repulsion"))
+    follows: dict[str, Any] = {}
+    if sampler.get("exploration") == 0 and sampler.get("burn_in"):
+        follows["sampler.burn_in"] = 0.0
+    one_cycle, first = tree.get("cycles") == 1, tree.get("first_epochs")
+    if one_cycle and tree.get("restart") is not None:
+        follows["restart"] = None
+    if first is not None and (one_cycle or _kind(tree.get("restart")) == "cold"):
+        follows |= {"epochs": first, "first_epochs": None}
+    length = tree.get("epochs") if first is None else first
+    if isinstance(length, int) and isinstance(warmup.get("epochs"), int) and warmup["epochs"] >= length:
+        follows |= {"warmup.epochs": length - 1} if length > 1 else {"warmup": None}
+    if _kind(repulsion.get("force")) == "normalised" and repulsion.get("stage") != "both":
+        follows["repulsion.potential"] = {"kind": Inverse.kind, "epsilon": Inverse().epsilon}
+    return follows
+
+
+def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Settings below a name; none if another value stands there."""
+    found = tree.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _kind(value: Any) -> Any:
+    """The kind that a value names, by itself or in a mapping."""
+    return value.get("kind") if isinstance(value, Mapping) else value
+
+
+def _asked(name: str, changes: Mapping[str, Any]) -> bool:
+    """Whether a setting, or one inside it, is among the changes."""
+    return any(f"{each}.".startswith(f"{name}.") for each in changes)

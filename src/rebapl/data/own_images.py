@@ -1,0 +1,402 @@
+"""A person's own images as a data set: a folder of them, a CSV file that lists them, or the images themselves.
+
+Folders and lists without a split of their own are split once by the stated rule, and the split is kept in a file.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from rebapl.data.dataset import (
+    SPLITS,
+    Dataset,
+    Item,
+    Splits,
+    check_items,
+    check_key,
+    check_template,
+    named_split,
+    read_split,
+    refuse_repeats,
+    write_split,
+)
+from rebapl.data.images import (
+    EXTENSIONS,
+    NO_IMAGES,
+    FileImages,
+    as_rgb,
+    is_image,
+    is_set_aside,
+    read_image,
+    said_of_endings,
+    walk_images,
+)
+from rebapl.errors import UserError, unknown
+from rebapl.files import NotWrittenError, read_lines
+from rebapl.randomness import python_random
+from rebapl.wording import few, number_of
+
+TEMPLATE = "a photo of a {}."
+SPLIT_FILE = "split_rebapl.json"
+FEWEST = 3
+"""Images a class needs to be split: one to train, one to validate, one to test."""
+
+ImageLike = str | Path | Image.Image | np.ndarray
+"""One image: the path of a file, a Pillow image, or uint8 of shape (H, W) or (H, W, 3)."""
+
+Row = tuple[str, str, str]  # path, label, split or ""
+
+_log = logging.getLogger(__name__)
+
+
+def dataset_of(
+    images: Sequence[ImageLike] | np.ndarray,
+    labels: Sequence[int] | np.ndarray,
+    class_names: Sequence[str],
+    template: str = TEMPLATE,
+    name: str = "images",
+) -> Dataset:
+    """Make a data set of these images. All of them are for training, and files are read when they are needed.
+
+    `labels` are numbers: label 2 stands for `class_names[2]`. Every class needs an image.
+
+    >>> pictures = np.zeros((4, 8, 8, 3), np.uint8)
+    >>> dataset = dataset_of(pictures, [0, 1, 0, 1], ["cat", "dog"])
+    >>> len(dataset.train), dataset.train[1].class_name, dataset.load(dataset.train[1].key).size
+    (4, 'dog', (8, 8))
+    """
+    check_template(template)
+    pictures, names = list(images), list(class_names)
+    numbers = [_label(label, index, len(names)) for index, label in enumerate(labels)]
+    if len(pictures) != len(numbers):
+        raise UserError(f"there are {len(pictures)} images and {len(numbers)} labels: each image needs one label")
+    refuse_repeats(names, "class_names")
+    if lacking := [name for label, name in enumerate(names) if label not in set(numbers)]:
+        raise UserError(f"no image has the label of class {few(lacking)}: give images of every class")
+    for index, picture in enumerate(pictures):
+        _check_picture(picture, index)
+    items = [Item(str(index), label, names[label]) for index, label in enumerate(numbers)]
+    return Dataset(name, template, items, [], [], lambda key: _rgb(pictures[int(key)]))
+
+
+def _label(label: object, index: int, classes: int) -> int:
+    if isinstance(label, bool) or not hasattr(label, "__index__") or not 0 <= label.__index__() < classes:
+        raise UserError(f"label {index} is {label!r}: labels are the numbers 0 … {classes - 1} of the class names")
+    return label.__index__()
+
+
+def _check_picture(picture: object, index: int) -> None:
+    if isinstance(picture, np.ndarray):
+        if picture.dtype != np.uint8 or not (picture.ndim == 2 or (picture.ndim == 3 and picture.shape[2] == 3)):
+            raise UserError(
+                f"image {index} is {picture.dtype} of shape {picture.shape}: give uint8 of shape (H, W) or (H, W, 3)"
+            )
+    elif not isinstance(picture, str | Path | Image.Image):
+        raise UserError(f"image {index} is a {type(picture).__name__}: give a path, a Pillow image or a uint8 array")
+
+
+def _rgb(picture: ImageLike) -> Image.Image:
+    if isinstance(picture, str | Path):
+        return read_image(Path(picture).expanduser())
+    return as_rgb(picture if isinstance(picture, Image.Image) else Image.fromarray(picture))
+
+
+def load_folder(
+    folder: Path,
+    split: str | None = None,
+    template: str | None = None,
+    *,
+    keep_split: bool = False,
+    whole: bool = False,
+) -> Dataset:
+    """The data set of a folder: `train/`, `val/` (may be missing) and `test/` with class folders in each, or class
+    folders alone, which are split by a rule; see `kept_split`, which explains `split` and `keep_split`.
+
+    With `whole`, class folders alone are not split: all their images train. Classes are numbered in the order of their
+    folders' names. `classnames.txt` may give other names than the folders', `template.txt` a template.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder of images")
+    aside = sorted(path.name for path in folder.iterdir() if _is_visible_folder(path) and is_set_aside(path))
+    if keep_split and aside:
+        _log.warning(
+            "%s: passed over, since %s in them says that they hold no images: %s", folder, NO_IMAGES, few(aside)
+        )
+    if is_split(folder):
+        splits = _split_folders(folder) if split is None else read_split(named_split(folder, split))
+    else:
+        groups = _groups(folder)
+        names = read_names(folder / "classnames.txt", groups)
+        splits = _whole(groups, names) if whole else kept_split(folder / SPLIT_FILE, split, groups, names, keep_split)
+    return _own_dataset(folder.resolve().name, folder, splits, template, whole)
+
+
+def passed_over(folder: Path) -> str:
+    """Which files in a folder of classes are not learned from, in words; nothing if there are none."""
+    endings: Counter[str] = Counter()
+    for group in _subfolders(folder):
+        for _ in walk_images(folder / group, endings):
+            pass
+    beside = sum(is_image(path) and path.name[0] != "." for path in folder.iterdir())
+    said = [f"{number_of(beside, 'image')} beside the class folders"] if beside else []
+    return "; ".join([*said, *filter(None, [said_of_endings(endings)])])
+
+
+def is_flat(folder: Path) -> bool:
+    """Whether a folder holds images and no class folders."""
+    return folder.is_dir() and not _subfolders(folder) and any(is_image(path) for path in folder.iterdir())
+
+
+def load_flat_folder(folder: Path) -> Dataset:
+    """All images of a folder that has no classes, as test images of one class called after the folder."""
+    name = folder.resolve().name
+    keys = sorted(path.name for path in walk_images(folder))
+    items = [Item(check_key(key, str(folder)), 0, name) for key in keys]
+    return Dataset(name, TEMPLATE, [], [], items, FileImages(folder, upright=True), folder=folder)
+
+
+def is_split(folder: Path) -> bool:
+    """Whether `train/` holds folders of classes. If it holds images, it is a class that is called train."""
+    train = folder / "train"
+    return train.is_dir() and bool(_subfolders(train)) and not any(is_image(path) for path in train.iterdir())
+
+
+def _split_folders(folder: Path) -> Splits:
+    parts = _subfolders(folder)
+    if "test" not in parts:
+        hint = "; if val/ is what is to be tested on, rename it" if "val" in parts else ""
+        raise UserError(f"{folder} has train/ but no test/: scores need images of their own{hint}")
+    if others := [part for part in parts if part not in SPLITS]:
+        raise UserError(f"{folder} has {few(others)} beside train/ and test/: only train/, val/ and test/ are read")
+    groups = {split: _groups(folder / split, folder) if split in parts else {} for split in SPLITS}
+    classes = groups["train"]
+    for split in ("val", "test"):
+        if strange := [name for name in groups[split] if name not in classes]:
+            raise UserError(f"{folder / split} has class folders that train/ has not: {few(strange)}")
+    if lacking := [name for name in classes if name not in groups["test"]]:
+        raise UserError(f"{folder / 'test'} lacks class folders that train/ has: {few(lacking)}")
+    names = read_names(folder / "classnames.txt", classes)
+    return Splits(*(_items({name: groups[split].get(name, []) for name in classes}, names) for split in SPLITS))
+
+
+def _groups(parent: Path, root: Path | None = None) -> dict[str, list[str]]:
+    """The images in and below each class folder of `parent`, as sorted paths below `root`; hidden ones are left out."""
+    groups: dict[str, list[str]] = {}
+    for group in _subfolders(parent):
+        keys = (path.relative_to(root or parent).as_posix() for path in walk_images(parent / group))
+        groups[group] = sorted(check_key(key, str(parent)) for key in keys)
+        if not groups[group]:
+            raise UserError(f"class folder {parent / group} has no images ({' '.join(EXTENSIONS)}): remove or fill it")
+    if not groups:
+        raise UserError(f"{parent} has no class folders: put the images of each class into a folder named after it")
+    return groups
+
+
+def _subfolders(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if _is_visible_folder(path) and not is_set_aside(path))
+
+
+def _is_visible_folder(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".")
+
+
+def load_csv(
+    file: Path,
+    split: str | None = None,
+    template: str | None = None,
+    *,
+    keep_split: bool = False,
+    whole: bool = False,
+) -> Dataset:
+    """The data set of a CSV file with the columns `path`, `label` and perhaps `split` (train, val or test).
+
+    Paths lie below the file's folder; so may `classnames.txt` and `template.txt`, as for folders. Labels are class
+    names, or numbers that `classnames.txt` names; numbers may skip, classes are numbered in their order. Images without
+    splits are split by a rule, see `kept_split`, which explains `split` and `keep_split`; with `whole`, all of them
+    train.
+    """
+    rows = _read_rows(file)
+    labels = sorted({label for _, label, _ in rows}, key=lambda label: (int(label) if label.isdecimal() else -1, label))
+    names_file = file.parent / "classnames.txt"
+    if all(label.isdecimal() for label in labels) and not names_file.is_file():
+        raise UserError(f"the labels in {file} are numbers: write names, or {names_file} with lines such as '0 cat'")
+    names = read_names(names_file, labels)
+    if not any(part for _, _, part in rows):
+        kept = file.with_name(f"{file.stem}.split.json")
+        groups: dict[str, list[str]] = {label: [] for label in labels}
+        for path, label, _ in rows:
+            groups[label].append(path)
+        splits = _whole(groups, names) if whole else kept_split(kept, split, groups, names, keep_split)
+    elif split is not None:
+        splits = read_split(named_split(file.parent, split))
+    else:
+        number = {label: index for index, label in enumerate(labels)}
+        items = [(Item(path, number[label], names[label]), part) for path, label, part in rows]
+        splits = Splits(*([item for item, part in items if part == name] for name in SPLITS))
+        if not splits.train:
+            raise UserError(f"{file} lists no training images")
+    return _own_dataset(file.stem, file.parent, splits, template, whole)
+
+
+def _read_rows(file: Path) -> list[Row]:
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            table = list(csv.reader(stream, strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{file} cannot be read ({error}): a CSV file in UTF-8 is needed") from error
+    header = [word.strip().lower() for word in table[0]] if table else []
+    if header not in (["path", "label"], ["path", "label", "split"]):
+        raise UserError(f"{file} must begin with the line path,label or path,label,split; it begins with {header}")
+    rows: list[Row] = []
+    lines: dict[str, int] = {}
+    for number, fields in enumerate(table[1:], start=2):
+        if not any(field.strip() for field in fields):
+            continue
+        if len(fields) != len(header) or not fields[1].strip():
+            raise UserError(f"{file}, line {number}: {fields} has not the fields {header}")
+        path, label, part = (*(field.strip() for field in fields), "")[:3]
+        path = check_key(path, f"{file}, line {number}")
+        if part not in ("", *SPLITS):
+            raise unknown(f"split in {file}, line {number},", part, SPLITS)
+        if path in lines:
+            raise UserError(f"{file}, line {number}: {path} is listed already in line {lines[path]}")
+        lines[path] = number
+        rows.append((path, label, part))
+    if not rows:
+        raise UserError(f"{file} lists no images")
+    without = [path for path, _, part in rows if not part]
+    if 0 < len(without) < len(rows):
+        raise UserError(f"{file}: line {lines[without[0]]} has no split, but others have: give all of them or none")
+    return rows
+
+
+def _items(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> list[Item]:
+    """The images of all classes; labels follow the order of the classes."""
+    return [Item(key, label, names[group]) for label, (group, keys) in enumerate(groups.items()) for key in keys]
+
+
+def _whole(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> Splits:
+    return Splits(_items(groups, names), [], [])
+
+
+def make_split(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> Splits:
+    """Split the images of each class, in a fixed random order: 20 % validate, 30 % test, and the rest train.
+
+    At least one image of each class validates, and at least one tests. The order depends on the class and on the paths
+    of its images, and on nothing else. `groups` has the keys of the images of each class, and `names` its name. Labels
+    follow the order of the classes.
+
+    >>> splits = make_split({"cat": [f"cat/{n}.png" for n in range(10)]}, {"cat": "cat"})
+    >>> [len(items) for items in splits]
+    [5, 2, 3]
+    """
+    train: list[Item] = []
+    val: list[Item] = []
+    test: list[Item] = []
+    for label, (group, keys) in enumerate(groups.items()):
+        if len(keys) < FEWEST:
+            raise UserError(f"class '{names[group]}' has {len(keys)} images: a split needs at least {FEWEST} of each")
+        order = sorted(keys)
+        python_random(0, "split", group).shuffle(order)
+        items = [Item(key, label, names[group]) for key in order]
+        validating, testing = max(1, round(0.2 * len(items))), max(1, round(0.3 * len(items)))
+        val += items[:validating]
+        test += items[validating : validating + testing]
+        train += items[validating + testing :]
+    return Splits(train, val, test)
+
+
+def kept_split(
+    file: Path,
+    split: str | None,
+    groups: Mapping[str, Sequence[str]],
+    names: Mapping[str, str],
+    keep: bool = False,
+) -> Splits:
+    """The split in `file`, or one that is made now; with `keep`, it is written there.
+
+    `split` is another file, used as it is: a name in the same folder, which must be there, or a path, where a split is
+    made as well if there is none.
+    """
+    if split is not None:
+        file = named_split(file.parent, split)
+    if file.exists() or split == file.name:
+        splits = read_split(file)
+        if split is None:
+            _check_whole(file, splits, groups, names)
+        return splits
+    splits = make_split(groups, names)
+    if not keep:
+        return splits
+    try:
+        write_split(file, splits)
+    except NotWrittenError as error:
+        raise UserError(
+            f"the split is made once and kept in {file}, which cannot be written ({error.why}): let the first run "
+            "write it, or say with split=PATH/FILE.json where to keep it"
+        ) from error
+    counts = " : ".join(str(len(items)) for items in splits)
+    _log.warning("images split into train : val : test = %s, kept in %s", counts, file)
+    return splits
+
+
+def _check_whole(file: Path, splits: Splits, groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> None:
+    found = set(_items(groups, names))
+    listed = {item for items in splits for item in items}
+    anew = f"remove {file} to split anew by the same rule, or name another file with split=FILE"
+    keys = {item.key for item in found}
+    if gone := sorted({item.key for item in listed} - keys):
+        raise UserError(f"{len(gone)} images of the split are gone: {few(gone)}. Put them back, {anew}")
+    if new := sorted(keys - {item.key for item in listed}):
+        raise UserError(f"{len(new)} images are new since the split was made: {few(new)}. Take them out, {anew}")
+    if changed := sorted(found - listed):
+        raise UserError(f"class {changed[0].class_name!r} has another name or number in the split: {anew}")
+
+
+def _own_dataset(name: str, folder: Path, splits: Splits, template: str | None, whole: bool = False) -> Dataset:
+    """The data set of these items in `folder`. Without a `template`, it has that of `template.txt` or the plain one.
+
+    With `whole` it needs no test images.
+    """
+    check_items(splits, str(folder), tested=not whole)
+    given = template or _read_template(folder / "template.txt") or TEMPLATE
+    return Dataset(name, given, *splits, FileImages(folder, upright=True), folder=folder)
+
+
+def _read_template(file: Path) -> str | None:
+    """The one line of a `template.txt`, if there is such a file."""
+    if not file.is_file():
+        return None
+    lines = read_lines(file)
+    if len(lines) != 1 or lines[0].count("{}") != 1:
+        raise UserError(f"{file} must have one line, with '{{}}' once, where the class name goes")
+    return lines[0]
+
+
+def read_names(file: Path, groups: Iterable[str]) -> dict[str, str]:
+    """The class names of these folders or labels: their own, or those of `classnames.txt` if there is one.
+
+    A line of that file has a folder (or label), a space or tab, and the class name. Lines for folders or labels that do
+    not exist are passed over.
+    """
+    groups = list(groups)
+    names = {group: group for group in groups}
+    if file.is_file():
+        by_length = sorted(groups, key=len, reverse=True)
+        names = {}
+        for line in read_lines(file):
+            for group in by_length:
+                if line.startswith((f"{group} ", f"{group}\t")) or line == group:
+                    names[group] = line[len(group) :].strip() or group
+                    break
+        if lacking := [group for group in groups if group not in names]:
+            raise UserError(f"{file} has no line for {few(lacking)}: write the folder or label, a space, and the name")
+    refuse_repeats((names[group] for group in groups), str(file if file.is_file() else file.parent))
+    return {group: names[group] for group in groups}

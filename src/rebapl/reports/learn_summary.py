@@ -1,0 +1,112 @@
+"""What `rebapl learn` says of a lesson: before the work, what was chosen and why; afterwards, how well it went."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rebapl.data.folds import ENOUGH, TEST
+from rebapl.data.own_images import passed_over
+from rebapl.errors import printable
+from rebapl.evaluation.scores import proportion_interval
+from rebapl.posterior.prediction import Conformal, Threshold
+from rebapl.runs.learn import ANSWERS, Answer, Lesson
+from rebapl.wording import few
+
+MIXED_UP = 5
+"""How many confusions are shown."""
+
+
+def plan_lines(lesson: Lesson) -> list[str]:
+    """What will be done, a line each: the images, how they are learned, and how that is measured."""
+    dataset, config = lesson.dataset, lesson.final
+    items = [*dataset.train, *dataset.val, *dataset.test]
+    counts = Counter(item.label for item in items).values()
+    each = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    lines = [
+        f"{printable(dataset.name)}: {len(items)} images of {len(counts)} classes, {each} of each",
+        f"learns all classes by {config.method} · {config.inference_name}, backbone {config.backbone_name}",
+    ]
+    if (folder := Path(config.data).expanduser()).is_dir() and (others := passed_over(folder)):
+        lines.append(f"passed over: {others}")
+    if max(counts) > config.shots:
+        lines.append(f"learns from at most {config.shots} images of each class (--shots)")
+    return [*lines, f"measures itself: {_how(lesson)}"]
+
+
+def _how(lesson: Lesson) -> str:
+    folds, size = lesson.folds, len(lesson.dataset.train)
+    if not folds:
+        return "not at all, since no class has two images, of which one could be held out"
+    if list(folds) == [TEST]:
+        return "on the test images that the data have, by a training without them"
+    parts = folds[0].partition("/")[2]
+    if len(folds) == 1:
+        return f"on one of {parts} parts of the images, which has {ENOUGH} or more, by a training without it"
+    return (
+        f"by cross-validation: {parts} trainings, each without one of {parts} parts of the images, since a part has "
+        f"only {size // len(folds)} of them"
+    )
+
+
+def result_lines(
+    lesson: Lesson, answers: Sequence[Answer], threshold: Threshold | None, conformal: Conformal | None
+) -> list[str]:
+    """How well it went, a line each: accuracy, confusions, the threshold, prediction sets, files, the next command."""
+    if not answers:
+        lines = [
+            "accuracy: unknown. Each class has one image, so none can be held out to measure it",
+            '"I don\'t know": never, since no threshold can be chosen without held-out images',
+            "with two or more images of each class, rebapl learn measures both",
+        ]
+    else:
+        lines = [_accuracy(answers), _mixed_up(answers), _threshold(answers, threshold)]
+        if conformal is not None:
+            lines.append(
+                f"prediction sets: at level {100 * conformal.level:g} %; those of the held-out images have "
+                f"{conformal.size:.2f} classes on average"
+            )
+        if lesson.unmeasured:
+            lines.append(f"not measured, because they have one image each: {few(lesson.unmeasured)}")
+    return [*lines, *_files(lesson.out, bool(answers)), f"next: rebapl predict {lesson.out} NEW-PHOTOS/"]
+
+
+def _accuracy(answers: Sequence[Answer]) -> str:
+    right = sum(answer.right for answer in answers)
+    return f"accuracy: {_share(right, len(answers))}; {right} of {len(answers)} held-out images were right"
+
+
+def _mixed_up(answers: Sequence[Answer]) -> str:
+    of_class = Counter(answer.class_name for answer in answers)
+    wrong = Counter((answer.class_name, answer.answer) for answer in answers if not answer.right)
+    if not wrong:
+        return "mixes up: nothing, on these images"
+    most = sorted(wrong.items(), key=lambda pair: (-pair[1], pair[0]))
+    words = [f"{printable(own)} for {printable(other)} ({count} of {of_class[own]})" for (own, other), count in most]
+    more = f", and {len(words) - MIXED_UP} more pairs" if len(words) > MIXED_UP else ""
+    return f"mixes up: {', '.join(words[:MIXED_UP])}{more}"
+
+
+def _threshold(answers: Sequence[Answer], threshold: Threshold | None) -> str:
+    if threshold is None:
+        return '"I don\'t know": never, since even its surest answers were wrong too often to choose a threshold'
+    answered = [answer for answer in answers if answer.uncertainty <= threshold.value]
+    wrong = sum(not answer.right for answer in answered)
+    return (
+        f'"I don\'t know": where no class has a probability of {1 - threshold.value:.3f} or more. Of {len(answers)} '
+        f"held-out images {len(answered)} ({100 * len(answered) / len(answers):.0f} %) are answered, {wrong} of them "
+        f"wrongly: {_share(wrong, len(answered))}"
+    )
+
+
+def _share(count: int, total: int) -> str:
+    low, high = proportion_interval(count, total)
+    return f"{100 * count / total:.1f} % (95 % interval: {100 * low:.0f} to {100 * high:.0f} %)"
+
+
+def _files(out: Path, measured: bool) -> list[str]:
+    files = [f"{out / 'posterior'} (what was learned)"]
+    if measured:
+        files += [f"{out / ANSWERS} (each held-out image and its answer)", f"{out / 'results.json'} (scores)"]
+    return [f"kept: {', '.join(files)}"]

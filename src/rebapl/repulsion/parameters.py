@@ -1,0 +1,61 @@
+"""The parameters θ as a list of tensors: a random kick, all of them as one point, gradients and their norms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+Gradient = tuple[Tensor | None, ...]
+"""One tensor for each parameter, None where there is no dependence on it."""
+
+
+@torch.no_grad()
+def kick(parameters: Iterable[Tensor], scale: float, generator: torch.Generator) -> None:
+    """θ ← θ + scale·rms(θ)·N(0, 1), tensor by tensor, in place: off the saddle where a warm cycle begins.
+
+    There θ equals a stored sample, so that d² is 0 and its gradient, too. The kick is done once, before the first step
+    of the cycle. It is relative to each tensor's root mean square, so that no tensor is moved by more than it is large;
+    a tensor of zeros stays. It only changes where the cycle starts, never the density that it samples.
+
+    >>> theta = torch.ones(4)
+    >>> kick([theta], 0.01, torch.Generator().manual_seed(0))
+    >>> bool((theta != 1).all()), bool((theta - 1).abs().max() < 0.1)
+    (True, True)
+    """
+    for p in parameters:
+        noise = torch.randn(p.shape, generator=generator, device=generator.device).to(p)
+        p.add_(noise * p.square().mean().sqrt(), alpha=scale)
+
+
+def weights(parameters: Iterable[Tensor]) -> Tensor:
+    """All parameters as a cloud of one point (1, d), with their gradient: repulsion in weight space.
+
+    >>> weights([torch.ones(2, 2), torch.zeros(3)]).shape
+    torch.Size([1, 7])
+    """
+    return torch.cat([p.flatten() for p in parameters])[None]
+
+
+def gradient_of(value: Tensor, parameters: Sequence[Tensor], keep: bool = False) -> Gradient:
+    """∇value by parameter; None also for those that do not learn. With `keep`, one can go backward again."""
+    learning = [p for p in parameters if p.requires_grad]
+    gradients = iter(torch.autograd.grad(value, learning, retain_graph=keep or None, allow_unused=True))
+    return tuple(next(gradients) if p.requires_grad else None for p in parameters)
+
+
+def total_norm(tensors: Iterable[Tensor | None]) -> Tensor:
+    """The Euclidean norm of all tensors together; shape (), without waiting for the device."""
+    return get_total_norm([tensor for tensor in tensors if tensor is not None])
+
+
+def sum_of(gradients: Iterable[Gradient]) -> Gradient:
+    """The sum by parameter; None where no gradient has that parameter."""
+    return tuple(map(_sum, zip(*gradients, strict=True)))
+
+
+def _sum(parts: Iterable[Tensor | None]) -> Tensor | None:
+    there = [part for part in parts if part is not None]
+    return torch.stack(there).sum(0) if len(there) > 1 else next(iter(there), None)
