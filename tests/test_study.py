@@ -15,8 +15,8 @@ import torch
 from rebapl.evaluation.scores import scores
 from rebapl.evaluation.tasks import bound_to, part_labels, predict_part
 from rebapl.files import read_json, write_json
+from rebapl.posterior import load_posterior
 from rebapl.reports.tables import Cell
-from rebapl.runs.folder import load_trained
 from rebapl.runs.jobs import Job
 from rebapl.sampling.settings import Inference
 
@@ -152,7 +152,7 @@ def test_runs_with_other_openings_answer_together(tmp_path: Path) -> None:
         folder = Job.of(config, tmp_path).folder
         task = config.task()
         part = task.tests["base"]
-        posterior = load_trained(folder, device="cpu")
+        posterior = load_posterior(folder)
         parts.append(predict_part(bound_to(posterior, task, part), part).probabilities)
     assert not torch.allclose(*parts), "the openings differ"
     wanted_scores = scores(torch.stack(parts).mean(0), part_labels(part))

@@ -67,11 +67,12 @@ import torch
 from rebapl.evaluation.tasks import bound_to, part_labels, predict_part, prediction_scores
 from rebapl.files import read_json, write_atomically, write_json
 from rebapl.learners import published
+from rebapl.posterior import load_posterior
 from rebapl.reports.tables import Cell, Row, Table
 from rebapl.runs.backbone import KeptBackbone, best_device
 from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import LocalEngine
-from rebapl.runs.folder import load_trained, read_config
+from rebapl.runs.folder import read_config
 from rebapl.runs.jobs import Ended, Job
 from rebapl.runs.results import PartScores, RunResult, Seconds, read_result
 
@@ -411,7 +412,7 @@ class Study:
         loaded = []
         for folder in folders:
             config = read_config(folder)
-            posterior = load_trained(folder, device=device, backbone=config.backbone_name, load=self.backbones)
+            posterior = load_posterior(folder, self.backbones(config.backbone_name, device), device)
             loaded.append((posterior, config.task(self.asked.root)))
         parts: dict[str, PartScores] = {}
         for name in ("base", "novel"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
@@ -32,15 +32,14 @@ class SettingError(UserError):
         return SettingError((*outer, *self.path), self.wrong)
 
 
-def refuse(broken: bool, setting: str, wrong: str) -> None:
-    """Refuse a setting, by its dotted name, if a rule is broken.
+def refuse(setting: str, wrong: str) -> NoReturn:
+    """Refuse a setting, by its dotted name, for a rule that other settings make.
 
-    >>> refuse(True, "restart.kick", "does nothing here")
+    >>> refuse("restart.kick", "does nothing here")
     Traceback (most recent call last):
     rebapl.settings.SettingError: restart.kick does nothing here
     """
-    if broken:
-        raise SettingError(tuple(setting.split(".")), wrong)
+    raise SettingError(tuple(setting.split(".")), wrong)
 
 
 class Settings(BaseModel):
@@ -282,22 +281,17 @@ def _members(model: type[Settings], name: str) -> tuple[Any, ...]:
 
 def _no_such(name: str, model: type[Settings]) -> str:
     accepted = list(model.model_fields)
-    deeper = next((path for path in _paths(model) if path.rpartition(".")[2] == name), None)
-    near = [deeper] if deeper else difflib.get_close_matches(name, accepted, n=1)
+    deeper = [path for path in _paths(model) if path.endswith(f".{name}")]
+    near = sorted(deeper, key=lambda path: path.count("."))[:1] or difflib.get_close_matches(name, accepted, n=1)
     hint = f", did you mean '{near[0]}'?" if near else " here."
     return f": there is no such setting{hint} Accepted: {', '.join(accepted) or 'none'}"
 
 
 def _paths(model: type[Settings], before: str = "") -> Iterator[str]:
-    """The dotted names of all settings inside others, the least nested first."""
-    inner: list[tuple[str, type[Settings]]] = []
+    """The dotted names of all settings, also of those inside others."""
     for name, field in model.model_fields.items():
+        yield f"{before}{name}"
         kinds = [kind for each in field.metadata if isinstance(each, OneOf) for kind in each.kinds.values()]
-        members = [*kinds, field.annotation, *getattr(field.annotation, "__args__", ())]
-        inner += [
-            (f"{before}{name}.", each) for each in members if isinstance(each, type) and issubclass(each, Settings)
-        ]
-    for path, each in inner:
-        yield from (f"{path}{name}" for name in each.model_fields)
-    for path, each in inner:
-        yield from _paths(each, path)
+        for each in {*kinds, field.annotation, *getattr(field.annotation, "__args__", ())}:
+            if isinstance(each, type) and issubclass(each, Settings):
+                yield from _paths(each, f"{before}{name}.")

@@ -29,14 +29,14 @@ from typer.testing import CliRunner
 
 import load_serve
 from rebapl.app import answering as answering_module
-from rebapl.app.answering import WAITING, Answering, Question, TooBusyError, view_of
+from rebapl.app.answering import WAITING, Answering, TooBusyError, Upload, view_of
 from rebapl.app.server import HEADERS, MAX_BYTES, Rate, build_app
 from rebapl.cli.commands import app as commands
 from rebapl.errors import UserError
-from rebapl.posterior import Posterior, save_posterior
-from rebapl.posterior.answers import Asked, answer_files
+from rebapl.posterior import Posterior, load_posterior, save_posterior
+from rebapl.posterior.answers import Question, answer_files
 from rebapl.posterior.prediction import Conformal, Threshold
-from rebapl.runs.folder import load_trained, train_run
+from rebapl.runs.folder import train_run
 
 NAMES = ["cat", "dog", "zero"]
 
@@ -46,7 +46,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With prediction sets that hold all classes."""
     folder = tmp_path_factory.mktemp("serve")
     train_run(CONFIG, folder / "run", device="cpu")
-    trained = load_trained(folder / "run", device="cpu")
+    trained = load_posterior(folder / "run")
     names = tuple(trained.class_names)
     every = Conformal(0.9, 1.0, "probabilities", names, images=20, size=float(len(names)))
     save_posterior(dataclasses.replace(trained, conformal=every), folder / "run" / "posterior")
@@ -55,7 +55,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def posterior(run: Path) -> Posterior:
-    return load_trained(run, device="cpu")
+    return load_posterior(run)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_eight_clients_at_once_each_get_their_own_answer_whoever_else_asks(
     for names in (None, tuple(NAMES)):
         bound = posterior.among(None if names is None else list(names))
         for image in images:
-            ((record,),) = answer_files(bound, [image], Asked(sets=names is None))
+            ((record,),) = answer_files(bound, [image], Question(sets=names is None))
             wanted[image, names] = {**record, "image": "image"}
     work = [(image, names) for _ in range(3) for image in images for names in (None, tuple(NAMES))]
     with concurrent.futures.ThreadPoolExecutor(8) as clients:
@@ -137,7 +137,7 @@ def test_requests_that_wait_are_answered_together(posterior: Posterior, images: 
     answering = Answering(posterior)
     preprocessing = posterior.learner.encoder.preprocessing
     views = [view_of(image.read_bytes(), preprocessing) for image in images]
-    questions = [Question(view, names) for view in views for names in (None, tuple(NAMES))]
+    questions = [Upload(view, names) for view in views for names in (None, tuple(NAMES))]
     for question in questions:
         answering.ask(question)
     assert questions[3].answer.cancel(), "a client that has gone"
@@ -219,8 +219,8 @@ def test_a_failure_inside_is_told_and_the_next_question_is_answered(
     with monkeypatch.context() as patch:
         patch.setattr(answering_module, "records_of", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            answering.ask(Question(view)).result(timeout=600)
-    assert answering.ask(Question(view)).result(timeout=600)["samples"] == 2
+            answering.ask(Upload(view)).result(timeout=600)
+    assert answering.ask(Upload(view)).result(timeout=600)["samples"] == 2
     answering.stop()
 
 
@@ -238,7 +238,7 @@ def test_the_latest_class_names_are_kept_and_older_ones_forgotten(
     answering.start()
     lists = [("cat", "dog"), ("one", "two"), ("cat", "dog"), ("cat", "dog", "zero"), ("cat", "dog"), ("one", "two")]
     for names in lists:
-        said = answering.ask(Question(view, names)).result(timeout=600)
+        said = answering.ask(Upload(view, names)).result(timeout=600)
         assert tuple(said["class_names"]) == names
     answering.stop()
     assert bound == [["cat", "dog"], ["one", "two"], ["cat", "dog", "zero"], ["one", "two"]]
@@ -261,8 +261,8 @@ def test_it_says_when_it_does_not_know(posterior: Posterior, images: list[Path])
     answering = Answering(dataclasses.replace(posterior, threshold=never))
     answering.start()
     view = view_of(images[0].read_bytes(), posterior.learner.encoder.preprocessing)
-    assert answering.ask(Question(view)).result(timeout=600)["images"][0]["answer"] is None
-    among = answering.ask(Question(view, tuple(NAMES))).result(timeout=600)
+    assert answering.ask(Upload(view)).result(timeout=600)["images"][0]["answer"] is None
+    among = answering.ask(Upload(view, tuple(NAMES))).result(timeout=600)
     assert among["images"][0]["answer"] in NAMES, "a threshold holds for the class names that it was fitted for"
     answering.stop()
 
@@ -271,10 +271,10 @@ def test_it_shows_the_prediction_set(posterior: Posterior, images: list[Path]) -
     answering = Answering(posterior)
     answering.start()
     view = view_of(images[0].read_bytes(), posterior.learner.encoder.preprocessing)
-    said = answering.ask(Question(view)).result(timeout=600)
+    said = answering.ask(Upload(view)).result(timeout=600)
     assert said["conformal"] == {"level": 0.9, "quantile": 1.0}
     assert sorted(said["images"][0]["set"]) == sorted(posterior.class_names)
-    among = answering.ask(Question(view, tuple(NAMES))).result(timeout=600)
+    among = answering.ask(Upload(view, tuple(NAMES))).result(timeout=600)
     assert (among["conformal"], among["images"][0]["set"]) == (None, None), "it holds for its own class names"
     answering.stop()
 

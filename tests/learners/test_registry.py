@@ -18,7 +18,7 @@ class OwnConfig(Settings):
 
 @pytest.fixture
 def nothing_registered_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(METHODS, "known", dict(METHODS.known))
+    monkeypatch.setattr(METHODS, "known", dict(METHODS))
 
 
 pytestmark = pytest.mark.usefixtures("nothing_registered_stays")

@@ -31,7 +31,7 @@ from rebapl.data.workers import portions
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import part_views
 from rebapl.posterior import Posterior, Prediction
-from rebapl.posterior.records import made_with, records_of
+from rebapl.posterior.records import head_of, records_of
 from rebapl.reports.pictures import embedded
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -62,7 +62,7 @@ class TooBusyError(UserError):
 
 
 @dataclass(frozen=True)
-class Question:
+class Upload:
     """An image, as its test-time view (3, H, W), and the class names to answer among (None: those of the training)."""
 
     view: Tensor
@@ -100,7 +100,7 @@ def check_class_names(names: object) -> tuple[str, ...] | None:
 
 
 class Answering:
-    """A posterior that answers `Question`s in a thread of its own, from `start` to `stop`."""
+    """A posterior that answers `Upload`s in a thread of its own, from `start` to `stop`."""
 
     def __init__(self, posterior: Posterior, task: Task | None = None) -> None:
         self.posterior = posterior
@@ -108,7 +108,7 @@ class Answering:
         self.together: Counter[int] = Counter()
         """How often so many requests were answered together."""
         self._bound: OrderedDict[tuple[str, ...], Posterior] = OrderedDict()
-        self._waiting: queue.Queue[Question | None] = queue.Queue(WAITING)
+        self._waiting: queue.Queue[Upload | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._work, name="answering", daemon=True)
 
     def start(self) -> None:
@@ -119,7 +119,7 @@ class Answering:
         self._waiting.put(None)
         self._thread.join()
 
-    def ask(self, question: Question) -> Future[dict[str, Any]]:
+    def ask(self, question: Upload) -> Future[dict[str, Any]]:
         """Let a question wait for its answer."""
         try:
             self._waiting.put_nowait(question)
@@ -136,8 +136,8 @@ class Answering:
             ended = None in questions
             self._answer([question for question in questions if question is not None])
 
-    def _answer(self, questions: Sequence[Question]) -> None:
-        by_names: dict[tuple[str, ...] | None, list[Question]] = {}
+    def _answer(self, questions: Sequence[Upload]) -> None:
+        by_names: dict[tuple[str, ...] | None, list[Upload]] = {}
         for question in questions:
             if question.answer.set_running_or_notify_cancel():  # False where the client has gone meanwhile
                 by_names.setdefault(question.class_names, []).append(question)
@@ -163,9 +163,9 @@ class Answering:
             self._bound.popitem(last=False)
         return bound
 
-    def _said(self, question: Question, prediction: Prediction) -> dict[str, Any]:
+    def _said(self, question: Upload, prediction: Prediction) -> dict[str, Any]:
         """What `rebapl predict --format json` says of one image, and what each sample says."""
-        head = made_with(prediction.class_names, prediction.average, len(prediction.weights), prediction.conformal)
+        head = head_of(prediction.class_names, prediction.average, len(prediction.weights), prediction.conformal)
         top = min(question.top, len(prediction.class_names))
         (record,) = records_of(prediction, top, prediction.threshold is not None)
         opinions = [

@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from rebapl import __version__
-from rebapl.app.answering import Answering, Question, TooBusyError, check_class_names, view_of
+from rebapl.app.answering import Answering, TooBusyError, Upload, check_class_names, view_of
 from rebapl.errors import UserError
 from rebapl.reproduce.toy import one_chain
 
@@ -125,7 +125,7 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
             raise UserError("top is a whole number of at least 1, and nearest is true or false")
         names = check_class_names(given.get("class_names"))
         view = await asyncio.to_thread(view_of, _bytes(given.get("image")), encoder.preprocessing)
-        future = answering.ask(Question(view, names, top, nearest))
+        future = answering.ask(Upload(view, names, top, nearest))
         return JSONResponse(await asyncio.wrap_future(future))
 
     async def toy(request: Request) -> Response:

@@ -38,9 +38,11 @@ def serve(
 
     from rebapl.app.answering import Answering
     from rebapl.data.task import Task
-    from rebapl.runs.folder import CONFIG, load_trained, read_config
+    from rebapl.posterior import load_posterior
+    from rebapl.runs.backbone import best_device
+    from rebapl.runs.folder import CONFIG, read_config
 
-    posterior = load_trained(run, device=device, backbone=backbone)
+    posterior = load_posterior(run, backbone, best_device(device))
     task: Task | None = None
     if (run / CONFIG).exists():
         try:

@@ -118,11 +118,11 @@ def _prediction_times(context: Context) -> dict[str, Sequence[Scores]]:
     times: dict[str, Sequence[Scores]] = {}
     for row, count in {"maple": 1, **{str(count): count for count in suite.latency_cycles}}.items():
         posterior = random_posterior(encoder, part.class_names, part.dataset.template, count)
-        one = milliseconds(partial(posterior.probabilities, views), suite.repeats)
+        one = milliseconds(partial(posterior.predict_views, views), suite.repeats)
         several: Sequence[float | None] = [None] * len(one)
         if len(devices) > 1:
             threads = 1 if devices[0] == "cpu" else None  # a thread per worker, not per core in each
-            several = milliseconds(partial(posterior.spread(devices).probabilities, views), suite.repeats, threads)
+            several = milliseconds(partial(posterior.spread(devices).predict_views, views), suite.repeats, threads)
         times[row] = [{"one": alone, "spread": spread} for alone, spread in zip(one, several, strict=True)]
     return times
 

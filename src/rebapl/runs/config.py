@@ -117,19 +117,15 @@ class RunConfig(Settings):
             method_settings=self.method_settings,
             inference_settings=self.inference_settings,
         )
-        return ResolvedRun(
-            data=_data_identity(self.data, self.split, self.template, self.fold is not None),
-            split=self.split,
-            template=self.template,
-            cache=self.cache,
-            classes=TRAINED_CLASSES.get(self.protocol, "all"),
-            shots=self.shots,
-            seed=self.seed,
-            test_images=self.test_images,
-            backbone=_backbone_identity(self.backbone_name),
-            fold=self.fold,
-            training=training,
-        )
+        same = ("split", "template", "cache", "shots", "seed", "test_images", "fold")
+        settings = {
+            "data": _data_identity(self.data, self.split, self.template, self.fold is not None),
+            "backbone": _backbone_identity(self.backbone_name),
+            "classes": TRAINED_CLASSES.get(self.protocol, "all"),
+            **{name: getattr(self, name) for name in same},
+            **training.plain(),
+        }
+        return ResolvedRun(settings, training)
 
     def hash(self) -> str:
         """Ten hexadecimal digits that name the resolved settings."""
@@ -140,31 +136,26 @@ class RunConfig(Settings):
 class ResolvedRun:
     """A run with every setting filled in. This is what is hashed, run and saved.
 
-    `data` and `backbone` are not paths but what identifies them: a name, a name with a hash of the content, or for
-    somebody's own images their `identity`.
+    In `settings`, which are as JSON has them, `data` and `backbone` are not paths but what identifies them: a name, a
+    name with a hash of the content, or for somebody's own images their `identity`. `training` has those of the method
+    and of the inference as objects.
     """
 
-    data: str
-    split: str | None
-    template: str | None
-    cache: int | None
-    classes: str
-    shots: int
-    seed: int
-    test_images: int | None
-    backbone: str
-    fold: str | None
+    settings: Mapping[str, Any]
     training: ResolvedTraining
 
+    @property
+    def data(self) -> str:
+        """What identifies the data."""
+        return self.settings["data"]
+
     def plain(self) -> dict[str, Any]:
-        """Every setting as JSON has it. A run without a fold says nothing of it, as runs did before there were any."""
-        left_out = ("training", *(["fold"] if self.fold is None else []))
-        own = {name: value for name, value in vars(self).items() if name not in left_out}
-        return {**own, **self.training.plain()}
+        """Every setting as JSON has it."""
+        return dict(self.settings)
 
     def hash(self) -> str:
         """Ten hexadecimal digits that name these settings."""
-        return hash_of(self.plain())
+        return hash_of(self.settings)
 
 
 def with_full_paths(config: RunConfig) -> RunConfig:

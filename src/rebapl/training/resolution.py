@@ -9,7 +9,7 @@ from typing import Any
 from rebapl.backbones import DEFAULT_BACKBONE
 from rebapl.data.embedded import EMBEDDED
 from rebapl.errors import UserError
-from rebapl.learners import METHODS, Recipe, resolve_method
+from rebapl.learners import METHODS, Recipe
 from rebapl.sampling import Inference, preset
 from rebapl.sampling.presets import has_own_epochs
 from rebapl.settings import SettingError, Settings, nested, overlaid, refuse
@@ -87,7 +87,7 @@ def resolve_training(
     """
     known = METHODS.find(method)
     settings, recipe = known.published(published_protocol(protocol), data, shots)
-    chosen = resolve_method(method, {**settings, **(method_settings or {})})
+    chosen = known.settings({**settings, **(method_settings or {})})
     per_image = known.learner.per_image(chosen)
     return with_inference(method, chosen, recipe, per_image, inference, epochs, inference_settings)
 
@@ -122,7 +122,8 @@ def with_inference(
         changes = overlaid(nested(published), nested(inference_settings or {}))
         if epochs is not None:
             recipe = recipe.changed(epochs=epochs)
-            refuse(recipe.epochs < 1, "epochs", f"is {epochs}: it must be at least 1")
+            if recipe.epochs < 1:
+                refuse("epochs", f"is {epochs}: it must be at least 1")
             if has_own_epochs(inference, method):
                 changes = {"epochs": epochs, **changes}
         try:
