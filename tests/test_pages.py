@@ -210,8 +210,8 @@ def test_a_posterior_goes_to_the_hub_and_into_a_pipeline(tmp_path: Path, monkeyp
     posterior, task = names["posterior"], names["task"]
     encoder = posterior.learner.encoder
     views = LabelledImages(task.dataset, task.dataset.test[:4]).views(encoder.preprocessing)
-    expected = posterior.predict_proba(views)
-    assert np.array_equal(names["again"].predict_proba(views), expected)
+    expected = posterior.predict(views).probabilities.numpy()
+    assert np.array_equal(names["again"].predict(views).probabilities.numpy(), expected)
     features = encoder.image_features(encoder.preprocessing.normalize(views))
     np.testing.assert_allclose(names["exactly"](features), expected, atol=1e-5)
     np.testing.assert_allclose(names["with_one_matrix"](features), expected, atol=0.02)

@@ -67,11 +67,12 @@ import torch
 from rebapl.evaluation.tasks import bound_to, part_labels, predict_part, prediction_scores
 from rebapl.files import read_json, write_atomically, write_json
 from rebapl.learners import published
+from rebapl.posterior import load_posterior
 from rebapl.reports.tables import Cell, Row, Table
 from rebapl.runs.backbone import KeptBackbone, best_device
 from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import LocalEngine
-from rebapl.runs.folder import load_trained, read_config
+from rebapl.runs.folder import read_config
 from rebapl.runs.jobs import Ended, Job
 from rebapl.runs.results import PartScores, RunResult, Seconds, read_result
 
@@ -308,7 +309,7 @@ def config(
     longer: int = 1,
     opening: str | None = None,
 ) -> RunConfig:
-    """The run of a setting on a task, with so many times `longer` cycles; `opening` as in `Setting`."""
+    """The run of a setting on a task, with cycles that are `longer` times as long; `opening` as in `Setting`."""
     learner = "zero-shot" if name == "zero-shot" else method
     epochs = longer * published(method, "base-to-novel", task)[1].epochs
     lengths = {key: max(1, round(share * epochs)) for key, share in setting.shares.items()}
@@ -411,7 +412,7 @@ class Study:
         loaded = []
         for folder in folders:
             config = read_config(folder)
-            posterior = load_trained(folder, device=device, backbone=config.backbone_name, load=self.backbones)
+            posterior = load_posterior(folder, self.backbones(config.backbone_name, device), device)
             loaded.append((posterior, config.task(self.asked.root)))
         parts: dict[str, PartScores] = {}
         for name in ("base", "novel"):
@@ -719,7 +720,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs"), help="where records.json and table.md go")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--device", help="cpu, cuda …")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so many")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop when they have passed")
     parser.add_argument("--records", type=Path, help="records of an earlier call: shown, or not run again")
     asked = parser.parse_args()
     if asked.what == "show":

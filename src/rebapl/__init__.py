@@ -1,7 +1,7 @@
 """rebapl: sample the posterior of a vision–language model's prompts instead of optimising them.
 
     posterior = rebapl.fit("digits", "mini", "maple", "rebapl")     names, or objects in their place
-    posterior.predict_proba(images)
+    posterior.predict(images).probabilities
 
 Train and use:
 

@@ -170,14 +170,13 @@ def _layer(content: Any, path: Path, names: Collection[str], quantities: Collect
 
 def _derived(value: Any, name: str, path: Path, quantities: Collection[str]) -> Any:
     """The value as it is written, or what it follows."""
-    if not isinstance(value, Mapping) or not value.keys() & {"from", "over"}:
-        return value
-    quantity, times = value.get("from", value.get("over")), value.get("times", 1)
-    number = isinstance(times, int | float) and not isinstance(times, bool)
-    if value.keys() not in ({"from"}, {"over"}, {"from", "times"}, {"over", "times"}) or not number:
-        raise UserError(
-            f"{path}: '{name}' is {dict(value)}: write {{from: QUANTITY, times: NUMBER}} or {{over: QUANTITY}}"
-        )
-    if quantity not in tuple(quantities):
-        raise unknown(f"quantity in {path.name}", str(quantity), quantities)
-    return Derived(quantity, times, "over" in value)
+    match value:
+        case {"from": quantity, **rest} | {"over": quantity, **rest}:
+            times = rest.pop("times", 1)
+            if rest or quantity not in [*quantities] or not isinstance(times, int | float):
+                raise UserError(
+                    f"{path}: '{name}' is {value}: write {{from: QUANTITY, times: NUMBER}} or {{over: QUANTITY}}, "
+                    f"where the quantity is one of {', '.join(quantities)}"
+                )
+            return Derived(quantity, times, over="over" in value)
+    return value

@@ -96,28 +96,32 @@ def _named_modules() -> list[str]:
 class Registry(Mapping[str, T]):
     """Things by name; those of plugins are loaded when a name is not known otherwise, or when all are listed.
 
-    `known` holds what is registered so far. Looking into it loads nothing.
+    `known` holds the things that are registered so far. Looking into it loads nothing. `packaged` has the modules of
+    this package, by the names that they register; each is imported when its name is looked up.
     """
 
-    def __init__(self, what: str, group: str) -> None:
+    def __init__(self, what: str, group: str, packaged: Mapping[str, str] | None = None) -> None:
         self.what, self.group = what, group
+        self.packaged = packaged or {}
         self.known: dict[str, T] = {}
 
     def find(self, name: str) -> T:
         """The thing of that name; a `UserError` with the nearest name where there is none."""
         if not isinstance(name, str) or name not in self:
-            raise unknown(self.what, str(name), sorted(self.known))
+            raise unknown(self.what, str(name), sorted(self))
         return self.known[name]
 
     def __getitem__(self, name: str) -> T:
         if name not in self.known:
-            load_plugins(self.group)
+            if name in self.packaged:
+                importlib.import_module(self.packaged[name])
+            else:
+                load_plugins(self.group)
         return self.known[name]
 
     def __iter__(self) -> Iterator[str]:
         load_plugins(self.group)
-        return iter(self.known)
+        return iter(dict.fromkeys([*self.packaged, *self.known]))
 
     def __len__(self) -> int:
-        load_plugins(self.group)
-        return len(self.known)
+        return sum(1 for _ in self)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
@@ -32,15 +32,14 @@ class SettingError(UserError):
         return SettingError((*outer, *self.path), self.wrong)
 
 
-def refuse(broken: bool, setting: str, wrong: str) -> None:
-    """Refuse a setting, by its dotted name, if a rule is broken.
+def refuse(setting: str, wrong: str) -> NoReturn:
+    """Refuse a setting, by its dotted name, for a rule that other settings make.
 
-    >>> refuse(True, "restart.kick", "does nothing here")
+    >>> refuse("restart.kick", "does nothing here")
     Traceback (most recent call last):
     rebapl.settings.SettingError: restart.kick does nothing here
     """
-    if broken:
-        raise SettingError(tuple(setting.split(".")), wrong)
+    raise SettingError(tuple(setting.split(".")), wrong)
 
 
 class Settings(BaseModel):
@@ -166,10 +165,14 @@ def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
     return {key: _inlined(part, definitions) for key, part in schema.items()}
 
 
+TAGS = ("kind", "name")
+"""What says which algorithm, method or preset the settings beside it belong to."""
+
+
 def overlaid(below: Any, above: Any) -> Any:
     """Join settings: those of `above` replace those of `below`, also within nested mappings.
 
-    If `above` has another `kind` than `below`, nothing of `below` is kept, since its settings belong to that kind.
+    If `above` has another `kind` or `name` than `below`, nothing of `below` is kept, since its settings belong to that.
 
     >>> overlaid({"kind": "fading", "fraction": 1.0}, {"fraction": 0.5})
     {'kind': 'fading', 'fraction': 0.5}
@@ -178,11 +181,12 @@ def overlaid(below: Any, above: Any) -> Any:
     """
     if not isinstance(below, Mapping):
         return above
-    if isinstance(above, str) and "kind" in below:
-        above = {"kind": above}
+    tag = next((tag for tag in TAGS if tag in below), None)
+    if isinstance(above, str) and tag is not None:
+        above = {tag: above}
     if not isinstance(above, Mapping):
         return above
-    if "kind" in above and above["kind"] != below.get("kind", above["kind"]):
+    if tag in above and above[tag] != below[tag]:
         return dict(above)
     return {**below, **{key: overlaid(below.get(key), value) for key, value in above.items()}}
 
@@ -277,22 +281,17 @@ def _members(model: type[Settings], name: str) -> tuple[Any, ...]:
 
 def _no_such(name: str, model: type[Settings]) -> str:
     accepted = list(model.model_fields)
-    deeper = next((path for path in _paths(model) if path.rpartition(".")[2] == name), None)
-    near = [deeper] if deeper else difflib.get_close_matches(name, accepted, n=1)
+    deeper = [path for path in _paths(model) if path.endswith(f".{name}")]
+    near = sorted(deeper, key=lambda path: path.count("."))[:1] or difflib.get_close_matches(name, accepted, n=1)
     hint = f", did you mean '{near[0]}'?" if near else " here."
     return f": there is no such setting{hint} Accepted: {', '.join(accepted) or 'none'}"
 
 
 def _paths(model: type[Settings], before: str = "") -> Iterator[str]:
-    """The dotted names of all settings inside others, the least nested first."""
-    inner: list[tuple[str, type[Settings]]] = []
+    """The dotted names of all settings, also of those inside others."""
     for name, field in model.model_fields.items():
+        yield f"{before}{name}"
         kinds = [kind for each in field.metadata if isinstance(each, OneOf) for kind in each.kinds.values()]
-        members = [*kinds, field.annotation, *getattr(field.annotation, "__args__", ())]
-        inner += [
-            (f"{before}{name}.", each) for each in members if isinstance(each, type) and issubclass(each, Settings)
-        ]
-    for path, each in inner:
-        yield from (f"{path}{name}" for name in each.model_fields)
-    for path, each in inner:
-        yield from _paths(each, path)
+        for each in {*kinds, field.annotation, *getattr(field.annotation, "__args__", ())}:
+            if isinstance(each, type) and issubclass(each, Settings):
+                yield from _paths(each, f"{before}{name}.")

@@ -55,6 +55,6 @@ def test_backbones_and_posteriors_compute_in_bfloat16_on_this_gpu(tmp_path: Path
     sample = {name: x.detach() for name, x in learner.named_parameters()}
     folder = save_posterior(Posterior.of(learner.eval(), [sample]), tmp_path / "p")
     assert load_posterior(folder, device="cuda").learner.encoder.dtype == torch.bfloat16
-    here = Posterior.from_pretrained(folder)
+    here = load_posterior(folder)
     assert here.to("cuda").learner.encoder.dtype == torch.float32
     assert here.to("cuda", "auto").learner.encoder.dtype == torch.bfloat16

@@ -27,9 +27,9 @@ from rebapl.data.task import load_task
 from rebapl.errors import UserError
 from rebapl.evaluation import outside_scores
 from rebapl.evaluation.tasks import predict_part
-from rebapl.posterior import Posterior
-from rebapl.runs import shards
-from rebapl.runs.folder import load_trained, train_run
+from rebapl.posterior import Posterior, load_posterior, save_posterior
+from rebapl.runs.folder import train_run
+from rebapl.runs.shards import Shard
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def rebapl(*words: object) -> str:
 
 def test_json_holds_the_prediction_unrounded(run: Path, images: Path) -> None:
     content = json.loads(rebapl("predict", run, images, "--format", "json", "--top", 2))
-    prediction = load_trained(run, device="cpu").predict(images)
+    prediction = load_posterior(run).predict(images)
     low, high = prediction.interval()
     assert content["class_names"] == ["zero", "one", "two", "three", "four"]
     assert (content["samples"], content["average"], content["interval_level"]) == (2, "probabilities", 0.9)
@@ -98,7 +98,7 @@ def test_the_table_shows_every_image_and_its_answer(run: Path, images: Path, mon
 
 
 def test_one_sample_says_that_it_has_no_uncertainty_between_samples(run: Path, images: Path, tmp_path: Path) -> None:
-    alone = load_trained(run, device="cpu").sample(0).save_pretrained(tmp_path / "alone")
+    alone = save_posterior(load_posterior(run).sample(0), tmp_path / "alone")
     said = CliRunner().invoke(app, ["predict", str(alone), str(images)])
     assert said.stderr.count("one sample, so it has no uncertainty of its own") == 1
     for word in ("--outside", "--fit-threshold", "rebapl", "ensemble"):
@@ -108,7 +108,7 @@ def test_one_sample_says_that_it_has_no_uncertainty_between_samples(run: Path, i
 
 
 def test_one_sample_has_no_interval(run: Path, images: Path, tmp_path: Path) -> None:
-    alone = load_trained(run, device="cpu").sample(0).save_pretrained(tmp_path / "alone")
+    alone = save_posterior(load_posterior(run).sample(0), tmp_path / "alone")
     words = ["predict", alone, images / "a.png", "--top", 1]
     (best,) = json.loads(rebapl(*words, "--format", "json"))["images"][0]["top"]
     assert (best["low"], best["high"]) == (None, None)
@@ -151,7 +151,7 @@ def test_a_name_that_is_no_text_is_shown(run: Path, images: Path, tmp_path: Path
 
 @pytest.mark.parametrize("path", [".", "a.png/x.csv"])
 def test_a_path_that_cannot_be_written_is_refused_before_any_work(images: Path, path: str) -> None:
-    with pytest.raises(UserError, match="cannot be written: name a file"):
+    with pytest.raises(UserError, match=r"cannot be written: name a file|no _about\.json says that it is"):
         rebapl("predict", "nowhere", images, "--out", images / path)
 
 
@@ -161,7 +161,7 @@ def test_it_shows_prediction_sets_where_they_were_fitted(run: Path, images: Path
     with pytest.raises(UserError, match=r"prediction sets of level 0\.99 need at least 99 held-out images"):
         rebapl("evaluate", run, "--fit-conformal", "0.99")
     rebapl("evaluate", run, "--fit-conformal", "0.5")
-    conformal = load_trained(run, device="cpu").conformal
+    conformal = load_posterior(run).conformal
     assert conformal is not None
     content = json.loads(rebapl("predict", run, images, "--format", "json", "--top", "5"))
     assert content["conformal"] == {"level": 0.5, "quantile": conformal.quantile}
@@ -191,7 +191,7 @@ def test_it_says_that_it_does_not_know_above_the_threshold(
         rebapl("predict", run, images, "--abstain")
     shown = rebapl("evaluate", run, "--fit-weights", "--fit-threshold", "coverage=0.1,by=entropy", "--outside", "novel")
     assert "outside novel by entropy: AUROC" in shown
-    threshold = load_trained(run, device="cpu").threshold
+    threshold = load_posterior(run).threshold
     assert threshold is not None
     records = json.loads(rebapl("predict", run, images, "--abstain", "--format", "json"))["images"]
     assert [record["answer"] is None for record in records] == [r["entropy"] > threshold.value for r in records]
@@ -210,10 +210,10 @@ def test_it_says_that_it_does_not_know_above_the_threshold(
 
 def test_fitted_weights_are_shown_and_can_be_undone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = rebapl("evaluate", run, "--fit-weights")
-    weights = load_trained(run, device="cpu").weights
+    weights = load_posterior(run).weights
     assert f"weights: {weights[0]:.3g}, {weights[1]:.3g} (effective number of samples: " in shown
     rebapl("evaluate", run, "--uniform-weights")
-    undone = load_trained(run, device="cpu")
+    undone = load_posterior(run)
     assert undone.weights.tolist() == [0.5, 0.5]
     assert undone.earlier_weights[-1].weights == tuple(weights.tolist())
     with pytest.raises(UserError, match="give one of them"):
@@ -231,7 +231,7 @@ def test_outside_may_be_a_flat_folder_and_earlier_scores_stay(run: Path, images:
     rebapl("evaluate", run)
     outside = json.loads((run / "results.json").read_text())["outside"]
     assert outside.keys() == {"novel", str(images)}
-    trained = load_trained(run, device="cpu")
+    trained = load_posterior(run)
     digits = load_task("digits", shots=2, test_images=10).tests["base"]
     inside = predict_part(trained, digits).uncertainty("entropy")
     expected = outside_scores(inside, trained.predict(images).uncertainty("entropy"))
@@ -254,7 +254,7 @@ def test_the_heat_map_is_drawn(run: Path) -> None:
         (["--classes", "cat", "--classes-file", "x"], "not both"),
         (["--classes", "cat,,dog"], "is empty"),
         (["--classes", "cat"], r"one class name \(cat\) would be the answer to every image"),
-        (["--template", "a {}."], "--template has no effect: maple does not use it"),
+        (["--template", "a {}."], "the template has no effect: maple does not use it"),
         (["--classes-file", "nowhere.txt"], r"nowhere\.txt cannot be read"),
         (["--template", "no place"], "template"),
         (["--backbone", "nowhere"], "unknown backbone 'nowhere'"),
@@ -321,12 +321,12 @@ def test_it_goes_on_after_what_is_written(run: Path, images: Path, tmp_path: Pat
     frame = {"csv": pandas.read_csv, "jsonl": partial(pandas.read_json, lines=True), "parquet": pandas.read_parquet}
     found = frame[ending](out)
     assert [Path(name).name for name in found["image"]] == ["c.jpg", "a.png", "b [1].png"]
-    whole = load_trained(run, device="cpu").predict([images / "c.jpg", images / "a.png", images / "b [1].png"])
+    whole = load_posterior(run).predict([images / "c.jpg", images / "a.png", images / "b [1].png"])
     assert found["entropy"].tolist() == pytest.approx(whole.predictive_entropy.tolist(), rel=1e-5)
     for words, difference in ((["--top", 2], "top = 3, not 2"), (["--classes", "x,y"], "class_names = .* not")):
         with pytest.raises(UserError, match=rf"x\.{ending} was made with {difference}.*another --out, or delete"):
             rebapl("predict", run, images, "--out", out, *words)
-    other = load_trained(run, device="cpu").sample(0).save_pretrained(tmp_path / "other")
+    other = save_posterior(load_posterior(run).sample(0), tmp_path / "other")
     with pytest.raises(UserError, match="holds answers of another run"):
         rebapl("predict", other, images, "--out", out)
 
@@ -339,16 +339,16 @@ def test_an_engine_writes_shards_into_a_folder(run: Path, images: Path, tmp_path
     said = CliRunner().invoke(app, sharded)
     assert said.exit_code == 0, said.output
     assert said.stdout == f"3 images (1 cannot be read): {out}\n"
-    for line in (f"predicting 3 images in 2 shards into {out}", "shard-000001: done in", "nowhere.png cannot be read"):
+    for line in (f"predicting 3 images into {out}", "shard-000001: done in", "nowhere.png cannot be read"):
         assert line in said.stderr
     rebapl(*words, "--out", whole)
     pandas.testing.assert_frame_equal(rows_of(out), pandas.read_parquet(whole), rtol=1e-5, atol=1e-6)
     assert rebapl(*sharded) == f"3 images (3 were there before, 1 cannot be read): {out}\n"
     with pytest.raises(UserError, match="answers was made with top = 3, not 1"):
         rebapl(*sharded, "--top", 1)
-    (tmp_path / "list.txt").write_text(f"{images / 'c.jpg'}\n")
-    with pytest.raises(UserError, match=r"another list of images \(image 2: .*nowhere\.png; now there is none\)"):
-        rebapl(*sharded)
+    (tmp_path / "list.txt").write_text(f"{images / 'b [1].png'}\n")
+    assert rebapl(*sharded) == f"4 images (3 were there before, 1 cannot be read): {out}\n"
+    assert rebapl(*sharded[:-1], tmp_path / "y.csv") == f"1 image: {tmp_path / 'y.csv'}\n"
 
 
 def test_several_devices_write_one_file_and_say_what_limits_them(
@@ -370,39 +370,40 @@ def test_several_devices_write_one_file_and_say_what_limits_them(
     )
 
 
+@pytest.mark.parametrize("name", ["answers", "x.csv"])
 def test_an_interruption_says_what_is_answered_and_how_to_go_on(
-    run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path,
+    images: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
 ) -> None:
-    answer, portions = shards.answer_files, []
+    write, out = Shard.write, tmp_path / name
 
-    def interrupted(*given: Any) -> Any:
-        portions.append(given)
-        if len(portions) == 2:
-            raise KeyboardInterrupt
-        return answer(*given)
+    def interrupted(shard: Shard, *given: Any) -> None:
+        write(shard, *given)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(shards, "answer_files", interrupted)
-    words = ["predict", str(run), str(images), "--device", "cpu", "--shard", "2", "--out", str(tmp_path / "answers")]
-    monkeypatch.setattr(sys, "argv", ["rebapl", *words])
-    with pytest.raises(SystemExit) as left:
-        main()
+    words = ["predict", str(run), str(images), "--device", "cpu", "--shard", "2", "--out", str(out)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Shard, "write", interrupted)
+        patch.setattr(sys, "argv", ["rebapl", *words])
+        with pytest.raises(SystemExit) as left:
+            main()
     assert left.value.code == 130
-    kept = f"stopped; 2 of 3 images are answered in {tmp_path / 'answers'}. Go on with: rebapl predict"
-    assert kept in capsys.readouterr().err
-    assert rebapl(*words) == f"3 images (2 were there before): {tmp_path / 'answers'}\n"
+    assert f"stopped; 2 of 3 images are answered in {out}. Go on with: rebapl predict" in capsys.readouterr().err
+    assert rebapl(*words) == f"3 images (2 were there before): {out}\n"
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--jobs", 2], "an engine writes shards into a folder: name it with --out"),
-        (["--jobs", 2, "--out", "x.parquet"], r"--out x\.parquet is a file, and an engine writes shards"),
+        (["--jobs", 2], r"an engine writes a \.csv, \.jsonl or \.parquet file, or a folder: name it"),
+        (["--jobs", 2, "--out", "x.txt"], r"an engine writes a \.csv"),
         (["--devices", "cpu,tpu9", "--out", "x.csv"], "device 'tpu9' is not available here"),
-        (["--engine", "local", "--out", "{images}"], "holds something else, and no _about.json says"),
-        (
-            ["--engine", "local", "--out", "answers", "--format", "csv"],
-            "--format csv: an engine writes shards as Parquet",
-        ),
+        (["--engine", "local", "--out", "{images}"], "is there already, and no _about.json says"),
+        (["--engine", "local", "--out", "{images}", "--format", "csv"], "--format csv: a folder of answers holds Parq"),
         (["--engine", "ray", "--out", "answers", "--jobs", 2], "--jobs is for --engine local, not for ray"),
         (["--engine", "rai", "--out", "answers"], "unknown engine 'rai'"),
     ],

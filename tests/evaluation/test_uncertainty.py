@@ -16,10 +16,10 @@ from rebapl.errors import UserError
 from rebapl.evaluation import outside_scores
 from rebapl.evaluation.diversity import diversity_record
 from rebapl.evaluation.tasks import diversity_on_test, fit_on_validation, score_outside
-from rebapl.posterior import Posterior
+from rebapl.posterior import Posterior, load_posterior
 from rebapl.reports.figures import diversity_figure
 from rebapl.runs.config import RunConfig
-from rebapl.runs.folder import evaluate_run, load_trained, train_run
+from rebapl.runs.folder import evaluate_run, train_run
 from rebapl.runs.results import DiversityRecord
 from rebapl.training.fit import fit
 
@@ -49,7 +49,8 @@ def test_weights_make_the_validation_images_more_likely(posterior: Posterior, ta
     views = data.views(posterior.learner.encoder.preprocessing)
     fitted = fit_on_validation(posterior, task, weights=True, coverage=0.5)
     before, after = (
-        each.probabilities(views).gather(1, data.labels[:, None]).log().mean() for each in (posterior, fitted)
+        each.predict_views(views).probabilities.gather(1, data.labels[:, None]).log().mean()
+        for each in (posterior, fitted)
     )
     assert after >= before - 1e-6
     assert fitted.weights.sum().item() == pytest.approx(1, abs=1e-5)
@@ -113,21 +114,21 @@ def test_a_run_is_evaluated_with_what_was_fitted_and_keeps_it(config: RunConfig,
         out, device="cpu", fit_weights=True, fit_threshold={"risk": 0.9, "by": "entropy"}, outside="novel"
     )
     assert fitted.outside["novel"].keys() >= {"entropy", "mutual-information"}
-    loaded = load_trained(out, device="cpu")
+    loaded = load_posterior(out)
     assert loaded.threshold is not None
     assert loaded.threshold.by == "entropy"
     assert fitted.diversity.effective_by_weights == pytest.approx(1 / loaded.weights.square().sum().item(), 1e-4)
     again = evaluate_run(out, device="cpu")
     assert again.parts == fitted.parts
-    assert torch.equal(load_trained(out / "posterior", device="cpu").weights, loaded.weights)
-    assert load_trained(out, device="cpu", backbone=config.backbone_name).class_names == loaded.class_names
+    assert torch.equal(load_posterior(out / "posterior").weights, loaded.weights)
+    assert load_posterior(out, config.backbone_name).class_names == loaded.class_names
 
 
 def test_what_is_no_trained_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such run or posterior"):
-        load_trained(tmp_path / "nowhere")
+        load_posterior(tmp_path / "nowhere")
     with pytest.raises(UserError, match="is not a posterior"):
-        load_trained(tmp_path)
+        load_posterior(tmp_path)
     (tmp_path / "config.json").write_text('{"data": "digits", "backbone": "mini"}')
     with pytest.raises(UserError, match="not trained yet"):
-        load_trained(tmp_path)
+        load_posterior(tmp_path)

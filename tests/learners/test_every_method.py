@@ -9,16 +9,26 @@ import small_clip
 import torch
 from methods import CASES, output_of
 from plain import Task
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
-from rebapl.learners import METHODS, Output, build_learner
+from rebapl.learners import METHODS, Learner, Output, build_learner, resolve_method
 from rebapl.posterior.per_sample import at_sample
 
 every_method = pytest.mark.parametrize("method", METHODS)
 learned = pytest.mark.parametrize("method", [method for method in METHODS if method != "zero-shot"])
+NAMES = ["red cat", "dog", "big old tree", "house"]
+
+
+def unbound(method: str, encoder: DualEncoder, **settings: object) -> Learner:
+    return METHODS[method].learner(encoder, resolve_method(method, {**CASES[method].settings, **settings}))
+
+
+def moved(parameter: Tensor) -> Tensor:
+    """A step in a random direction: norms would hide one that is the same everywhere."""
+    return 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
 
 
 def near(given: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
@@ -52,6 +62,60 @@ def test_says_whether_it_uses_the_template(build: Any, images: Tensor, method: s
     other = learner.bind(learner.class_names, "itap of the {} here.")
     differs = not torch.allclose(learner(images).logits, other(images).logits, atol=1e-6)
     assert learner.reads_template(learner.config) == differs
+
+
+# Construction and settings
+
+
+@every_method
+def test_constructing_encodes_no_text_and_binding_does(encoder: DualEncoder, method: str) -> None:
+    """The constructor knows no class names, so all of the text waits for `bind`."""
+    learner = unbound(method, encoder)
+    with pytest.raises(UserError, match=r"no class names yet: call learner\.bind\(class_names\)"):
+        learner(torch.zeros(1, 3, 32, 32))
+    with pytest.raises(UserError, match="no class names yet"):
+        _ = learner.class_names
+    bound = learner.bind(NAMES)
+    assert (bound.class_names, bound.template) == (NAMES, "a photo of a {}.")
+    with pytest.raises(UserError, match="no class names yet"):
+        learner.sentences()
+
+
+@every_method
+def test_building_by_name_is_constructing_binding_and_resetting(
+    encoder: DualEncoder, images: Tensor, method: str
+) -> None:
+    template, settings = "a drawing of a {}.", CASES[method].settings
+    built = build_learner(method, encoder, NAMES, template, torch.Generator().manual_seed(5), settings).eval()
+    by_hand = unbound(method, encoder).bind(NAMES, template).eval()
+    by_hand.reset(torch.Generator().manual_seed(5))
+    assert [name for name, _ in built.named_parameters()] == [name for name, _ in by_hand.named_parameters()]
+    assert torch.equal(built(images).logits, by_hand(images).logits)
+
+
+@every_method
+def test_a_learner_knows_its_method_and_all_of_its_settings(build: Any, method: str) -> None:
+    learner = build(method, CASES[method].settings)
+    assert learner.method == method
+    full = learner.config.plain()
+    assert full.keys() == METHODS[method].config.model_fields.keys()
+    assert resolve_method(learner.method, full) == learner.config, "all settings together are accepted as well"
+
+
+@every_method
+def test_unknown_settings_and_values_of_another_type_are_refused_in_one_line(build: Any, method: str) -> None:
+    with pytest.raises(UserError, match="tokenz"):
+        build(method, {"tokenz": 3})
+    for name, field in METHODS[method].config.model_fields.items():
+        for wrong in ({"a": 1}, object(), [3.5]):
+            with pytest.raises(UserError, match=rf"^method\.{name}") as refusal:
+                build(method, {name: wrong})
+            assert "\n" not in str(refusal.value)
+        kinds = getattr(field.annotation, "__args__", (field.annotation,))
+        if int in kinds and str not in kinds:
+            for wrong in ("abc", 2.5, True):
+                with pytest.raises(UserError, match=rf"method\.{name} is .*: it must be a whole number"):
+                    build(method, {name: wrong})
 
 
 # Parameters
@@ -108,12 +172,6 @@ def test_building_and_resetting_leave_the_global_random_state_alone(build: Any, 
     before = torch.get_rng_state()
     build(method).reset(torch.Generator().manual_seed(5))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@every_method
-def test_unknown_settings_are_refused(build: Any, method: str) -> None:
-    with pytest.raises(UserError, match="tokenz"):
-        build(method, {"tokenz": 3})
 
 
 # Against the plain implementation
@@ -178,7 +236,9 @@ def test_binding_shares_parameters_and_equals_building_anew(
     others = ["green fish", "car", "old house", "tree"]
     bound = learner.bind(others)
     assert bound.class_names == others
-    assert [p.data_ptr() for p in bound.parameters()] == [p.data_ptr() for p in learner.parameters()]
+    assert bound.encoder is learner.encoder
+    assert all(a is b for a, b in zip(bound.parameters(), learner.parameters(), strict=True))
+    assert not {id(module) for module in bound.modules()} & {id(module) for module in learner.modules()}
     anew = build(method, CASES[method].settings, others)
     anew.load_state_dict(learner.state_dict())
     same_features(output_of(bound, images), output_of(anew, images))
@@ -220,11 +280,24 @@ def test_other_braces_in_the_template_stay(build: Any, images: Tensor, method: s
 
 
 @every_method
-def test_a_deep_copy_has_its_own_parameters_and_the_same_backbone(build: Any, method: str) -> None:
-    learner = build(method, CASES[method].settings)
+def test_a_deep_copy_has_its_own_parameters_and_the_same_backbone(build: Any, images: Tensor, method: str) -> None:
+    learner = build(method, CASES[method].settings).eval()
     other = copy.deepcopy(learner)
+    assert torch.equal(other(images).logits, learner(images).logits)
     assert other.encoder is learner.encoder
     assert not {id(p) for p in other.parameters()} & {id(p) for p in learner.parameters()}
+
+
+@learned
+def test_assigning_a_parameter_on_a_bound_learner_leaves_the_original(build: Any, images: Tensor, method: str) -> None:
+    learner = build(method, CASES[method].settings).eval()
+    before = learner(images).logits
+    bound = learner.bind(learner.class_names)
+    for name, parameter in list(bound.named_parameters()):
+        owner, _, last = name.rpartition(".")
+        setattr(bound.get_submodule(owner), last, nn.Parameter(parameter.detach() + moved(parameter)))
+    assert torch.equal(learner(images).logits, before)
+    assert not torch.allclose(bound(images).logits, before, atol=1e-3)
 
 
 # Batches and modes
@@ -279,6 +352,29 @@ def test_repels_where_its_parameters_act(build: Any, images: Tensor, method: str
     assert cloud.dim() == 2
     found = torch.autograd.grad(cloud.square().sum() + cloud.sum(), list(learner.parameters()), allow_unused=True)
     assert any(gradient is not None and gradient.abs().max() > 0 for gradient in found)
+
+
+@every_method
+def test_training_draws_from_the_stream_that_was_given(build: Any, images: Tensor, method: str) -> None:
+    learner = build(method, CASES[method].settings)
+
+    def logits(seed: int) -> Tensor:
+        learner.use_noise(torch.Generator().manual_seed(seed))
+        return learner(images).logits
+
+    assert torch.equal(logits(1), logits(1))
+    assert torch.equal(logits(1), logits(2)) != (method in ("proda", "bpl"))
+
+
+@learned
+@pytest.mark.parametrize("conditional", [False, True])
+def test_says_whether_its_space_has_a_row_per_image(build: Any, images: Tensor, method: str, conditional: bool) -> None:
+    if conditional and method != "bpl":
+        return
+    learner = build(method, {**CASES[method].settings, **({"conditional": True} if conditional else {})})
+    output: Output = learner(images)
+    assert (learner.repels_in in output.per_image) == learner.repels_per_image
+    assert (learner.repels_in in output.per_class) != learner.repels_per_image
 
 
 # What is computed once

@@ -36,7 +36,7 @@ def run(program: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def learner_recipe() -> Iterator[dict[str, Any]]:
-    before = dict(METHODS.known)
+    before = dict(METHODS)
     yield run("\n".join(blocks("A learner of your own")))
     METHODS.known.clear()
     METHODS.known.update(before)
@@ -94,7 +94,7 @@ class TestALearnerOfYourOwn:
 
     def test_it_binds_to_other_classes(self, learner_recipe: dict[str, Any]) -> None:
         bound = learner_recipe["posterior"].bind(["cat", "old dog"])
-        assert bound.probabilities(learner_recipe["views"][:5]).shape == (5, 2)
+        assert bound.predict_views(learner_recipe["views"][:5]).probabilities.shape == (5, 2)
 
     def test_it_is_known_by_name_with_its_settings_and_recipe(self, learner_recipe: dict[str, Any]) -> None:
         assert learner_recipe["learner"].method == "feature-shift"
@@ -111,7 +111,7 @@ class TestALearnerOfYourOwn:
         posterior = Posterior.of(learner, samples, {**about, "inference": {"name": "rebapl"}})
         loaded = load_posterior(save_posterior(posterior, tmp_path / "own"), learner_recipe["encoder"])
         assert type(loaded.learner) is learner_recipe["FeatureShift"]
-        assert torch.equal(loaded.probabilities(views), posterior.probabilities(views))
+        assert torch.equal(loaded.predict_views(views).probabilities, posterior.predict_views(views).probabilities)
 
     @staticmethod
     def fresh(kind: Any, recipe: dict[str, Any]) -> Any:

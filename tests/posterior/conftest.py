@@ -25,7 +25,7 @@ def encoder() -> DualEncoder:
 
 @pytest.fixture(scope="session")
 def make(encoder: DualEncoder) -> Make:
-    """`make(method, samples)`: a posterior of so many samples around a learner's start."""
+    """`make(method, samples)`: a posterior with that number of samples around a learner's start."""
 
     def posterior(
         method: str = "coop", samples: int = 3, backbone: DualEncoder = encoder, settings: dict | None = None

@@ -1,6 +1,5 @@
 """Files in, records out: in order, with little in memory, and with a word on what limits the pace."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,7 @@ from PIL import Image
 
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior, answers
-from rebapl.posterior.answers import Asked, answer_files, by_one_torch_thread
-from rebapl.posterior.pace import RECENT, Pace
-from rebapl.posterior.passes import Passes
+from rebapl.posterior.answers import RECENT, Pace, Question, answer_files, by_one_torch_thread
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +32,7 @@ def _small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def all_records(posterior: Posterior, files: list[Path], **asked: Any) -> list[Any]:
-    return [record for portion in answer_files(posterior, files, Asked(**asked)) for record in portion]
+    return [record for portion in answer_files(posterior, files, Question(**asked)) for record in portion]
 
 
 def test_two_devices_give_the_records_of_one_in_order(make: Any, files: list[Path]) -> None:
@@ -53,7 +50,7 @@ def test_two_devices_give_the_records_of_one_in_order(make: Any, files: list[Pat
 @pytest.mark.parametrize("devices", [1, 2])
 def test_strict_stops_at_a_broken_image_after_what_came_before(make: Any, files: list[Path], devices: int) -> None:
     given = []
-    portions = answer_files(make("coop").spread(["cpu"] * devices), files, Asked(strict=True))
+    portions = answer_files(make("coop").spread(["cpu"] * devices), files, Question(strict=True))
     with pytest.raises(UserError, match=r"08\.png cannot be read as an image"):
         given.extend(record for portion in portions for record in portion)
     assert [record["image"] for record in given] == [str(file) for file in files[:8]]
@@ -69,35 +66,37 @@ def test_few_images_are_in_memory_however_many_are_asked(make: Any, files: list[
             asked += 1
             yield file
 
-    for portion in answer_files(make("coop").spread(["cpu"] * devices), counted(), Asked()):
+    for portion in answer_files(make("coop").spread(["cpu"] * devices), counted(), Question()):
         most = max(most, asked - given)
         given += len(portion)
     assert given == 300
     assert most <= 4 * 2 * devices, "a portion that is given, one that is begun, and one that is read ahead"
 
 
-@pytest.mark.parametrize("slow", ["decoding", "the model", "writing"])
-def test_the_slowest_part_is_named_as_what_limits_it(
-    make: Any, files: list[Path], monkeypatch: pytest.MonkeyPatch, slow: str
-) -> None:
-    def slowed(name: str, function: Any) -> Any:
-        def call(*given: Any) -> Any:
-            time.sleep(0.03 if name == slow else 0)
-            return function(*given)
+def test_portions_give_what_predict_gives(make: Any, files: list[Path]) -> None:
+    posterior, good = make("coop"), files[:5]
+    portions = list(answer_files(posterior, [*good, files[8]], Question(top=2)))
+    assert [len(portion) for portion in portions] == [2, 2, 2]
+    *found, broken = (record for portion in portions for record in portion)
+    assert broken["error"] == "it is in no format of images that is known"
+    for one, other in zip(found, posterior.predict(good).records(top=2), strict=True):
+        assert (one["image"], one["answer"]) == (other["image"], other["answer"])
+        assert one["top"][1]["probability"] == pytest.approx(other["top"][1]["probability"], rel=1e-5)
 
-        return call
 
-    monkeypatch.setattr(answers, "read_image", slowed("decoding", answers.read_image))
-    monkeypatch.setattr(Passes, "begin", slowed("the model", Passes.begin))
-    write, pace = slowed("writing", len), Pace()
-    posterior = make("coop", 1)
-    posterior.probabilities(posterior.learner.encoder.preprocessing.centre(Image.new("RGB", (9, 9)))[None])
-    for portion in answer_files(posterior, files[14:] * 2, Asked(), pace):
-        write(portion)
-    said = pace.said()
-    assert said.startswith(f"limited by {slow}: ")
-    assert said.endswith(" images/s")
-    assert 5 < float(said.split()[-2]) < 300, "two images take the longest part's 0.03 s or little more"
+def test_what_a_posterior_cannot_answer_is_refused(make: Any) -> None:
+    posterior = make("coop")
+    for question, message in (
+        (Question(abstain=True), "no threshold was chosen"),
+        (Question(sets=True), "no prediction sets were fitted"),
+        (Question(average="median"), "unknown average 'median'"),
+        (Question(class_names=["cat", "cat"]), "cat"),
+    ):
+        with pytest.raises(UserError, match=message):
+            question.put_to(posterior)
+    bound, asked = Question(class_names=["cat", "dog"]).put_to(posterior)
+    assert (bound.class_names, asked.top, asked.abstain, asked.sets) == (["cat", "dog"], 2, False, False)
+    assert asked.put_to(posterior)[1] == asked
 
 
 def test_the_pace_is_that_of_the_latest_portions() -> None:

@@ -65,7 +65,7 @@ def test_which_methods_are_a_matrix(make: Make, method: str) -> None:
 def test_one_matrix_drops_into_a_clip_pipeline(make: Make, mini: DualEncoder, digits: Tensor, tmp_path: Path) -> None:
     """The formula that open_clip documents: softmax(scale · image_features @ text_features.T)."""
     posterior = make("coop", 1, mini)
-    expected = posterior.predict_proba(digits)
+    expected = posterior.predict(digits).probabilities.numpy()
     image, scale = image_features(mini, digits), mini.model.logit_scale.exp()
     stored = load_file(posterior.export(tmp_path / "classes.safetensors"))
     text = stored["text_features"]
@@ -110,7 +110,7 @@ def test_open_clip_uses_the_matrix(make: Make, mini: DualEncoder, digits: Tensor
         image_features = model.encode_image(mini.preprocessing.normalize(digits))
         image_features /= image_features.norm(dim=-1, keepdim=True)
         text_probs = (mini.logit_scale * image_features @ text_features.T).softmax(dim=-1)
-    np.testing.assert_allclose(text_probs, posterior.predict_proba(digits), atol=1e-4)
+    np.testing.assert_allclose(text_probs, posterior.predict(digits).probabilities.numpy(), atol=1e-4)
 
 
 @pytest.mark.parametrize("method", ["coop", "proda"])
@@ -122,7 +122,7 @@ def test_the_matrices_of_all_samples_give_the_posterior(
     stored = load_file(path)
     logits = stored["logit_scale"] * image_features(mini, digits) @ stored["sample_text_features"].mT
     found = torch.einsum("s,snc->nc", stored["weights"], logits.softmax(-1))
-    np.testing.assert_allclose(found, posterior.bind(["zero", "one"]).predict_proba(digits), atol=1e-5)
+    np.testing.assert_allclose(found, posterior.bind(["zero", "one"]).predict(digits).probabilities.numpy(), atol=1e-5)
     with safe_open(path, "pt") as file:
         assert json.loads(file.metadata()["class_names"]) == ["zero", "one"]
 
@@ -148,7 +148,7 @@ def test_a_whole_predictor_in_onnx(
     names: dict[str, Any] = {}
     exec(compile(block, "docs/sharing.md", "exec"), names)
     assert names["names"] == posterior.class_names
-    np.testing.assert_allclose(names["probabilities"], posterior.predict_proba(digits[:1]), atol=1e-5)
+    np.testing.assert_allclose(names["probabilities"], posterior.predict(digits[:1]).probabilities.numpy(), atol=1e-5)
     assert path.stat().st_size < 8e6, "the image tower is there once, and the text tower is not"
 
 

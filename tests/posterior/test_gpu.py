@@ -48,12 +48,12 @@ def test_clouds_are_mapped_by_default_and_equal_to_the_loop(make: Any, views: Te
     mapped, looped = (AtSamples(posterior.learner, stacks, 5) for _ in range(2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # something could not be mapped
-        classes = per_sample.sample_classes(posterior.learner, stacks, 5)
+        classes = per_sample.encode_classes(posterior.learner, stacks, 5)
         spaces = [posterior.learner.repels_in, "logits"]
-        clouds = per_sample.all_clouds(mapped, classes, views, spaces)
-        for one, other in zip(clouds, per_sample.all_clouds(looped, classes, views, spaces, together=1), strict=True):
-            torch.testing.assert_close(one, other, atol=1e-3, rtol=1e-3)
-    assert mapped.walked.layers < looped.walked.layers
+        clouds = mapped.points(views, classes, spaces)
+        for space, points in looped.points(views, classes, spaces, together=1).items():
+            torch.testing.assert_close(clouds[space], points, atol=1e-3, rtol=1e-3)
+    assert mapped.layers < looped.layers
 
 
 @pytest.mark.gpu
@@ -65,11 +65,15 @@ def test_to_another_device_and_back(make: Any, views: Tensor, tmp_path: Path, me
     assert here.learner.encoder.device.type == "cpu"
     assert there.to("cuda") is there
     assert there.learner.encoder.fingerprint == here.learner.encoder.fingerprint
-    torch.testing.assert_close(there.probabilities(views), here.probabilities(views), atol=1e-3, rtol=1e-2)
-    assert torch.equal(there.to("cpu").probabilities(views), here.probabilities(views))
+    torch.testing.assert_close(
+        there.predict_views(views).probabilities, here.predict_views(views).probabilities, atol=1e-3, rtol=1e-2
+    )
+    assert torch.equal(there.to("cpu").predict_views(views).probabilities, here.predict_views(views).probabilities)
     save_posterior(there, tmp_path / "p")
     again = load_posterior(tmp_path / "p", here.learner.encoder)
-    assert torch.equal(again.bind(["green fish", "car"]).probabilities(views), here.probabilities(views))
+    assert torch.equal(
+        again.bind(["green fish", "car"]).predict_views(views).probabilities, here.predict_views(views).probabilities
+    )
 
 
 def on_gpu(dtype: torch.dtype = torch.float32) -> DualEncoder:

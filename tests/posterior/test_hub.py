@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
-from rebapl.posterior import Posterior
+from rebapl.posterior import Posterior, load_posterior
 from rebapl.posterior.hub import write_for_hub
 
 COMMITS = [digit * 40 for digit in "ab"]
@@ -72,10 +72,14 @@ def test_what_is_pushed_is_read_back_by_its_revision(
     commits = [each.push_to_hub("somebody/digits", backbone="somebody/clip") for each in posteriors]
     assert commits == COMMITS
     for commit, posterior in zip(commits, posteriors, strict=True):
-        loaded = Posterior.from_pretrained("somebody/digits", commit, encoder=encoder)
-        assert np.array_equal(loaded.predict_proba(views), posterior.predict_proba(views))
-    newest = Posterior.from_pretrained("somebody/digits", encoder=encoder)
-    assert np.array_equal(newest.predict_proba(views), posteriors[1].predict_proba(views))
+        loaded = load_posterior(f"hf://somebody/digits@{commit}", encoder)
+        assert np.array_equal(
+            loaded.predict(views).probabilities.numpy(), posterior.predict(views).probabilities.numpy()
+        )
+    newest = load_posterior("hf://somebody/digits", encoder=encoder)
+    assert np.array_equal(
+        newest.predict(views).probabilities.numpy(), posteriors[1].predict(views).probabilities.numpy()
+    )
     manifest = hub.cache / "models--somebody--digits/snapshots" / COMMITS[0] / "posterior.json"
     assert '"name": "somebody/clip"' in manifest.read_text()
 
@@ -96,7 +100,7 @@ def test_the_card_says_what_people_and_the_hub_need(make: Callable[..., Posterio
     for said in (
         "# digits",
         "3 samples of what the method\n`coop` learns",
-        'Posterior.from_pretrained("somebody/digits")',
+        'load_posterior("hf://somebody/digits")',
         "| images per class | 16 |",
         "    big old tree\n",
         "| test | 64 | 81.25 | 0.5 | 3.25 |",

@@ -14,7 +14,7 @@ from rebapl.data.own_images import dataset_of
 from rebapl.data.transforms import Preprocessing
 from rebapl.errors import UserError
 from rebapl.posterior import images as module
-from rebapl.posterior.sources import ImageFiles
+from rebapl.posterior.images import ImageFiles
 
 SIZES = Preprocessing(resize=16, crop=16, mean=(0.5,) * 3, std=(0.5,) * 3)
 
@@ -119,7 +119,7 @@ def test_an_unreadable_file_is_named_before_any_work(
 
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
-    with pytest.raises(UserError, match=r"has no images: files that end in \.png"):
+    with pytest.raises(UserError, match=r"no images in .*: there are 1 file .*; files that end in \.png"):
         read_images(tmp_path, SIZES)
 
 

@@ -17,19 +17,20 @@ from rebapl.errors import UserError
 from rebapl.learners import METHODS
 from rebapl.posterior import Posterior, passes
 from rebapl.posterior.passes import in_order
+from rebapl.posterior.per_sample import AtSamples
 
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often class names were encoded for all samples: one entry each time, the number of samples."""
     counts: list[int] = []
-    original = passes.sample_classes
+    original = passes.encode_classes
 
     def counted(learner: Any, stacks: Any, count: int) -> Any:
         counts.append(count)
         return original(learner, stacks, count)
 
-    monkeypatch.setattr(passes, "sample_classes", counted)
+    monkeypatch.setattr(passes, "encode_classes", counted)
     return counts
 
 
@@ -56,26 +57,26 @@ def test_what_is_kept_is_dropped_when_samples_or_the_learner_change(
     make: Any, views: Tensor, encoded: list[int]
 ) -> None:
     posterior = make("coop", 2)
-    before = posterior.probabilities(views)
+    before = posterior.predict_views(views).probabilities
     stack = posterior.samples["context"]
     stack.add_(torch.randn(stack.shape, generator=torch.Generator().manual_seed(3)))
-    changed = posterior.probabilities(views)
+    changed = posterior.predict_views(views).probabilities
     assert (changed - before).abs().max() > 1e-3
     fresh = Posterior(posterior.learner, {"context": stack.clone()}, posterior.weights, posterior.about)
-    assert torch.equal(fresh.probabilities(views), changed)
+    assert torch.equal(fresh.predict_views(views).probabilities, changed)
     posterior.learner.train()
-    posterior.probabilities(views)
+    posterior.predict_views(views)
     posterior.learner.eval()
     assert encoded == [2, 2, 2, 2]
 
 
 def test_memory_is_freed_with_the_posterior_and_copies_begin_anew(make: Any, views: Tensor) -> None:
     posterior = make("maple", 2)
-    expected = posterior.probabilities(views)
+    expected = posterior.predict_views(views).probabilities
     other = copy.deepcopy(posterior)
     assert other.passes._ready is None
     assert other.passes.learner is other.learner
-    assert torch.equal(other.probabilities(views), expected)
+    assert torch.equal(other.predict_views(views).probabilities, expected)
     kept = [weakref.ref(posterior.passes), weakref.ref(posterior.passes._ready.classes[0]["text"])]
     gc.collect()
     gc.disable()  # it must not need to look for circles
@@ -133,8 +134,8 @@ def test_layers_are_compiled_where_that_is_asked_for_or_earned(make: Any, monkey
     monkeypatch.setattr(passes, "COMPILED_FROM", 3 * 4 * 4)
     recorded = stand_in(monkeypatch)
     compiled: list[bool] = []
-    original = passes.all_logits
-    monkeypatch.setattr(passes, "all_logits", lambda *given: compiled.append(is_compiling()) or original(*given))
+    original = AtSamples.points
+    monkeypatch.setattr(AtSamples, "points", lambda *given: compiled.append(is_compiling()) or original(*given))
     posterior = make("maple", 3)
     for _ in range(3):
         posterior.sample_logits(random_views(4))
@@ -174,10 +175,10 @@ def test_threads_may_ask_at_the_same_time(make: Any, monkeypatch: pytest.MonkeyP
     alone, heavier = posterior.sample(2), posterior.with_weights(torch.tensor([0.5, 0.25, 0.25]))
     asked = [random_views(1 + seed % 3, seed=seed) for seed in range(6)]
     work = [(each, views) for views in asked for each in (posterior, bound, alone, heavier)]
-    expected = [each.probabilities(views) for each, views in work]
+    expected = [each.predict_views(views).probabilities for each, views in work]
     with ThreadPoolExecutor(6) as pool:
         for _ in range(3):
-            found = list(pool.map(lambda pair: pair[0].probabilities(pair[1]), work))
+            found = list(pool.map(lambda pair: pair[0].predict_views(pair[1]).probabilities, work))
             for one, other in zip(found, expected, strict=True):
                 torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 

@@ -14,10 +14,10 @@ from rebapl.posterior import Posterior
 def test_predict_averages_the_samples_probabilities(make: Any, views: Tensor) -> None:
     posterior = make("maple").with_weights(torch.tensor([0.2, 0.3, 0.5]))
     prediction = posterior.predict(views)
-    each = [posterior.sample(index).probabilities(views) for index in range(3)]
+    each = [posterior.sample(index).predict_views(views).probabilities for index in range(3)]
     expected = 0.2 * each[0] + 0.3 * each[1] + 0.5 * each[2]
     torch.testing.assert_close(prediction.probabilities, expected)
-    torch.testing.assert_close(posterior.probabilities(views), expected)
+    torch.testing.assert_close(posterior.predict_views(views).probabilities, expected)
     torch.testing.assert_close(prediction.per_sample, torch.stack(each))
     assert prediction.class_names == posterior.class_names
     assert len(prediction.names) == len(prediction) == 7
@@ -43,7 +43,9 @@ def test_other_class_names_and_template_at_predict_time(make: Any, views: Tensor
     others = ["green fish", "car"]
     given = posterior.predict(views, class_names=others, template="a photo of a {}.")
     assert given.class_names == others
-    assert torch.equal(given.probabilities, posterior.bind(others, "a photo of a {}.").probabilities(views))
+    assert torch.equal(
+        given.probabilities, posterior.bind(others, "a photo of a {}.").predict_views(views).probabilities
+    )
     with_template = posterior.predict(views, template="a photo of a {}.")
     assert with_template.class_names == posterior.class_names
     assert not torch.allclose(with_template.probabilities, posterior.predict(views).probabilities)

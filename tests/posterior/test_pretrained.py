@@ -17,21 +17,24 @@ from torch import Tensor
 
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
-from rebapl.posterior import Posterior
+from rebapl.posterior import load_posterior, save_posterior
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def test_a_local_folder(make: Any, encoder: DualEncoder, views: Tensor, tmp_path: Path) -> None:
     posterior = make("coop")
-    folder = posterior.save_pretrained(tmp_path / "p")
+    folder = save_posterior(posterior, tmp_path / "p")
     for given in (folder, str(folder)):
-        loaded = Posterior.from_pretrained(given, encoder=encoder)
-        assert np.array_equal(loaded.predict_proba(views), posterior.predict_proba(views))
-    with pytest.raises(UserError, match="revision 'main' was given"):
-        Posterior.from_pretrained(folder, "main", encoder=encoder)
-    with pytest.raises(UserError, match=r"is not a posterior: it has no posterior.json"):
-        Posterior.from_pretrained(tmp_path / "no" / "such" / "folder")
+        loaded = load_posterior(given, encoder=encoder)
+        assert np.array_equal(
+            loaded.predict(views).probabilities.numpy(), posterior.predict(views).probabilities.numpy()
+        )
+    with pytest.raises(UserError, match=r"there is no such run or posterior"):
+        load_posterior(tmp_path / "no" / "such" / "folder")
+    with pytest.raises(UserError, match=r"it has no posterior.json. If it is a run, it is not trained yet"):
+        load_posterior(tmp_path)
+    assert len(load_posterior(save_posterior(posterior, tmp_path / "run/posterior").parent, encoder)) == 3
 
 
 @pytest.fixture
@@ -54,25 +57,27 @@ def test_a_hub_id_that_was_fetched_before_needs_no_connection(
     repository = hub / "models--somebody--digits"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs/main").write_text(COMMIT)
-    shutil.copytree(posterior.save_pretrained(tmp_path / "p"), repository / "snapshots" / COMMIT)
-    for revision in (None, "main", COMMIT):
-        loaded = Posterior.from_pretrained("somebody/digits", revision, encoder=encoder)
-        assert np.array_equal(loaded.predict_proba(views), posterior.predict_proba(views))
-    with pytest.raises(UserError, match="nor could revision 'v2' of it be fetched"):
-        Posterior.from_pretrained("somebody/digits", "v2", encoder=encoder)
+    shutil.copytree(save_posterior(posterior, tmp_path / "p"), repository / "snapshots" / COMMIT)
+    for revision in ("", "@main", f"@{COMMIT}"):
+        loaded = load_posterior(f"hf://somebody/digits{revision}", encoder)
+        assert np.array_equal(
+            loaded.predict(views).probabilities.numpy(), posterior.predict(views).probabilities.numpy()
+        )
+    with pytest.raises(UserError, match="'somebody/digits': revision 'v2' of it could not be fetched"):
+        load_posterior("hf://somebody/digits@v2", encoder)
 
 
 @pytest.mark.usefixtures("hub")
 def test_without_a_connection_one_line_says_so() -> None:
-    with pytest.raises(UserError, match="'somebody/else' is neither a local folder, nor could it be fetched") as raised:
-        Posterior.from_pretrained("somebody/else")
+    with pytest.raises(UserError, match="'somebody/else': it could not be fetched from the hub") as raised:
+        load_posterior("hf://somebody/else")
     assert len(str(raised.value).splitlines()) == 1
 
 
 def test_only_the_two_files_of_the_revision_are_fetched(
     make: Any, encoder: DualEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, asked = make("coop").save_pretrained(tmp_path / "p"), []
+    folder, asked = save_posterior(make("coop"), tmp_path / "p"), []
 
     def fetch(repository: str, **options: Any) -> str:
         asked.append((repository, options["revision"], options["allow_patterns"]))
@@ -85,8 +90,8 @@ def test_only_the_two_files_of_the_revision_are_fetched(
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", info)
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
-    assert len(Posterior.from_pretrained("somebody/digits", "v2", encoder=encoder)) == 3
-    assert asked == [("somebody/digits", COMMIT, ["posterior.json", "samples.safetensors"])]
+    assert len(load_posterior("hf://somebody/digits@v2", encoder)) == 3
+    assert asked == [("somebody/digits", "v2", ["posterior.json", "samples.safetensors"])]  # which the cache notes
 
 
 def test_the_same_device_is_the_same_posterior(make: Any) -> None:
@@ -103,29 +108,31 @@ def test_on_another_copy_of_the_backbone_it_predicts_the_same(make: Any, views: 
     for bound in (posterior, posterior.bind(["green fish", "car"], "a photo of a {}.", transfer=True)):
         moved = replace(bound, learner=bound._learner_on(other))
         assert moved.learner.encoder is other
-        assert np.array_equal(moved.predict_proba(views), bound.predict_proba(views))
-        on_both = replace(bound, copies=(other,)).predict_proba(views)
-        np.testing.assert_allclose(on_both, bound.predict_proba(views), atol=1e-5)
+        assert np.array_equal(moved.predict(views).probabilities.numpy(), bound.predict(views).probabilities.numpy())
+        on_both = replace(bound, copies=(other,)).predict(views).probabilities.numpy()
+        np.testing.assert_allclose(on_both, bound.predict(views).probabilities.numpy(), atol=1e-5)
         back = (moved.bind(posterior.class_names, posterior.learner.template), posterior)
-        assert np.array_equal(*(each.predict_proba(views) for each in back))
+        assert np.array_equal(*(each.predict(views).probabilities.numpy() for each in back))
 
 
 def test_probabilities_of_images_in_any_form(make: Any, views: Tensor, tmp_path: Path) -> None:
     posterior = make("coop")
     array = views.permute(0, 2, 3, 1).numpy()
-    expected = posterior.probabilities(views).numpy()
+    expected = posterior.predict_views(views).probabilities.numpy()
     pictures = [Image.fromarray(each) for each in array]
     files = [tmp_path / f"{index}.png" for index in range(len(pictures))]
     for picture, file in zip(pictures, files, strict=True):
         picture.save(file)
     for images in (array, list(array), views, pictures, files, [str(file) for file in files], tmp_path):
-        found = posterior.predict_proba(images)
+        found = posterior.predict(images).probabilities.numpy()
         assert found.dtype == np.float32
         assert found.shape == (7, 4)
         np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(posterior.predict_proba(pictures[0]), posterior.predict_proba(array[:1]))
+    np.testing.assert_array_equal(
+        posterior.predict(pictures[0]).probabilities.numpy(), posterior.predict(array[:1]).probabilities.numpy()
+    )
     with pytest.raises(UserError, match=r"uint8 \(N, H, W, 3\)"):
-        posterior.predict_proba([array[0] / 255])
+        posterior.predict([array[0] / 255]).probabilities.numpy()
 
 
 def test_it_says_what_it_is(make: Any) -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from rebapl.errors import UserError
 from rebapl.numbers import effective_samples
-from rebapl.posterior import Posterior, has_collapsed, stacking_weights
-from rebapl.posterior.stacking import expectation_maximisation
+from rebapl.posterior import has_collapsed, load_posterior, save_posterior, stacking_weights
+from rebapl.posterior.fitting import expectation_maximisation
 
 
 def held_out(samples: int, seed: int = 0, images: int = 60) -> tuple[Tensor, Tensor]:
@@ -110,8 +110,8 @@ def test_a_few_images_do_not_give_one_sample_all_the_weight() -> None:
 def test_weights_that_were_replaced_are_kept_on_disk(make: Any, views: Tensor, tmp_path: Path) -> None:
     posterior = make("coop")
     fitted = posterior.fit_weights(views, torch.zeros(7, dtype=torch.long))
-    fitted.save_pretrained(tmp_path / "p")
-    read = Posterior.from_pretrained(tmp_path / "p", encoder=posterior.learner.encoder)
+    save_posterior(fitted, tmp_path / "p")
+    read = load_posterior(tmp_path / "p", encoder=posterior.learner.encoder)
     (earlier,) = read.earlier_weights
     assert earlier.weights == tuple(posterior.weights.tolist())
     assert earlier.replaced_by == "stacking on 7 images, prior 1"
@@ -156,7 +156,9 @@ def test_a_posterior_is_weighted_by_what_it_was_not_trained_on(make: Any, views:
     fitted = posterior.fit_threshold(views, labels, coverage=0.5).fit_weights(views, labels)
     assert fitted.weights.argmax() == 1
     assert fitted.threshold is None
-    before, after = (each.probabilities(views)[torch.arange(7), labels].log().mean() for each in (posterior, fitted))
+    before, after = (
+        each.predict_views(views).probabilities[torch.arange(7), labels].log().mean() for each in (posterior, fitted)
+    )
     assert after > before
 
 

@@ -1,9 +1,11 @@
 """The report on runs: complete, right, one file, nothing unescaped, and a sentence where something is missing."""
 
+import copy
 import dataclasses
 import json
 import re
 import shutil
+import statistics
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,11 +20,12 @@ from typer.testing import CliRunner
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
 from rebapl.posterior import Conformal
-from rebapl.reports.html import report_html, write_report
-from rebapl.reports.inspection import Inspected, inspect_run
-from rebapl.reports.paired import compare, paired_scores
+from rebapl.reports.comparison import compare
+from rebapl.reports.html import DETAILED, report_html, write_report
+from rebapl.reports.inspection import InspectedRun
+from rebapl.reports.tables import Cell
 from rebapl.runs.folder import RunConfig, complete_run, train_run
-from rebapl.runs.results import read_result
+from rebapl.runs.results import RunResult, read_result, write_result
 
 EVIL = 'a<script>alert("1")<!--&'
 
@@ -40,8 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two(folder: Path) -> Inspected:
-    return inspect_run(folder / "two", device="cpu")
+def two(folder: Path) -> InspectedRun:
+    return InspectedRun(folder / "two", device="cpu")
 
 
 class Page(HTMLParser):
@@ -74,7 +77,7 @@ def words(page: str) -> str:
     return " ".join(re.sub(r"<[^>]*>", " ", page).split())
 
 
-def test_the_page_has_every_section_and_the_stored_scores(two: Inspected) -> None:
+def test_the_page_has_every_section_and_the_stored_scores(two: InspectedRun) -> None:
     page = report_html([two])
     text = words(page)
     sections = (
@@ -91,7 +94,7 @@ def test_the_page_has_every_section_and_the_stored_scores(two: Inspected) -> Non
     assert 'class="why"' not in page, "nothing is missing"
 
 
-def test_the_page_is_one_small_file_that_loads_nothing_and_is_well_formed(two: Inspected) -> None:
+def test_the_page_is_one_small_file_that_loads_nothing_and_is_well_formed(two: InspectedRun) -> None:
     text = report_html([two])
     page = Page(text)
     assert len(text.encode()) < 1_000_000
@@ -100,8 +103,9 @@ def test_the_page_is_one_small_file_that_loads_nothing_and_is_well_formed(two: I
         each.get("href") or "" for each in page.all("link")
     ]
     assert all(source.startswith("data:") for source in sources)
-    assert "url(" not in text
+    assert "url(" not in text.replace("url(#", ""), "parts of figures name other parts of the page alone"
     assert "http" not in re.sub("http-equiv", "", text)
+    assert text == report_html([two]), "the same run gives the same page"
     assert all(each.get("alt") for each in page.all("img"))
     assert all(each.get("aria-label") for each in page.all("svg"))
     assert all(each.get("scope") for each in page.all("th"))
@@ -110,22 +114,24 @@ def test_the_page_is_one_small_file_that_loads_nothing_and_is_well_formed(two: I
     assert {each["href"] for each in page.all("a")} <= {f"#{name}" for name in ids}
 
 
-def test_prediction_sets_are_counted_where_they_were_fitted(two: Inspected) -> None:
+def test_prediction_sets_are_counted_where_they_were_fitted(two: InspectedRun) -> None:
     assert ">Prediction sets</h2>" not in report_html([two])
     answered = two.parts["base"]
     names, labels = answered.prediction.class_names, answered.labels.tolist()
     conformal = Conformal(0.8, 0.75, "probabilities", tuple(names), images=20, size=1.0)
     fitted = dataclasses.replace(answered, prediction=dataclasses.replace(answered.prediction, conformal=conformal))
-    text = words(report_html([dataclasses.replace(two, parts={**two.parts, "base": fitted})]))
+    changed = copy.copy(two)
+    changed.answers = {**two.parts, "base": fitted}
+    text = words(report_html([changed]))
     sets = [record["set"] for record in fitted.prediction.records()]
     held = sum(names[label] in kept for label, kept in zip(labels, sets, strict=True))
     size = sum(map(len, sets)) / len(sets)
-    assert re.search(rf"base 80 % {100 * held / len(sets):.1f} % \([^)]*\) {size:.2f} ", text)
+    assert re.search(rf"base 80 {100 * held / len(sets):.1f} [\d.]+ – [\d.]+ {size:.2f} ", text)
     assert 0 < held < len(sets)
     assert size > 1
 
 
-def test_each_sample_votes_for_its_own_answer(two: Inspected) -> None:
+def test_each_sample_votes_for_its_own_answer(two: InspectedRun) -> None:
     """The most disputed image stands first, with the class that each sample finds likeliest."""
     best = max(
         (answered.prediction[index] for answered in two.parts.values() for index in range(len(answered.labels))),
@@ -139,7 +145,7 @@ def test_each_sample_votes_for_its_own_answer(two: Inspected) -> None:
 
 
 def test_a_run_that_is_not_scored_is_scored_for_the_report_alone(folder: Path) -> None:
-    seen = inspect_run(folder / "other", device="cpu")
+    seen = InspectedRun(folder / "other", device="cpu")
     text = words(report_html([seen]))
     assert "This run has no stored scores: they are computed for this report." in text
     assert "Nothing was trained: this method learns nothing." in text
@@ -148,7 +154,7 @@ def test_a_run_that_is_not_scored_is_scored_for_the_report_alone(folder: Path) -
 
 
 def test_what_people_named_is_escaped(folder: Path) -> None:
-    page = report_html([inspect_run(folder / "photos", device="cpu")])
+    page = report_html([InspectedRun(folder / "photos", device="cpu")])
     assert "<script" not in page
     assert "a&lt;script&gt;alert(" in page
     assert str(folder) not in page, "a page that is shared does not tell where files lay"
@@ -156,17 +162,17 @@ def test_what_people_named_is_escaped(folder: Path) -> None:
 
 
 def test_moved_data_and_a_missing_posterior_are_said_in_a_sentence(
-    folder: Path, two: Inspected, tmp_path: Path
+    folder: Path, two: InspectedRun, tmp_path: Path
 ) -> None:
     (folder / "data").rename(folder / "elsewhere")
     try:
-        text = words(report_html([inspect_run(folder / "photos", device="cpu")]))
+        text = words(report_html([InspectedRun(folder / "photos", device="cpu")]))
     finally:
         (folder / "elsewhere").rename(folder / "data")
     assert "The data of this run cannot be read: " in text
     shutil.copytree(two.run.folder, tmp_path / "half", ignore=shutil.ignore_patterns("posterior", "log.csv"))
     (tmp_path / "half" / "environment.json").write_text("{")
-    text = words(report_html([inspect_run(tmp_path / "half", device="cpu")]))
+    text = words(report_html([InspectedRun(tmp_path / "half", device="cpu")]))
     assert "The posterior cannot be loaded: " in text
     assert "The environment cannot be read: " in text
     assert "There is no log of the training." in text
@@ -182,7 +188,7 @@ def test_an_image_that_is_lost_costs_the_answers_and_nothing_else(folder: Path) 
     try:
         for file in lost.iterdir():
             file.write_bytes(b"no image")
-        text = words(report_html([inspect_run(folder / "photos", device="cpu")]))
+        text = words(report_html([InspectedRun(folder / "photos", device="cpu")]))
     finally:
         shutil.rmtree(lost)
         (folder / "kept").rename(lost)
@@ -190,33 +196,39 @@ def test_an_image_that_is_lost_costs_the_answers_and_nothing_else(folder: Path) 
     assert "cannot be read as an image" in text
 
 
-def test_scores_that_no_longer_hold_are_pointed_out(two: Inspected, tmp_path: Path) -> None:
+def test_scores_that_no_longer_hold_are_pointed_out(two: InspectedRun, tmp_path: Path) -> None:
     shutil.copytree(two.run.folder, tmp_path / "run")
     content = json.loads((tmp_path / "run" / "results.json").read_text())
     content["parts"]["novel"]["accuracy"] = 1.0
     (tmp_path / "run" / "results.json").write_text(json.dumps(content))
-    assert "The stored accuracy on novel is 1.00 %" in words(report_html([inspect_run(tmp_path / "run", device="cpu")]))
+    assert "The stored accuracy on novel is 1.00 %" in words(
+        report_html([InspectedRun(tmp_path / "run", device="cpu")])
+    )
 
 
-def test_paired_differences_over_images_have_the_standard_error_of_paired_means(folder: Path, two: Inspected) -> None:
+def test_paired_differences_over_images_have_the_standard_error_of_paired_means(
+    folder: Path, two: InspectedRun
+) -> None:
     """1000 draws: the error is within 2.3 % in two of three cases, and 12 % is five times that."""
-    other = inspect_run(folder / "other", device="cpu")
-    ours, theirs = other.parts["base"], two.parts["base"]
-    found = paired_scores([(ours, theirs)])
+    other = InspectedRun(folder / "other", device="cpu")
+    table = compare([two, other]).table
+    assert table is not None
+    found = next(row for row in table.rows if row[1] == "base")[table.columns.index("Δ NLL")]
+    assert isinstance(found, Cell)
     nll = [
-        -each.prediction.probabilities.gather(1, each.labels[:, None])[:, 0].log().double() for each in (ours, theirs)
+        -each.prediction.probabilities.gather(1, each.labels[:, None])[:, 0].log().double()
+        for each in (other.parts["base"], two.parts["base"])
     ]
     difference = nll[0] - nll[1]
-    assert found["nll"].difference == pytest.approx(difference.mean().item(), abs=1e-6)
-    expected = difference.std(correction=0).item() / len(difference) ** 0.5
-    assert found["nll"].error == pytest.approx(expected, rel=0.12)
+    assert found.value == pytest.approx(difference.mean().item(), abs=1e-6)
+    assert found.std == pytest.approx(difference.std(correction=0).item() / len(difference) ** 0.5, rel=0.12)
     page = words(report_html([two, other]))
-    assert f"{found['nll'].difference:+.4f} ± {found['nll'].error:.4f}" in page
+    assert f"{found.value:+.4f} ± {found.std:.4f}" in page
     assert "Differences to “maple · ensemble" in page
 
 
-def test_over_several_seeds_the_error_is_that_over_seeds(folder: Path, two: Inspected) -> None:
-    other = inspect_run(folder / "other", device="cpu")
+def test_over_several_seeds_the_error_is_that_over_seeds(folder: Path, two: InspectedRun) -> None:
+    other = InspectedRun(folder / "other", device="cpu")
     again = [_with_seed(each, 2, turn) for each, turn in ((two, False), (other, True))]
     table = compare([two, other, *again]).table
     assert table is not None
@@ -228,9 +240,10 @@ def test_over_several_seeds_the_error_is_that_over_seeds(folder: Path, two: Insp
     assert row[-1] == "2 seeds"
 
 
-def _with_seed(seen: Inspected, seed: int, wrong: bool) -> Inspected:
+def _with_seed(seen: InspectedRun, seed: int, wrong: bool) -> InspectedRun:
     """As if the run had another seed, and perhaps as if all its answers on base classes were others."""
-    run = dataclasses.replace(
+    changed = copy.copy(seen)
+    changed.run = dataclasses.replace(
         seen.run,
         folder=seen.run.folder.with_name(f"{seen.run.folder.name}-{seed}"),
         config={**seen.run.config, "seed": seed},
@@ -238,16 +251,56 @@ def _with_seed(seen: Inspected, seed: int, wrong: bool) -> Inspected:
     )
     base = seen.parts["base"]
     turned = dataclasses.replace(base, labels=(base.labels + 1) % 5) if wrong else base
-    return dataclasses.replace(seen, run=run, parts={**seen.parts, "base": turned})
+    changed.answers = {**seen.parts, "base": turned}
+    return changed
 
 
-def test_runs_on_other_images_are_left_out_of_the_comparison(folder: Path, two: Inspected) -> None:
-    found = compare([two, inspect_run(folder / "photos", device="cpu")])
+def test_many_runs_are_compared_by_their_stored_scores_without_answering_again(folder: Path, tmp_path: Path) -> None:
+    runs = []
+    for seed in range(1, DETAILED + 2):
+        for kind in ("ours", "theirs"):
+            run = tmp_path / f"{kind}-{seed}"
+            shutil.copytree(folder / "two", run, ignore=shutil.ignore_patterns("posterior"))
+            config = json.loads((run / "config.json").read_text())
+            config["seed"] = config["resolved"]["seed"] = seed
+            config["resolved"]["shots"] = config["shots"] = 1 + (kind == "theirs")
+            (run / "config.json").write_text(json.dumps(config))
+            results = json.loads((run / "results.json").read_text())
+            results["parts"]["base"]["accuracy"] = 50.0 + seed * (kind == "theirs")
+            (run / "results.json").write_text(json.dumps(results))
+            runs.append(InspectedRun(run, device="cpu", remarks=["a file has changed"] if seed == 1 else []))
+    page = report_html(runs)
+    text = words(page)
+    deltas = range(1, DETAILED + 2)
+    mean, error = statistics.fmean(deltas), statistics.stdev(deltas) / len(deltas) ** 0.5
+    assert f"base {mean:+.2f} ± {error:.2f}" in text
+    assert f"{DETAILED + 1} seeds" in text
+    assert "because there are more than 10 of them" in text
+    assert "a file has changed" in text
+    assert "<img" not in page
+    Page(page)
+
+
+def test_a_run_that_learned_from_every_image_shows_its_stored_scores(tmp_path: Path) -> None:
+    """As `rebapl learn` leaves it: with several samples, and with no test images."""
+    class_folders(tmp_path / "data", red=6, blue=6)
+    config = CONFIG.changed(data=str(tmp_path / "data"), protocol="few-shot", fold="all", test_images=None)
+    train_run(config, tmp_path / "run", device="cpu")
+    scores = {"accuracy": 91.25, "nll": 0.3, "ece": 2.0, "images": 12}
+    write_result(tmp_path / "run", RunResult(parts={"test": scores}, protocols={"few-shot": ["test"]}))
+    text = words(report_html([InspectedRun(tmp_path / "run", device="cpu", remarks=["a file has changed"])]))
+    assert "This run learned from every image, so that there are no test images to answer." in text
+    assert "a file has changed" in text
+    assert "91.25" in text
+
+
+def test_runs_on_other_images_are_left_out_of_the_comparison(folder: Path, two: InspectedRun) -> None:
+    found = compare([two, InspectedRun(folder / "photos", device="cpu")])
     assert found.table is None
     assert "has no test images and seed in common with" in found.left_out[0]
 
 
-def test_the_schedule_is_the_one_that_was_followed(two: Inspected) -> None:
+def test_the_schedule_is_the_one_that_was_followed(two: InspectedRun) -> None:
     assert two.course is not None
     assert two.posterior is not None
     assert len(two.course.samples) == len(two.posterior)
@@ -279,7 +332,7 @@ def test_the_example_of_the_page_on_reports_runs(tmp_path: Path, monkeypatch: py
     assert (tmp_path / "report.html").exists()
 
 
-def test_it_opens_in_a_browser_light_and_dark_without_a_word_on_the_console(two: Inspected, tmp_path: Path) -> None:
+def test_it_opens_in_a_browser_light_and_dark_without_a_word_on_the_console(two: InspectedRun, tmp_path: Path) -> None:
     page = write_report([two], tmp_path / "page.html")
     for scheme, number in (("light", 1), ("dark", 0)):
         flags = (f"--blink-settings=preferredColorScheme={number}", "--window-size=1100,1400")
@@ -295,9 +348,9 @@ def test_it_opens_in_a_browser_light_and_dark_without_a_word_on_the_console(two:
     assert dark < 60
 
 
-def test_nothing_is_wider_than_a_phone(two: Inspected, folder: Path, tmp_path: Path) -> None:
+def test_nothing_is_wider_than_a_phone(two: InspectedRun, folder: Path, tmp_path: Path) -> None:
     """The page is put into a frame of 360 pixels, and a script outside of it measures it."""
-    page = report_html([two, inspect_run(folder / "photos", device="cpu")])
+    page = report_html([two, InspectedRun(folder / "photos", device="cpu")])
     page = (
         re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
         .replace("&", "&amp;")

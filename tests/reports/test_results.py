@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from rebapl.cli.console import print_table
 from rebapl.errors import UserError
-from rebapl.reports.results import find_runs, long_list, result_tables
+from rebapl.reports.results import long_list, result_tables
 from rebapl.reports.tables import Cell, Table
 from rebapl.runs.config import RunConfig
-from rebapl.runs.folder import run_folder
+from rebapl.runs.folder import find_runs, run_folder
 
 CONFIG = RunConfig("digits", "maple", "rebapl", backbone="mini")
 
@@ -176,3 +177,15 @@ def test_the_long_list_is_unrounded_with_every_sample(tmp_path: Path) -> None:
     assert float(rows[1]["accuracy"]) == 200 / 3 - 1
     assert (rows[0]["protocol"], rows[0]["seed"], rows[1]["images"]) == ("base-to-novel", "1", "9")
     assert float(rows[0]["training_seconds"]) == 1 / 3
+
+
+def test_many_seeds_leave_room_for_the_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seeds that follow each other are written as a range; where they do not, the table is as wide as it must be."""
+    for seed in [*range(1, 61), *range(100, 300, 2)]:
+        store(tmp_path, CONFIG.changed(seed=seed), base=80.0, novel=60.0)
+    (table,) = tables(tmp_path)
+    assert str(table.rows[0][-1]).startswith("1–60, 100, 102, ")
+    print_table(table)
+    row = next(line for line in capsys.readouterr().out.splitlines() if "digits" in line)
+    assert "80.00 ± 0.00" in row
+    assert row.endswith("296, 298 │")

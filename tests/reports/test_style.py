@@ -1,11 +1,24 @@
 """The style of figures: lines that can be told apart, and files that are whole and the same each time."""
 
+import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from rebapl.reports.style import PAPER_FONTS, line_style, save_figure, save_for_paper
+from rebapl.reports.style import (
+    BLUE,
+    PAGE_FONTS,
+    PAPER_FONTS,
+    inline_svg,
+    line_style,
+    page_axes,
+    page_legend,
+    save_figure,
+    save_for_paper,
+)
 
 
 def drawn() -> Figure:
@@ -42,3 +55,26 @@ def test_a_figure_for_a_paper_has_fonts_that_publishers_accept(tmp_path: Path) -
     assert PAPER_FONTS["pdf.fonttype"] == 42
     assert b"/Type3" not in pdf.read_bytes()
     assert b"/Type3" in save_figure(drawn(), tmp_path / "plain.pdf").read_bytes()
+
+
+def test_a_figure_in_a_page_follows_its_colours_and_is_escaped() -> None:
+    evil = '"><script>alert(1)</script>&'
+
+    @rc_context(PAGE_FONTS)
+    def in_page(salt: str) -> str:
+        figure, axes = page_axes(evil, evil)
+        axes.plot([1, 2], [3, 4], color=BLUE, label=evil)
+        page_legend(figure)
+        return inline_svg(figure, evil, salt)
+
+    svg = in_page("a")
+    assert svg == in_page("a")
+    ids = [set(re.findall(r' id="([^"]*)"', text)) for text in (svg, in_page("b"))]
+    assert ids[0]
+    assert not ids[0] & ids[1], "figures of one page share no names"
+    assert "<script" not in svg
+    assert "stroke: var(--blue)" in svg
+    assert "http" not in svg
+    assert not re.search(r"#(?:000000|ffffff)", svg), "black and white would stay in the dark"
+    named = svg.replace("<svg ", '<svg xmlns:xlink="x" ')  # a browser knows this name without being told
+    assert ElementTree.fromstring(named).get("aria-label") == evil

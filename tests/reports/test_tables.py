@@ -7,7 +7,7 @@ import statistics
 import pytest
 from rich.console import Console
 
-from rebapl.reports.tables import Cell, Table, latex, mark_best
+from rebapl.reports.tables import Cell, Table, latex
 
 TABLE = Table(
     "scores & more",
@@ -74,10 +74,13 @@ def test_markdown_and_latex_escape_what_would_break_them() -> None:
     assert latex("50 % of_it") == r"50 \% of\_it"
 
 
-def test_the_best_is_what_looks_best() -> None:
-    cells = mark_best([Cell(80.001), Cell(80.004), Cell(79.9), Cell(None)])
-    assert [cell.best for cell in cells] == [True, True, False, False]
-    assert [cell.best for cell in mark_best([Cell(3.0), Cell(2.0)], min)] == [False, True]
+def test_the_best_of_a_section_is_what_looks_best() -> None:
+    numbers = {"a": [(80.001, 3.0), (80.004, 2.0), (79.9, 2.5)], "b": [(90.0, 1.0)]}
+    rows: list[list[Cell | str]] = [[name, Cell(up), Cell(down)] for name, each in numbers.items() for up, down in each]
+    table = Table.sectioned("t", ["data", "accuracy ↑", "NLL ↓"], rows)
+    best = [[cell.best for cell in row if isinstance(cell, Cell)] for row in table.rows]
+    assert best == [[True, False], [True, True], [False, False], [False, False]]
+    assert table.rules == [3, 4]
 
 
 def test_rows_that_do_not_fit_are_refused() -> None:
@@ -90,3 +93,19 @@ def test_rows_that_do_not_fit_are_refused() -> None:
 def test_written_files(tmp_path) -> None:
     assert [path.name for path in TABLE.write(tmp_path, "t")] == ["t.md", "t.csv", "t.tex"]
     assert (tmp_path / "t.csv").read_text() == TABLE.to_csv()
+
+
+def test_html_has_intervals_shades_and_signs_and_is_escaped() -> None:
+    evil = "<b>&"
+    gain, loss = Cell(1.0, signed=True, best=True), Cell(-1.0, signed=True, notes=(evil,))
+    rows: list[list[Cell | str]] = [[evil, Cell(80.0, interval=(70.0, 90.0)), gain], [evil, Cell(None), loss]]
+    page = Table(evil, [evil, "accuracy", "Δ"], rows).to_html()
+    assert evil not in page
+    assert "80.00<small>70.00 – 90.00</small>" in page
+    assert "<strong>+1.00</strong>" in page
+    assert "-1.00<sup>[1]</sup>" in page
+    assert '<p class="notes">[1] &lt;b&gt;&amp;</p>' in page
+    heat = Table("h", ["true", "a"], [["a", Cell(3.0, digits=0, share=0.9)], ["b", Cell(None, share=0.0)]]).to_html()
+    assert '<td class="half full" style="--v:0.900">3</td>' in heat
+    assert '<td style="--v:0.000"></td>' in heat
+    assert '<table class="heat">' in heat

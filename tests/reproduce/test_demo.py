@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from rebapl.reports.base_novel import MethodScores, base_novel_markdown
 from rebapl.reports.figures import base_novel_figure
+from rebapl.reports.results import MethodScores, base_novel_markdown
 from rebapl.reproduce import demo
 from rebapl.reproduce.suites import Choice
 

@@ -13,12 +13,13 @@ from tiny_suite import TINY
 from torch import Tensor
 
 from rebapl.data.batches import LabelledImages
+from rebapl.posterior import load_posterior
 from rebapl.reproduce.make import make_target, page
 from rebapl.reproduce.paper_table import Context
 from rebapl.reproduce.suites import Choice, Suite
 from rebapl.reproduce.targets import PAPER_TARGETS, PREFIXES
 from rebapl.repulsion import DISTANCES, Stored, register_distance
-from rebapl.runs.folder import finish_run, load_trained, run_folder
+from rebapl.runs.folder import finish_run, run_folder
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def stored(context: Context, label: str, protocol: str = "base-to-novel") -> dic
 def mean_distance(context: Context, choice: Choice) -> float:
     """The mean W₂ between the samples of a run, from its stored samples and by POT's solver of optimal transport."""
     config = context.suite.config("digits", choice, 1)
-    posterior = load_trained(run_folder(config, context.runs), device="cpu")
+    posterior = load_posterior(run_folder(config, context.runs))
     part = config.task().tests["base"]
     views = LabelledImages(part.dataset, part.items).views(posterior.learner.encoder.preprocessing)
     clouds = posterior.bind(part.class_names).sample_clouds(views).double().numpy()

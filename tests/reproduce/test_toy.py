@@ -1,6 +1,5 @@
 """The two-mode example: what repulsion changes, and that its figures are drawn."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from rebapl.reproduce import toy
 from rebapl.reproduce.paper_table import Context
 from rebapl.reproduce.suites import MINI
 from rebapl.reproduce.targets import PAPER_TARGETS
-from rebapl.sampling import CyclicalSchedule
+from rebapl.repulsion import Absolute, Inverse, Repulsion, weights
 
 NONE, GOOD, TOO_STRONG = toy.SETTINGS
 
@@ -35,20 +34,31 @@ def test_points_are_told_apart_by_mode() -> None:
     assert toy.mode_of(points).tolist() == [0, 1, -1]
 
 
-@pytest.mark.parametrize("setting", toy.SETTINGS, ids=["none", "good", "too strong"])
-def test_chains_side_by_side_equal_the_package_s_repulsion(setting: toy.Setting) -> None:
-    """Many chains use a closed form; one chain uses `Repulsion`: the same value, the same force."""
-    cycles = [torch.tensor([[-1.0, 0.5]]), torch.tensor([[-1.5, -0.5]])]
-    theta = torch.tensor([[-1.1, -0.2]], requires_grad=True)
-    terms = []
-    for memory in (toy._Package(setting), toy._Neighbours(setting)):
-        for stored in cycles:
-            memory.remember(stored)
-            memory.begin_cycle()
-        schedule = CyclicalSchedule(torch.optim.SGD([theta], lr=1.0), 10, exploration=1.0)
-        terms.append(memory.term(theta, schedule))
+@pytest.mark.parametrize("strength", [50.0, 1000.0])
+def test_the_term_of_the_toy_is_the_package_s_repulsion(strength: float) -> None:
+    """The toy has a closed form for many chains; `Repulsion` knows one: the same value, the same force."""
+    repulsion = Repulsion(
+        "paired",
+        force=Absolute(strength=strength),
+        potential=Inverse(epsilon=toy.EPSILON, scale=1.0),
+        memory="previous",
+    )
+    theta, stored = torch.tensor([[-1.1, -0.2]], requires_grad=True), torch.tensor([[-1.5, -0.5]])
+    repulsion.remember(weights([stored]))
+    repulsion.begin_cycle()
+    terms = [repulsion(weights([theta])), toy.repulsion_term(toy.Setting("", "", strength), theta, stored)]
     torch.testing.assert_close(*terms)
     torch.testing.assert_close(*(torch.autograd.grad(term, theta) for term in terms))
+
+
+def test_a_chain_is_repelled_in_the_exploration_by_its_last_sample() -> None:
+    """With steps of no noise and no size, only the kick and the force move it: none in the first cycle."""
+    start = toy.MEANS[:1] + 0.5
+    without, repelled = (
+        toy.run_chains(setting, start, seed=2, cycles=2, steps=10, temperature=0.0).path for setting in (NONE, GOOD)
+    )
+    assert torch.equal(without[:11], repelled[:11])
+    assert not torch.equal(without[11:], repelled[11:])
 
 
 def test_repulsion_visits_the_second_mode_more_often() -> None:
@@ -94,10 +104,8 @@ def test_figures_are_saved(drawn: Any, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_target_has_the_figures_and_counts_the_modes(drawn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(toy, "figures", lambda runs: asked.append(runs) or drawn)
-    product = PAPER_TARGETS["toy"].make(Context(replace(MINI, toy_runs=20), Path(), devices=["cpu"]))
-    assert asked == [20]
+    monkeypatch.setattr(toy, "figures", lambda: drawn)
+    product = PAPER_TARGETS["toy"].make(Context(MINI, Path(), devices=["cpu"]))
     assert product.figures == drawn[0]
     (table,) = product.tables.values()
     assert table.notes[0].startswith("20 chains of 10 cycles")

@@ -97,6 +97,17 @@ def test_a_local_backbone_is_known_by_its_content_wherever_it_lies(tmp_path: Pat
     assert first.hash() != second.hash()
 
 
+def test_a_local_backbone_is_known_by_its_tokenizer_too(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(Path(rebapl.backbones.loading.__file__).parent / "mini", tmp_path / "model"))
+    run, tokenizer = changed(backbone=str(folder)), folder / "tokenizer.json"
+    content, first = json.loads(tokenizer.read_text()), run.hash()
+    words = content["model"]["vocab"]
+    one, other, *_ = words
+    words[one], words[other] = words[other], words[one]
+    tokenizer.write_text(json.dumps(content))
+    assert run.hash() != first
+
+
 def test_a_local_backbone_is_known_by_the_weights_that_are_read(tmp_path: Path) -> None:
     """Those of a pickle only where there are no others, so that one beside them changes nothing."""
     folder = Path(shutil.copytree(Path(rebapl.backbones.loading.__file__).parent / "mini", tmp_path / "model"))
@@ -144,10 +155,8 @@ def test_a_list_of_images_is_known_by_its_content(tmp_path: Path) -> None:
         ({"inference": "rebap"}, "unknown inference 'rebap': did you mean 'rebapl'?"),
         ({"protocol": "few-shots"}, "protocol is 'few-shots': did you mean 'few-shot'?"),
         ({"shots": "sixteen"}, "shots is 'sixteen': it must be a whole number"),
-        ({"shots": 0}, "shots is 0: it must be at least 1"),
         ({"epochs": 2.5}, "epochs is 2.5: it must be a whole number or null"),
         ({"targets": ["shapes"]}, "protocol 'base-to-novel' has no targets"),
-        ({"method_settings": {"tokens": "abc"}}, "method.tokens is 'abc': it must be a whole number"),
         ({"method_settings": {"tokens": 2.5}}, "method.tokens is 2.5: it must be a whole number"),
         ({"method_settings": {"tokns": 4}}, "method.tokns: there is no such setting, did you mean 'tokens'?"),
         ({"method": "zero-shot", "method_settings": {"tokens": 4}}, "method.tokens: there is no such setting"),
@@ -165,20 +174,10 @@ def test_a_list_of_images_is_known_by_its_content(tmp_path: Path) -> None:
             "inference.sampler.temprature: there is no such setting, did you mean 'temperature'?",
         ),
         ({"inference_settings": {"sampler.temperature": -1}}, "inference.sampler.temperature is -1: it must be above"),
-        ({"inference_settings": {"cycle": 4}}, "inference.cycle: there is no such setting, did you mean 'cycles'?"),
-        (
-            {"inference_settings": {"repulsion.distance": "nonsense"}},
-            "inference.repulsion.distance: unknown kind of distance 'nonsense': Accepted: energy, mmd",
-        ),
         (
             {"inference_settings": {"repulsion.distance": "enrgy"}},
             "inference.repulsion.distance: unknown kind of distance 'enrgy': did you mean 'energy'?",
         ),
-        (
-            {"inference_settings": {"repulsion": {"distnce": "mmd"}}},
-            "inference.repulsion.distnce: there is no such setting, did you mean 'distance'?",
-        ),
-        ({"inference_settings": {"repulsion.strength": 50}}, "inference.repulsion.strength: there is no such setting"),
         (
             {"inference_settings": {"repulsion.force.strength": 50}},
             "inference.repulsion.force.strength: the force is 'fading', and this is a setting of absolute and capped",

@@ -1,22 +1,27 @@
-"""Configurations as people write them: files, inheritance, words with dots, and mistakes."""
+"""Configurations as people write them: files, inheritance, words with dots, mistakes, and the schema for editors."""
 
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
+from rebapl.learners import METHODS
+from rebapl.origins import Value
 from rebapl.runs.config import RunConfig
-from rebapl.runs.config_file import KEYS, build_config, merged, read_config_file, read_words
+from rebapl.runs.config_file import KEYS, build_config, gather_settings, read_config_file, read_words, run_schema
 from rebapl.runs.folder import config_from_json, run_folder, train_run
-from rebapl.sampling.presets import PRESETS, Value
-from rebapl.yaml_files import parse_yaml
+from rebapl.sampling.presets import PRESETS
 
-PAGE = (Path(__file__).parents[2] / "docs/runs.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/runs.md").read_text(encoding="utf-8")
 
 FILE = """
 data: digits
@@ -65,23 +70,24 @@ def test_a_file_goes_on_top_of_the_one_it_extends(tmp_path: Path) -> None:
 
 
 def test_words_go_on_top_of_a_file(tmp_path: Path) -> None:
-    chosen = read_config_file(write(tmp_path, "run.yaml", FILE))
-    words = read_words(["seed=2", "method.tokens=5", "inference.repulsion.images=8", "targets=[a, b]"])
-    config = build_config(merged(chosen, words))
+    file = write(tmp_path, "run.yaml", FILE)
+    words = ["seed=2", "method.tokens=5", "inference.repulsion.images=8", "targets=[a, b]"]
+    config = build_config(gather_settings(file, {}, words))
     assert config.seed == 2
     assert config.method_settings == {"tokens": 5}
     assert config.inference_settings["repulsion"] == {"distance": "energy", "images": 8}
     assert config.targets == ("a", "b")
-    assert build_config(merged(chosen, {"targets": "a, b"})).targets == ("a", "b")
-    without = build_config(merged(chosen, read_words(["inference.repulsion=null"])))
+    assert build_config(gather_settings(file, {"targets": "a, b"}, [])).targets == ("a", "b")
+    without = build_config(gather_settings(file, {}, ["inference.repulsion=null"]))
     assert without.inference_settings["repulsion"] is None
 
 
 def test_another_inference_leaves_the_settings_of_the_first_behind(tmp_path: Path) -> None:
-    chosen = read_config_file(write(tmp_path, "run.yaml", FILE))
-    config = build_config(merged(chosen, read_words(["inference=mle", "inference.sampler.lr=0.1"])))
+    file = write(tmp_path, "run.yaml", FILE)
+    config = build_config(gather_settings(file, {}, ["inference=mle", "inference.sampler.lr=0.1"]))
     assert (config.inference, config.inference_settings) == ("mle", {"sampler": {"lr": 0.1}})
-    same = build_config(merged(chosen, {"inference": "rebapl"}))
+    assert build_config(gather_settings(file, {"inference": "mle"}, [])).inference_settings == {}
+    same = build_config(gather_settings(file, {"inference": "rebapl"}, []))
     assert same.inference_settings["sampler"] == {"lr": 0.001}
 
 
@@ -129,6 +135,11 @@ def test_mistakes_in_words_are_named(word: str, message: str) -> None:
     [
         (["method.tokens=abc"], "method.tokens is 'abc': it must be a whole number"),
         (["method.tokens=2.5"], "method.tokens is 2.5: it must be a whole number"),
+        (["inference.curve={kind: {}}"], "inference.curve: unknown kind of curve"),
+        (["inference.repulsion.force={kind: [fading]}"], "inference.repulsion.force: unknown kind of force"),
+        (["inference.restart={kind: {}}"], "inference.restart: unknown kind of restart"),
+        (["inference={name: {}}"], "inference is {}: it must be text"),
+        (["method={name: [maple]}"], "method is ['maple']: it must be text"),
         (["shots=sixteen"], "shots is 'sixteen': it must be a whole number"),
         (["inference.sampler.integrator=foo"], "inference.sampler.integrator is 'foo'"),
         (["inference.repulsion.distance=nonsense"], "inference.repulsion.distance: unknown kind of distance"),
@@ -169,7 +180,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_file_of_a_run_names_the_same_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = build_config(read_config_file(run / "config.json"))
     assert run_folder(config, run.parent) == run
-    changed = build_config(merged(read_config_file(run / "config.json"), read_words(["inference.cycles=3"])))
+    changed = build_config(gather_settings(run / "config.json", {}, ["inference.cycles=3"]))
     assert changed.resolved().training.inference == config.resolved().training.inference.changed(cycles=3)
     monkeypatch.chdir(run.parent.parent)
     shown = CliRunner().invoke(app, ["train", "--config", str(run / "config.json"), "--runs", str(run.parent)])
@@ -180,8 +191,8 @@ def test_the_file_of_a_run_names_the_same_run_when_a_preset_has_changed(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     was = PRESETS.find("csghmc")
-    values = {**was.values, "sampler.exploration": Value(0.7, "ours"), "chains": Value(2, "ours")}
-    monkeypatch.setitem(PRESETS.known, "csghmc", replace(was, values=values))
+    more = {"sampler.exploration": Value(0.7, "ours"), "chains": Value(2, "ours")}
+    monkeypatch.setitem(PRESETS.known, "csghmc", replace(was, layers=(*was.layers, more)))
     resolved = json.loads((run / "config.json").read_text())["resolved"]
     assert config_from_json(json.loads((run / "config.json").read_text()), run).resolved().plain() != resolved
     config = build_config(read_config_file(run / "config.json"))
@@ -200,10 +211,10 @@ def test_the_file_of_a_run_that_cannot_be_made_again_is_refused(run: Path, tmp_p
             read_config_file(path)
 
 
-def test_the_page_shows_a_configuration_that_holds_and_names_every_key() -> None:
+def test_the_page_shows_a_configuration_that_holds_and_names_every_key(tmp_path: Path) -> None:
     shown = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0]
     words = re.findall(r"[\w.]+=[\w.]+", next(line for line in PAGE.splitlines() if "run.yaml shots=4" in line))
-    config = build_config(merged(parse_yaml(shown), read_words(words)))
+    config = build_config(gather_settings(write(tmp_path, "run.yaml", shown), {}, words))
     assert (config.shots, config.method_settings) == (4, {"tokens": 2})
     assert len(config.hash()) == 10
     (keys,) = (line for line in PAGE.splitlines() if line.startswith("- Accepted keys"))
@@ -219,3 +230,86 @@ def test_the_python_of_the_page_runs(
     outcome, scores = capsys.readouterr().out.splitlines()
     assert outcome.endswith("done None")
     assert all(0 <= float(score) <= 100 for score in scores.split())
+
+
+# The schema
+
+
+@pytest.fixture(scope="module")
+def validator() -> Draft202012Validator:
+    schema = run_schema()
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
+def examples() -> list[tuple[str, str]]:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = [(page.name, text) for page in pages for text in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.S)]
+    return [(page, text) for page, text in found if "data:" in text]
+
+
+@pytest.mark.parametrize(("page", "text"), examples())
+def test_the_examples_of_the_pages_pass_and_resolve(validator: Draft202012Validator, page: str, text: str) -> None:
+    content = yaml.safe_load(text)
+    assert validator.is_valid(content), page
+    build_config(content).resolved()
+
+
+@pytest.mark.parametrize(
+    ("method", "inference"), [*((method, "rebapl") for method in METHODS), *(("maple", name) for name in PRESETS)]
+)
+def test_every_resolved_run_passes(validator: Draft202012Validator, method: str, inference: str) -> None:
+    """All settings that there are, with the values that they have by default."""
+    resolved = build_config({"data": "digits", "method": method, "inference": inference}).resolved().plain()
+    chosen: dict[str, Any] = {"data": "digits", "method": resolved["method"]}
+    if method != "zero-shot":
+        chosen["inference"] = resolved["inference"]
+    assert [error.message for error in validator.iter_errors(chosen)] == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"extends": "common.yaml", "seed": 2},
+        {"method": {"depth": 3}, "inference": {"batch": 4}},
+        {"targets": "dtd,eurosat"},
+        {"targets": ["dtd", "eurosat"]},
+        {"inference": {"name": "rebapl", "repulsion.distance": "energy", "sampler.lr": 0.1}},
+        {"inference": {"repulsion": {"force": {"kind": "absolute", "strength": 2}, "distance": {"bandwidth": 1.0}}}},
+        {"inference": {"sampler": "sgld", "repulsion": None}},
+    ],
+)
+def test_what_is_right_passes(validator: Draft202012Validator, given: dict[str, Any]) -> None:
+    assert [error.message for error in validator.iter_errors(given)] == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dta": "digits"},
+        {"shots": "sixteen"},
+        {"shots": 0},
+        {"protocol": "base"},
+        {"method": "cop"},
+        {"method": {"name": "coop", "depth": 3}},
+        {"method": {"name": "maple", "tokens": 2.5}},
+        {"inference": "rebappl"},
+        {"inference": {"name": "rebapl", "cycels": 3}},
+        {"inference": {"cycles": 0}},
+        {"inference": {"sampler": {"kind": "sgd", "temperature": 1.0}}},
+        {"inference": {"sampler": {"kind": "sgdd"}}},
+        {"inference": {"repulsion": {"force": {"kind": "fading", "strength": 2}}}},
+        {"inference": {"repulsion": {"distance": "euclid"}}},
+        {"inference": {"repulsions.distance": "mmd"}},
+    ],
+)
+def test_what_is_wrong_does_not(validator: Draft202012Validator, given: dict[str, Any]) -> None:
+    assert not validator.is_valid(given)
+
+
+def test_the_command_prints_or_writes_it(tmp_path: Path) -> None:
+    printed = CliRunner().invoke(app, ["config", "schema"])
+    assert json.loads(printed.stdout) == run_schema()
+    written = CliRunner().invoke(app, ["config", "schema", "--out", str(tmp_path / "s.json")])
+    assert written.exit_code == 0
+    assert json.loads((tmp_path / "s.json").read_text()) == run_schema()

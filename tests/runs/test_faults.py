@@ -29,7 +29,7 @@ from rebapl.files import write_atomically
 from rebapl.interruption import Interrupted
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.runs import lock
-from rebapl.runs.folder import CHECKPOINT, RunConfig, evaluate_run, load_trained, train_run
+from rebapl.runs.folder import CHECKPOINT, RunConfig, evaluate_run, train_run
 from rebapl.runs.lock import alone_in
 from rebapl.sampling import Chain
 from rebapl.training.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
@@ -332,7 +332,7 @@ def test_a_full_disk_is_named_and_what_was_there_stays(train: Train, small_disk:
     assert load_checkpoint(path)["loop"]["schedule"]["steps"] == 10
     small_disk.free()
     train(CONFIG, out)
-    posterior = load_trained(out, device="cpu")
+    posterior = load_posterior(out)
     saved = {each.name: each.read_bytes() for each in (out / "posterior").iterdir()}
     small_disk.fill()
     changed = {name: stack + 1 for name, stack in posterior.samples.items()}
@@ -450,7 +450,7 @@ def photos(tmp_path: Path) -> Path:
 def test_an_image_that_disappears_during_the_run_is_named(train: Train, photos: Path, tmp_path: Path) -> None:
     config = RunConfig(str(photos), "coop", protocol="few-shot", backbone="mini", epochs=1)
     train(config, tmp_path / "run")
-    task, posterior = config.task(), load_trained(tmp_path / "run", device="cpu")
+    task, posterior = config.task(), load_posterior(tmp_path / "run")
     (photos / "test" / "red square" / "0.png").unlink()
     with pytest.raises(UserError, match=r"test/red square/0\.png: no such image"):
         evaluate(posterior, task, ["test"])

@@ -15,7 +15,7 @@ from drawn_folder import coloured_squares
 import rebapl
 from rebapl.data.fixture import make_fixture
 from rebapl.errors import UserError
-from rebapl.posterior import Posterior, save_posterior
+from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.runs import folder as runs_module
 from rebapl.runs.folder import (
     RunConfig,
@@ -24,7 +24,6 @@ from rebapl.runs.folder import (
     evaluate_run,
     finish_run,
     is_finished,
-    load_trained,
     run_folder,
     scored_as,
     train_run,
@@ -158,7 +157,7 @@ def test_a_run_that_was_just_trained_is_scored_as_one_that_is_read(
     settings = {"cycles": 2} if inference in ("rebapl", "ensemble") else {}
     config = config.changed(epochs=None if method == "zero-shot" else 1, inference_settings=settings)
     with monkeypatch.context() as patched:
-        patched.setattr(runs_module, "load_trained", None)  # nothing is read
+        patched.setattr(runs_module, "load_posterior", None)  # nothing is read
         complete_run(config, tmp_path / "x", device="cpu")
     at_once, read = read_result(tmp_path / "x"), evaluate_run(tmp_path / "x", device="cpu")
     assert at_once.changed(seconds=read.seconds) == read
@@ -261,7 +260,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_its_log_has_no_gap(
     with pytest.raises(KeyboardInterrupt):
         train_run(config, broken, device="cpu")
     with pytest.raises(UserError, match="not trained yet"):
-        load_trained(broken)
+        load_posterior(broken)
     assert [row["step"] for row in read_log(broken / "log.csv")] == [0, 10, 20]
     monkeypatch.setattr(Chain, "step", step)
     assert train_run(config, broken, device="cpu")

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pandas
 import pytest
-from small_shards import BROKEN, draw, rows_of, save_small, small_shards
+from small_shards import BROKEN, answer_all, draw, place_of, rows_of, save_small, small_shards
 
 from rebapl.errors import UserError
-from rebapl.posterior.answers import Asked
-from rebapl.runs import shards as module
-from rebapl.runs.answer_file import write_answers
+from rebapl.posterior import load_posterior, save_posterior
+from rebapl.posterior.answers import Question
+from rebapl.runs.answer_formats import import_parquet
 from rebapl.runs.engine import LocalEngine
-from rebapl.runs.folder import load_trained
 from rebapl.runs.jobs import Event, Retried, Started, Stepped, check_outcomes, work_from_json
-from rebapl.runs.shards import Shard, conclude
+from rebapl.runs.shards import IMAGES, Inquiry, Place, Shard, answer_shards, conclude, count_rows, plan_shards
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def expected(run: Path, files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> pandas.DataFrame:
     out = tmp_path_factory.mktemp("one") / "x.parquet"
-    write_answers(load_trained(run, device="cpu"), files, out, Asked(), form="parquet", run=str(run))
+    answer_all(run, files, out)
     return pandas.read_parquet(out)
 
 
@@ -67,19 +67,23 @@ def test_a_killed_worker_costs_its_shard_only(
     (again,) = [event for event in kills.events if isinstance(event, Retried)]
     assert again.failure.message.startswith("the process of the shard was ended by SIGKILL")
     assert {event.device for event in kills.events if isinstance(event, Started)} == {"cpu", "cpu:0"}
-    written = conclude(out, shards)
+    rows, not_read = count_rows(place_of(out), shards)
+    conclude(place_of(out), shards)
     pandas.testing.assert_frame_equal(rows_of(out), expected, rtol=1e-5, atol=1e-6)
     assert len(pandas.read_parquet(out)) == len(expected), "the folder can be read as one table"
-    assert [Path(name).name for name, _ in written.broken] == [BROKEN]
+    assert (rows, [Path(name).name for name, _ in not_read]) == (100, [BROKEN])
     assert sorted(path.name for path in out.iterdir()) == [
         ".images.jsonl",
+        ".shard-000000.json",
+        ".shard-000001.json",
+        ".shard-000002.json",
         "_about.json",
         "shard-000000.parquet",
         "shard-000001.parquet",
         "shard-000002.parquet",
     ]
     about = json.loads((out / "_about.json").read_text())
-    assert (about["images"], about["rows"], about["cannot_be_read"], about["shard"]) == (100, 100, 1, 40)
+    assert (about["rows"], about["cannot_be_read"]) == (100, 1)
 
 
 def test_only_what_is_missing_or_damaged_is_done(
@@ -91,7 +95,8 @@ def test_only_what_is_missing_or_damaged_is_done(
     shards = small_shards(run, names, out, size=3)
     next(iter(engine.run(shards)))
     assert [shard.is_done() for shard in shards] == [True, False, False]
-    assert conclude(out, shards).rows == json.loads((out / "_about.json").read_text())["rows"] == 3
+    conclude(place_of(out), shards)
+    assert json.loads((out / "_about.json").read_text())["rows"] == 3
     again = small_shards(run, names, out, size=3)
     monkeypatch.chdir(tmp_path)
     assert [outcome.attempts for outcome in engine.run(again)] == [0, 1, 1]
@@ -109,19 +114,113 @@ def test_only_what_is_missing_or_damaged_is_done(
 def test_another_prediction_is_refused_with_what_differs(run: Path, files: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "answers"
     small_shards(run, files[:4], out, size=2)
-    other = load_trained(run, device="cpu").sample(0).save_pretrained(tmp_path / "other")
-    for given, message in (
-        ({"top": 2}, "was made with top = 3, not 2"),
-        ({"size": 3}, "was made with shard = 2, not 3"),
-        ({"run": Path(other)}, "holds answers of another run"),
-        ({"files": files[:3]}, r"another list of images \(image 4: .*003.png; now there is none\)"),
-        ({"files": [files[0], *files[2:5]]}, r"another list of images \(image 2: .*001.png; now .*002.png\)"),
-    ):
+    other = save_posterior(load_posterior(run).sample(0), tmp_path / "other")
+    for given, message in (({"top": 2}, "was made with top = 3, not 2"), ({"run": other}, "answers of another run")):
         with pytest.raises(UserError, match=f"{message}.*: name another --out, or delete"):
             small_shards(**{"run": run, "files": files[:4], "out": out, "size": 2, **given})
-    (out / module.IMAGES).write_text("no json\n")
-    with pytest.raises(UserError, match=r"\.images\.jsonl cannot be read"):
+    (out / IMAGES).write_text((out / IMAGES).read_text().replace("002", "007"))
+    with pytest.raises(UserError, match=r"\.images\.jsonl cannot be read \(its checksum differs\)"):
         small_shards(run, files[:4], out, size=2)
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_stopped_work_goes_on_with_one_row_per_image(
+    run: Path, files: list[Path], expected: pandas.DataFrame, tmp_path: Path, form: str
+) -> None:
+    out = tmp_path / f"x.{form}"
+    shards = small_shards(run, files[:70], out, size=32)
+    stream = answer_shards(shards, load_posterior(run))
+    next(stream), next(stream)  # the first shard is written when the second portion is asked for
+    stream.close()
+    assert [shard.is_done() for shard in shards] == [True, False, False]
+    assert not out.exists()
+    answer_all(run, files[:80] * 2, out, size=5)
+    frame = read(out)
+    assert frame["image"].tolist() == [str(file) for file in files[:80]]
+    assert frame["error"].notna().tolist() == [file.name == BROKEN for file in files[:80]]
+    assert frame["entropy"].tolist() == pytest.approx(expected["entropy"][:80].tolist(), rel=1e-4, nan_ok=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [out.name, f"{out.name}.about.json"]
+    answer_all(run, files, out)
+    assert read(out)["image"].tolist() == [str(file) for file in files], "new images are added"
+
+
+def read(out: Path) -> pandas.DataFrame:
+    kind = {".csv": pandas.read_csv, ".parquet": pandas.read_parquet}
+    return pandas.read_json(out, lines=True) if out.suffix == ".jsonl" else kind[out.suffix](out)
+
+
+@pytest.mark.parametrize("step", ["sha256", "replace", "rmtree"])
+def test_a_kill_while_shards_are_joined_costs_and_doubles_no_row(
+    run: Path, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    out = tmp_path / "x.jsonl"
+    answer_all(run, files[:2], out)
+    shards = small_shards(run, files[:5], out, size=3)
+    list(answer_shards(shards, load_posterior(run)))
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        where = {"sha256": "rebapl.runs.shards.sha256", "rmtree": "rebapl.runs.shards.shutil.rmtree"}
+        patch.setattr(where[step], killed) if step in where else patch.setattr(Path, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            conclude(place_of(out), shards)
+    answer_all(run, files[:5], out)
+    assert read(out)["image"].tolist() == [str(file) for file in files[:5]]
+    assert not (tmp_path / "x.jsonl.shards").exists()
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_every_flipped_bit_makes_a_shard_undone(run: Path, files: list[Path], tmp_path: Path, form: str) -> None:
+    (shard,) = small_shards(run, files[2:4], tmp_path / f"x.{form}", size=2)
+    list(answer_shards([shard], load_posterior(run)))
+    assert shard.is_done()
+    for path in (shard.file, shard.kept_in / ".shard-000000.json"):
+        content = path.read_bytes()
+        left = []
+        for place in range(0, 8 * len(content), 97):
+            changed = bytearray(content)
+            changed[place // 8] ^= 1 << place % 8
+            path.write_bytes(changed)
+            left += [place] if shard.is_done() else []
+        path.write_bytes(content)
+        assert all(bytes([content[place // 8]]).isspace() for place in left), (
+            "only the layout of the checksum may change"
+        )
+    assert shard.is_done()
+
+
+def test_files_that_are_not_its_own_are_refused(run: Path, files: list[Path], tmp_path: Path) -> None:
+    out = tmp_path / "x.csv"
+    out.write_text("my,own\n1,2\n")
+    with pytest.raises(UserError, match=r"no x\.csv\.about\.json says that it is answers: name another --out, or del"):
+        answer_all(run, files[:1], out)
+    assert out.read_text() == "my,own\n1,2\n"
+    out.unlink()
+    answer_all(run, files[:1], out)
+    out.write_text(out.read_text().replace("image", "picture"))
+    with pytest.raises(UserError, match=r"x.csv was changed since it was written: name another --out"):
+        answer_all(run, files[:2], out)
+
+
+def test_formulas_are_escaped_for_spreadsheets(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [Path(name) for name in ("=1+1.png", "a.png", "'b.png")]
+    shards_place = Place(tmp_path / "x.csv", "csv-escaped", joined=True)
+    for _ in range(2):
+        bound, question = Question().put_to(load_posterior(run))
+        inquiry = Inquiry.of(str(run), bound, question, "csv-escaped")
+        shards = plan_shards(shards_place, inquiry, bound, names, 2)
+        list(answer_shards(shards, bound))
+        conclude(shards_place, shards)
+        assert pandas.read_csv("x.csv")["image"].tolist() == ["'=1+1.png", "a.png", "''b.png"]
+
+
+def test_without_pyarrow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"pip install 'rebapl\[parquet\]'"):
+        import_parquet()
 
 
 def test_bad_input_is_not_tried_again(run: Path, files: list[Path], tmp_path: Path) -> None:
@@ -136,8 +235,8 @@ def test_bad_input_is_not_tried_again(run: Path, files: list[Path], tmp_path: Pa
 
 
 def test_a_run_that_has_changed_is_not_asked(run: Path, files: list[Path], tmp_path: Path) -> None:
-    changed = load_trained(run, device="cpu").save_pretrained(tmp_path / "run")
+    changed = save_posterior(load_posterior(run), tmp_path / "run")
     (shard,) = small_shards(Path(changed), files[:2], tmp_path / "answers", size=2)
-    load_trained(run, device="cpu").sample(0).save_pretrained(changed)
+    save_posterior(load_posterior(run).sample(0), changed)
     (outcome,) = LocalEngine(["cpu"]).run([work_from_json(json.loads(json.dumps(shard.as_json())))])
     assert "has changed since the prediction began" in str(outcome.failure)

@@ -45,7 +45,7 @@ def sampler(**changes) -> dict:
         (sampler(center="zero", prior_std=1.0), r"sampler\.center is 'zero': .*init.* or null"),
         ({"sampler": {"kind": "adamw", "lr": 0.1, "center": "init"}}, r"sampler\.center: the sampler is"),
         *(({"curve": {"kind": kind}}, r"curve: unknown kind of curve") for kind in ({}, [], {"cosine": 1}, 3, True)),
-        ({"averaging": {"mean": 3.0, "std": 1.0}}, "averaging is for optimisers"),
+        ({"averaging": {"mean": 3.0, "std": 1.0}}, "averaging is for sgd and adamw"),
         ({"sampler": {"kind": "sgd", "lr": 0.1}, "averaging": {"mean": 3.0, "std": 0.0}}, r"averaging\.std is 0\.0"),
         ({"cycles": 2, "chains": 2, "restart": {"kind": "warm", "keep_momentum": True}}, "needs one chain"),
         (

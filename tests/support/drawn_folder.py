@@ -15,7 +15,7 @@ def draw(*paths: Path) -> None:
 
 
 def class_folders(parent: Path, **counts: int) -> Path:
-    """`parent/<class>/<number>.png`, so many of each class."""
+    """`parent/<class>/<number>.png`, as many of each class as its number says."""
     draw(*(parent / name / f"{number}.png" for name, count in counts.items() for number in range(count)))
     return parent
 

@@ -10,11 +10,9 @@ from PIL import Image
 
 from rebapl.backbones import load_backbone
 from rebapl.learners import build_learner
-from rebapl.posterior import Posterior
-from rebapl.posterior.answers import Asked
-from rebapl.runs.answer_file import about_answers
-from rebapl.runs.folder import load_trained
-from rebapl.runs.shards import Question, Shard, shards_of
+from rebapl.posterior import Posterior, load_posterior, save_posterior
+from rebapl.posterior.answers import Question
+from rebapl.runs.shards import Inquiry, Place, Shard, answer_shards, conclude, plan_shards
 
 BROKEN = "image-003.png"
 
@@ -27,11 +25,11 @@ def save_small(folder: Path) -> Path:
         {name: x.detach() + 0.3 * torch.randn(x.shape, generator=stream) for name, x in learner.named_parameters()}
         for _ in range(2)
     ]
-    return Path(Posterior.of(learner.eval(), samples).save_pretrained(folder))
+    return Path(save_posterior(Posterior.of(learner.eval(), samples), folder))
 
 
 def draw(folder: Path, count: int) -> list[Path]:
-    """So many images, one of them broken."""
+    """`count` images, one of them broken."""
     folder.mkdir()
     for seed in range(count):
         noise = np.random.default_rng(seed).integers(0, 256, (40, 50, 3), dtype=np.uint8)
@@ -40,21 +38,24 @@ def draw(folder: Path, count: int) -> list[Path]:
     return sorted(folder.iterdir())
 
 
+def place_of(out: Path) -> Place:
+    """A file of answers, or a folder of shards if there is no ending."""
+    return Place(out, out.suffix[1:] or "parquet", joined=bool(out.suffix))
+
+
 def small_shards(run: Path, files: list[Path], out: Path, size: int, **asked: Any) -> list[Shard]:
     """The shards of a prediction with the posterior in `run`."""
-    posterior = load_trained(run, device="cpu")
-    wanted = {"top": 3, "average": posterior.average, "abstain": False, "strict": False, "sets": False, **asked}
-    question = Question(
-        run=str(run.absolute()),
-        backbone="mini",
-        fingerprint=posterior.fingerprint,
-        class_names=None,
-        template=None,
-        start=str(Path.cwd()),
-        **wanted,
-    )
-    about = about_answers(posterior, "parquet", str(run), Asked(**wanted))
-    return shards_of(question, about, files, out, size=size)
+    posterior, question = Question(**asked).put_to(load_posterior(run))
+    place = place_of(out)
+    return plan_shards(place, Inquiry.of(str(run), posterior, question, place.form), posterior, files, size)
+
+
+def answer_all(run: Path, files: list[Path], out: Path, size: int = 40, **asked: Any) -> None:
+    """Answer all images in this process."""
+    shards = small_shards(run, files, out, size, **asked)
+    for _ in answer_shards([shard for shard in shards if not shard.is_done()], load_posterior(run)):
+        pass
+    conclude(place_of(out), shards)
 
 
 def rows_of(out: Path) -> pandas.DataFrame:

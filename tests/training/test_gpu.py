@@ -24,8 +24,8 @@ def test_predictions_after_training_agree_with_the_cpu(task: Task, dtype: torch.
     """Mean absolute difference of probabilities after 20 steps of CoOp, whose start is the same everywhere."""
     views = torch.randint(256, (40, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     settings = {"epochs": 5, "inference_settings": {"batch": 5}}
-    cpu = fit(task, load_backbone("mini"), "coop", "mle", **settings).probabilities(views)
-    gpu = fit(task, load_backbone("mini", "cuda", dtype), "coop", "mle", **settings).probabilities(views)
+    cpu = fit(task, load_backbone("mini"), "coop", "mle", **settings).predict_views(views).probabilities
+    gpu = fit(task, load_backbone("mini", "cuda", dtype), "coop", "mle", **settings).predict_views(views).probabilities
     assert (cpu - gpu.cpu()).abs().mean() < tolerance
 
 

@@ -74,10 +74,10 @@ def test_every_method_under_every_inference_saves_loads_and_predicts_the_same(
             return
         posterior = fit(task, small, method, inference, epochs=1, inference_settings=settings)
     views = torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    expected = posterior.probabilities(views)
+    expected = posterior.predict_views(views).probabilities
     save_posterior(posterior, tmp_path / "posterior")
     again = load_posterior(tmp_path / "posterior", small)
-    assert torch.equal(again.probabilities(views), expected)
+    assert torch.equal(again.predict_views(views).probabilities, expected)
     assert torch.allclose(expected.sum(-1), torch.ones(3), atol=1e-5)
 
 
@@ -192,6 +192,8 @@ def test_the_released_code_compares_augmented_views_and_averages_logits(small: D
     assert torch.equal(pool, torch.cat([chain.batches(step)[0] for step in range(2)])[:6])
     posterior = run.run()
     views = torch.randint(256, (3, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    assert torch.allclose(posterior.probabilities(views), posterior.sample_logits(views).mean(0).softmax(-1), atol=1e-6)
+    assert torch.allclose(
+        posterior.predict_views(views).probabilities, posterior.sample_logits(views).mean(0).softmax(-1), atol=1e-6
+    )
     explicit = posterior.predict_views(views, average="probabilities").probabilities
     assert torch.allclose(explicit, posterior.sample_logits(views).softmax(-1).mean(0), atol=1e-6)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import io
 import queue
 import threading
+import time
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,7 +32,7 @@ from rebapl.data.workers import portions
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import part_views
 from rebapl.posterior import Posterior, Prediction
-from rebapl.posterior.records import made_with, records_of
+from rebapl.posterior.records import head_of, records_of
 from rebapl.reports.pictures import embedded
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -62,7 +63,7 @@ class TooBusyError(UserError):
 
 
 @dataclass(frozen=True)
-class Question:
+class Upload:
     """An image, as its test-time view (3, H, W), and the class names to answer among (None: those of the training)."""
 
     view: Tensor
@@ -100,15 +101,15 @@ def check_class_names(names: object) -> tuple[str, ...] | None:
 
 
 class Answering:
-    """A posterior that answers `Question`s in a thread of its own, from `start` to `stop`."""
+    """A posterior that answers `Upload`s in a thread of its own, from `start` to `stop`."""
 
     def __init__(self, posterior: Posterior, task: Task | None = None) -> None:
         self.posterior = posterior
         self.nearby = None if task is None else Nearby(posterior, task)
         self.together: Counter[int] = Counter()
-        """How often so many requests were answered together."""
+        """How often each number of requests was answered together."""
         self._bound: OrderedDict[tuple[str, ...], Posterior] = OrderedDict()
-        self._waiting: queue.Queue[Question | None] = queue.Queue(WAITING)
+        self._waiting: queue.Queue[Upload | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._work, name="answering", daemon=True)
 
     def start(self) -> None:
@@ -119,7 +120,7 @@ class Answering:
         self._waiting.put(None)
         self._thread.join()
 
-    def ask(self, question: Question) -> Future[dict[str, Any]]:
+    def ask(self, question: Upload) -> Future[dict[str, Any]]:
         """Let a question wait for its answer."""
         try:
             self._waiting.put_nowait(question)
@@ -128,6 +129,8 @@ class Answering:
         return question.answer
 
     def _work(self) -> None:
+        if self.posterior.learner.encoder.device.type == "cpu":
+            torch.set_num_threads(quickest_threads(self.posterior))
         ended = False
         while not ended:
             questions = [self._waiting.get()]
@@ -136,8 +139,8 @@ class Answering:
             ended = None in questions
             self._answer([question for question in questions if question is not None])
 
-    def _answer(self, questions: Sequence[Question]) -> None:
-        by_names: dict[tuple[str, ...] | None, list[Question]] = {}
+    def _answer(self, questions: Sequence[Upload]) -> None:
+        by_names: dict[tuple[str, ...] | None, list[Upload]] = {}
         for question in questions:
             if question.answer.set_running_or_notify_cancel():  # False where the client has gone meanwhile
                 by_names.setdefault(question.class_names, []).append(question)
@@ -163,9 +166,9 @@ class Answering:
             self._bound.popitem(last=False)
         return bound
 
-    def _said(self, question: Question, prediction: Prediction) -> dict[str, Any]:
+    def _said(self, question: Upload, prediction: Prediction) -> dict[str, Any]:
         """What `rebapl predict --format json` says of one image, and what each sample says."""
-        head = made_with(prediction.class_names, prediction.average, len(prediction.weights), prediction.conformal)
+        head = head_of(prediction.class_names, prediction.average, len(prediction.weights), prediction.conformal)
         top = min(question.top, len(prediction.class_names))
         (record,) = records_of(prediction, top, prediction.threshold is not None)
         opinions = [
@@ -178,6 +181,23 @@ class Answering:
         ]
         nearest = self.nearby.to(question.view) if question.nearest and self.nearby is not None else []
         return {**head, "images": [record], "opinions": opinions, "nearest": nearest}
+
+
+def quickest_threads(posterior: Posterior, clock: Callable[[], float] = time.perf_counter) -> int:
+    """The number of threads of torch with which one image is answered sooner: one, or as many as there are cores.
+
+    For a small backbone, to share the work among threads takes longer than the work. It is tried on a black image.
+    """
+    side, cores = posterior.learner.encoder.preprocessing.crop, torch.get_num_threads()
+    view, seconds = torch.zeros(1, 3, side, side, dtype=torch.uint8), {}
+    for threads in dict.fromkeys((1, cores)):
+        torch.set_num_threads(threads)
+        posterior.sample_logits(view)
+        begun = clock()
+        posterior.sample_logits(view)
+        seconds[threads] = clock() - begun
+    torch.set_num_threads(cores)
+    return min(seconds, key=lambda threads: seconds[threads])
 
 
 class Nearby:

@@ -144,7 +144,7 @@ def demo(
     from rich.console import Console
 
     from rebapl.cli.console import StepProgress
-    from rebapl.reports.base_novel import base_novel_table
+    from rebapl.reports.results import base_novel_table
     from rebapl.reproduce.demo import SEED, SHOTS, run_demo
 
     with StepProgress() as progress:

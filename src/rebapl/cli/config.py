@@ -23,7 +23,7 @@ def schema(
     import json
 
     from rebapl.files import write_json
-    from rebapl.runs.schema import run_schema
+    from rebapl.runs.config_file import run_schema
 
     if out is None:
         print(json.dumps(run_schema(), indent=2, ensure_ascii=False))

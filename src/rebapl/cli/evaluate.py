@@ -61,8 +61,8 @@ def evaluate(
     from rich.console import Console
 
     from rebapl.cli.console import StepProgress
-    from rebapl.reports.base_novel import scores_table
     from rebapl.reports.figures import diversity_figure
+    from rebapl.reports.results import scores_table
     from rebapl.runs.folder import evaluate_run, read_config, scored_as
 
     moved = {key: value for key, value in (("data", data), ("backbone", backbone)) if value is not None}

@@ -33,13 +33,13 @@ def export(
 ) -> None:
     """Write a run's class embeddings, or the whole predictor with all samples, for other programs."""
     from rebapl.files import refuse_unwritable
+    from rebapl.posterior import load_posterior
     from rebapl.posterior.export import check_form, write_export
-    from rebapl.runs.folder import load_trained
 
     check_form(out)
     refuse_unwritable(out)
     names = given_class_names(classes, classes_file)
-    posterior = load_trained(run, device="cpu", backbone=backbone).among(names)
+    posterior = load_posterior(run, backbone).among(names)
     if out.suffix in (".onnx", ".pt2"):
         samples = number_of(len(posterior), "sample")
         print(f"tracing the whole predictor with {samples}, which may take a minute", file=sys.stderr)

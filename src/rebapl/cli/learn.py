@@ -61,7 +61,7 @@ def learn(
     """
     from rebapl.backbones import find_backbone
     from rebapl.cli.console import RunProgress
-    from rebapl.reports.learned import plan_lines, result_lines
+    from rebapl.reports.learn_summary import plan_lines, result_lines
     from rebapl.runs.config import RunConfig
     from rebapl.runs.engine import LocalEngine
     from rebapl.runs.folder import folder_name

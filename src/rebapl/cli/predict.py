@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from rebapl.cli.completion import runs
 from rebapl.cli.engine_options import Address, CpusPerRun, GpusPerRun, Jobs, Partition, Time
-from rebapl.cli.remarks import NAMED, counted, one_sample
+from rebapl.cli.remarks import ONLY_DRAWINGS, one_sample
 from rebapl.cli.values import QuietOption, given_class_names, parse_names
 from rebapl.errors import UserError, printable, unknown
+from rebapl.wording import number_of
 
 if TYPE_CHECKING:
     from rebapl.cli.console import StepProgress
+    from rebapl.posterior import Posterior
+    from rebapl.posterior.answers import Question
+    from rebapl.posterior.images import ImageFiles
+    from rebapl.posterior.prediction import Average
     from rebapl.posterior.records import Record
+    from rebapl.runs.jobs import Engine
+    from rebapl.runs.shards import Place
 
 PIPE = Path("-")
+
+NAMED = 10
+"""The number of images that cannot be read which are named; the others are counted."""
+
+PHOTOS = ("JPEG", "MPO", "HEIF", "WEBP")
+"""Formats of files that are photos rather than drawings."""
 
 
 def predict(
@@ -47,14 +61,16 @@ def predict(
     format_: Annotated[
         str | None,
         typer.Option(
-            "--format", help="table, json, csv, jsonl or parquet; if not given, by the ending of --out, else table."
+            "--format",
+            help="table, json, csv, csv-escaped (which a spreadsheet opens safely), jsonl or parquet; if not given, by "
+            "the ending of --out, else table.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="File to write to. Answers go to .csv, .jsonl and .parquet as they come, and the same command goes on "
-            "after those that are there. With --engine, a folder of shards."
+            help="File to write to, or a folder of Parquet files if it has no ending. If the command is stopped, the "
+            "same command goes on where it was."
         ),
     ] = None,
     average: Annotated[
@@ -81,12 +97,12 @@ def predict(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="Predict in shards, side by side: local (this machine), ray (a Ray cluster) or slurm (jobs of SLURM). "
-            "They go into the folder --out as Parquet files; local if only other options of this kind are given."
+            help="Predict shards of the images side by side: local (this machine), ray (a Ray cluster) or slurm (jobs "
+            "of SLURM); local if only other options of this kind are given."
         ),
     ] = None,
     shard: Annotated[  # not larger, because the answers of a shard are held in memory until it is written
-        int | None, typer.Option(min=1, max=100_000, help="Images in a shard; 2048 if not given.")
+        int | None, typer.Option(min=1, max=100_000, help="Images in a shard; 2048 if not given, 128 on a CPU.")
     ] = None,
     device: Annotated[
         str | None,
@@ -108,41 +124,31 @@ def predict(
 
     An image that cannot be read is named and skipped; its row says why.
     """
-    from rebapl.cli.answers import as_table
     from rebapl.cli.console import StepProgress
-    from rebapl.cli.shards import answer_in_shards
-    from rebapl.files import refuse_unwritable, write_atomically
-    from rebapl.posterior.answers import Asked, answer_files
-    from rebapl.posterior.prediction import NO_SETS, NO_THRESHOLD, Average, check_average
-    from rebapl.posterior.records import made_with
-    from rebapl.posterior.sources import ImageFiles
-    from rebapl.runs.answer_file import (
-        ENDINGS,
-        about_answers,
-        text_head,
-        text_rows,
-        write_answers,
-    )
+    from rebapl.files import refuse_unwritable
+    from rebapl.posterior import load_posterior
+    from rebapl.posterior.answers import Question
+    from rebapl.posterior.images import ImageFiles
     from rebapl.runs.backbone import best_device
-    from rebapl.runs.engines import EngineOptions
-    from rebapl.runs.folder import load_trained
-    from rebapl.runs.shards import SIZE, Question
 
     devices = parse_names(device) or []
-    chosen = (engine, shard, jobs, address, partition, time, cpus_per_run, gpus_per_run)
+    form, place = _place(format_, out)
+    options = (engine, jobs, address, partition, time, cpus_per_run, gpus_per_run)
     several = len(devices) > 1
-    apart = any(option is not None for option in chosen) or (several and _is_folder(out, format_))
-    if apart:
-        out, form = _folder(out, format_), "parquet"
+    where: Engine | None = None
+    if any(option is not None for option in options) or (several and place is not None and not place.joined):
+        from rebapl.runs.engines import EngineOptions
+
+        if place is None:
+            raise UserError("an engine writes a .csv, .jsonl or .parquet file, or a folder: name it with --out")
         where = EngineOptions(
             engine or "local", devices or None, jobs, address, partition, time, cpus_per_run, gpus_per_run
-        ).build(out)
-    else:
-        if out is not None:
-            refuse_unwritable(out)
-        form = _format(format_, out)
-        for each in devices:
-            best_device(each)  # refuses one that is not here
+        ).build(place.folder)
+    if out is not None and (place is None or place.joined):
+        refuse_unwritable(out)
+    first = "cpu" if where is not None else best_device(next(iter(devices), None))
+    for each in devices if where is None else ():
+        best_device(each)  # refuses one that is not here
     names = given_class_names(classes, classes_file)
     piped = PIPE in (images or [])
     files = ImageFiles(
@@ -152,155 +158,208 @@ def predict(
     )
     if not files.known and not piped:
         raise UserError("which images? Name files or folders, --list FILE, or - for paths that come through a pipe")
-    posterior = load_trained(run, device="cpu" if apart else next(iter(devices), None), backbone=backbone)
-    if several and not apart:
+    posterior = load_posterior(run, backbone, first)
+    if several and where is None:
         posterior = posterior.spread(devices)
-    learner = posterior.learner
-    if template is not None and not learner.reads_template(learner.config):
-        raise UserError(f"--template has no effect: {learner.method} does not use it as it was trained; leave it out")
-    averaged = cast(Average, average or posterior.average)
-    check_average(averaged)
-    posterior = posterior.among(names, template)
-    suits = posterior.threshold is not None and posterior.threshold.suits(posterior.class_names, averaged)
-    if abstain and not suits:
-        raise UserError(NO_THRESHOLD)
-    has_sets = posterior.conformal is not None and posterior.conformal.suits(posterior.class_names, averaged)
-    if sets and not has_sets:
-        raise UserError(NO_SETS)
-    sets = has_sets if sets is None else sets
     alone = files.known == 1 and not piped
-    asked = Asked(top, averaged, suits if abstain is None else abstain, strict or alone, sets)
-    rows = form in ENDINGS.values()
-    kept: list[Record] = []
-    if apart and out is not None:
-        notes = [one_sample(run)] if len(posterior) == 1 else []
-        question = Question(
-            run=str(run.absolute()),
-            backbone=learner.encoder.name,
-            fingerprint=posterior.fingerprint,
-            class_names=names,
-            template=template,
-            start=str(Path.cwd()),
-            **dataclasses.asdict(asked),
-        )
-        about = about_answers(posterior, form, str(run), asked)
-        del posterior, learner  # the backbone is loaded where shards are done
-        answer_in_shards(where, question, about, files, out, size=shard or SIZE, notes=notes, quiet=quiet)
+    posterior, question = Question(
+        names, template, top, cast("Average | None", average), abstain, sets, strict or alone
+    ).put_to(posterior)
+    bars = where is None and (out is not None or not sys.stdout.isatty())
+    with StepProgress(quiet, "images", bars) as progress:
+        for note in _notes(run, posterior, files, piped):
+            progress.note(note)
+        if place is not None:
+            size = shard or (128 if where is None and first == "cpu" else 2048)
+            _write(progress, str(run), posterior, question, files, place, where, size)
+        else:
+            _show(progress, posterior, question, files, form, out, None if piped else files.known)
+
+
+def _notes(run: Path, posterior: Posterior, files: ImageFiles, piped: bool) -> Iterator[str]:
+    """What a person should know before the answers come."""
+    if len(posterior) == 1:
+        yield one_sample(run)
+    if posterior.learner.encoder.name == "mini" and not piped and _is_photo(next(iter(files))):
+        yield ONLY_DRAWINGS
+    if said := files.said_of_others():
+        yield f"passed over: {said}"
+
+
+def _is_photo(file: Path) -> bool:
+    """Whether an image seems to be a photo: by its format, or because it is larger than drawings usually are."""
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            return image.format in PHOTOS or min(image.size) > 256
+    except Exception:  # reading it will say why
+        return False
+
+
+def _show(
+    progress: StepProgress,
+    posterior: Posterior,
+    question: Question,
+    files: ImageFiles,
+    form: str,
+    out: Path | None,
+    total: int | None,
+) -> None:
+    """Print the answers, rows as they come, or write a table or a JSON file at the end."""
+    from rebapl.cli.answer_table import as_table
+    from rebapl.files import write_atomically
+    from rebapl.posterior.answers import answer_files
+    from rebapl.posterior.records import head_of
+    from rebapl.runs.answer_formats import FORMATS, head_bytes, rows_bytes
+
+    watch, kept = Watch(progress, total), list[dict[str, Any]]()
+    for records in answer_files(posterior, files, question, watch.pace):
+        if form in FORMATS:
+            head = b"" if watch.done else head_bytes(form, question.top)
+            sys.stdout.write((head + rows_bytes(records, form, question.top)).decode())
+        else:
+            kept += records
+        watch(records)
+    if not watch.done:
+        raise UserError("no path came through the pipe: write one per line")
+    if watch.done == len(watch.not_read):
+        raise UserError(_nothing_read(watch.not_read))
+    if form in FORMATS:
         return
-    with StepProgress(quiet, "images", bars=out is not None or not sys.stdout.isatty()) as progress:
-        if len(posterior) == 1:
-            progress.note(one_sample(run))
-        if said := files.said_of_others():
-            progress.note(f"passed over: {said}")
-        watch = Watch(progress, None if piped else files.known)
-        if rows and out is not None:
-            progress.start_line(f"predicting {'' if piped else f'{files.known} '}images into {out}")
-            watch.before = write_answers(
-                posterior, files, out, asked, form=form, run=str(run), progress=watch, pace=watch.pace
-            )
-        else:
-            shown = min(top, len(posterior.class_names))
-            for records in answer_files(posterior, files, asked, watch.pace):
-                if rows:
-                    head = b"" if watch.done else text_head(form, shown)
-                    sys.stdout.write((head + text_rows(records, form, shown)).decode())
-                else:
-                    kept += records
-                watch(watch.done + len(records), records)
-    watch.refuse_nothing()
-    if not rows:
-        if form == "json":
-            about = made_with(posterior.class_names, averaged, len(posterior), posterior.conformal if sets else None)
-            text = json.dumps({**about, "images": kept}, indent=2, ensure_ascii=False)
-        else:
-            level = posterior.conformal.level if sets and posterior.conformal is not None else None
-            text = as_table(kept, len(posterior), level, coloured=out is None and sys.stdout.isatty())
-        if out is None:
-            print(text)
-        else:
-            write_atomically(out, text + "\n")
-    if out is not None:
-        print(f"{watch.summary()}: {printable(str(out))}")
+    conformal = posterior.conformal if question.sets else None
+    if form == "json":
+        head_ = head_of(posterior.class_names, str(question.average), len(posterior), conformal)
+        text = json.dumps({**head_, "images": kept}, indent=2, ensure_ascii=False)
+    else:
+        level = None if conformal is None else conformal.level
+        text = as_table(kept, len(posterior), level, coloured=out is None and sys.stdout.isatty())
+    if out is None:
+        print(text)
+    else:
+        write_atomically(out, text + "\n")
+        print(f"{counted(watch.done, 0, len(watch.not_read))}: {printable(str(out))}")
+
+
+def _write(
+    progress: StepProgress,
+    source: str,
+    posterior: Posterior,
+    question: Question,
+    files: ImageFiles,
+    place: Place,
+    where: Engine | None,
+    size: int,
+) -> None:
+    """Do the shards that are missing, here or on an engine, and say at the end what is there."""
+    from rebapl.cli.live import LiveRuns
+    from rebapl.interruption import Interrupted
+    from rebapl.runs.jobs import Outcome, check_outcomes
+    from rebapl.runs.lock import alone_in
+    from rebapl.runs.shards import Inquiry, answer_shards, conclude, count_rows, plan_shards
+
+    with alone_in(place.out):
+        shards = plan_shards(place, Inquiry.of(source, posterior, question, place.form), posterior, files, size)
+        missing = [shard for shard in shards if not shard.is_done()]
+        before, _ = count_rows(place, shards)
+        asked = sum(shard.count for shard in missing)
+        progress.start_line(f"predicting {number_of(asked, 'image')} into {place.out}")
+        outcomes: list[Outcome] = []
+        try:
+            if where is None:
+                watch = Watch(progress, asked)
+                for records in answer_shards(missing, posterior, watch.pace):
+                    watch(records)
+            else:
+                with LiveRuns(missing, progress.quiet) as live:
+                    outcomes += where.run(missing, live.show)
+        except KeyboardInterrupt as error:
+            rows, _ = count_rows(place, shards)
+            number = error.signal if isinstance(error, Interrupted) else signal.SIGINT
+            raise Interrupted(number, f"{rows} of {before + asked} images are answered in {place.out}") from error
+        rows, not_read = count_rows(place, shards)
+        conclude(place, shards)
+    if where is not None:
+        for line in named(not_read):
+            progress.warn(line)
+    if rows:
+        print(f"{counted(rows, before, len(not_read))}: {printable(str(place.out))}")
+    check_outcomes(outcomes)
+    if rows == len(not_read):
+        raise UserError(_nothing_read(not_read))
 
 
 class Watch:
-    """Shows how far a prediction is and what limits it, names the first images that cannot be read, and counts them."""
+    """Shows how far a prediction is and what limits it, and names the first images that cannot be read."""
 
     def __init__(self, progress: StepProgress, total: int | None) -> None:
-        from rebapl.posterior.pace import Pace
+        from rebapl.posterior.answers import Pace
 
-        self.progress, self.total = progress, total
-        self.done = self.answered = self.broken = self.before = 0
-        self.first_broken, self.pace = "", Pace()
+        self.progress, self.total, self.pace = progress, total, Pace()
+        self.done, self.not_read = 0, list[tuple[str, str]]()
         self._moved = progress.begin("predicting")
 
-    def __call__(self, done: int, records: list[Record]) -> None:
-        """Take note of a portion, after which `done` images are done."""
-        self.done = done
+    def __call__(self, records: list[Record]) -> None:
+        """Take note of a portion."""
+        self.done += len(records)
         for record in records:
-            if record["error"] is None:
-                self.answered += 1
-                continue
-            self.broken += 1
-            said = f"{record['image']} cannot be read ({record['error']})"
-            self.first_broken = self.first_broken or said
-            if self.broken <= NAMED:
-                self.progress.warn(f"skipped: {said}")
-            elif self.broken == NAMED + 1:
-                self.progress.warn("skipped: more, which are counted at the end")
-        self._moved(done, self.total, note=self.pace.said())
-
-    def refuse_nothing(self) -> None:
-        """Refuse an end at which no image has an answer."""
-        if self.answered or self.before:
-            return
-        if self.broken:
-            raise UserError(f"none of the {self.broken} images can be read; the first: {self.first_broken}")
-        raise UserError("no path came through the pipe: write one per line")
-
-    def summary(self) -> str:
-        """How many images there are rows for, and how many of them are no answers or are not new."""
-        return counted(self.answered + self.broken + self.before, self.before, self.broken)
+            if record["error"] is not None:
+                self.not_read.append((record["image"], record["error"]))
+                if len(self.not_read) <= NAMED + 1:
+                    self.progress.warn(list(named(self.not_read))[-1])
+        self._moved(self.done, self.total, note=self.pace.said())
 
 
-def _folder(out: Path | None, form: str | None) -> Path:
-    """The folder that shards go into."""
-    from rebapl.runs.shards import refuse_folder
-
-    if out is None:
-        raise UserError("an engine writes shards into a folder: name it with --out")
-    if form not in (None, "parquet"):
-        raise UserError(f"--format {form}: an engine writes shards as Parquet files; leave it out")
-    refuse_folder(out)
-    return out
+def named(not_read: list[tuple[str, str]]) -> Iterator[str]:
+    """Lines that name the first images that cannot be read."""
+    for image, error in not_read[:NAMED]:
+        yield f"skipped: {image} cannot be read ({error})"
+    if len(not_read) > NAMED:
+        yield "skipped: more, whose rows say why"
 
 
-def _is_folder(out: Path | None, form: str | None) -> bool:
-    """Whether a place for answers is a folder, so that several devices write shards into it."""
-    return out is not None and form is None and (out.is_dir() or not out.suffix)
+def _nothing_read(not_read: list[tuple[str, str]]) -> str:
+    image, error = not_read[0]
+    return f"none of the {len(not_read)} images can be read; the first: {image} cannot be read ({error})"
 
 
-def _format(given: str | None, out: Path | None) -> str:
-    """The format that is asked for, by name or by the ending of the file."""
-    from rebapl.runs.answer_file import ENDINGS, import_parquet
+def counted(rows: int, before: int, broken: int) -> str:
+    """The number of images that there are rows for, and how many of them are not new or are no answers.
 
-    endings = {**ENDINGS, ".json": "json", ".txt": "table"}
-    formats = list(dict.fromkeys(["table", "json", *ENDINGS.values()]))
+    >>> counted(3, 1, 0)
+    '3 images (1 was there before)'
+    """
+    remarks = [f"{before} {'was' if before == 1 else 'were'} there before"] if before else []
+    remarks += [f"{broken} cannot be read"] if broken else []
+    return number_of(rows, "image") + (f" ({', '.join(remarks)})" if remarks else "")
+
+
+def _place(given: str | None, out: Path | None) -> tuple[str, Place | None]:
+    """The format, by name or by the ending of the file, and the place of answers that are written in shards."""
+    from rebapl.runs.answer_formats import ENDINGS, FORMATS
+
+    endings, formats = {**ENDINGS, ".json": "json", ".txt": "table"}, ["table", "json", *FORMATS]
     if given is not None and given not in formats:
         raise unknown("format", given, formats)
     if out is None:
         if given == "parquet":
             raise UserError("--format parquet needs a file: name it with --out")
-        return given or "table"
+        return given or "table", None
+    from rebapl.runs.shards import Place
+
     by_ending = endings.get(out.suffix.lower())
-    if given is None and by_ending is None:
+    folder = out.is_dir() or (given is None and not out.suffix)
+    if folder and given not in (None, "parquet"):
+        raise UserError(f"--format {given}: a folder of answers holds Parquet files; leave it out")
+    if not folder and given is None and by_ending is None:
         raise UserError(
             f"--out {printable(str(out))}: its ending does not say the format: end it in {' '.join(endings)}, or name "
             "one with --format"
         )
-    if given is not None and by_ending not in (None, given):
+    if given is not None and by_ending is not None and given.partition("-")[0] != by_ending:
         raise UserError(f"--out {printable(str(out))} and --format {given} contradict each other: give one of them")
-    form = given or by_ending or "table"
-    if form == "parquet":
-        import_parquet()
-    return form
+    form = "parquet" if folder else given or by_ending or "table"
+    place = Place(out, form, joined=not folder) if form in FORMATS else None
+    if place is not None:
+        place.check()
+    return form, place

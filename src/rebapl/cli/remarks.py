@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rebapl.wording import number_of
-
 if TYPE_CHECKING:
     from rebapl.runs.config import RunConfig
 
@@ -50,18 +48,3 @@ def backbone_remarks(config: RunConfig) -> list[str]:
     from rebapl.data.catalogue import is_own
 
     return [ONLY_DRAWINGS] if is_own(config.data) and config.backbone_name == "mini" else []
-
-
-NAMED = 10
-"""How many images that cannot be read are named."""
-
-
-def counted(rows: int, before: int, broken: int) -> str:
-    """How many images there are rows for, and how many of them are not new or are no answers.
-
-    >>> counted(3, 1, 0)
-    '3 images (1 was there before)'
-    """
-    remarks = [f"{before} {'was' if before == 1 else 'were'} there before"] if before else []
-    remarks += [f"{broken} cannot be read"] if broken else []
-    return number_of(rows, "image") + (f" ({', '.join(remarks)})" if remarks else "")

@@ -32,16 +32,23 @@ def report(
         raise UserError("a run is named twice: name each once")
     from rebapl.cli.console import StepProgress
     from rebapl.reports.html import write_report
-    from rebapl.reports.inspection import inspect_run, read_run
+    from rebapl.reports.inspection import InspectedRun, read_run
     from rebapl.runs.backbone import KeptBackbone, best_device
 
     for run in runs:
         read_run(run)  # a folder that holds no run is refused before any work
     device, load = best_device(device), KeptBackbone()
-    inspected = []
     with StepProgress(quiet, "images") as progress:
-        for run in runs:
-            progress.start_line(f"predicting the test images of {run}")
-            moved = progress.begin(f"predicting {printable(str(run))}")
-            inspected.append(inspect_run(run, root=root, device=device, backbone=backbone, progress=moved, load=load))
-    print(f"the report: {write_report(inspected, out)}")
+        inspected = [
+            InspectedRun(
+                run,
+                root=root,
+                device=device,
+                backbone=backbone,
+                progress=progress.begin(f"predicting {printable(str(run))}"),
+                load=load,
+            )
+            for run in runs
+        ]
+        write_report(inspected, out)
+    print(f"the report: {out}")

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from rebapl.cli.engine_options import Address, CpusPerRun, Device, EngineName, GpusPerRun, Jobs, Partition, Time
 from rebapl.cli.values import parse_names, parse_seeds
-from rebapl.errors import UserError, unknown
-
-if TYPE_CHECKING:
-    from rebapl.reproduce.suites import Suite
+from rebapl.errors import UserError
 
 
 def reproduce(
@@ -64,6 +61,7 @@ def reproduce(
     from rebapl.reports.results import short_value
     from rebapl.reproduce.make import make_target, planned
     from rebapl.reproduce.paper_table import Context
+    from rebapl.reproduce.suites import named_suite
     from rebapl.reproduce.targets import PAPER_TARGETS, chosen
     from rebapl.runs.engines import EngineOptions
     from rebapl.runs.jobs import Job
@@ -77,7 +75,7 @@ def reproduce(
         raise UserError(f"what is to be made? One or more of {', '.join(PAPER_TARGETS)}, or all")
     targets = chosen(what)
     check_hm_convention(hm)
-    selected = _suite(suite, root, backbone, parse_names(data) or [], split or []).changed(
+    selected = named_suite(suite, root, backbone, parse_names(data) or (), split or ()).changed(
         methods=parse_names(methods),
         seeds=None if seeds is None else parse_seeds(seeds),
         shots=shots,
@@ -116,28 +114,3 @@ def reproduce(
         for name in product.figures:
             print(f"figure: {folder / f'{name}.png'}")
     print(f"all tables and figures: {folder / 'README.md'}")
-
-
-def _suite(name: str, root: Path | None, backbone: str | None, data: list[str], given: list[str]) -> Suite:
-    from dataclasses import replace
-
-    from rebapl.data.published import PUBLISHED
-    from rebapl.reproduce.suites import SUITE_NAMES, SUITES, photo_suite
-
-    if name not in SUITE_NAMES:
-        raise unknown("suite", name, SUITE_NAMES)
-    splits = {}
-    for word in given:
-        of, equals, file = word.partition("=")
-        if not equals or not of or not file:
-            raise UserError(f"--split {word}: write DATA=FILE, such as eurosat=split_subset_EuroSAT.json")
-        if of not in PUBLISHED:
-            raise unknown("data set of --split", of, PUBLISHED)
-        splits[of] = file
-    if name == "photo":
-        return photo_suite(backbone, root, data, splits)
-    for word in data:
-        if word not in SUITES[name].data:
-            raise unknown(f"data set of suite {name}", word, SUITES[name].data)
-    suite = replace(SUITES[name].changed(data=data), splits=splits)
-    return suite if backbone is None else replace(suite, backbone=backbone)

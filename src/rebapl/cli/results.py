@@ -29,7 +29,8 @@ def results(
     from rebapl.cli.console import print_table
     from rebapl.evaluation.scores import check_hm_convention
     from rebapl.files import write_atomically
-    from rebapl.reports.results import find_runs, long_list, result_tables
+    from rebapl.reports.results import long_list, result_tables
+    from rebapl.runs.folder import find_runs
 
     check_hm_convention(hm)
     endings = (".csv", ".md", ".tex")

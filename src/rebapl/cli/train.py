@@ -115,8 +115,8 @@ def train(
     from rebapl.backbones import find_backbone
     from rebapl.cli.console import RunProgress
     from rebapl.cli.live import LiveRuns
-    from rebapl.reports.base_novel import scores_table
-    from rebapl.runs.config_file import build_config, merged, read_config_file, read_words
+    from rebapl.reports.results import scores_table
+    from rebapl.runs.config_file import build_config, gather_settings
     from rebapl.runs.engines import EngineOptions
     from rebapl.runs.folder import is_trained
     from rebapl.runs.jobs import Job, check_outcomes, cycle_jobs
@@ -139,8 +139,7 @@ def train(
     if seed is not None and seeds is not None:
         raise UserError("--seed is for one run and --seeds for several: give one of them")
     given = {key: value for key, value in options.items() if value is not None}
-    chosen = merged({} if config is None else read_config_file(config), given)
-    chosen = merged(chosen, read_words(settings or []))
+    chosen = gather_settings(config, given, settings or [])
     wanted = [chosen] if seeds is None else [{**chosen, "seed": each} for each in parse_seeds(seeds)]
     if out is not None and len(wanted) > 1:
         raise UserError("--out names the folder of one run: with several --seeds leave it out (they go to --runs)")

@@ -29,7 +29,7 @@ from rebapl.evaluation.scores import scores
 from rebapl.evaluation.temperature import fit_temperature, tempered
 from rebapl.learners import METHODS, build_learner, published, resolve_method
 from rebapl.posterior import Posterior, Prediction
-from rebapl.posterior.conformal import check_level
+from rebapl.posterior.fitting import check_level
 
 IMAGES_AT_ONCE = 256
 """How many images are held decoded while a part is scored, as many as go into one pass."""

@@ -49,13 +49,16 @@ class Method:
         lines = (line.strip() for text in texts for line in (text or "").splitlines())
         return next((line for line in lines if line), "")
 
-    def settings(self, given: Mapping[str, Any]) -> Settings:
-        """All of its settings, some of them given. An error names the setting as `method.NAME`."""
+    def settings(self, given: Mapping[str, Any] | Settings | None = None) -> Settings:
+        """All of its settings, some of them given, or all of them as an object.
+
+        An error names the setting as `method.NAME`.
+        """
+        if isinstance(given, self.config):
+            return given
         try:
-            return self.config(**given)
+            return self.config(**(given.plain() if isinstance(given, Settings) else given or {}))
         except SettingError as error:
-            if not self.config.model_fields:
-                raise UserError(f"method '{self.name}' has no settings, but {', '.join(given)} was given") from None
             raise error.below("method") from None
 
     def published(self, protocol: str, dataset: str, shots: int | None = None) -> tuple[dict[str, Any], Recipe]:
@@ -65,8 +68,26 @@ class Method:
         return recipe_at(self.recipes, protocol, dataset, shots)
 
 
-METHODS: Registry[Method] = Registry("method", "rebapl.learners")
-"""All methods by name, those of installed plugins included."""
+PACKAGED = {
+    "zero-shot": "zero_shot",
+    "coop": "coop",
+    "cocoop": "cocoop",
+    "vpt": "vpt",
+    "ivlp": "ivlp",
+    "maple": "maple",
+    "promptsrc": "promptsrc",
+    "mmrl": "mmrl",
+    "mmrl++": "mmrl_plus",
+    "proda": "proda",
+    "bpl": "bayesian",
+    "app": "adaptable_prompts",
+}
+"""The methods of this package, and their files."""
+
+METHODS: Registry[Method] = Registry(
+    "method", "rebapl.learners", {name: f"{__package__}.{module}" for name, module in PACKAGED.items()}
+)
+"""All methods by name, those of installed plugins included. The file of a method is imported when it is looked up."""
 
 
 def register(
@@ -79,7 +100,8 @@ def register(
     """
 
     def add(learner: LearnerClass) -> LearnerClass:
-        taken = METHODS.known.get(name)
+        elsewhere = METHODS.packaged.get(name, learner.__module__) != learner.__module__
+        taken = METHODS[name] if elsewhere else METHODS.known.get(name)
         if taken is not None and _identity(taken.learner) != _identity(learner):
             raise UserError(f"method '{name}' is {_identity(taken.learner)} already: choose another name")
         other = vars(learner).get("registered_as")
@@ -108,7 +130,7 @@ def _identity(learner: type) -> str:
 
 
 def resolve_method(method: str, settings: Mapping[str, Any] | Settings | None = None) -> Settings:
-    """All settings of a method, some of them given, or all of them as an object.
+    """All settings of a method; see `Method.settings`.
 
     >>> resolve_method("coop", {"init": None, "tokens": 8}).plain()
     {'tokens': 8, 'init': None, 'position': 'end', 'class_specific': False}
@@ -116,10 +138,7 @@ def resolve_method(method: str, settings: Mapping[str, Any] | Settings | None = 
     Traceback (most recent call last):
     rebapl.settings.SettingError: method.tokens is 2.5: it must be a whole number or null
     """
-    found = METHODS.find(method)
-    if isinstance(settings, found.config):
-        return settings
-    return found.settings(settings.plain() if isinstance(settings, Settings) else settings or {})
+    return METHODS.find(method).settings(settings)
 
 
 def build_learner(
@@ -143,20 +162,3 @@ def published(method: str, protocol: str, dataset: str, shots: int | None = None
     [50, 100, 200, 200]
     """
     return METHODS.find(method).published(protocol, dataset, shots)
-
-
-def earlier_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as a posterior has them that version 0.1.0 or an earlier one wrote, in the words of today.
-
-    >>> earlier_settings("maple", {"depth_of_12": 3}), earlier_settings("zero-shot", {"with_own": False})
-    ({'depth': '3/12'}, {})
-    """
-    today = dict(settings)
-    share = today.pop("depth_of_12", None)
-    if share is not None and today.get("depth") is None:
-        today["depth"] = f"{share}/12"
-    if "depth" in today and today["depth"] is None:
-        del today["depth"]
-    if method == "zero-shot" and today.get("templates") is None:
-        today.pop("with_own", None)  # it had no effect
-    return today

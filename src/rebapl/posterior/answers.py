@@ -6,9 +6,10 @@ what it waits for most is what limits the pace: see `Pace`.
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -18,45 +19,116 @@ from torch import Tensor
 from rebapl.data.images import UnreadableImageError, read_image
 from rebapl.data.transforms import stacked
 from rebapl.data.workers import mapped_ahead
-from rebapl.posterior.pace import MODEL, READING, WRITING, Pace
+from rebapl.errors import UserError
 from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.posterior import Posterior
-from rebapl.posterior.prediction import Average, check_average
+from rebapl.posterior.prediction import NO_SETS, NO_THRESHOLD, Average, check_average
 from rebapl.posterior.records import Record, record_of_broken, records_of
 
 CPU_PORTION = 32
-"""Images in a portion on a CPU, where larger passes are not quicker; an interruption costs a few portions at most."""
+"""Images in a portion on a CPU, where larger passes are not quicker."""
 
-Read = list[tuple[str, Tensor | UnreadableImageError]]
+DECODING, MODEL, WRITING = "decoding", "the model", "writing"
+"""What is waited for: images that are read and resized, their passes, and records that are made and written."""
+
+RECENT = 8
+"""The number of portions, the latest ones, by which the pace is judged."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is asked about every image: the `top` likeliest classes, averaged as said or as the posterior was trained.
+class Question:
+    """What is asked about every image.
 
-    With `abstain`, the answer is None above the posterior's threshold. With `sets`, there are prediction sets. With
-    `strict`, an image that cannot be read is an error.
+    The answer is one of `class_names`, in the words of `template` (None: those of the training), and the `top`
+    likeliest classes are listed. `average` is what is averaged over samples (None: as in training). With `abstain`, the
+    answer is None above the posterior's threshold, and with `sets` there are prediction sets (None: where the posterior
+    has them for these class names). With `strict`, an image that cannot be read is an error.
     """
 
+    class_names: list[str] | None = None
+    template: str | None = None
     top: int = 3
     average: Average | None = None
-    abstain: bool = False
+    abstain: bool | None = None
+    sets: bool | None = None
     strict: bool = False
-    sets: bool = False
+
+    def put_to(self, posterior: Posterior) -> tuple[Posterior, Question]:
+        """The posterior bound to the class names, and the question with nothing left open, so that it is plain data.
+
+        What the posterior cannot answer is refused.
+        """
+        learner = posterior.learner
+        if self.template is not None and not learner.reads_template(learner.config):
+            raise UserError(
+                f"the template has no effect: {learner.method} does not use it as it was trained; leave it out"
+            )
+        average = self.average or posterior.average
+        check_average(average)
+        bound = posterior.among(self.class_names, self.template)
+        names, threshold, conformal = bound.class_names, bound.threshold, bound.conformal
+        has_threshold = threshold is not None and threshold.suits(names, average)
+        has_sets = conformal is not None and conformal.suits(names, average)
+        if self.abstain and not has_threshold:
+            raise UserError(NO_THRESHOLD)
+        if self.sets and not has_sets:
+            raise UserError(NO_SETS)
+        abstain = has_threshold if self.abstain is None else self.abstain
+        sets = has_sets if self.sets is None else self.sets
+        return bound, replace(self, top=min(self.top, len(names)), average=average, abstain=abstain, sets=sets)
+
+
+class Pace:
+    """What a prediction has waited for lately, and how many images it answers a second.
+
+    >>> ticks = iter([0.0, 0.0, 4.0, 5.0])
+    >>> pace = Pace(lambda: next(ticks))
+    >>> pace.waits_for(DECODING)
+    >>> pace.waits_for(MODEL)
+    >>> pace.answered(10)
+    >>> pace.said()
+    'limited by decoding: 2.0 images/s'
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._since, self._part = clock, clock(), DECODING
+        self._images, self._seconds = 0, dict.fromkeys((DECODING, MODEL, WRITING), 0.0)
+        self._recent: deque[tuple[int, dict[str, float]]] = deque([(0, dict(self._seconds))], maxlen=RECENT + 1)
+
+    def waits_for(self, part: str) -> None:
+        """From now on it waits for this."""
+        now = self._clock()
+        self._seconds[self._part] += now - self._since
+        self._since, self._part = now, part
+
+    def answered(self, images: int) -> None:
+        """A portion with this number of images is answered."""
+        self.waits_for(self._part)
+        self._images += images
+        self._recent.append((self._images, dict(self._seconds)))
+
+    def said(self) -> str:
+        """What limits it and how quick it is, in words; nothing before the first portion."""
+        (images, before), (answered, now) = self._recent[0], self._recent[-1]
+        spent = {part: now[part] - before[part] for part in now}
+        if answered == images or not any(spent.values()):
+            return ""
+        limit, pace = max(spent, key=lambda part: spent[part]), (answered - images) / sum(spent.values())
+        return f"limited by {limit}: {pace:.0f} images/s" if pace >= 10 else f"limited by {limit}: {pace:.1f} images/s"
 
 
 def answer_files(
-    posterior: Posterior, files: Iterable[Path], asked: Asked, pace: Pace | None = None
+    posterior: Posterior, files: Iterable[Path], question: Question | None = None, pace: Pace | None = None
 ) -> Iterator[list[Record]]:
     """Give the records of image files in their order, a portion at a time. Only a few portions are in memory.
 
     The numbers are those of `Posterior.predict`, up to rounding. A file that cannot be read has a record with the
-    `error`; if `strict` is asked, it is raised instead, after the portions before it were given. `pace` is told what
-    is waited for.
+    `error`; if the question is `strict`, it is raised instead, after the portions before it were given. `pace` is told
+    what is waited for.
     """
-    check_average(asked.average or posterior.average)
-    encoder, pace = posterior.learner.encoder, pace or Pace()
-    size = (CPU_PORTION if encoder.device.type == "cpu" else CHUNK) * posterior.passes.device_count
+    bound, asked = (question or Question()).put_to(posterior)
+    encoder, pace = bound.learner.encoder, pace or Pace()
+    size = (CPU_PORTION if encoder.device.type == "cpu" else CHUNK) * bound.passes.device_count
 
     def read(file: Path) -> tuple[str, Tensor | UnreadableImageError]:
         try:
@@ -66,12 +138,12 @@ def answer_files(
                 raise
             return str(file), error
 
-    held: deque[Read] = deque()
+    held: deque[list[tuple[str, Tensor | UnreadableImageError]]] = deque()
 
     def readable() -> Iterator[tuple[list[str], Tensor]]:
         found = mapped_ahead(read, files, size)
         while True:
-            pace.waits_for(READING)
+            pace.waits_for(DECODING)
             portion = list(islice(found, size))
             pace.waits_for(MODEL)
             if not portion:
@@ -82,12 +154,13 @@ def answer_files(
             yield [name for name, _ in good], views
 
     def answered() -> Iterator[list[Record]]:
-        for prediction in posterior.predict_portions(readable(), asked.average):
+        for prediction in bound.predict_portions(readable(), asked.average):
             pace.waits_for(WRITING)
-            answers, portion = iter(records_of(prediction, asked.top, asked.abstain, asked.sets)), held.popleft()
+            records = iter(records_of(prediction, asked.top, bool(asked.abstain), bool(asked.sets)))
+            portion = held.popleft()
             pace.answered(len(portion))
             yield [
-                record_of_broken(name, found.reason) if isinstance(found, UnreadableImageError) else next(answers)
+                record_of_broken(name, found.reason) if isinstance(found, UnreadableImageError) else next(records)
                 for name, found in portion
             ]
             pace.waits_for(MODEL)

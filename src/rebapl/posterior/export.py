@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from rebapl import __version__
 from rebapl.errors import UserError
 from rebapl.files import write_atomically, write_json
-from rebapl.posterior.per_sample import logits_of, one_by_one, sample_classes
+from rebapl.posterior.per_sample import encode_classes, one_by_one
 from rebapl.posterior.prediction import averaged
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ class Predictor(nn.Module):
         self.model = posterior.learner.encoder.model  # so that its weights are known as those of a module
         self.samples, self.weights = dict(posterior.samples), posterior.weights
         with torch.no_grad():
-            self.classes = sample_classes(self.learner, self.samples, len(posterior))
+            self.classes = encode_classes(self.learner, self.samples, len(posterior))
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        found = one_by_one(logits_of(self.learner.frozen(pixels)), self.learner, self.samples, self.classes)
+        found = one_by_one(self.learner, self.samples, self.learner.frozen(pixels), self.classes, ("logits",))
         return averaged(found["logits"], self.weights, self.average)
 
 

@@ -1,4 +1,7 @@
-"""Posteriors on the Hugging Face hub: a repository holds the folder of a posterior, and a model card."""
+"""Posteriors on the Hugging Face hub: a repository holds the folder of a posterior, and a model card.
+
+The card says what the posterior is, how to use it, its scores, its limits and its licence.
+"""
 
 from __future__ import annotations
 
@@ -7,42 +10,66 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rebapl.backbones.hub import HUB_SECONDS, is_hub_id
-from rebapl.errors import UserError
+from rebapl import __version__
+from rebapl.backbones.hub import is_hub_id
+from rebapl.errors import UserError, printable
 from rebapl.files import write_atomically
-from rebapl.posterior.card import model_card
-from rebapl.posterior.manifest import MANIFEST, SAMPLES
-from rebapl.posterior.storage import write_folder
+from rebapl.posterior.storage import MANIFEST, SAMPLES, one_line, save_posterior
+from rebapl.wording import number_of
 
 if TYPE_CHECKING:
     from rebapl.posterior.posterior import Posterior
 
 CARD = "README.md"
 
+SCORES = {"accuracy": "accuracy (%) ↑", "nll": "NLL ↓", "ece": "ECE (%) ↓"}
+TASK = "image-classification"
 
-def find_folder(folder_or_hub_id: Path | str, revision: str | None = None) -> Path:
-    """The local folder of that path, or a folder with the files of that repository of the hub, fetched if need be.
+_CARD = """---
+{metadata}
+---
 
-    Without a connection, the files that were fetched before are used.
-    """
-    folder, name = Path(folder_or_hub_id).expanduser(), str(folder_or_hub_id)
-    if folder.exists() or not is_hub_id(name, revision=False):
-        if revision is not None:
-            raise UserError(f"revision '{revision}' was given, and {folder} is no hub id such as 'somebody/digits'")
-        return folder
-    return fetch(name, revision)
+# {title}
 
+This is a Bayesian posterior of prompts for the frozen backbone `{backbone}`. It has {samples} of what the method
+`{method}` learns, drawn by the inference `{inference}`. Predictions are averaged over the samples. The repository holds
+no backbone: it is loaded by its name, and its checksum is compared with that of the training.
 
-def fetch(name: str, revision: str | None = None) -> Path:
-    """A folder with the files of a repository of the hub; see `find_folder`."""
-    try:
-        return _from_hub(name, revision)
-    except Exception as error:  # whatever the connection, the hub or the cache makes the library raise
-        part = "" if revision is None else f"revision '{revision}' of "
-        raise UserError(
-            f"posterior '{name}' is neither a local folder, nor could {part}it be fetched from the hub "
-            f"({_in_one_line(error)})"
-        ) from error
+## How to use it
+
+With rebapl {version} or newer installed:
+
+```python
+from rebapl import load_posterior
+
+posterior = load_posterior("hf://{repository}")  # "hf://{repository}@COMMIT" pins a commit
+print(posterior.predict("photo.jpg"))
+```
+
+```
+rebapl predict hf://{repository} photo.jpg
+```
+
+## What it was trained on
+
+{training}
+
+The class names, one per line:
+
+{class_names}
+
+## Scores
+
+{scores}
+
+## Limits
+
+{limits}
+
+## Licence
+
+{licence} The backbone `{backbone}` has a licence of its own.
+"""
 
 
 def push(posterior: Posterior, repository: str, private: bool = False, **card: Any) -> str:
@@ -72,7 +99,7 @@ def write_for_hub(
             f"or --backbone somebody/clip)"
         )
     text = model_card(posterior, repository, backbone=name, licence=licence, scores=scores or {}, facts=facts or {})
-    write_folder(posterior, folder, name)
+    save_posterior(posterior, folder, name)
     write_atomically(folder / CARD, text)
     return folder
 
@@ -92,26 +119,99 @@ def _upload(folder: Path, repository: str, private: bool) -> str:
         raise
     except Exception as error:  # whatever the connection, the token or the hub makes the library raise
         raise UserError(
-            f"nothing could be uploaded to '{repository}' ({_in_one_line(error)}): `hf auth login` stores the token "
+            f"nothing could be uploaded to '{repository}' ({one_line(error)}): `hf auth login` stores the token "
             f"that the hub asks for"
         ) from error
 
 
-def _from_hub(name: str, revision: str | None) -> Path:
-    """The folder with the two files of a repository. If the hub does not answer, files fetched before are used."""
-    from huggingface_hub import HfApi, snapshot_download
+def model_card(
+    posterior: Posterior,
+    repository: str,
+    *,
+    backbone: str,
+    licence: str | None,
+    scores: Mapping[str, Mapping[str, Any]],
+    facts: Mapping[str, object],
+) -> str:
+    """The text of the card: metadata in YAML, which the hub reads, and Markdown for people."""
+    about, count = posterior.about, len(posterior)
+    training = {
+        "data": about.get("data") or "not recorded",
+        **facts,
+        "seed": about.get("seed"),
+        "template": about["template"],
+        "classes": len(about["class_names"]),
+    }
+    return _CARD.format(
+        metadata=_metadata(posterior, repository, backbone, licence, scores),
+        title=repository.partition("/")[2],
+        repository=repository,
+        backbone=backbone,
+        samples=number_of(count, "sample"),
+        method=about["method"],
+        inference=about["inference"]["name"],
+        version=__version__,
+        training=_table(("setting", "value"), [(name, _cell(value)) for name, value in training.items()]),
+        class_names="\n".join(f"    {printable(name)}" for name in about["class_names"]),
+        scores=_scores(scores),
+        limits="\n".join(f"- {limit}" for limit in _limits(posterior)),
+        licence="Its author has not chosen a licence." if licence is None else f"`{licence}`.",
+    )
 
-    files = [MANIFEST, SAMPLES]
-    try:  # asked once: `snapshot_download` itself may ask for half a minute
-        commit = HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS).sha
-    except Exception:
-        try:
-            return Path(snapshot_download(name, revision=revision, allow_patterns=files, local_files_only=True))
-        except Exception:
-            pass
-        raise
-    return Path(snapshot_download(name, revision=commit, allow_patterns=files))
+
+def _metadata(
+    posterior: Posterior, repository: str, backbone: str, licence: str | None, scores: Mapping[str, Mapping[str, Any]]
+) -> str:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    data = posterior.about.get("data")
+    results = [
+        EvalResult(TASK, data, f"{data}: {part}", metric, round(float(found[metric]), 4), dataset_config=part)
+        for part, found in scores.items()
+        for metric in SCORES
+    ]
+    return ModelCardData(
+        base_model=None if backbone == "mini" else backbone,
+        library_name="rebapl",
+        license=licence,
+        model_name=repository.partition("/")[2] if data and results else None,
+        eval_results=results if data and results else None,
+        pipeline_tag=TASK,
+        tags=["clip", "prompt-learning", "bayesian", "few-shot", "uncertainty"],
+    ).to_yaml()
 
 
-def _in_one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+def _scores(scores: Mapping[str, Mapping[str, Any]]) -> str:
+    if not scores:
+        return "It was not scored."
+    rows = [(name, found["images"], *(f"{found[key]:.4g}" for key in SCORES)) for name, found in scores.items()]
+    return _table(("test part", "images", *SCORES.values()), rows)
+
+
+def _limits(posterior: Posterior) -> list[str]:
+    """What a person should know before trusting an answer."""
+    limits = [
+        "It always answers with one of the class names that it is given, also for an image of something else"
+        + ("." if posterior.threshold is None else ", unless the threshold that it holds says 'I don't know'."),
+        "It was trained on few images, and its scores hold for images like those that it was tested on.",
+        "What the backbone has learned from its own training data, wrong or unfair, is still there.",
+    ]
+    if posterior.conformal is not None:
+        limits.append(
+            f"Its prediction sets hold the right class of {100 * posterior.conformal.level:g} % of images like the "
+            f"{posterior.conformal.images} that they were fitted on, and promise nothing for other images."
+        )
+    if posterior.about.get("seed") is not None:
+        limits.append("It is one run with one seed; other seeds give somewhat other scores.")
+    if len(posterior) == 1:
+        limits.append("It has one sample, so there is no uncertainty between samples.")
+    return limits
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    return "not recorded" if value is None else printable(str(value)).replace("|", "\\|")

@@ -1,26 +1,40 @@
-"""Reading images in whatever form a person has them, and making test-time views of them."""
+"""Images in whatever form a person has them: in memory, as files and folders, in lists, or named through a pipe."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+import csv
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from rebapl.data.images import BROKEN, EXTENSIONS, as_rgb, read_image, unreadable, walk_images
+from rebapl.data.images import (
+    BROKEN,
+    EXTENSIONS,
+    as_rgb,
+    read_image,
+    said_of_endings,
+    unreadable,
+    walk_images,
+)
 from rebapl.data.transforms import Preprocessing, stacked
 from rebapl.data.workers import mapped_ahead
 from rebapl.errors import UserError, printable
+from rebapl.files import read_lines
 
 Source = str | Path | Image.Image | np.ndarray
 Images = Source | Tensor | Sequence[Source]
-Picture = Path | Image.Image | np.ndarray
+Unread = Path | Image.Image | np.ndarray
 
 AT_ONCE = 256
-"""How many images are read before they are predicted, as many as go into one pass."""
+"""The number of images that are read before they are predicted: as many as go into one pass."""
+
+PATH_COLUMNS = ("path", "image")
+"""The column of a CSV list that holds the paths: that of data sets, or that of `rebapl predict`."""
 
 
 def read_images(
@@ -28,8 +42,8 @@ def read_images(
 ) -> tuple[list[str], Iterator[Tensor]]:
     """Give the names (N) of images, and their test-time views in portions of uint8 (n, 3, H, W), n ≤ `at_once`.
 
-    a file or a folder (searched to the bottom, in the order of paths), an image of Pillow, a sequence of these,
-    an array uint8 (N, H, W, 3) or (H, W, 3), or a tensor uint8 (N, 3, H, W) or (3, H, W).
+    Images are a file or a folder (searched to the bottom, in the order of paths), an image of Pillow, a sequence of
+    these, an array uint8 (N, H, W, 3) or (H, W, 3), or a tensor uint8 (N, 3, H, W) or (3, H, W).
     Files and images of Pillow are turned upright as their EXIF orientation says; arrays and tensors have none. All
     are resized and cropped as the backbone wants, by threads that are a portion ahead. The first that cannot be read is
     named in the error.
@@ -52,25 +66,13 @@ def read_images(
     return names, portions()
 
 
-def image_files(path: Path) -> list[Path]:
-    """The file itself, or all images below a folder in the order of their paths. Hidden ones are left out."""
-    if not path.is_dir():
-        if not path.exists():
-            raise UserError(f"{printable(str(path))}: no such image or folder")
-        return [path]
-    found = list(walk_images(path))
-    if not found:
-        raise UserError(f"folder {path} has no images: files that end in {' '.join(EXTENSIONS)} are looked for")
-    return found
-
-
-def _named(images: Images) -> tuple[list[str], Sequence[Picture]]:
+def _named(images: Images) -> tuple[list[str], Sequence[Unread]]:
     """Each picture with its name. None of them is read yet."""
     if isinstance(images, np.ndarray | Tensor):
         array = _channels_last(images)
         return [f"image {index}" for index in range(len(array))], list(array)
     names: list[str] = []
-    pictures: list[Picture] = []
+    pictures: list[Unread] = []
     for index, source in enumerate([images] if isinstance(images, str | Path | Image.Image) else images):
         if isinstance(source, Image.Image):
             names.append(str(getattr(source, "filename", "")) or f"image {index}")
@@ -79,7 +81,7 @@ def _named(images: Images) -> tuple[list[str], Sequence[Picture]]:
             pictures += list(_channels_last(source))
             names += [f"image {index}"] * (len(pictures) - len(names))
         elif isinstance(source, str | Path):
-            files = image_files(Path(source))
+            files = list(ImageFiles([Path(source)]))
             names += map(str, files)
             pictures += files
         else:
@@ -89,7 +91,7 @@ def _named(images: Images) -> tuple[list[str], Sequence[Picture]]:
     return names, pictures
 
 
-def _centre(picture: Picture, name: str, preprocessing: Preprocessing) -> Tensor:
+def _centre(picture: Unread, name: str, preprocessing: Preprocessing) -> Tensor:
     if isinstance(picture, np.ndarray):
         return preprocessing.centre(Image.fromarray(np.ascontiguousarray(picture)))
     if isinstance(picture, Path):
@@ -112,3 +114,82 @@ def _channels_last(images: np.ndarray | Tensor) -> np.ndarray:
         wanted = "a tensor of images is uint8 (N, 3, H, W)" if tensor else "an array of images is uint8 (N, H, W, 3)"
         raise UserError(f"{wanted}, with values from 0 to 255; got {array.dtype} of shape {tuple(images.shape)}")
     return array.transpose(0, 2, 3, 1) if tensor else array
+
+
+class ImageFiles:
+    """The image files in `paths` (files, and folders to their bottom), in `lists`, and in lines that are `piped`.
+
+    Going through it gives them in this order, and finds the files of a folder when it gets there. `known` is how many
+    there are without those piped. `passed_over` counts what in folders is not called an image, see `walk_images`.
+    A path that is not there is refused, unless it stands in a list or is piped: reading the image will say so.
+    """
+
+    def __init__(self, paths: Sequence[Path], lists: Sequence[Path] = (), piped: Iterable[str] = ()) -> None:
+        self.paths = paths
+        self.lists = lists
+        self.piped = piped
+        self.passed_over: Counter[str] = Counter()
+        for path in paths:
+            if not path.exists():
+                raise UserError(f"{printable(str(path))}: no such image or folder")
+        for file in lists:
+            named = read_list(file)
+            if not any(path.exists() for path in named):
+                raise UserError(
+                    f"{printable(str(file))}: none of the {len(named)} paths in it is there; they are taken from "
+                    "the folder of the list"
+                )
+        self.known = sum(1 for _ in self._found(self.passed_over))
+        if paths and not lists and not self.known:
+            others = f"there are {self.said_of_others()}" if self.passed_over else "it is empty"
+            raise UserError(
+                f"no images in {printable(', '.join(map(str, paths)))}: {others}; files that end in "
+                f"{' '.join(EXTENSIONS)} are looked for"
+            )
+
+    def __iter__(self) -> Iterator[Path]:
+        lines = (line.strip() for line in self.piped)
+        return chain(self._found(Counter()), _all_below((Path(line) for line in lines if line), Counter()))
+
+    def _found(self, passed_over: Counter[str]) -> Iterator[Path]:
+        return _all_below(chain(self.paths, *map(read_list, self.lists)), passed_over)
+
+    def said_of_others(self) -> str:
+        """The number of files in folders that are not called images, by their endings; nothing if there are none."""
+        return said_of_endings(self.passed_over)
+
+
+def read_list(file: Path) -> list[Path]:
+    """The paths in a list, taken from the folder of the list.
+
+    It has one path per line. If it ends in .csv, it has a first line with column names, and the paths stand in the
+    column `path` or `image`. A list may name any file that you may read, also outside of its folder.
+    """
+    if file.suffix.lower() != ".csv":
+        named = read_lines(file)
+    else:
+        try:
+            with file.open(encoding="utf-8-sig", newline="") as stream:
+                rows = csv.DictReader(stream, strict=True)
+                column = next((each for each in PATH_COLUMNS if each in (rows.fieldnames or ())), None)
+                if column is None:
+                    raise UserError(
+                        f"{printable(str(file))} must begin with a line of column names, one of them "
+                        f"{' or '.join(PATH_COLUMNS)}"
+                    )
+                named = [name for row in rows if (name := (row[column] or "").strip())]
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise UserError(
+                f"{printable(str(file))} cannot be read ({error}): a CSV file in UTF-8 is needed"
+            ) from error
+    if not named:
+        raise UserError(f"{printable(str(file))} lists no images")
+    return [file.parent / name for name in named]
+
+
+def _all_below(paths: Iterable[Path], passed_over: Counter[str]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir():
+            yield from walk_images(path, passed_over)
+        else:
+            yield path

@@ -1,5 +1,7 @@
 """The passes of a bound posterior: texts are encoded once, and nothing waits for a GPU before its answer is needed.
 
+`Passes` works on one device and `Spread` on several.
+
 On a GPU, passes of the same number of images are captured as a CUDA graph and replayed. So that there are few such
 numbers, the images of a pass are filled up to a power of two; the answers of the filling are thrown away. A pass is
 begun when its images have been copied to pinned memory, and they travel while the GPU still works on those before them.
@@ -9,9 +11,14 @@ Its logits come back to pinned memory in the same way. A posterior waits only wh
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import cached_property
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +27,7 @@ from torch import Tensor
 from rebapl.captured import Capturing, accelerated, current
 from rebapl.compiled import compiling, is_compiling
 from rebapl.learners import Learner
-from rebapl.posterior.per_sample import AtSamples, OfSample, all_clouds, all_logits, sample_classes
+from rebapl.posterior.per_sample import AtSamples, Classes, encode_classes
 
 CHUNK = 256
 """Images in one pass."""
@@ -29,7 +36,7 @@ IN_FLIGHT = 4
 """Passes that are begun at most before the first of them has ended; their images are in pinned memory."""
 
 COMPILED_FROM = 200_000
-"""After so many images, counted for each sample, in passes of `CHUNK` images, their layers are compiled.
+"""The layers of passes of `CHUNK` images are compiled after this number of images, counted for each sample.
 
 Compiling costs some ten seconds, about half of what these passes took on an H200, and saves a quarter of the time from
 then on. Whoever knows that many more will come asks earlier: `with compiling(): …`.
@@ -47,7 +54,7 @@ class _Ready(NamedTuple):
 
     state: object
     samples: AtSamples
-    classes: list[OfSample]
+    classes: list[Classes]
     capturing: Capturing | None
     layers: dict[str, int]
     """How many layers a pass of each kind runs."""
@@ -87,7 +94,7 @@ class Passes:
         return 1
 
     def begin(self, views: Tensor, together: int | None = None) -> Finish:
-        """Begin the passes of views uint8 (n, 3, H, W); see `per_sample.all_logits`."""
+        """Begin the passes of views uint8 (n, 3, H, W); see `AtSamples.points` for `together`."""
         if not len(views):
             return lambda: torch.empty(self.count, 0, len(self.learner.class_names))
         begun = [self._begin(chunk, together) for chunk in views.split(CHUNK)]
@@ -96,10 +103,11 @@ class Passes:
     @torch.inference_mode(False)  # what is kept must serve callers in either mode
     @torch.no_grad()
     def clouds(self, views: Tensor, *spaces: str) -> list[Tensor]:
-        """The points of every sample in feature spaces; see `per_sample.all_clouds`."""
+        """The points (S, n, d) of every sample in feature spaces, for a few views; see `AtSamples.points`."""
         with self._lock:
             ready = self._made_ready()
-            return all_clouds(ready.samples, ready.classes, views.to(self.device), spaces)
+            found = ready.samples.points(views.to(self.device), ready.classes, spaces)
+            return [found[space].cpu() for space in spaces]
 
     @torch.inference_mode(False)  # what is kept must serve callers in either mode
     @torch.no_grad()
@@ -112,7 +120,7 @@ class Passes:
             ready, count = self._made_ready(), len(views)
 
             def answer(pixels: Tensor) -> Tensor:
-                return all_logits(ready.samples, ready.classes, pixels, together)
+                return ready.samples.points(pixels, ready.classes, ("logits",), together)["logits"]
 
             if ready.capturing is None or together is not None:
                 logits = answer(self._sent(views, count))
@@ -140,7 +148,7 @@ class Passes:
             stacks = {name: stack.to(self.device) for name, stack in self.samples.items()}
             samples = AtSamples(self.learner, stacks, self.count)
             with compiling(False):  # texts are encoded once
-                classes = sample_classes(samples.learner, stacks, self.count)
+                classes = encode_classes(samples.learner, stacks, self.count)
             capturing = Capturing() if accelerated(self.device) else None
             self._ready = _Ready(state, samples, classes, capturing, {})
         return self._ready
@@ -161,9 +169,9 @@ class Passes:
         kind = f"{tuple(pixels.shape)} {pixels.dtype}{' compiled' * is_compiling()}"
         if ready.layers.get(kind, 0) > LARGEST:
             return answer(pixels)
-        before = ready.samples.walked.layers
+        before = ready.samples.layers
         logits: Tensor = capturing(kind, answer, pixels)
-        ready.layers.setdefault(kind, ready.samples.walked.layers - before)
+        ready.layers.setdefault(kind, ready.samples.layers - before)
         return logits
 
     def _sent(self, views: Tensor, size: int) -> Tensor:
@@ -196,6 +204,61 @@ class Passes:
             return pinned[:, :count]
 
         return finish
+
+
+class Spread:
+    """As `Passes`, but with one learner for each device: the same posterior, on copies of its backbone.
+
+    Images are split over the devices, because then nothing is computed twice. Where there are fewer images than
+    devices, the samples are split instead. The numbers are those of one device, up to rounding.
+    """
+
+    def __init__(self, learners: Sequence[Learner], samples: Mapping[str, Tensor], count: int) -> None:
+        self.learners, self.samples, self.count = learners, samples, count
+        self._whole = [Passes(learner, samples, count) for learner in learners]
+        self._threads = [ThreadPoolExecutor(1) for _ in learners]  # they end with this object
+
+    def __reduce__(self) -> Any:
+        return Spread, (self.learners, self.samples, self.count)
+
+    @property
+    def ahead(self) -> int:
+        """As `Passes.ahead`."""
+        return 1
+
+    @property
+    def device_count(self) -> int:
+        """How many devices share the work."""
+        return len(self.learners)
+
+    def begin(self, views: Tensor, together: int | None = None) -> Finish:
+        """Begin the passes of views uint8 (n, 3, H, W), on all devices; see `Passes.begin`."""
+        if len(views) < self.device_count and self.count > 1:
+            by, given = 0, [(passes, views) for passes in self._shares]
+        else:
+            each = min(CHUNK, math.ceil(len(views) / self.device_count) or 1)
+            by, given = 1, list(zip(cycle(self._whole), views.split(each), strict=False))
+        begun = [
+            thread.submit(copy_context().run, passes.begin, some, together)  # it says whether to compile
+            for thread, (passes, some) in zip(cycle(self._threads), given, strict=False)
+        ]
+        return lambda: torch.cat([each.result()() for each in begun], dim=by)
+
+    def clouds(self, views: Tensor, *spaces: str) -> list[Tensor]:
+        """As `Passes.clouds`, on the first device."""
+        return self._whole[0].clouds(views, *spaces)
+
+    @cached_property
+    def _shares(self) -> list[Passes]:
+        """The samples in nearly equal shares, one for each device as far as they go."""
+        shares, first = [], 0
+        for index, learner in enumerate(self.learners):
+            last = self.count * (index + 1) // self.device_count
+            if last > first:
+                some = {name: stack[first:last] for name, stack in self.samples.items()}
+                shares.append(Passes(learner, some, last - first))
+            first = last
+        return shares
 
 
 def filled_up(images: int) -> int:

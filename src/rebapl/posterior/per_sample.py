@@ -1,4 +1,4 @@
-"""What each sample of a posterior predicts for images: its logits, or its points in a feature space.
+"""What each sample of a posterior gives for images: its logits, or its points in a feature space.
 
 All samples go through one learner, and each part is computed as rarely as it can be. What depends on the images alone
 (`Learner.frozen`) is computed once for all samples, so a method that learns text only sees each image once. Text
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rebapl.backbones import DualEncoder, Layer, States
+from rebapl.backbones import Layer, States
 from rebapl.errors import UserError, first_line
 from rebapl.learners import Learner
 
@@ -30,6 +30,9 @@ More would fit, but mapping pays only while one sample's pass leaves a GPU idle,
 
 WORKING_COPIES = 16
 """A layer's working memory in units of the states it is given: attention, four times the width, sums."""
+
+Classes = Mapping[str, Tensor]
+"""What `Learner.encode_classes` gives at one sample; those of all samples have the same names and shapes."""
 
 
 class _Methods(nn.Module):
@@ -51,6 +54,40 @@ def at_sample(learner: Learner, sample: Mapping[str, Tensor]) -> Callable[..., A
     parameters = {f"learner.{name}": tensor for name, tensor in sample.items()}
     methods = _Methods(learner)
     return lambda method, *arguments: torch.func.functional_call(methods, parameters, (method, *arguments))
+
+
+def encode_classes(learner: Learner, stacks: Mapping[str, Tensor], count: int) -> list[Classes]:
+    """What `Learner.encode_classes` gives at each of `count` stacked samples.
+
+    (One mapped call for all was tried: to map the many small operations costs more than to repeat them.)
+    """
+    return [at_sample(learner, sample)("encode_classes") for sample in _each(stacks, count)]
+
+
+def one_by_one(
+    learner: Learner, stacks: Mapping[str, Tensor], frozen: Any, classes: Sequence[Classes], spaces: Sequence[str]
+) -> dict[str, Tensor]:
+    """The points (S, n, d) of stacked samples in the named feature spaces, computed one sample after the other.
+
+    `frozen` is what `Learner.frozen` gave for the images, and `classes` what `encode_classes` gave.
+    """
+    found = [
+        _points(learner, sample, frozen, own, spaces)
+        for sample, own in zip(_each(stacks, len(classes)), classes, strict=True)
+    ]
+    return {space: torch.stack([points[space] for points in found]) for space in spaces}
+
+
+def _points(
+    learner: Learner, sample: Mapping[str, Tensor], frozen: Any, classes: Classes, spaces: Sequence[str]
+) -> dict[str, Tensor]:
+    output = at_sample(learner, sample)("respond", frozen, classes)
+    return {space: output.cloud(space) for space in spaces}
+
+
+def _each(stacks: Mapping[str, Tensor], count: int) -> Iterator[dict[str, Tensor]]:
+    for index in range(count):
+        yield {name: stack[index] for name, stack in stacks.items()}
 
 
 class _AsOneBatch(torch.autograd.Function):
@@ -80,19 +117,12 @@ class _AsOneBatch(torch.autograd.Function):
         return layer(as_one(hidden, in_dims[0]), read).unflatten(0, (info.batch_size, -1)), 0
 
 
-@dataclass
-class Walked:
-    """How many layers a learner has run."""
+def _for_mapping(learner: Learner, ran: Counter[str]) -> Learner:
+    """A twin of a learner whose layers may run in mapped calls. `ran` counts the layers that run."""
 
-    layers: int = 0
-
-
-def for_mapping(learner: Learner, walked: Walked) -> Learner:
-    """A twin of a learner whose samples may share mapped calls; `walked` hears of the layers that it runs."""
-
-    def taught(layer: Layer) -> Layer:
+    def counted(layer: Layer) -> Layer:
         def run(hidden: Tensor, positions: Tensor | None = None) -> Tensor:
-            walked.layers += 1
+            ran["layers"] += 1
             return _AsOneBatch.apply(hidden, positions, layer)
 
         return run
@@ -100,33 +130,10 @@ def for_mapping(learner: Learner, walked: Walked) -> Learner:
     twin, encoder = learner.twin(), copy.copy(learner.encoder)
     for name in ("vision", "text"):
         tower = copy.copy(getattr(encoder, name))
-        tower.layers = [taught(layer) for layer in tower.layers]
+        tower.layers = [counted(layer) for layer in tower.layers]
         setattr(encoder, name, tower)
     twin.encoder = encoder
     return twin
-
-
-def calls(learner: Learner, stacks: Mapping[str, Tensor], count: int) -> Iterator[Callable[..., Any]]:
-    """A learner's `at_sample` for each of `count` stacked samples."""
-    for index in range(count):
-        yield at_sample(learner, {name: stack[index] for name, stack in stacks.items()})
-
-
-OfSample = Mapping[str, Tensor]
-"""Named tensors of one sample; those of all samples have the same names and shapes."""
-
-Function = Callable[[Callable[..., Any], OfSample], OfSample]
-"""function(call, given): what a sample gives, where call(method, …) is the learner's at that sample."""
-
-
-def one_by_one(
-    function: Function, learner: Learner, stacks: Mapping[str, Tensor], given: Sequence[OfSample]
-) -> dict[str, Tensor]:
-    """What `function` gives for each stacked sample s and given[s], one after the other, as stacks again."""
-    found = [
-        function(call, of_sample) for call, of_sample in zip(calls(learner, stacks, len(given)), given, strict=True)
-    ]
-    return {name: torch.stack([of_sample[name] for of_sample in found]) for name in found[0]}
 
 
 class AtSamples:
@@ -137,15 +144,29 @@ class AtSamples:
     """
 
     def __init__(self, learner: Learner, stacks: Mapping[str, Tensor], count: int) -> None:
-        self.walked = Walked()
-        self.learner, self.stacks, self.count = for_mapping(learner, self.walked), stacks, count
+        self._ran: Counter[str] = Counter()
+        self.learner, self.stacks, self.count = _for_mapping(learner, self._ran), stacks, count
         self.mappable = bool(stacks)
 
-    def each(self, function: Function, given: Sequence[OfSample], together: int) -> dict[str, Tensor]:
-        """What `function` gives for each sample s and given[s], as stacks; `together` samples go into a mapped call."""
+    @property
+    def layers(self) -> int:
+        """How many layers have run."""
+        return self._ran["layers"]
+
+    def points(
+        self, views: Tensor, classes: Sequence[Classes], spaces: Sequence[str], together: int | None = None
+    ) -> dict[str, Tensor]:
+        """The points (S, n, d) of every sample in each named feature space, float32, `logits` (S, B, C) among them.
+
+        `views` are uint8 (B, 3, H, W) on the learner's device; n is B, or C if the space has a row per class. One pass
+        per sample serves all spaces. `together` samples go into one mapped call, by default as many as pay.
+        """
+        frozen = self.learner.frozen(self.learner.encoder.preprocessing.normalize(views))
+        together = samples_together(frozen) if together is None else together
+        found = None
         if min(together, self.count) > 1 and self.mappable:
             try:
-                return self._mapped(function, given, together)
+                found = self._mapped(frozen, classes, spaces, together)
             except UserError:
                 raise
             except Exception as error:  # whatever stands in the way makes torch raise; any other error comes again
@@ -156,13 +177,16 @@ class AtSamples:
                     RuntimeWarning,
                     stacklevel=2,
                 )
-        return one_by_one(function, self.learner, self.stacks, given)
+        found = found or one_by_one(self.learner, self.stacks, frozen, classes, spaces)
+        return {space: points.float() for space, points in found.items()}
 
-    def _mapped(self, function: Function, given: Sequence[OfSample], together: int) -> dict[str, Tensor]:
-        def one(sample: dict[str, Tensor], of_sample: dict[str, Tensor]) -> dict[str, Tensor]:
-            return dict(function(at_sample(self.learner, sample), of_sample))
+    def _mapped(
+        self, frozen: Any, classes: Sequence[Classes], spaces: Sequence[str], together: int
+    ) -> dict[str, Tensor]:
+        def one(sample: dict[str, Tensor], own: dict[str, Tensor]) -> dict[str, Tensor]:
+            return _points(self.learner, sample, frozen, own, spaces)
 
-        stacked = {name: torch.stack([of_sample[name] for of_sample in given]) for name in given[0]}
+        stacked = {name: torch.stack([own[name] for own in classes]) for name in classes[0]}
         # What is random in evaluation mode is the same for all samples, see `Learner.noise_stream`.
         return torch.func.vmap(one, chunk_size=together, randomness="same")(dict(self.stacks), stacked)
 
@@ -182,54 +206,3 @@ def room_for(frozen: States) -> int:
     """How many samples' passes over these states fit into `MAPPED_BYTES`."""
     hidden = frozen.hidden
     return max(1, MAPPED_BYTES // (hidden.numel() * hidden.element_size() * WORKING_COPIES))
-
-
-def sample_classes(learner: Learner, stacks: Mapping[str, Tensor], count: int) -> list[OfSample]:
-    """What `Learner.encode_classes` gives for each of `count` stacked samples.
-
-    (One mapped call for all was tried: to map the many small operations costs more than to repeat them.)
-    """
-    return [call("encode_classes") for call in calls(learner, stacks, count)]
-
-
-def logits_of(frozen: Any) -> Function:
-    """The `logits` (B, C) that a sample gives, with what `Learner.frozen` gave; its classes are given."""
-
-    def respond(call: Callable[..., Any], classes: OfSample) -> OfSample:
-        return {"logits": call("respond", frozen, classes).logits}
-
-    return respond
-
-
-def all_logits(samples: AtSamples, classes: Sequence[OfSample], views: Tensor, together: int | None = None) -> Tensor:
-    """Logits (S, B, C), float32, of every sample, for views uint8 (B, 3, H, W) on the learner's device.
-
-    `classes` are what `sample_classes` gave. `together` samples go into one mapped call; by default `samples_together`
-    decides how many.
-    """
-    frozen = _frozen(samples.learner, views)
-    size = samples_together(frozen) if together is None else together
-    return samples.each(logits_of(frozen), classes, size)["logits"].float()
-
-
-def all_clouds(
-    samples: AtSamples, classes: Sequence[OfSample], views: Tensor, spaces: Sequence[str], together: int | None = None
-) -> list[Tensor]:
-    """The points (S, n, d) of every sample in each of the named feature spaces, for views uint8 (N, 3, H, W).
-
-    n is N, or C if the space has a row per class. One pass per sample serves all spaces. `classes` and `together` are
-    as in `all_logits`.
-    """
-    frozen = _frozen(samples.learner, views)
-
-    def clouds(call: Callable[..., Any], of_sample: OfSample) -> OfSample:
-        output = call("respond", frozen, of_sample)
-        return {space: output.cloud(space) for space in spaces}
-
-    found = samples.each(clouds, classes, samples_together(frozen) if together is None else together)
-    return [found[space].float().cpu() for space in spaces]
-
-
-def _frozen(learner: Learner, views: Tensor) -> Any:
-    encoder: DualEncoder = learner.encoder
-    return learner.frozen(encoder.preprocessing.normalize(views))

@@ -14,7 +14,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,13 +21,9 @@ from rebapl.backbones import Dtype, DualEncoder, clean_class_names
 from rebapl.data.dataset import refuse_repeats
 from rebapl.errors import UserError
 from rebapl.learners import Learner
-from rebapl.posterior.abstention import choose_threshold
-from rebapl.posterior.conformal import choose_conformal
-from rebapl.posterior.export import write_export
-from rebapl.posterior.hub import find_folder, push
+from rebapl.posterior.fitting import PRIOR, EarlierWeights, choose_conformal, choose_threshold, stacking_weights
 from rebapl.posterior.images import AT_ONCE, Images, read_images
-from rebapl.posterior.manifest import EarlierWeights, about_learner
-from rebapl.posterior.passes import Passes, in_order
+from rebapl.posterior.passes import Passes, Spread, in_order
 from rebapl.posterior.prediction import (
     Average,
     Conformal,
@@ -38,9 +33,7 @@ from rebapl.posterior.prediction import (
     check_weights,
     predicted,
 )
-from rebapl.posterior.spread import Spread
-from rebapl.posterior.stacking import PRIOR, stacking_weights
-from rebapl.posterior.storage import read_folder, write_folder
+from rebapl.posterior.storage import about_learner, read_posterior
 from rebapl.wording import number_of
 
 
@@ -94,26 +87,6 @@ class Posterior:
         uniform = torch.full((len(samples),), 1 / len(samples))
         return cls(learner, stacked, uniform, {**about_learner(learner), **(about or {})})
 
-    @classmethod
-    def from_pretrained(
-        cls,
-        folder_or_hub_id: Path | str,
-        revision: str | None = None,
-        device: str | torch.device = "cpu",
-        encoder: DualEncoder | None = None,
-        dtype: Dtype = "auto",
-    ) -> Posterior:
-        """Read a local folder that `save_pretrained` wrote, or a repository of the Hugging Face hub that holds one.
-
-        `revision` is a branch, a tag or a commit of such a repository. The backbone is loaded by the name that is
-        stored, on `device` and computing in `dtype` (`auto`: bfloat16 on a GPU that has it), unless `encoder` is given.
-        """
-        return cls(*read_folder(find_folder(folder_or_hub_id, revision), encoder, device, dtype))
-
-    def save_pretrained(self, folder: Path | str) -> Path:
-        """Write the folder that `from_pretrained` reads: see `save_posterior`."""
-        return write_folder(self, folder)
-
     def push_to_hub(
         self,
         repository: str,
@@ -126,11 +99,13 @@ class Posterior:
     ) -> str:
         """Upload it to a repository of the Hugging Face hub, such as `"somebody/digits"`, with a model card.
 
-        The repository is made if it does not exist, and the commit is returned: `from_pretrained(repository, commit)`
-        reads exactly what was uploaded. `scores` are what `evaluate` gave for test parts, and `facts` are further rows
-        for the card's table. `backbone` is the hub id of the backbone, which is needed where it was loaded from a
-        folder: the backbone itself is not uploaded.
+        The repository is made if it does not exist, and the commit is returned:
+        `load_posterior("hf://somebody/digits@COMMIT")` reads exactly what was uploaded. `scores` are what `evaluate`
+        gave for test parts, and `facts` are further rows for the card's table. `backbone` is the hub id of the
+        backbone, which is needed where it was loaded from a folder: the backbone itself is not uploaded.
         """
+        from rebapl.posterior.hub import push
+
         return push(self, repository, private, licence=licence, backbone=backbone, scores=scores, facts=facts)
 
     def export(self, path: Path | str) -> Path:
@@ -139,6 +114,8 @@ class Posterior:
         The ending of `path` says what is written. `.safetensors` and `.npy` hold class embeddings, for methods that
         learn text only. `.onnx` and `.pt2` hold the whole predictor with all samples.
         """
+        from rebapl.posterior.export import write_export
+
         return write_export(self, Path(path))
 
     def __len__(self) -> int:
@@ -223,7 +200,7 @@ class Posterior:
     def sample_logits(self, views: Tensor | Iterable[Tensor], together: int | None = None) -> Tensor:
         """Logits (S, N, C) of every sample for test-time views, uint8 (N, 3, H, W), or portions of them.
 
-        `together` samples share one mapped call; by default as many as pay (see `per_sample.samples_together`).
+        `together` samples share one mapped call, by default as many as pay; see `AtSamples.points`.
         """
         if isinstance(views, Tensor):
             return self.passes.begin(views, together)()
@@ -244,10 +221,6 @@ class Posterior:
         (cloud,) = self.passes.clouds(views, space)
         return cloud
 
-    def probabilities(self, views: Tensor) -> Tensor:
-        """The posterior predictive (N, C)."""
-        return self.predict_views(views).probabilities
-
     def predict(
         self,
         images: Images,
@@ -267,10 +240,6 @@ class Posterior:
         bound = self.among(class_names, template, transfer)
         return bound.predict_views(views, average=average, names=names)
 
-    def predict_proba(self, images: Images) -> np.ndarray:
-        """The probabilities (N, C), float32, of the classes bound for images in any form that `predict` takes."""
-        return self.predict(images).probabilities.numpy()
-
     def predict_views(
         self,
         views: Tensor | Iterable[Tensor],
@@ -278,7 +247,7 @@ class Posterior:
         average: Average | None = None,
         names: Sequence[str] | None = None,
     ) -> Prediction:
-        """The same for test-time views, uint8 (N, 3, H, W), or portions of them, already resized and cropped."""
+        """Predict test-time views, uint8 (N, 3, H, W), or portions of them, which are resized and cropped already."""
         logits = self.sample_logits(views)
         names = [f"image {index}" for index in range(logits.shape[1])] if names is None else names
         average = average or self.average
@@ -287,7 +256,7 @@ class Posterior:
     def predict_portions(
         self, portions: Iterable[tuple[Sequence[str], Tensor]], average: Average | None = None
     ) -> Iterator[Prediction]:
-        """Predictions of portions of names (n) and views (n, 3, H, W), one after the other: any number of images.
+        """Predict any number of images: portions of names (n) and views (n, 3, H, W), one after the other.
 
         Each is what `predict_views` gives for these views. On a GPU, the portion after it is asked for first, so that
         the GPU has work while this one is looked at.
@@ -358,24 +327,17 @@ class Posterior:
         return replace(self, conformal=choose_conformal(self.predict_views(views, average=average), labels, level))
 
 
-def save_posterior(posterior: Posterior, folder: Path | str) -> Path:
-    """Write a posterior to a folder, whole or not at all. An older posterior in that folder is replaced.
-
-    If the folder holds the same samples already, because only weights, a threshold or prediction sets are new, only
-    `posterior.json` is written.
-    """
-    return write_folder(posterior, folder)
-
-
 def load_posterior(
-    folder: Path | str,
-    encoder: DualEncoder | None = None,
+    source: Path | str,
+    encoder: DualEncoder | str | None = None,
     device: str | torch.device = "cpu",
     dtype: Dtype = "auto",
 ) -> Posterior:
-    """Read a folder that `save_posterior` wrote, after checking that it is whole and fits the backbone.
+    """Load a posterior from its folder, from the folder of a run, or from the Hugging Face hub.
 
-    The backbone is loaded by the name in the manifest, on `device` and computing in `dtype` (`auto`: bfloat16 on a GPU
-    that has it, float32 elsewhere), unless `encoder` is given.
+    `hf://somebody/digits` is a repository of the hub; `@` and a branch, a tag or a commit may follow. It is checked
+    that the posterior is whole and fits the backbone. The backbone is loaded by the name in the manifest, on `device`
+    and computing in `dtype` (`auto`: bfloat16 on a GPU that has it, float32 elsewhere). `encoder` replaces it: the
+    backbone itself, or the name that it is loaded by now.
     """
-    return Posterior(*read_folder(Path(folder), encoder, device, dtype))
+    return Posterior(**read_posterior(source, encoder, device, dtype))

@@ -21,24 +21,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
+import pydantic
 import torch
 from torch import Tensor
 
 from rebapl.errors import UserError, printable, unknown
 from rebapl.numbers import entropy
-from rebapl.posterior.records import LEVEL, Record, columns, made_with, records_of, row_of
+from rebapl.posterior.records import LEVEL, Record, columns, head_of, records_of, row_of
 from rebapl.wording import number_of
 
 if TYPE_CHECKING:
     import pandas
 
 Average = Literal["probabilities", "logits"]
+Share = Annotated[float, pydantic.Field(ge=0, le=1)]
 WEIGHT_TOLERANCE = 1e-4
 UNSURE = "I don't know"
 SHOWN = 10
-"""How many images a notebook shows of a prediction."""
+"""The number of images that a notebook shows of a prediction."""
 NO_THRESHOLD = (
     "no threshold was chosen for these class names, this template and this averaging: choose one on validation images "
     "(`choose_threshold`, or `rebapl evaluate RUN --fit-threshold coverage=0.9`)"
@@ -49,21 +51,12 @@ NO_SETS = (
 )
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """Answer "I don't know" where the uncertainty named `by` is above `value`.
+class _HoldsFor:
+    """What was chosen on held-out images holds only for the averaging and the class names that it was chosen with."""
 
-    It holds only for the averaging and the class names that it was chosen with. It was chosen on `images` held-out
-    images: `coverage` is the share of them that it answers, and `risk` the share of these answers that are wrong.
-    """
-
-    by: str
-    value: float
+    __pydantic_config__ = pydantic.ConfigDict(allow_inf_nan=False, extra="forbid")  # for what is read from a file
     average: str
     class_names: tuple[str, ...]
-    risk: float
-    coverage: float
-    images: int
 
     def suits(self, class_names: Sequence[str], average: str) -> bool:
         """Whether it was chosen for this averaging and these class names."""
@@ -71,23 +64,36 @@ class Threshold:
 
 
 @dataclass(frozen=True)
-class Conformal:
-    """Prediction sets of a level: the classes c with 1 − p(c|x) ≤ `quantile`, and the likeliest class in any case.
+class Threshold(_HoldsFor):
+    """Answer "I don't know" where the uncertainty named `by` is above `value`.
 
-    They hold only for the averaging and the class names that they were chosen with, on `images` held-out images, whose
-    sets have `size` classes on average; see `rebapl.posterior.conformal`.
+    It was chosen on `images` held-out images: `coverage` is the share of them that it answers, and `risk` the share of
+    these answers that are wrong.
     """
 
-    level: float
+    by: Annotated[str, pydantic.AfterValidator(lambda by: check_uncertainty(by))]
+    value: float
+    average: str
+    class_names: tuple[str, ...]
+    risk: Share
+    coverage: Share
+    images: int
+
+
+@dataclass(frozen=True)
+class Conformal(_HoldsFor):
+    """Prediction sets of a level: the classes c with 1 − p(c|x) ≤ `quantile`, and the likeliest class in any case.
+
+    They were chosen on `images` held-out images, whose sets have `size` classes on average; see
+    `rebapl.posterior.fitting`.
+    """
+
+    level: Annotated[float, pydantic.Field(gt=0, lt=1)]
     quantile: float
     average: str
     class_names: tuple[str, ...]
     images: int
     size: float
-
-    def suits(self, class_names: Sequence[str], average: str) -> bool:
-        """Whether they were chosen for this averaging and these class names."""
-        return (self.average, self.class_names) == (average, tuple(class_names))
 
 
 class Top(NamedTuple):
@@ -169,7 +175,7 @@ class Prediction:
 
     def to_dict(self, top: int = 3, abstain: bool | None = None) -> dict[str, Any]:
         """All `records`, with the class names, the averaging and the level of the intervals: what JSON output has."""
-        head = made_with(self.class_names, self.average, len(self.weights), self.conformal)
+        head = head_of(self.class_names, self.average, len(self.weights), self.conformal)
         return {**head, "images": self.records(top, abstain)}
 
     def to_pandas(self, top: int = 3, abstain: bool | None = None) -> pandas.DataFrame:
@@ -212,9 +218,7 @@ class Prediction:
 
     def uncertainty(self, by: str = "max-probability") -> Tensor:
         """One of `UNCERTAINTIES` by name (N,): the higher, the less sure."""
-        if by not in UNCERTAINTIES:
-            raise unknown("uncertainty", by, UNCERTAINTIES)
-        return UNCERTAINTIES[by](self)
+        return UNCERTAINTIES[check_uncertainty(by)](self)
 
     def interval(self, level: float = LEVEL) -> tuple[Tensor, Tensor]:
         """Lower and upper ends (N, C) of the samples' probabilities, wide enough for the averaged one."""
@@ -260,6 +264,13 @@ UNCERTAINTIES: dict[str, Callable[[Prediction], Tensor]] = {
     "disagreement": lambda prediction: prediction.disagreement,
 }
 """By name, higher where less sure: 1 − max_c p_c, H[p], mutual information, disagreement."""
+
+
+def check_uncertainty(by: str) -> str:
+    """Refuse a name that is no uncertainty."""
+    if by not in UNCERTAINTIES:
+        raise unknown("uncertainty", by, UNCERTAINTIES)
+    return by
 
 
 def predicted(

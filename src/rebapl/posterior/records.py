@@ -27,8 +27,8 @@ LEVEL = 0.9
 """The level of intervals."""
 
 
-def made_with(class_names: Sequence[str], average: str, samples: int, conformal: Conformal | None = None) -> Record:
-    """What stands at the head of records: the class names, the averaging, the level of intervals, how many samples.
+def head_of(class_names: Sequence[str], average: str, samples: int, conformal: Conformal | None = None) -> Record:
+    """What stands at the head of records: class names, averaging, level of intervals, number of samples.
 
     If there are prediction sets, their level and quantile, too.
     """

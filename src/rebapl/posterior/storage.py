@@ -1,45 +1,99 @@
-"""A posterior on disk: a folder with `posterior.json` and `samples.safetensors`.
+"""A posterior on disk: a folder with `posterior.json` and `samples.safetensors`, and the one way to load it.
 
-The first file says what is needed to use the second: backbone, method, class names, settings, versions and checksums.
-Only learnable parameters are stored, never the backbone, and never as a pickle.
+The first file, the manifest, says what is needed to use the second: backbone, method, class names, every setting of
+the method and of the inference, versions, and the checksums of both files. So if a default changes later, a posterior
+still predicts the same. Only learnable parameters are stored, never the backbone, and never as a pickle.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
+from rebapl import __version__
 from rebapl.backbones import Dtype, DualEncoder, load_backbone
-from rebapl.errors import UserError
+from rebapl.backbones.hub import HUB_SECONDS
+from rebapl.errors import UserError, printable
 from rebapl.files import finish_replacement, folder_written_whole, read_json, sha256, write_json
-from rebapl.learners import METHODS, Learner, build_learner
-from rebapl.learners.registry import earlier_settings
+from rebapl.learners import METHODS, Learner, build_learner, resolve_method
 from rebapl.numbers import all_finite
-from rebapl.posterior.manifest import (
-    ABOUT,
-    MANIFEST,
-    SAMPLES,
-    EarlierWeights,
-    build_manifest,
-    check_manifest,
-    read_conformal,
-    read_earlier_weights,
-    read_threshold,
-    signed,
-)
-from rebapl.posterior.prediction import Conformal, Threshold
+from rebapl.posterior.fitting import EarlierWeights
+from rebapl.posterior.prediction import Average, Conformal, Threshold, check_weights
 
 if TYPE_CHECKING:
     from rebapl.posterior.posterior import Posterior
 
+FORMAT = 2
+MANIFEST, SAMPLES = "posterior.json", "samples.safetensors"
+INSIDE = "posterior"
+"""The folder of the posterior inside the folder of a run."""
 
-def write_folder(posterior: Posterior, folder: Path | str, backbone: str | None = None) -> Path:
-    """Write a posterior, see `save_posterior`. `backbone` is stored as the name of its backbone, if it is given."""
+ABOUT = ("method", "method_settings", "inference", "crop_scale", "seed", "data", "class_names", "template")
+"""The entries of the manifest that make up `Posterior.about`."""
+
+_REMOTE = re.compile(r"hf:/+([^@]+)(?:@(.+))?")  # one slash is enough: a `Path` has no double slashes
+
+
+class _Entries(BaseModel):
+    """Entries of the manifest: every value has exactly the stated type, and no number is NaN or infinite."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
+
+
+class Backbone(_Entries):
+    """The name that the backbone is loaded by, and the checksum of its weights."""
+
+    name: str
+    sha256: str
+
+
+class HowSampled(_Entries):
+    """What a prediction reads of the settings of the inference; the others are kept as they are."""
+
+    model_config = ConfigDict(extra="allow")
+    average: Average = "probabilities"
+
+
+class Manifest(_Entries):
+    """The content of `posterior.json`."""
+
+    backbone: Backbone
+    weights: Annotated[list[float], Field(min_length=1)]
+    earlier_weights: list[EarlierWeights] = []
+    threshold: Threshold | None
+    conformal: Conformal | None = None
+    method: str
+    method_settings: dict[str, Any]
+    inference: HowSampled
+    crop_scale: list[float] | None
+    seed: int | None
+    data: str | None
+    class_names: Annotated[list[str], Field(min_length=1)]
+    template: str
+    samples_sha256: str
+    versions: dict[str, str]
+
+
+def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | None = None) -> Path:
+    """Write a posterior to a folder, whole or not at all. An older posterior in that folder is replaced.
+
+    If the folder holds the same samples already, because only weights, a threshold or prediction sets are new, only
+    `posterior.json` is written. `backbone` is the name that the backbone is loaded by later, if that is another one.
+    """
     folder = Path(folder)
     if folder.exists() and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not a posterior: choose another folder")
@@ -47,9 +101,9 @@ def write_folder(posterior: Posterior, folder: Path | str, backbone: str | None 
     for name, stack in samples.items():
         if not all_finite(stack):
             raise UserError(f"samples of '{name}' hold numbers that are not finite: nothing is saved")
-    manifest = build_manifest(posterior, backbone)
+    entries = _entries(posterior, backbone)
     if (folder / SAMPLES).is_file() and (folder / SAMPLES).read_bytes() == save(samples):
-        write_json(folder / MANIFEST, signed(manifest, sha256(folder / SAMPLES)))
+        write_json(folder / MANIFEST, signed(entries, sha256(folder / SAMPLES)))
         return folder
     with folder_written_whole(folder) as temporary:
         path = temporary / SAMPLES
@@ -58,74 +112,206 @@ def write_folder(posterior: Posterior, folder: Path | str, backbone: str | None 
         except SafetensorError:  # it does not say in a form of its own what the system refused, and this does
             path.write_bytes(save(samples))
         path.chmod(0o644)  # the library lets nobody else read it
-        write_json(temporary / MANIFEST, signed(manifest, sha256(path)))
+        write_json(temporary / MANIFEST, signed(entries, sha256(path)))
     return folder
 
 
+def read_posterior(
+    source: Path | str, encoder: DualEncoder | str | None, device: str | torch.device, dtype: Dtype
+) -> dict[str, Any]:
+    """The arguments of `Posterior`, read from where it is stored; see `load_posterior`."""
+    folder = _find(source)
+    manifest = read_manifest(folder)
+    path, samples = folder / MANIFEST, folder / SAMPLES
+    if not samples.is_file():
+        raise UserError(f"{folder} is not a whole posterior: it has no {SAMPLES}; train it again")
+    if sha256(samples) != manifest.samples_sha256:
+        raise UserError(f"{samples} is not the file that {MANIFEST} describes (truncated or edited): train it again")
+    name, expected = manifest.backbone.name, manifest.backbone.sha256
+    if not isinstance(encoder, DualEncoder):
+        encoder = load_backbone(encoder or name, device, dtype)
+    if encoder.fingerprint != expected:
+        raise UserError(
+            f"{folder} was trained on backbone '{name}' ({expected[:12]}…), and '{encoder.name}' is another "
+            f"({encoder.fingerprint[:12]}…): give the backbone it was trained on"
+        )
+    about = {key: value for key, value in manifest.model_dump(exclude_unset=True).items() if key in ABOUT}
+    method = manifest.method
+    try:
+        learner = build_learner(
+            method, encoder, manifest.class_names, manifest.template, torch.Generator(), manifest.method_settings
+        ).eval()
+    except (UserError, TypeError) as error:  # settings that this version does not know, or of another type
+        wrote = f"install the one that wrote it ({manifest.versions.get('rebapl')})"
+        if method not in METHODS:
+            wrote = "install the package or import the module that registers this method"
+        raise UserError(
+            f"{path} cannot be used by this version of rebapl ({error}): {wrote}, or train the posterior again"
+        ) from error
+    weights = torch.tensor(manifest.weights)
+    return {
+        "learner": learner,
+        "samples": _read_samples(samples, learner, len(weights), method),
+        "weights": weights,
+        "about": {**about, "method_settings": learner.config.plain()},
+        "threshold": manifest.threshold,
+        "earlier_weights": tuple(manifest.earlier_weights),
+        "conformal": manifest.conformal,
+    }
+
+
+def _find(source: Path | str) -> Path:
+    """The folder of a posterior: the one given, the one inside the folder of a run, or one fetched from the hub."""
+    if remote := _REMOTE.fullmatch(str(source)):
+        return _fetch(*remote.groups())
+    folder = Path(source).expanduser()
+    if folder.is_file():
+        raise UserError(f"{folder} is a file: give the folder of a posterior, which holds {MANIFEST} and {SAMPLES}")
+    for each in (folder, folder / INSIDE):
+        finish_replacement(each)
+    if (folder / INSIDE).is_dir():
+        return folder / INSIDE
+    if not folder.exists():
+        raise UserError(f"{source}: there is no such run or posterior")
+    if not (folder / MANIFEST).exists():
+        raise UserError(
+            f"{source} is not a posterior: it has no {MANIFEST}. If it is a run, it is not trained yet: run the same "
+            "`rebapl train` again and it goes on where it was"
+        )
+    return folder
+
+
+def _fetch(name: str, revision: str | None = None) -> Path:
+    """A folder with the two files of a repository of the hub. `revision` is a branch, a tag or a commit.
+
+    If the hub does not answer, files that were fetched before are used.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+
+    asked: dict[str, Any] = {"revision": revision, "allow_patterns": [MANIFEST, SAMPLES]}
+    try:
+        try:  # asked first, for a few seconds: `snapshot_download` itself may ask for half a minute
+            HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
+        except Exception:
+            with contextlib.suppress(Exception):
+                return Path(snapshot_download(name, local_files_only=True, **asked))
+            raise
+        # By the name that was asked for, which the cache notes: by its commit it would not be found without the hub.
+        return Path(snapshot_download(name, **asked))
+    except Exception as error:  # whatever the connection, the hub or the cache makes the library raise
+        part = "" if revision is None else f"revision '{revision}' of "
+        raise UserError(
+            f"posterior '{name}': {part}it could not be fetched from the hub, and was not fetched before "
+            f"({one_line(error)})"
+        ) from error
+
+
+def one_line(error: Exception) -> str:
+    """An error of the hub's library, which may have many lines."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def is_stored(posterior: Posterior, folder: Path) -> bool:
-    """Whether a folder holds what `write_folder` wrote of this posterior, and nobody changed it since.
+    """Whether a folder holds what `save_posterior` wrote of this posterior, and nobody changed it since.
 
     It compares what `posterior.json` says, weights and thresholds among it, not the samples, which nobody changes.
     """
     if not (folder / MANIFEST).is_file():
         return False
     stored = read_json(folder / MANIFEST, "a posterior")
-    own = signed(build_manifest(posterior), str(stored.get("samples_sha256")))
+    own = signed(_entries(posterior), str(stored.get("samples_sha256")))
     return bool(own["sha256"] == stored.get("sha256"))
 
 
-class Parts(NamedTuple):
-    """What is read from a folder, as `Posterior` takes it."""
-
-    learner: Learner
-    samples: dict[str, Tensor]
-    weights: Tensor
-    about: dict[str, Any]
-    threshold: Threshold | None
-    earlier_weights: tuple[EarlierWeights, ...]
-    conformal: Conformal | None
-
-
-def read_folder(folder: Path, encoder: DualEncoder | None, device: str | torch.device, dtype: Dtype) -> Parts:
-    """Read what `write_folder` wrote, see `load_posterior`."""
-    finish_replacement(folder)
-    path, samples = folder / MANIFEST, folder / SAMPLES
-    if folder.is_file():
-        raise UserError(f"{folder} is a file: give the folder of a posterior, which holds {MANIFEST} and {SAMPLES}")
-    manifest = read_json(path, "a posterior")
-    check_manifest(manifest, path)
-    if not samples.is_file():
-        raise UserError(f"{folder} is not a whole posterior: it has no {SAMPLES}; train it again")
-    if sha256(samples) != manifest["samples_sha256"]:
-        raise UserError(f"{samples} is not the file that {MANIFEST} describes (truncated or edited): train it again")
-    name, expected = manifest["backbone"]["name"], manifest["backbone"]["sha256"]
-    encoder = encoder or load_backbone(name, device, dtype)
-    if encoder.fingerprint != expected:
+def read_manifest(folder: Path) -> Manifest:
+    """Read `posterior.json`. It is refused if its format is another one, if it was edited, or if an entry is wrong."""
+    path = folder / MANIFEST
+    content = read_json(path, "a posterior")
+    written_as = content.get("format")
+    if written_as != FORMAT or isinstance(written_as, bool):
+        versions = content.get("versions")
+        writer = versions.get("rebapl", "unknown") if isinstance(versions, dict) else "unknown"
         raise UserError(
-            f"{folder} was trained on backbone '{name}' ({expected[:12]}…), and '{encoder.name}' is another "
-            f"({encoder.fingerprint[:12]}…): give the backbone it was trained on"
+            f"{path} has format {written_as!r}, and this version of rebapl reads {FORMAT}: install the version that "
+            f"wrote it ({writer}), or train the posterior again"
         )
-    about: dict[str, Any] = {key: manifest.get(key) for key in ABOUT}
-    method, settings = manifest["method"], manifest["method_settings"]
-    if manifest["format"] == 1:
-        settings = earlier_settings(method, settings)
-    try:
-        learner = build_learner(
-            method, encoder, about["class_names"], about["template"], torch.Generator(), settings
-        ).eval()
-    except (UserError, TypeError) as error:  # settings that this version does not know, or of another type
-        wrote = f"install the one that wrote it ({manifest['versions'].get('rebapl')})"
-        if method not in METHODS:
-            wrote = "install the package or import the module that registers this method"
+    if content_sha256(content) != content.get("sha256"):
         raise UserError(
-            f"{path} cannot be used by this version of rebapl ({error}): {wrote}, or train the posterior again"
+            f"{path} is not as it was written (its checksum differs): it was edited or damaged; restore the file, or "
+            "train the posterior again"
+        )
+    try:
+        manifest = Manifest.model_validate(content)
+        check_weights(torch.tensor(manifest.weights))
+    except ValidationError as error:
+        raise UserError(
+            f"{path} does not describe a posterior: {_in_words(error)}; train the posterior again"
         ) from error
-    about["method_settings"] = learner.config.plain()
-    weights = torch.tensor(manifest["weights"])
-    stacked = _read_samples(samples, learner, len(weights), method)
-    threshold = read_threshold(manifest["threshold"], path)
-    conformal = read_conformal(manifest.get("conformal"), path)
-    return Parts(learner, stacked, weights, about, threshold, read_earlier_weights(manifest, path), conformal)
+    return manifest
+
+
+def _in_words(error: ValidationError) -> str:
+    first = error.errors()[0]
+    entry = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"it has no '{entry}'"
+    return f"'{entry}' is {printable(repr(first['input']))[:100]} ({first['msg']})"
+
+
+def signed(entries: Mapping[str, Any], samples_sha256: str) -> dict[str, Any]:
+    """A manifest with the checksum of the samples' file, and that of itself."""
+    whole = {**entries, "samples_sha256": samples_sha256}
+    return {**whole, "sha256": content_sha256(whole)}
+
+
+def content_sha256(content: Mapping[str, Any]) -> str:
+    """The checksum of everything in a manifest but the checksum itself. The layout of the file does not matter."""
+    rest = json.loads(json.dumps({key: value for key, value in content.items() if key != "sha256"}))
+    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def about_learner(learner: Learner) -> dict[str, Any]:
+    """What a learner says of itself, for a posterior whose samples were made by hand."""
+    return {
+        "method": learner.method,
+        "method_settings": learner.config.plain(),
+        "inference": {"name": "custom"},
+        "crop_scale": None,
+        "seed": None,
+        "data": None,
+        "class_names": learner.class_names,
+        "template": learner.template,
+    }
+
+
+def _entries(posterior: Posterior, backbone: str | None = None) -> dict[str, Any]:
+    """The manifest of a posterior, without the checksums that `signed` adds."""
+    learner, threshold, conformal = posterior.learner, posterior.threshold, posterior.conformal
+    if learner.method is None:
+        raise UserError(
+            f"{type(learner).__name__} is not registered, so nobody could find it when the posterior is read: decorate "
+            'the class with @rebapl.register("NAME", SettingsClass) and make the posterior again'
+        )
+    about = {**about_learner(learner), **posterior.about, "method": learner.method}
+    about["method_settings"] = resolve_method(learner.method, about["method_settings"]).plain()
+    if learner.transfer or learner.template != about["template"]:
+        threshold = conformal = None  # chosen for texts that are not those they would be read back with
+    packages = ("torch", "transformers", "safetensors")
+    return {
+        "format": FORMAT,
+        "backbone": {"name": backbone or learner.encoder.name, "sha256": learner.encoder.fingerprint},
+        "weights": posterior.weights.tolist(),
+        "earlier_weights": [asdict(each) for each in posterior.earlier_weights],
+        "threshold": None if threshold is None else asdict(threshold),
+        "conformal": None if conformal is None else asdict(conformal),
+        **{key: about[key] for key in ABOUT},
+        "versions": {
+            "rebapl": __version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in packages},
+        },
+    }
 
 
 def _read_samples(path: Path, learner: Learner, count: int, method: str) -> dict[str, Tensor]:

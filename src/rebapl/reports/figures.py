@@ -1,24 +1,49 @@
-"""Figures of results: base-to-novel scores by method, and how far apart the samples of a posterior are."""
+"""Figures of results, as functions from numbers to a figure under one style.
+
+Base-to-novel scores by method, how far apart the samples of a posterior are, and the figures of a report on a run: how
+reliable its answers are, which share of them is wrong, and how its training went.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from rebapl.reports.base_novel import MethodScores, by_task
-from rebapl.reports.style import BLACK, BLUE, GREEN, GREY, ORANGE, bare_axes, save_figure
+from rebapl.evaluation.scores import Bin, proportion_interval
+from rebapl.reports.inspection import Course
+from rebapl.reports.results import MethodScores, by_task
+from rebapl.reports.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PAGE_FONTS,
+    VERMILION,
+    bare_axes,
+    inline_svg,
+    page_axes,
+    page_legend,
+    save_figure,
+)
 from rebapl.runs.results import DiversityRecord
 
 ASIDE = 0.14
 """How far the points of base and novel lie above and below the middle of their row, whose height is 1."""
 
 NUMBERED = 12
-"""A heat map of at most so many samples has its numbers written in its cells."""
+"""The most samples whose heat map has its numbers written in its cells."""
+
+POINTS = 240
+"""The most points of a line over the steps of a training."""
 
 
 def base_novel_figure(rows: Sequence[MethodScores], path: Path, note: str) -> Path:
@@ -97,3 +122,199 @@ def heat_map(
         shade = "white" if value <= dark_up_to else "black"
         axes.text(column, row, form.format(value), ha="center", va="center", color=shade, fontsize=7)
     return picture
+
+
+class Illustration(NamedTuple):
+    """A figure of a page of HTML with its heading, what it shows in words, and the sentences below it."""
+
+    title: str
+    figure: Figure
+    about: str
+    caption: str = ""
+    wide: bool = False
+
+    def svg(self, salt: str) -> str:
+        """The figure as an element of the page. Each figure of a page needs a `salt` of its own."""
+        return inline_svg(self.figure, self.about, salt)
+
+
+@rc_context(PAGE_FONTS)
+def reliability_figure(title: str, series: Mapping[str, Sequence[Bin]]) -> Illustration:
+    """How often answers are right by how sure they are, for one or two series of bins."""
+    figure, axes = page_axes("confidence", "answers that are right")
+    axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=(0, (4, 4)))
+    words = []
+    for (name, bins), colour in zip(series.items(), (BLUE, ORANGE), strict=False):
+        sure, right = [each.confidence for each in bins], [each.accuracy for each in bins]
+        ends = [proportion_interval(round(each.accuracy * each.images), each.images) for each in bins]
+        axes.vlines(sure, *zip(*ends, strict=True), color=colour, linewidth=0.9, alpha=0.6)
+        total = sum(each.images for each in bins)
+        sizes = [(3.5 + 7 * math.sqrt(each.images / total)) ** 2 for each in bins]
+        axes.scatter(sure, right, sizes, color=colour, linewidth=0, label=name, zorder=3, clip_on=False)
+        shares = ", ".join(f"{100 * each.confidence:.0f} % sure, {100 * each.accuracy:.0f} % right" for each in bins)
+        words.append(f"{name}: {shares}")
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    _in_percent(axes)
+    page_legend(figure)
+    return Illustration(title, figure, f"Reliability on {title}. {'; '.join(words)}.")
+
+
+@rc_context(PAGE_FONTS)
+def risk_figure(
+    title: str, together: np.ndarray, alone: Sequence[np.ndarray], threshold: tuple[float, float] | None, samples: int
+) -> Illustration:
+    """The share of wrong answers (N,) if only the k surest of N images are answered, k = 1 … N.
+
+    `together` is that of all samples, and `alone` has those of some of the `samples`. `threshold` is the share of
+    images that are answered and the share of wrong ones among them, where the answer may be "I don't know".
+    """
+    figure, axes = page_axes("images that are answered", "answers that are wrong", rows=2 if threshold else 1)
+    chosen = np.unique(np.linspace(0, len(together) - 1, POINTS // 2).round().astype(int))
+    coverage = (chosen + 1) / len(together)
+    for number, risks in enumerate(alone):
+        label = "each sample alone" if len(alone) == samples else f"{len(alone)} of the samples alone"
+        axes.plot(coverage, risks[chosen], color=GREY, linewidth=0.7, alpha=0.6, label="" if number else label)
+    axes.plot(coverage, together[chosen], color=BLUE, linewidth=1.6, label="all samples together")
+    if threshold is not None:
+        axes.scatter(*threshold, 26, color=VERMILION, label="the threshold of “I don’t know”", zorder=3, clip_on=False)
+    highest = max(risks.max() for risks in (together, *alone))
+    axes.set(xlim=(0, 1), ylim=(0, max(0.02, 1.08 * highest)))
+    _in_percent(axes)
+    page_legend(figure)
+    half = len(together) // 2
+    return Illustration(
+        title,
+        figure,
+        f"Risk by coverage on {title}: {100 * together[-1]:.1f} % of all answers are wrong, and "
+        f"{100 * together[half]:.1f} % if the surest half is answered.",
+    )
+
+
+@rc_context(PAGE_FONTS)
+def schedule_figure(course: Course) -> Illustration:
+    """The learning rate of each step, with the stages and the samples."""
+    steps = len(course.lr)
+    figure, axes = page_axes("step", "learning rate", wide=True)
+    ends = {*course.cycles, *(step - 1 for step in course.cycles[1:]), steps - 1}
+    chosen = sorted({*range(0, steps, max(1, steps // (3 * POINTS))), *ends})
+    axes.plot(chosen, [course.lr[step] for step in chosen], color=BLUE, label="learning rate")
+    axes.set(xlim=(0, steps), ylim=(0, 1.06 * max(course.lr) or 1.0))
+    samples = course.samples[:POINTS]
+    axes.scatter(samples, [0] * len(samples), 22, color=VERMILION, label="sample", zorder=3, clip_on=False)
+    sampling = _mark_stages(axes, course, "sampling stage")
+    page_legend(figure, columns=3)
+    noise = "Noise is added in the shaded stages." if sampling else "No noise is added in this inference."
+    words = f"{len(course.cycles)} cycles in {steps} steps. {noise}"
+    more = "A dot marks a sample that is kept. Chains side by side are drawn one after the other."
+    return Illustration("Schedule", figure, f"The learning rate by step. {words}", f"{words} {more}", wide=True)
+
+
+class LoggedFigure(NamedTuple):
+    """Which columns of the log make one figure, with the names and colours of their lines."""
+
+    title: str
+    unit: str
+    lines: Mapping[str, tuple[str, str]]
+    caption: str
+    log_scale: bool = False
+    smooth: bool = False
+
+
+LOGGED = (
+    LoggedFigure(
+        "Loss",
+        "nats",
+        {"loss": ("mean loss of the batch", BLUE)},
+        "Loss of single batches (thin) and its running mean.",
+        smooth=True,
+    ),
+    LoggedFigure(
+        "Temperatures",
+        "temperature",
+        {
+            "kinetic_temperature": ("of the momentum", BLUE),
+            "configurational_temperature": ("of the position", ORANGE),
+            "temperature": ("asked for", VERMILION),
+        },
+        "The kinetic one (momentum) and the configurational one (position) average to the one asked for at "
+        "equilibrium. Values below zero are not drawn.",
+        log_scale=True,
+    ),
+    LoggedFigure(
+        "Distance to earlier samples",
+        "squared distance",
+        {"distance": ("squared distance to the nearest one", BLUE)},
+        "In the feature space in which samples repel each other. The first cycle has no earlier sample.",
+    ),
+    LoggedFigure(
+        "Force",
+        "norm",
+        {"force_norm": ("norm of the repulsive force", BLUE)},
+        "The force acts in the stage that the settings name, and is zero elsewhere.",
+    ),
+)
+
+
+def log_figures(log: Sequence[Mapping[str, float]], course: Course | None) -> list[Illustration]:
+    """Loss, temperatures and repulsion over the steps, as far as they were logged."""
+    return [figure for each in LOGGED if (figure := _logged_figure(each, log, course)) is not None]
+
+
+@rc_context(PAGE_FONTS)
+def _logged_figure(
+    kind: LoggedFigure, log: Sequence[Mapping[str, float]], course: Course | None
+) -> Illustration | None:
+    """Some columns of the log over the steps; None where it has no values for them."""
+    series = {}
+    for name in kind.lines:
+        points = np.array([(row["step"], row.get(name, math.nan)) for row in log]).reshape(-1, 2)
+        points = points[np.isfinite(points[:, 1]) & ((points[:, 1] > 0) | (not kind.log_scale))]
+        if len(points):
+            parts = np.array_split(points, min(len(points), POINTS))
+            series[name] = np.array([part.mean(0) for part in parts])
+    if not series.keys() - {"temperature"}:
+        return None
+    figure, axes = page_axes("step", kind.unit, rows=int(len(series) > 1))
+    for name, points in series.items():
+        label, colour = kind.lines[name]
+        steps, values = points.T
+        if name == "temperature":
+            axes.scatter(steps, values, 5, color=colour, linewidth=0, label=label)
+        elif kind.smooth and len(points) > 8:
+            axes.plot(steps, values, color=colour, linewidth=0.7, alpha=0.4)
+            reach = max(2, len(points) // 20)
+            means = [values[max(0, index - reach) : index + reach + 1].mean() for index in range(len(values))]
+            axes.plot(steps, means, color=colour, label=label)
+        else:
+            axes.plot(steps, values, color=colour, label=label, marker="." if len(points) == 1 else "")
+    if kind.log_scale:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(numticks=7))
+        axes.yaxis.set_minor_locator(NullLocator())
+    elif min(points[:, 1].min() for points in series.values()) >= 0:
+        axes.set_ylim(bottom=0)
+    last = max(len(course.lr) if course else 0, int(log[-1]["step"]) + 1)
+    axes.set_xlim(0, last)
+    if course is not None:
+        _mark_stages(axes, course)
+    if len(series) > 1:
+        page_legend(figure, columns=3)
+    values = np.concatenate([points[:, 1] for points in series.values()])
+    about = f"{kind.title}: {kind.unit} over {last} steps, from {values.min():.3g} to {values.max():.3g}."
+    return Illustration(kind.title, figure, about, kind.caption)
+
+
+def _mark_stages(axes: Axes, course: Course, label: str = "") -> bool:
+    """Shade the sampling stages, with a `label` for the legend, and mark where cycles begin. False without stages."""
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    upright = axes.get_xaxis_transform()
+    stages = course.sampling_stages()
+    if stages:
+        axes.broken_barh(stages, (0, 1), transform=upright, color=BLUE, alpha=0.1, linewidth=0, label=label)
+    axes.vlines(course.cycles[1:POINTS], 0, 1, transform=upright, color=GREY, linewidth=0.6, linestyle=":")
+    return bool(stages)
+
+
+def _in_percent(axes: Axes) -> None:
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda share, _: f"{100 * share:g} %")

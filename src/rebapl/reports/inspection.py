@@ -1,15 +1,18 @@
 """Everything that a report shows of a run: what its folder holds, and what its samples answer to the test images.
 
 The folder alone is enough for settings, scores and the log. The answers are computed anew from the posterior and the
-images. Where one of these is missing, `Inspected.missing` says so in a sentence, and the rest is there.
+images. Where one of these is missing, `InspectedRun.missing` says so in a sentence, and the rest is there.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,17 +20,21 @@ from torch import Tensor
 from rebapl.data.task import Part, Task
 from rebapl.errors import UserError
 from rebapl.evaluation.diversity import diversity_record
+from rebapl.evaluation.intervals import resampled_scores
+from rebapl.evaluation.scores import scores
 from rebapl.evaluation.tasks import Predicted, bound_to, diversity_on_test, part_labels, predict_part
 from rebapl.evaluation.temperature import fit_temperature
 from rebapl.files import read_json
-from rebapl.posterior import Posterior, Prediction
-from rebapl.runs.backbone import KeptBackbone, LoadBackbone
+from rebapl.posterior import Posterior, Prediction, load_posterior
+from rebapl.runs.backbone import KeptBackbone, LoadBackbone, best_device
 from rebapl.runs.config import RunConfig, data_name
-from rebapl.runs.folder import CONFIG, ENVIRONMENT, LOG, RESULTS, Run, config_from_json, load_trained
+from rebapl.runs.folder import CONFIG, ENVIRONMENT, LOG, RESULTS, Run, config_from_json
 from rebapl.runs.results import DiversityRecord, RunResult, read_result
 from rebapl.sampling import Inference
 from rebapl.sampling.optimizers import build_schedule
 from rebapl.training.log import EVERY, read_log
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +50,15 @@ class Answered:
         """Which answers (N,) are right."""
         return self.prediction.labels == self.labels
 
+    @cached_property
+    def scores(self) -> Mapping[str, float]:
+        return scores(self.prediction.probabilities, self.labels)
+
+    @cached_property
+    def resampled(self) -> Mapping[str, Tensor]:
+        """Scores (draws,) over bootstrap samples of the images."""
+        return resampled_scores(self.prediction.probabilities, self.labels)
+
 
 @dataclasses.dataclass(frozen=True)
 class Course:
@@ -54,40 +70,66 @@ class Course:
     samples: Sequence[int]
     cycles: Sequence[int]
 
-    def stages(self) -> list[tuple[int, int, bool]]:
-        """First step, end and whether it explores, of each stage.
+    def sampling_stages(self) -> list[tuple[int, int]]:
+        """The first step and the number of steps of each stage that does not explore.
 
-        >>> Course([1.0] * 4, [True, False, False, True], [2], [0, 3]).stages()
-        [(0, 1, True), (1, 3, False), (3, 4, True)]
+        >>> Course([1.0] * 4, [True, False, False, True], [2], [0, 3]).sampling_stages()
+        [(1, 2)]
         """
-        starts = [0, *(step for step in range(1, len(self.lr)) if self.exploring[step] != self.exploring[step - 1])]
-        return [
-            (start, end, self.exploring[start])
-            for start, end in zip(starts, [*starts[1:], len(self.lr)], strict=True)
-            if end > start
-        ]
+        stages, first = [], 0
+        for exploring, steps in groupby(self.exploring):
+            count = len(list(steps))
+            stages += [] if exploring else [(first, count)]
+            first += count
+        return stages
 
 
-@dataclasses.dataclass(frozen=True)
-class Inspected:
-    """A run with all that could be found out about it.
+def attempted(before: str) -> Callable[[Callable[[InspectedRun], T]], cached_property[T | None]]:
+    """Make a method of `InspectedRun` an attribute that is computed once, and is None where that fails.
 
-    `parts` has the answers by test part. `temperature` was fitted on validation images. `missing` has a sentence for
-    each thing that is not there: `posterior`, `data`, `answers`, `temperature`, `diversity`, `log`, `environment`.
+    The sentence that `missing` then has under the attribute's name begins with `before`.
     """
 
-    run: Run
-    config: RunConfig
-    inference: Inference | None
-    environment: Mapping[str, Any]
-    log: Sequence[Mapping[str, float]]
-    posterior: Posterior | None
-    task: Task | None
-    parts: Mapping[str, Answered]
-    temperature: float | None
-    diversity: DiversityRecord | None
-    course: Course | None
-    missing: Mapping[str, str]
+    def attribute(work: Callable[[InspectedRun], T]) -> cached_property[T | None]:
+        @functools.wraps(work)
+        def attempt(seen: InspectedRun) -> T | None:
+            try:
+                return work(seen)
+            except (UserError, OSError) as error:
+                seen.missing[work.__name__] = f"{before}: {' '.join(str(error).split()).rstrip('.')}."
+                return None
+
+        return cached_property(attempt)
+
+    return attribute
+
+
+class InspectedRun:
+    """A run and all that can be found out about it. Each thing is read or computed when it is first asked for.
+
+    `root` is the folder of data sets, and `backbone` says where the backbone is now, if it was moved. `progress` hears
+    of the images that are predicted. Only a folder that holds no run, or a damaged one, is an error. For each other
+    thing that is not there, `missing` has a sentence under the name of the attribute. `remarks` are sentences that the
+    report shows before everything else, such as about files that are not those that the run wrote.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        root: Path | None = None,
+        device: str | None = None,
+        backbone: str | None = None,
+        progress: Predicted | None = None,
+        load: LoadBackbone | None = None,
+        remarks: Sequence[str] = (),
+    ) -> None:
+        self.run, self.config = read_run(folder)
+        self.root, self.device, self.backbone, self.progress = root, device, backbone, progress
+        self.load = load or KeptBackbone()
+        self.remarks = remarks
+        self.missing: dict[str, str] = {}
+        self._predicted = 0
 
     @property
     def name(self) -> str:
@@ -96,81 +138,85 @@ class Inspected:
         how = "" if how == "none" else f" · {how}"
         return f"{config['method']}{how} on {data_name(config['data'])}, seed {config['seed']}"
 
+    @cached_property
+    def inference(self) -> Inference | None:
+        return self.config.resolved().training.inference
 
-def inspect_run(
-    folder: Path,
-    *,
-    root: Path | None = None,
-    device: str | None = None,
-    backbone: str | None = None,
-    progress: Predicted | None = None,
-    load: LoadBackbone | None = None,
-) -> Inspected:
-    """Find out about the run in a folder. Only a folder that holds no run, or a damaged one, is an error.
+    @attempted("The posterior cannot be loaded")
+    def posterior(self) -> Posterior:
+        device = best_device(self.device)
+        return load_posterior(self.run.folder, self.load(self.backbone or self.config.backbone_name, device), device)
 
-    `root` is the folder of data sets, and `backbone` says where the backbone is now, if it was moved. `progress` hears
-    of the images that are predicted.
-    """
-    run, config = read_run(folder)
-    missing: dict[str, str] = {}
-    load = load or KeptBackbone()
-    inference = config.resolved().training.inference
+    @attempted("The data of this run cannot be read")
+    def task(self) -> Task:
+        return self.config.task(self.root)
 
-    def attempt(what: str, before: str, work: Callable[[], Any]) -> Any:
-        try:
-            return work()
-        except (UserError, OSError) as error:
-            missing[what] = f"{before}: {_sentence(error)}"
-            return None
+    @attempted("The log cannot be read")
+    def log(self) -> Sequence[Mapping[str, float]]:
+        return read_log(self.run.folder / LOG)
 
-    posterior: Posterior | None = attempt(
-        "posterior",
-        "The posterior cannot be loaded",
-        lambda: load_trained(folder, device=device, backbone=backbone or config.backbone_name, load=load),
-    )
-    task: Task | None = attempt("data", "The data of this run cannot be read", lambda: config.task(root))
-    parts: dict[str, Answered] = {}
-    temperature = diversity = None
-    stored = run.result
-    if posterior is not None and task is not None:
-        answers = attempt(
-            "answers", "The test images cannot be predicted", lambda: _answers(posterior, task, stored, progress)
-        )
-        parts, temperature = answers or ({}, None)
-        if len(posterior) > 1:
-            diversity = stored.diversity or attempt(
-                "diversity",
-                "The distances between samples cannot be measured",
-                lambda: DiversityRecord(**diversity_record(diversity_on_test(posterior, task))),
+    @attempted("The environment cannot be read")
+    def environment(self) -> Mapping[str, Any]:
+        path = self.run.folder / ENVIRONMENT
+        return read_json(path, "a run") if path.exists() else {}
+
+    @attempted("The test images cannot be predicted")
+    def answers(self) -> Mapping[str, Answered]:
+        """The answers by test part, parts without images left out."""
+        if self.posterior is None or self.task is None:
+            return {}
+        if not self.task.tests:
+            self.missing["answers"] = (
+                "This run learned from every image, so that there are no test images to answer. Its stored scores are "
+                "those on images that were held out while it measured itself."
             )
-    diversity = diversity or stored.diversity
-    if temperature is None:
-        temperature = next((part.temperature for part in stored.parts.values() if part.temperature), None)
-    if task is not None and not task.val.items:
-        missing["temperature"] = "No temperature was fitted: the data set has no validation images."
-    elif config.protocol == "selection":
-        missing["temperature"] = "No temperature was fitted: this protocol tests on the validation images."
-    log = attempt("log", "The log cannot be read", lambda: read_log(folder / LOG)) or []
-    made_in = folder / ENVIRONMENT
-    environment = (
-        attempt("environment", "The environment cannot be read", lambda: read_json(made_in, "a run"))
-        if made_in.exists()
-        else None
-    )
-    return Inspected(
-        run=run,
-        config=config,
-        inference=inference,
-        environment=environment or {},
-        log=log,
-        posterior=posterior,
-        task=task,
-        parts=parts,
-        temperature=temperature,
-        diversity=diversity,
-        course=None if inference is None or task is None else course_of(inference, len(task.train.items), log),
-        missing=missing,
-    )
+        return {name: self._answered(part) for name, part in self.task.tests.items() if part.items}
+
+    @property
+    def parts(self) -> Mapping[str, Answered]:
+        """The same; nothing where the answers cannot be computed."""
+        return self.answers or {}
+
+    @property
+    def stored_temperature(self) -> float | None:
+        return next((part.temperature for part in self.run.result.parts.values() if part.temperature), None)
+
+    @attempted("The validation images cannot be predicted")
+    def temperature(self) -> float | None:
+        """The stored temperature, or one that is fitted on the validation images."""
+        if self.task is not None and not self.task.val.items:
+            self.missing["temperature"] = "No temperature was fitted: the data set has no validation images."
+        elif self.config.protocol == "selection":
+            self.missing["temperature"] = "No temperature was fitted: this protocol tests on the validation images."
+        elif self.task is not None and self.parts and self.stored_temperature is None:
+            validation = self._answered(self.task.val)
+            return fit_temperature(validation.prediction.probabilities, validation.labels)
+        return self.stored_temperature
+
+    @attempted("The distances between samples cannot be measured")
+    def diversity(self) -> DiversityRecord | None:
+        """How far apart the samples are, as it was stored, or measured on test images."""
+        stored, posterior, task = self.run.result.diversity, self.posterior, self.task
+        if stored is not None or posterior is None or task is None or len(posterior) < 2 or not task.tests:
+            return stored
+        return DiversityRecord(**diversity_record(diversity_on_test(posterior, task)))
+
+    @cached_property
+    def course(self) -> Course | None:
+        if self.inference is None or self.task is None:
+            return None
+        return course_of(self.inference, len(self.task.train.items), self.log or [])
+
+    def _answered(self, part: Part) -> Answered:
+        assert self.posterior is not None
+        assert self.task is not None
+        before, progress = self._predicted, self.progress
+        self._predicted += len(part.items)
+        wanted = [*self.task.tests.values(), *([] if self.stored_temperature else [self.task.val])]
+        total = sum(len(each.items) for each in wanted)
+        moved = None if progress is None else lambda images: progress(before + images, total)
+        prediction = predict_part(bound_to(self.posterior, self.task, part), part, moved)
+        return Answered(part, prediction, part_labels(part))
 
 
 def read_run(folder: Path) -> tuple[Run, RunConfig]:
@@ -203,30 +249,3 @@ def course_of(inference: Inference, num_data: int, log: Sequence[Mapping[str, fl
         if schedule.at_sample:
             samples.append(step + 1)
     return Course(lr, exploring, samples, cycles)
-
-
-def _answers(
-    posterior: Posterior, task: Task, stored: RunResult, progress: Predicted | None
-) -> tuple[dict[str, Answered], float | None]:
-    """The answers to each test part, and the temperature: the stored one, or one fitted on the validation images."""
-    known = next((part.temperature for part in stored.parts.values() if part.temperature), None)
-    fitting = known is None and task.protocol != "selection" and bool(task.val.items)
-    wanted = [*([task.val] if fitting else []), *task.tests.values()]
-    total, before = sum(len(part.items) for part in wanted), 0
-    predictions = []
-    for part in wanted:
-        done = before
-        moved = None if progress is None else lambda images, done=done: progress(done + images, total)
-        predictions.append(predict_part(bound_to(posterior, task, part), part, moved))
-        before += len(part.items)
-    if fitting:
-        known = fit_temperature(predictions.pop(0).probabilities, part_labels(task.val))
-    return {
-        name: Answered(part, prediction, part_labels(part))
-        for (name, part), prediction in zip(task.tests.items(), predictions, strict=True)
-    }, known
-
-
-def _sentence(error: Exception) -> str:
-    """The error as the rest of a sentence, with its full stop."""
-    return f"{' '.join(str(error).split()).rstrip('.')}."

@@ -15,13 +15,13 @@ SHOWN = 12
 """The images in each of the two lists."""
 
 SIDE = 160
-"""The longer side of an embedded picture has at most so many pixels; with JPEG that is a few kilobytes."""
+"""The most pixels of the longer side of an embedded picture; with JPEG that is a few kilobytes."""
 
 NAMED = 16
-"""Up to so many samples are named by their number; more are counted."""
+"""The most samples that are named by their number; more are counted."""
 
 
-class Picture(NamedTuple):
+class EmbeddedPicture(NamedTuple):
     """An image in the page itself. One that is `small` is enlarged without blurring."""
 
     uri: str
@@ -40,7 +40,7 @@ class Vote(NamedTuple):
 class Card(NamedTuple):
     """An image with its true class, the answer of all samples together, and the votes of the samples."""
 
-    picture: Picture
+    picture: EmbeddedPicture
     part: str
     truth: str
     answer: str
@@ -99,11 +99,11 @@ def _card(name: str, answered: Answered, index: int) -> Card:
     return Card(picture, name, names[truth], names[given], sure, truth == given, votes)
 
 
-def embedded(dataset: Dataset, key: str, alt: str) -> Picture:
+def embedded(dataset: Dataset, key: str, alt: str) -> EmbeddedPicture:
     """An image of a data set as a small JPEG in a data URI."""
     image = dataset.load(key).convert("RGB")
     small = max(image.size) < SIDE // 2
     image.thumbnail((SIDE, SIDE))
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=82)
-    return Picture(f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}", alt, small)
+    return EmbeddedPicture(f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}", alt, small)

@@ -1,16 +1,19 @@
-"""How every figure looks and how it is saved: colours, line styles, font sizes, widths."""
+"""How every figure looks and how it is saved, in a file or in a page: colours, line styles, font sizes, widths."""
 
 from __future__ import annotations
 
 import io
 import logging
+import re
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from rebapl.files import write_atomically
 
@@ -34,6 +37,45 @@ PAPER_FONTS = {
     "pdf.fonttype": 42,  # publishers refuse the default, type 3
 }
 """Settings of matplotlib for a figure that is printed at its own size in a paper: `with rc_context(PAPER_FONTS)`."""
+
+PAGE_WIDTH, PAGE_WIDE = 4.4, 9.2
+"""The widths, in inches, of a figure that takes half of a page of HTML and of one that takes all of it."""
+
+PAGE_COLOURS = {
+    BLUE: "blue",
+    ORANGE: "orange",
+    VERMILION: "vermilion",
+    BLACK: "ink",
+    DARK_GREY: "muted",
+    GREY: "grey",
+    LIGHT_GREY: "rule",
+}
+"""The colours that a page of HTML replaces by those of its style sheet, and the names of them there."""
+
+PAGE_FONTS = {
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 8,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
+    "text.color": BLACK,
+    "axes.labelcolor": DARK_GREY,
+    "xtick.labelcolor": DARK_GREY,
+    "ytick.labelcolor": DARK_GREY,
+    "xtick.color": GREY,
+    "ytick.color": LIGHT_GREY,
+    "axes.edgecolor": GREY,
+    "axes.linewidth": 0.7,
+    "axes.axisbelow": True,
+    "grid.color": LIGHT_GREY,
+    "grid.linewidth": 0.7,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "lines.linewidth": 1.4,
+    "lines.solid_capstyle": "round",
+    "svg.fonttype": "none",  # text stays text, in the font of the page
+}
+"""Settings of matplotlib for a figure in a page of HTML: `with rc_context(PAGE_FONTS)`."""
 
 _COLOURS = (BLUE, ORANGE, GREEN, VERMILION, BLACK, PURPLE, SKY)
 _MARKERS = "os^DvP"
@@ -75,3 +117,55 @@ def save_figure(figure: Figure, path: Path, *, dpi: int = 160, settings: Mapping
 def save_for_paper(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write a figure that was drawn with `PAPER_FONTS` into a folder, as PNG (200 dpi) and as PDF."""
     return [save_figure(figure, folder / f"{name}.{kind}", dpi=200, settings=PAPER_FONTS) for kind in ("png", "pdf")]
+
+
+def inline_svg(figure: Figure, about: str, salt: str) -> str:
+    """A figure that was drawn with `PAGE_FONTS`, as an `svg` element for a page of HTML.
+
+    Its colours are variables of the page's style sheet, so that the figure follows the page from light to dark.
+    `about` is what a person is told who cannot see it. Figures of one page need different `salt`, from which the names
+    of their parts are made.
+    """
+    buffer = io.StringIO()
+    with rc_context({**PAGE_FONTS, "svg.hashsalt": salt}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    drawn = buffer.getvalue()
+    drawn = drawn[drawn.index("</metadata>") + len("</metadata>") :]
+    unused = "<style.*?</style>", '(?<=<g) id="[^"]*"', 'font-family: [^;"]*;? ?', r' transform="rotate\(-0 [^"]*"'
+    drawn = re.sub("|".join(unused), "", drawn, flags=re.DOTALL)
+    drawn = re.sub(r'#[0-9a-f]{6}\b(?=[;"])', lambda found: _page_colour(found[0]), drawn)
+    width, height = (round(72 * inches, 1) for inches in figure.get_size_inches())
+    head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(about)}">'
+    return head + re.sub(r"\s*\n\s*", "\n", drawn)
+
+
+def _page_colour(colour: str) -> str:
+    name = {key.lower(): value for key, value in PAGE_COLOURS.items()}.get(colour)
+    return f"var(--{name})" if name else colour
+
+
+def page_axes(x: str, y: str, *, wide: bool = False, rows: int = 1) -> tuple[Figure, Axes]:
+    """An empty figure for a page of HTML, and its axes with their names. There is room for a legend of some `rows`.
+
+    It is to be drawn within `rc_context(PAGE_FONTS)`.
+    """
+    width, top = PAGE_WIDE if wide else PAGE_WIDTH, 0.3 + 0.18 * rows
+    height = 2.3 + top
+    figure = Figure(figsize=(width, height))
+    figure.subplots_adjust(0.5 / width, 0.45 / height, 1 - 0.15 / width, 1 - top / height)
+    axes = figure.subplots()
+    axes.set_xlabel(x)
+    axes.set_title(y, loc="left", fontsize=8, color=DARK_GREY, pad=8, x=-0.5 / (width - 0.65))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.grid(axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    return figure, axes
+
+
+def page_legend(figure: Figure, columns: int = 2) -> None:
+    """Name the lines of a figure of `page_axes` above it."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    look: dict[str, Any] = {"frameon": False, "handlelength": 1.4, "borderaxespad": 0.0, "borderpad": 0.1}
+    figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0, 1), ncols=columns, **look)

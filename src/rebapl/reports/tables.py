@@ -1,16 +1,17 @@
-"""One kind of table for all results: for a terminal, Markdown, CSV (unrounded) and LaTeX."""
+"""One kind of table for all results: for a terminal, a page of HTML, Markdown, CSV (unrounded) and LaTeX."""
 
 from __future__ import annotations
 
 import csv
 import io
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 
+import rich.markup
 import rich.table
-from rich.markup import escape
 
 from rebapl.errors import printable
 from rebapl.files import write_atomically
@@ -42,6 +43,9 @@ class Cell:
     above zero, red below), `best` in bold. Each of `notes` becomes a numbered footnote of the table. A `value` of
     None is shown as a dash.
 
+    In a page of HTML, the ends of an `interval` stand below the number, and a cell of a heat map has a `share` from 0
+    to 1, which colours it. Other formats show neither.
+
     >>> str(Cell(81.234, 0.456)), str(Cell(-0.5, signed=True)), str(Cell(None))
     ('81.23 ± 0.46', '-0.50', '–')
     """
@@ -52,6 +56,8 @@ class Cell:
     signed: bool = False
     best: bool = False
     notes: tuple[str, ...] = ()
+    interval: tuple[float, float] | None = None
+    share: float | None = None
 
     @classmethod
     def over(cls, values: Sequence[float], digits: int = 2) -> Cell:
@@ -85,34 +91,45 @@ class Cell:
     @property
     def sign(self) -> int:
         """1 for a gain, −1 for a loss, 0 where none is shown."""
-        if not self.signed or self.value is None or float(str(self)) == 0:
-            return 0
-        return 1 if self.value > 0 else -1
+        shown = round(self.value or 0.0, self.digits) if self.signed else 0.0
+        return (shown > 0) - (shown < 0)
 
 
 Row = Sequence["Cell | str"]
 
 
-def mark_best(cells: Sequence[Cell], better: Callable[..., float] = max) -> list[Cell]:
-    """The same cells with the best, as shown, marked; all that look alike.
+@dataclass(frozen=True)
+class Markup:
+    """How a format writes a word, a bold number, a gain (1), a loss (−1), and the numbers of footnotes."""
 
-    >>> [cell.best for cell in mark_best([Cell(80.001), Cell(80.0), Cell(79.0), Cell(None)])]
-    [True, True, False, False]
-    """
-    known = [cell.value for cell in cells if cell.value is not None]
-    if not known:
-        return list(cells)
-    best = f"{better(known):.{cells[0].digits}f}"
-    return [
-        replace(cell, best=cell.value is not None and f"{cell.value:.{cells[0].digits}f}" == best) for cell in cells
-    ]
+    word: Callable[[str], str]
+    bold: str
+    colours: Mapping[int, str]
+    footnotes: str
+
+    def cell(self, cell: Cell | str, footnotes: Sequence[str]) -> str:
+        """A cell of a table that has these footnotes."""
+        if isinstance(cell, str):
+            return self.word(cell)
+        text = self.colours.get(cell.sign, "{}").format(self.word(str(cell)))
+        text = self.bold.format(text) if cell.best else text
+        marks = ",".join(str(footnotes.index(note) + 1) for note in cell.notes)
+        return text + self.footnotes.format(marks) if marks else text
 
 
 def mark_column(rows: Sequence[list[Cell | str]], column: int, better: Callable[..., float] = max) -> None:
-    """Mark the best of one column, by its index, of these rows. Every row must have a cell there."""
-    marked = mark_best([cell for row in rows if isinstance(cell := row[column], Cell)], better)
-    for row, cell in zip(rows, marked, strict=True):
-        row[column] = cell
+    """Mark the best number, as shown, of one column by its index in these rows; all that look alike.
+
+    >>> rows: list[list[Cell | str]] = [[Cell(80.001)], [Cell(80.0)], [Cell(79.0)], [Cell(None)]]
+    >>> mark_column(rows, 0)
+    >>> [row[0].best for row in rows]
+    [True, True, False, False]
+    """
+    cells = [(row, cell) for row in rows if isinstance(cell := row[column], Cell) and cell.value is not None]
+    if cells:
+        values = [round(cell.value or 0.0, cells[0][1].digits) for _, cell in cells]
+        for (row, cell), value in zip(cells, values, strict=True):
+            row[column] = replace(cell, best=value == better(values))
 
 
 @dataclass(frozen=True)
@@ -149,6 +166,22 @@ class Table:
         if self.groups and sum(count for _, count in self.groups) != len(self.columns):
             raise ValueError(f"table '{self.title}': the groups do not cover {len(self.columns)} columns")
 
+    @classmethod
+    def sectioned(
+        cls, title: str, columns: Sequence[str], rows: Sequence[list[Cell | str]], notes: Sequence[str] = ()
+    ) -> Table:
+        """A table with a section for each word of the first column.
+
+        Where a section has several rows, the best numbers of the columns whose names end with ↑ or ↓ are marked.
+        """
+        rules = [number for number, row in enumerate(rows, 1) if number == len(rows) or rows[number][0] != row[0]]
+        for first, last in zip([0, *rules], rules, strict=False):
+            for column, name in enumerate(columns if last - first > 1 else ()):
+                better = {"↑": max, "↓": min}.get(name[-1:])
+                if better:
+                    mark_column(rows[first:last], column, better)
+        return cls(title, columns, rows, notes, rules=rules, merged=1)
+
     @property
     def footnotes(self) -> list[str]:
         """The cells' notes, each once, in the order of reading."""
@@ -166,8 +199,10 @@ class Table:
     def _headings(self) -> list[str]:
         return [heading for heading, count in self.groups for _ in range(count)] or [""] * len(self.columns)
 
-    def _marks(self, cell: Cell | str) -> list[int]:
-        return [self.footnotes.index(note) + 1 for note in cell.notes] if isinstance(cell, Cell) else []
+    def _cells(self, markup: Markup, merged: bool = False) -> list[list[str]]:
+        """All rows in a format. In a `merged` table, words that repeat those above are left out."""
+        footnotes, rows = self.footnotes, self._without_repeats() if merged else self.rows
+        return [[markup.cell(cell, footnotes) for cell in row] for row in rows]
 
     def _numeric(self) -> list[bool]:
         return [any(isinstance(row[column], Cell) for row in self.rows) for column in range(len(self.columns))]
@@ -187,63 +222,71 @@ class Table:
         """For a terminal, with the title above and the remarks below; `bare` leaves these to the caller."""
         table = rich.table.Table(title_justify="left", caption_justify="left")
         if not bare:
-            table.title, table.caption = escape(printable(self.title)), escape("\n".join(self.remarks())) or None
+            table.title = TERMINAL.word(self.title)
+            table.caption = "\n".join(map(TERMINAL.word, self.remarks())) or None
         before = ""
         for heading, name, right in zip(self._headings(), self.columns, self._numeric(), strict=True):
             shown = "" if heading == before else heading
             before = heading
-            header = escape(f"{shown}\n{name}" if any(self._headings()) else name)
+            header = "\n".join(map(TERMINAL.word, [shown, name] if any(self._headings()) else [name]))
             table.add_column(header, justify="right" if right else "left", no_wrap=True)
-        for number, row in enumerate(self._without_repeats(), 1):
-            table.add_row(*(self._rich_cell(cell) for cell in row), end_section=number in self.rules)
+        for number, row in enumerate(self._cells(TERMINAL, merged=True), 1):
+            table.add_row(*row, end_section=number in self.rules)
         return table
 
-    def _rich_cell(self, cell: Cell | str) -> str:
-        if isinstance(cell, str):
-            return escape(printable(cell))
-        text = escape(_marked(str(cell), self._marks(cell), " [{}]"))
-        if cell.best:
-            return f"[bold]{text}[/bold]"
-        colour = {1: "green", -1: "red"}.get(cell.sign)
-        return f"[{colour}]{text}[/{colour}]" if colour else text
+    def to_html(self) -> str:
+        """A `table` that scrolls if the screen is narrow, and the remarks below it. All text is escaped.
+
+        A cell's `share` is its style variable `--v`, which the style sheet of the page turns into a colour.
+        """
+        heat = any(isinstance(cell, Cell) and cell.share is not None for row in self.rows for cell in row)
+        turned = heat and max(map(len, self.columns[1:]), default=0) > 4
+        kinds = ["turned" if turned else "num" if right and not heat else "" for right in self._numeric()]
+        head = "".join(
+            f'<th scope="col"{_of_class(kind)}>{HTML.word(name)}</th>'
+            for name, kind in zip(self.columns, ["", *kinds[1:]], strict=True)
+        )
+        if self.groups:
+            spans = (f'<th scope="colgroup" colspan="{count}">{HTML.word(name)}</th>' for name, count in self.groups)
+            head = f"{''.join(spans)}</tr><tr>{head}"
+        rows = []
+        for row, (first, *texts) in zip(self.rows, self._cells(HTML), strict=True):
+            cells = (_html_cell(*each) for each in zip(row[1:], texts, kinds[1:], strict=True))
+            rows.append(f'<tr><th scope="row">{first}</th>{"".join(cells)}</tr>\n')
+        title = HTML.word(self.title)
+        remarks = "".join(f'<p class="notes">{HTML.word(remark)}</p>\n' for remark in self.remarks() if remark)
+        return (
+            f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table{_of_class("heat" * heat)}>\n'
+            f"<caption>{title}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{''.join(rows)}</tbody>\n"
+            f"</table></div>\n{remarks}"
+        )
 
     def to_markdown(self, bare: bool = False) -> str:
         """The title in bold, the table, and the remarks below; `bare` is the table alone."""
         lines = [] if bare else [f"**{self.title}**", ""]
-        lines.append("| " + " | ".join(map(_piped, self.full_columns())) + " |")
+        lines.append("| " + " | ".join(map(MARKDOWN.word, self.full_columns())) + " |")
         lines.append("|" + "".join("---:|" if right else "---|" for right in self._numeric()))
-        for row in self.rows:
-            lines.append("| " + " | ".join(self._markdown_cell(cell) for cell in row) + " |")
+        lines += ["| " + " | ".join(row) + " |" for row in self._cells(MARKDOWN)]
         for remark in () if bare else self.remarks():
             lines += ["", remark]
         return "\n".join(lines) + "\n"
 
-    def _markdown_cell(self, cell: Cell | str) -> str:
-        if isinstance(cell, str):
-            return _piped(cell)
-        return _marked(f"**{cell}**" if cell.best else str(cell), self._marks(cell), " [{}]")
-
     def to_csv(self) -> str:
         """Unrounded; a column that has deviations is followed by one with them, and notes stand last, in words."""
-        spread = [
-            any(isinstance(row[index], Cell) and row[index].std is not None for row in self.rows)  # type: ignore[union-attr]
-            for index in range(len(self.columns))
-        ]
+        columns: list[list[str]] = []
+        for index, name in enumerate(self.full_columns()):
+            cells = [row[index] for row in self.rows]
+            columns.append([name, *(cell if isinstance(cell, str) else _plain(cell.value) for cell in cells)])
+            spread = ["" if isinstance(cell, str) else _plain(cell.std) for cell in cells]
+            columns += [[f"{name} std", *spread]] if any(spread) else []
+        if self.footnotes:
+            notes = (
+                dict.fromkeys(note for cell in row if isinstance(cell, Cell) for note in cell.notes)
+                for row in self.rows
+            )
+            columns.append(["notes", *map("; ".join, notes)])
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        header = [
-            name
-            for column, more in zip(self.full_columns(), spread, strict=True)
-            for name in ((column, f"{column} std") if more else (column,))
-        ]
-        writer.writerow([*header, "notes"] if self.footnotes else header)
-        for row in self.rows:
-            line: list[str] = []
-            for cell, more in zip(row, spread, strict=True):
-                value, std = (cell, "") if isinstance(cell, str) else (_plain(cell.value), _plain(cell.std))
-                line += [value, std] if more else [value]
-            notes = dict.fromkeys(note for cell in row if isinstance(cell, Cell) for note in cell.notes)
-            writer.writerow([*line, "; ".join(notes)] if self.footnotes else line)
+        csv.writer(text, lineterminator="\n").writerows(zip(*columns, strict=True))
         return text.getvalue()
 
     def to_latex(self) -> str:
@@ -259,23 +302,13 @@ class Table:
             lines.append(" & ".join(spans) + r" \\")
         lines.append(" & ".join(map(latex, self.columns)) + r" \\")
         lines.append(r"\midrule")
-        for number, row in enumerate(self._without_repeats(), 1):
-            lines.append(" & ".join(self._latex_cell(cell) for cell in row) + r" \\")
+        for number, row in enumerate(self._cells(LATEX, merged=True), 1):
+            lines.append(" & ".join(row) + r" \\")
             if number in self.rules and number < len(self.rows):
                 lines.append(r"\midrule")
         lines += [r"\bottomrule", r"\end{tabular}"]
         lines += [rf"\par\footnotesize {latex(remark)}" for remark in self.remarks()]
         return "\n".join([*lines, r"\end{table}"]) + "\n"
-
-    def _latex_cell(self, cell: Cell | str) -> str:
-        if isinstance(cell, str):
-            return latex(cell)
-        text = latex(str(cell))
-        if cell.best:
-            text = rf"\textbf{{{text}}}"
-        colour = {1: "green!70!black", -1: "red"}.get(cell.sign)
-        text = rf"\textcolor{{{colour}}}{{{text}}}" if colour else text
-        return _marked(text, self._marks(cell), "$^{{[{}]}}$")
 
     def write(self, folder: Path, name: str) -> list[Path]:
         """`name`.md, .csv and .tex in a folder."""
@@ -294,13 +327,41 @@ def latex(text: str) -> str:
     return "".join(_LATEX.get(sign, sign) for sign in text)
 
 
-def _marked(text: str, marks: Sequence[int], form: str) -> str:
-    return text + form.format(",".join(map(str, marks))) if marks else text
+def _of_class(name: str) -> str:
+    return f' class="{name}"' if name else ""
 
 
-def _piped(text: str) -> str:
-    return text.replace("|", "\\|")
+def _html_cell(cell: Cell | str, text: str, kind: str) -> str:
+    """A cell that is not the first of its row, whose content is `text`."""
+    if isinstance(cell, Cell) and (share := cell.share) is not None:
+        kind = "half full" if share > 0.8 else "half" if share > 0.6 else ""
+        return f'<td{_of_class(kind)} style="--v:{share:.3f}">{"" if cell.value is None else text}</td>'
+    if isinstance(cell, Cell) and cell.interval is not None:
+        low, high = cell.interval
+        text += f"<small>{low:.{cell.digits}f} – {high:.{cell.digits}f}</small>"
+    return f"<td{_of_class('' if kind == 'turned' else kind)}>{text}</td>"
 
 
 def _plain(value: float | None) -> str:
     return "" if value is None else repr(value)
+
+
+TERMINAL = Markup(
+    lambda text: rich.markup.escape(printable(text)),
+    "[bold]{}[/bold]",
+    {1: "[green]{}[/green]", -1: "[red]{}[/red]"},
+    rich.markup.escape(" [{}]"),
+)
+HTML = Markup(
+    lambda text: escape(printable(text)),
+    "<strong>{}</strong>",
+    {},
+    "<sup>[{}]</sup>",
+)
+MARKDOWN = Markup(lambda text: text.replace("|", "\\|"), "**{}**", {}, " [{}]")
+LATEX = Markup(
+    latex,
+    r"\textbf{{{}}}",
+    {1: r"\textcolor{{green!70!black}}{{{}}}", -1: r"\textcolor{{red}}{{{}}}"},
+    "$^{{[{}]}}$",
+)

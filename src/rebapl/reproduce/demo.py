@@ -10,8 +10,8 @@ from rebapl.backbones import load_backbone
 from rebapl.data.task import load_task
 from rebapl.evaluation import base_novel_scores, evaluate
 from rebapl.files import write_atomically, write_json
-from rebapl.reports.base_novel import MethodScores, base_novel_markdown
 from rebapl.reports.figures import base_novel_figure
+from rebapl.reports.results import MethodScores, base_novel_markdown
 from rebapl.reproduce.suites import Choice
 from rebapl.training.fit import fit
 from rebapl.training.keeping import Progress

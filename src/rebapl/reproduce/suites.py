@@ -93,14 +93,12 @@ class Suite:
     compared: bool = True
     strengths: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
     references: tuple[int, ...] = (16, 32, 64)
-    metrics: tuple[str, ...] = ("mmd", "wasserstein")
     cycles: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20)
     samples: tuple[int, ...] = (1, 2, 3, 4, 5)
     points: tuple[int, ...] = (2, 4, 8, 16, 32, 64)
     repeats: int = 20
     latency_cycles: tuple[int, ...] = (1, 2, 3, 4, 8)
     latency_images: int = 100
-    toy_runs: int = 400
 
     def config(self, data: str, choice: Choice, seed: int, protocol: str = "base-to-novel") -> RunConfig:
         """The run of a choice on a data set."""
@@ -290,9 +288,7 @@ def photo_suite(
         entries = [PUBLISHED[name] for name in names]
         return tuple(e.name for e in entries if (below / e.folder / e.images).is_dir())
 
-    for name in data:
-        if name not in ELEVEN:
-            raise unknown("data set of this suite", name, ELEVEN)
+    _check_among(data, ELEVEN, "this suite")
     found = there([name for name in ELEVEN if not data or name in data])
     if not found:
         looked = ", ".join(PUBLISHED[name].folder for name in data or ELEVEN)
@@ -314,4 +310,29 @@ def photo_suite(
 SUITES = {"paper": PAPER, "mini": MINI}
 """The suites that need no arguments; `photo_suite` makes the third."""
 
-SUITE_NAMES = ("paper", "mini", "photo")
+
+def named_suite(
+    name: str, root: Path | None, backbone: str | None, data: Sequence[str] = (), splits: Sequence[str] = ()
+) -> Suite:
+    """The suite of a name, on these of its data sets, with split files such as eurosat=split_subset_EuroSAT.json."""
+    if name not in (*SUITES, "photo"):
+        raise unknown("suite", name, (*SUITES, "photo"))
+    files = {}
+    for word in splits:
+        of, _, file = word.partition("=")
+        if not of or not file:
+            raise UserError(f"--split {word}: write DATA=FILE, such as eurosat=split_subset_EuroSAT.json")
+        if of not in PUBLISHED:
+            raise unknown("data set of --split", of, PUBLISHED)
+        files[of] = file
+    if name == "photo":
+        return photo_suite(backbone, root, data, files)
+    suite = SUITES[name]
+    _check_among(data, suite.data, f"suite {name}")
+    return replace(suite.changed(data=data), splits=files, backbone=backbone or suite.backbone)
+
+
+def _check_among(data: Sequence[str], known: Sequence[str], whose: str) -> None:
+    for name in data:
+        if name not in known:
+            raise unknown(f"data set of {whose}", name, known)

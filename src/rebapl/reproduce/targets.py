@@ -19,6 +19,7 @@ from rebapl.evaluation.scores import scores as all_scores
 from rebapl.evaluation.tasks import bound_to, part_labels, predict_part
 from rebapl.files import read_json, write_json
 from rebapl.learners import METHODS, published
+from rebapl.posterior import load_posterior
 from rebapl.reports.tables import EMPTY, Row, Table
 from rebapl.reproduce.paper import AVERAGE, paper, printed
 from rebapl.reproduce.paper_table import (
@@ -38,8 +39,9 @@ from rebapl.reproduce.study_figures import CurveFigure, heat_maps
 from rebapl.reproduce.suites import Choice, Suite, learns
 from rebapl.reproduce.timing import LATENCY, OVERHEAD, distance_name
 from rebapl.reproduce.toy import toy
+from rebapl.runs.backbone import best_device
 from rebapl.runs.config import RunConfig
-from rebapl.runs.folder import load_trained, run_folder
+from rebapl.runs.folder import run_folder
 from rebapl.sampling.presets import preset_values
 
 TRANSFERRED = ("promptsrc", "maple", "mmrl")
@@ -168,7 +170,7 @@ PLUG_AND_PLAY = PaperTable(
 def _strengths(suite: Suite) -> list[TableLine]:
     """ReBaPL by distance, number of reference images n, and ξ, with the force as the paper prints it; and MaPLe."""
     lines = []
-    for metric in suite.metrics:
+    for metric in ("mmd", "wasserstein"):
         for count in suite.references:
             for xi in suite.strengths:
                 force = {"kind": "printed", "strength": xi}
@@ -216,7 +218,7 @@ def _first_cycles(context: Context, config: RunConfig, line: TableLine) -> dict[
 def _prefix_scores(context: Context, config: RunConfig) -> dict[str, dict[str, dict[str, float]]]:
     """Number of cycles → test part → scores, of every number that the suite has."""
     task = config.task(context.root)
-    posterior = load_trained(run_folder(config, context.runs), device=context.device, backbone=config.backbone_name)
+    posterior = load_posterior(run_folder(config, context.runs), config.backbone_name, best_device(context.device))
     inference = config.resolved().training.inference
     assert inference is not None
     per_cycle = inference.samples_per_cycle * inference.chains

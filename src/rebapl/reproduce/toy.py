@@ -9,8 +9,8 @@ cyclical SGLD with warm restarts: each cycle starts, with a small kick, where th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from rebapl.reports.style import save_for_paper
 from rebapl.reports.tables import Cell, Row, Table
 from rebapl.reproduce import toy_figures
 from rebapl.reproduce.paper_table import Context, Product
-from rebapl.repulsion import Absolute, Inverse, Repulsion, kick, weights
+from rebapl.repulsion import Inverse, kick
 from rebapl.repulsion.repulsion import Stage
 from rebapl.sampling import SGLD, CyclicalSchedule
 
@@ -91,50 +91,12 @@ class Chains:
     exploring: list[bool]
 
 
-@dataclass
-class _Neighbours:
-    """The repulsion of R chains at once, each from its own last sample: `Repulsion` knows one chain."""
+def repulsion_term(setting: Setting, theta: Tensor, stored: Tensor) -> Tensor:
+    """strength · Σ V, the term that repels points (R, 2) from their stored ones.
 
-    setting: Setting
-    stored: Tensor | None = None
-    pending: Tensor | None = field(default=None, init=False)
-
-    def remember(self, theta: Tensor) -> None:
-        self.pending = theta.detach().clone()
-
-    def begin_cycle(self) -> None:
-        self.stored = self.pending
-
-    def term(self, theta: Tensor, schedule: CyclicalSchedule) -> Tensor | None:
-        if self.stored is None or not (self.setting.stage == "both" or schedule.exploring):
-            return None
-        return self.setting.strength * repulsive_potential(theta, self.stored).sum()
-
-
-@dataclass
-class _Package:
-    """The same for one chain, with the package's own `Repulsion` in weight space."""
-
-    setting: Setting
-    repulsion: Repulsion = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.repulsion = Repulsion(
-            "paired",
-            force=Absolute(strength=self.setting.strength),
-            potential=Inverse(epsilon=EPSILON, scale=1.0),
-            stage=self.setting.stage,
-            memory="previous",
-        )
-
-    def remember(self, theta: Tensor) -> None:
-        self.repulsion.remember(weights([theta]))
-
-    def begin_cycle(self) -> None:
-        self.repulsion.begin_cycle()
-
-    def term(self, theta: Tensor, schedule: CyclicalSchedule) -> Tensor | None:
-        return self.repulsion(weights([theta])) if self.repulsion.acts(schedule.exploring) else None
+    For one chain it is what `Repulsion` gives in weight space; here R chains have a stored sample each.
+    """
+    return setting.strength * repulsive_potential(theta, stored).sum()
 
 
 def run_chains(
@@ -145,36 +107,49 @@ def run_chains(
     cycles: int = 10,
     steps: int = 200,
     lr: float = 0.02,
-    exploration: float = 0.5,
     temperature: float = 1.0,
     stored: Tensor | None = None,
 ) -> Chains:
-    """Cyclical SGLD from `start` (R, 2), R chains side by side; `stored` (R, 2) repels already in the first cycle."""
-    one = len(start) == 1
-    memory: _Neighbours | _Package = _Package(setting) if one else _Neighbours(setting)
-    if stored is not None:
-        memory.remember(stored)
+    """Cyclical SGLD from `start` (R, 2), R chains side by side; `stored` (R, 2) repels already in the first cycle.
+
+    From then on each chain is repelled by its own sample of the cycle before.
+    """
     theta = torch.nn.Parameter(start.clone())
     sampler = SGLD([theta], lr=lr, num_data=1, temperature=temperature, generator=generator(seed, "toy", "noise"))
-    schedule = CyclicalSchedule(sampler, steps, exploration=exploration, cycles=cycles)
+    schedule = CyclicalSchedule(sampler, steps, exploration=0.5, cycles=cycles)
     kicks = generator(seed, "toy", "kick")
     samples, path, exploring = [], [theta.detach().clone()], []
     while not schedule.done:
         if schedule.at_cycle_start:
-            memory.begin_cycle()
             kick([theta], 0.02, kicks)
         exploring.append(schedule.exploring)
         loss = density_potential(theta).sum()
-        term = memory.term(theta, schedule)
+        if stored is not None and (schedule.exploring or setting.stage == "both"):
+            loss = loss + repulsion_term(setting, theta, stored)
         sampler.zero_grad()
-        (loss if term is None else loss + term).backward()
+        loss.backward()
         sampler.step()
         schedule.step()
         path.append(theta.detach().clone())
         if schedule.at_sample:
-            samples.append(theta.detach().clone())
-            memory.remember(theta)
+            stored = path[-1]
+            samples.append(stored)
     return Chains(torch.stack(samples), torch.stack(path), exploring)
+
+
+def one_chain(strength: float, temperature: float, cycles: int, seed: int) -> dict[str, Any]:
+    """One chain from the first mode as plain values, for whoever draws it: its path, its samples, the modes."""
+    setting = Setting("", "", strength)
+    chain = run_chains(setting, MEANS[:1], seed=seed, cycles=cycles, steps=100, temperature=temperature)
+    samples = chain.samples[:, 0]
+    return {
+        "path": [[round(x, 3) for x in point] for point in chain.path[:, 0].tolist()],
+        "exploring": chain.exploring,
+        "samples": samples.tolist(),
+        "modes": mode_of(samples).tolist(),
+        "means": MEANS.tolist(),
+        "covariances": COVARIANCES.tolist(),
+    }
 
 
 def run_many(setting: Setting, *, seed: int, runs: int = 400, cycles: int = 10) -> Tensor:
@@ -206,13 +181,11 @@ def figures(seed: int = 1, runs: int = 400) -> tuple[dict[str, Figure], dict[str
         modes = {s.label: run_many(s, seed=seed, runs=runs) for s in SETTINGS}
     finally:
         torch.set_num_threads(threads)
-    potential: Callable[[Tensor], Tensor] = density_potential
+    repulsion = partial(repulsive_potential, stored=stored[0])
     drawn = {
-        "toy_fields": toy_figures.fields(
-            potential, lambda theta: repulsive_potential(theta, stored[0]), SETTINGS[1].strength, stored[0], MEANS
-        ),
+        "toy_fields": toy_figures.fields(density_potential, repulsion, SETTINGS[1].strength, stored[0], MEANS),
         "toy_trajectories": toy_figures.trajectories(
-            potential,
+            density_potential,
             stored[0],
             [(s.label, one.path[:, 0], one.exploring, ends) for s, one, ends in journeys],
         ),
@@ -226,9 +199,9 @@ def draw_toy(out: Path, seed: int = 1) -> list[Path]:
     return [path for name, figure in figures(seed)[0].items() for path in save_for_paper(figure, out, name)]
 
 
-def toy(context: Context) -> Product:
+def toy(_: Context) -> Product:
     """The figures of the example, and a table of how many chains find both modes."""
-    drawn, modes = figures(runs=context.suite.toy_runs)
+    drawn, modes = figures()
     rows: list[Row] = []
     for setting in SETTINGS:
         which = modes[setting.label]

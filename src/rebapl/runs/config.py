@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +17,8 @@ from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.identity import identity
 from rebapl.data.images import files_below
 from rebapl.data.task import Task, check_fold_use, load_task, part_names
-from rebapl.settings import Settings
+from rebapl.files import sha256, stamp
+from rebapl.settings import Settings, leaves
 from rebapl.training import ResolvedTraining, default_backbone, resolve_training
 
 TRAINED_CLASSES = {"base-to-novel": "base", "selection": "pseudo-base"}
@@ -116,19 +117,15 @@ class RunConfig(Settings):
             method_settings=self.method_settings,
             inference_settings=self.inference_settings,
         )
-        return ResolvedRun(
-            data=_data_identity(self.data, self.split, self.template, self.fold is not None),
-            split=self.split,
-            template=self.template,
-            cache=self.cache,
-            classes=TRAINED_CLASSES.get(self.protocol, "all"),
-            shots=self.shots,
-            seed=self.seed,
-            test_images=self.test_images,
-            backbone=_backbone_identity(self.backbone_name),
-            fold=self.fold,
-            training=training,
-        )
+        same = ("split", "template", "cache", "shots", "seed", "test_images", "fold")
+        settings = {
+            "data": _data_identity(self.data, self.split, self.template, self.fold is not None),
+            "backbone": _backbone_identity(self.backbone_name),
+            "classes": TRAINED_CLASSES.get(self.protocol, "all"),
+            **{name: getattr(self, name) for name in same},
+            **training.plain(),
+        }
+        return ResolvedRun(settings, training)
 
     def hash(self) -> str:
         """Ten hexadecimal digits that name the resolved settings."""
@@ -139,31 +136,26 @@ class RunConfig(Settings):
 class ResolvedRun:
     """A run with every setting filled in. This is what is hashed, run and saved.
 
-    `data` and `backbone` are not paths but what identifies them: a name, a name with a hash of the content, or for
-    somebody's own images their `identity`.
+    In `settings`, which are as JSON has them, `data` and `backbone` are not paths but what identifies them: a name, a
+    name with a hash of the content, or for somebody's own images their `identity`. `training` has those of the method
+    and of the inference as objects.
     """
 
-    data: str
-    split: str | None
-    template: str | None
-    cache: int | None
-    classes: str
-    shots: int
-    seed: int
-    test_images: int | None
-    backbone: str
-    fold: str | None
+    settings: Mapping[str, Any]
     training: ResolvedTraining
 
+    @property
+    def data(self) -> str:
+        """What identifies the data."""
+        return self.settings["data"]
+
     def plain(self) -> dict[str, Any]:
-        """Every setting as JSON has it. A run without a fold says nothing of it, as runs did before there were any."""
-        left_out = ("training", *(["fold"] if self.fold is None else []))
-        own = {name: value for name, value in vars(self).items() if name not in left_out}
-        return {**own, **self.training.plain()}
+        """Every setting as JSON has it."""
+        return dict(self.settings)
 
     def hash(self) -> str:
         """Ten hexadecimal digits that name these settings."""
-        return hash_of(self.plain())
+        return hash_of(self.settings)
 
 
 def with_full_paths(config: RunConfig) -> RunConfig:
@@ -179,15 +171,11 @@ def hash_of(resolved: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
 
 
-def first_difference(first: Any, second: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    """The name and both values of the first setting in which two differ, or None. Nested names have dots."""
-    if not (isinstance(first, Mapping) and isinstance(second, Mapping)):
-        return None if first == second else (name, first, second)
-    for key in [*first, *(key for key in second if key not in first)]:
-        found = first_difference(first.get(key), second.get(key), f"{name}.{key}" if name else key)
-        if found:
-            return found
-    return None
+def first_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The dotted name and both values of the first setting in which two differ, or None."""
+    ours, theirs = dict(leaves(first)), dict(leaves(second))
+    differences = ((key, ours.get(key), theirs.get(key)) for key in {**ours, **theirs})
+    return next((each for each in differences if each[1] != each[2]), None)
 
 
 def data_name(data: str) -> str:
@@ -206,7 +194,7 @@ def _data_identity(data: str, split: str | None, template: str | None, whole: bo
         return _identity_of_images(*asked)
     files = list(files_below(path))
     others = [] if split is None else [Path(split)]
-    return _kept_identity(asked, hash(_stamps([file for file in [*files, *others] if file.exists()])))
+    return _kept_identity(asked, hash(tuple(stamp(file) for file in [*files, *others] if file.exists())))
 
 
 def _identity_of_images(path: str, split: str | None, template: str | None, whole: bool) -> str:
@@ -214,8 +202,8 @@ def _identity_of_images(path: str, split: str | None, template: str | None, whol
 
 
 @functools.lru_cache(maxsize=8)
-def _kept_identity(asked: tuple[str, str | None, str | None, bool], stamp: int) -> str:  # noqa: ARG001
-    """The identity of a folder. It is asked for often, and kept as long as the `stamp` of the files is the same."""
+def _kept_identity(asked: tuple[str, str | None, str | None, bool], stamps: int) -> str:  # noqa: ARG001
+    """The identity of a folder. It is asked for often, and kept as long as the `stamps` of its files are the same."""
     return _identity_of_images(*asked)
 
 
@@ -226,20 +214,11 @@ def _backbone_identity(backbone: str) -> str:
         return backbone
     files = {path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".txt", ".model")}
     there = sorted(path for path in files.union(weight_files(folder)) if path.is_file())  # a link may lead nowhere
-    return f"{folder.resolve().name}:{_content(_stamps(there))}"
-
-
-def _stamps(files: Sequence[Path]) -> tuple[tuple[str, int, int], ...]:
-    stats = [(str(path), path.stat()) for path in files]
-    return tuple((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats)
+    return f"{folder.resolve().name}:{_content(tuple(map(stamp, there)))}"
 
 
 @functools.lru_cache(maxsize=32)
 def _content(stamps: tuple[tuple[str, int, int], ...]) -> str:
-    digest = hashlib.sha256()
-    for path, _, _ in stamps:
-        digest.update(Path(path).name.encode())
-        with Path(path).open("rb") as file:
-            while chunk := file.read(1 << 22):
-                digest.update(chunk)
-    return digest.hexdigest()[:16]
+    """Sixteen hexadecimal digits that name the content of files, kept as long as their stamps are the same."""
+    sums = [f"{Path(path).name} {sha256(Path(path))}\n" for path, _, _ in stamps]
+    return hashlib.sha256("".join(sums).encode()).hexdigest()[:16]

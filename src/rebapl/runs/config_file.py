@@ -11,7 +11,7 @@
 
 `method` and `inference` are a name, or a mapping with `name` and settings. On the command line the same keys are
 written with dots: `seed=2 inference.repulsion.distance=energy`. The `config.json` of a run can be read like such a
-file; the configuration that results names the same run.
+file; the configuration that results names the same run. `run_schema` describes the files to editors.
 """
 
 from __future__ import annotations
@@ -23,12 +23,30 @@ from typing import Any
 import yaml
 
 from rebapl.errors import UserError, printable, unknown
+from rebapl.learners import METHODS
 from rebapl.runs.config import RunConfig
-from rebapl.settings import nested, overlaid
+from rebapl.sampling import PRESETS, Inference
+from rebapl.settings import inlined_schema, nested, overlaid
 from rebapl.yaml_files import parse_yaml, read_yaml
 
 SECTIONS = ("method", "inference")
 KEYS = tuple(name for name in RunConfig.model_fields if not name.endswith("_settings"))
+
+
+def gather_settings(file: Path | None, options: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """The settings of a file, of options and of `key=value` words, each on top of those before it.
+
+    Another method than the one below it takes none of its settings. The same holds for the inference.
+
+    >>> gather_settings(None, {"data": "digits", "method": "maple"}, ["method.tokens=4", "method.depth=3"])
+    {'data': 'digits', 'method': {'name': 'maple', 'tokens': 4, 'depth': 3}}
+    >>> gather_settings(None, {"method": "maple"}, ["method.tokens=4", "method=coop"])
+    {'method': {'name': 'coop'}}
+    """
+    settings = {} if file is None else read_config_file(file)
+    for each in (_checked(options), read_words(words)):
+        settings = overlaid(settings, each)
+    return settings
 
 
 def read_config_file(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -38,32 +56,29 @@ def read_config_file(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]
         raise UserError(f"{path} extends itself")
     content = read_yaml(path)
     if "resolved" in content:
-        return _of_run(content, path)
+        return _settings_of_run(content, path)
     parent = content.pop("extends", None)
-    _check_keys(content, f" in {path.name}", (*KEYS, "extends"))
-    if parent is None:
-        return content
-    return merged(read_config_file(path.parent / str(parent), (*below, path)), content)
+    settings = _checked(content, f" in {path.name}", (*KEYS, "extends"))
+    return (
+        settings if parent is None else overlaid(read_config_file(path.parent / str(parent), (*below, path)), settings)
+    )
 
 
-def _of_run(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _settings_of_run(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Read the settings in the `config.json` of a run, so that they name the same run again.
 
     The settings that were asked for are enough if they still resolve to the same. Otherwise all resolved ones are
     taken.
     """
-    asked = {key: value for key, value in content.items() if key not in ("hash", "resolved") and value is not None}
-    settings = {key: value for key, value in asked.items() if key in KEYS}
+    settings = {key: value for key, value in content.items() if key in KEYS and value is not None}
     for key in SECTIONS:
-        settings[key] = {"name": asked.get(key), **(asked.get(f"{key}_settings") or {})}
+        settings[key] = {"name": content.get(key), **(content.get(f"{key}_settings") or {})}
     resolved = content["resolved"]
     try:
-        if build_config(settings).resolved().plain() == resolved:
-            return settings
-        whole = {key: dict(resolved[key]) for key in SECTIONS}
-        if build_config(settings | whole).resolved().plain() == resolved:
-            return settings | whole
-    except (UserError, KeyError, TypeError, AttributeError) as error:
+        for more in ({}, {key: dict(resolved[key]) for key in SECTIONS}):
+            if build_config(settings | more).resolved().plain() == resolved:
+                return settings | more
+    except (UserError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{path} is of a run that this version cannot make again ({error})") from error
     raise UserError(
         f"{path} is of a run that this version or these files would not make again: its data, its backbone or what was "
@@ -80,8 +95,7 @@ def read_words(words: Sequence[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
-        path = key.strip().split(".")
-        if not equals or not all(path):
+        if not equals or not all(key.strip().split(".")):
             raise UserError(f"'{printable(word)}': write key=value, such as seed=2 or inference.cycles=5")
         try:
             value: Any = parse_yaml(text)
@@ -90,35 +104,8 @@ def read_words(words: Sequence[str]) -> dict[str, Any]:
                 f"'{printable(word)}': the value is not YAML; text with signs such as {{}}, [] or : goes in quotes, as "
                 f"in \"{printable(key)}='…'\" ({' '.join(str(error).split())})"
             ) from error
-        for name in reversed(path):
-            value = {name: value}
-        _check_keys(value)
-        settings = merged(settings, value)
+        settings = overlaid(settings, _checked(nested({key.strip(): value})))
     return settings
-
-
-def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Join settings: those of `second` replace those of `first`, also within nested mappings.
-
-    If `second` names another method, the settings that `first` has for its own method are dropped, because they belong
-    to that method. The same holds for the inference.
-
-
-    >>> merged({"method": {"name": "maple", "tokens": 4}}, {"method": {"depth": 3}})
-    {'method': {'name': 'maple', 'tokens': 4, 'depth': 3}}
-    >>> merged({"method": {"name": "maple", "tokens": 4}}, {"method": "coop"})
-    {'method': {'name': 'coop'}}
-    """
-    result = dict(first)
-    for key, value in second.items():
-        if key in SECTIONS:
-            before, after = _section(result.get(key), key), _section(value, key)
-            if "name" in after and after["name"] != before.get("name", after["name"]):
-                before = {}
-            result[key] = overlaid(before, nested(after))
-        else:
-            result[key] = value
-    return result
 
 
 def build_config(settings: Mapping[str, Any]) -> RunConfig:
@@ -127,10 +114,9 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
     >>> build_config({"data": "digits", "method": {"name": "maple", "tokens": 4}}).method_settings
     {'tokens': 4}
     """
-    _check_keys(settings)
-    values = {key: value for key, value in settings.items() if key not in SECTIONS}
+    values = _checked(settings)
     for key in SECTIONS:
-        section = _section(settings.get(key), key)
+        section = values.pop(key, {})
         if "name" in section:
             values[key] = section.pop("name")
         values[f"{key}_settings"] = section
@@ -141,20 +127,84 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
     return RunConfig(**values)
 
 
-def _section(value: Any, key: str) -> dict[str, Any]:
-    """A method or an inference as a mapping that holds its name and its settings."""
-    if value is None:
-        return {}
-    if isinstance(value, str):
-        return {"name": value}
-    if not isinstance(value, Mapping):
-        raise UserError(f"{key} is {value!r}: give its name, or a mapping with `name` and settings")
-    return dict(value)
-
-
-def _check_keys(settings: Mapping[str, Any], where: str = "", accepted: Sequence[str] = KEYS) -> None:
-    for key, value in settings.items():
+def _checked(content: Mapping[str, Any], where: str = "", accepted: Sequence[str] = KEYS) -> dict[str, Any]:
+    """The content with `method` and `inference` as nested mappings that hold a name and settings."""
+    settings = {}
+    for key, value in content.items():
         if key not in accepted:
             raise unknown(f"setting{where}", key, accepted)
-        if isinstance(value, Mapping) and key not in SECTIONS:
-            raise UserError(f"setting{where} '{key}' has no settings of its own; {' and '.join(SECTIONS)} have")
+        if key not in SECTIONS:
+            if isinstance(value, Mapping):
+                raise UserError(f"setting{where} '{key}' has no settings of its own; {' and '.join(SECTIONS)} have")
+            settings[key] = value
+        elif value is None or isinstance(value, str):
+            settings[key] = {} if value is None else {"name": value}
+        elif isinstance(value, Mapping):
+            settings[key] = nested({str(name): each for name, each in value.items()})
+        else:
+            raise UserError(f"{key} is {value!r}: give its name, or a mapping with `name` and settings")
+    return settings
+
+
+def run_schema() -> dict[str, Any]:
+    """The JSON schema of configuration files, with which editors complete and check YAML.
+
+    It says which settings each method and each kind of sampler, force or distance has, also of those that plugins
+    bring. It does not say which values go together (a repulsion needs several cycles, for example): that is checked
+    when a configuration is resolved.
+
+    >>> schema = run_schema()
+    >>> schema["properties"]["protocol"]["enum"][:2], "maple" in schema["properties"]["method"]["anyOf"][0]["enum"]
+    (['base-to-novel', 'few-shot'], True)
+    """
+    own = inlined_schema(RunConfig)["properties"]
+    inference = _partial(inlined_schema(Inference))["properties"]
+    methods = [
+        {"name": {"const": name}, **inlined_schema(method.config).get("properties", {})}
+        for name, method in METHODS.items()
+    ]
+    dotted: dict[str, Any] = {rf"^({'|'.join(inference)})\.[a-z_.]+$": {}}
+    keys = {key: own[key] for key in KEYS} | {
+        "method": {
+            "description": "What is learned.",
+            "anyOf": [{"enum": list(METHODS)}, *map(_mapping, methods)],
+            "default": own["method"]["default"],
+        },
+        "inference": {
+            "description": "How it is learned; as the method was published if not given.",
+            "anyOf": [
+                {"enum": list(PRESETS)},
+                _mapping({"name": {"enum": list(PRESETS)}, **inference}, patternProperties=dotted),
+            ],
+        },
+    }
+    keys["targets"]["anyOf"].append({"type": "string"})  # names with commas
+    extends = {"type": "string", "description": "Another configuration file, whose settings come first."}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "rebapl run",
+        "description": "A run of rebapl: data, what is learned and how.",
+        **_mapping({"extends": extends, **keys}),
+    }
+
+
+def _mapping(properties: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, **more, "additionalProperties": False}
+
+
+def _partial(schema: Any) -> Any:
+    """The schema of settings that replace some values of others, so that none of them is required.
+
+    A mapping without `kind` keeps the kind that the preset has. So settings of any kind are accepted in it, and more
+    than one kind may match.
+    """
+    if isinstance(schema, list):
+        return [_partial(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    loose = {key: _partial(part) for key, part in schema.items() if key not in ("required", "default", "properties")}
+    if "properties" in schema:  # whatever their names are
+        loose["properties"] = {name: _partial(part) for name, part in schema["properties"].items()}
+    if "oneOf" in loose:
+        loose["anyOf"] = loose.pop("oneOf")
+    return loose

@@ -35,7 +35,6 @@ from rebapl.evaluation.tasks import (
 )
 from rebapl.files import finish_replacement, is_leftover, read_json, remove_leftovers, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
-from rebapl.posterior.hub import fetch
 from rebapl.posterior.storage import is_stored
 from rebapl.runs.backbone import KeptBackbone, LoadBackbone, best_device
 from rebapl.runs.config import ResolvedRun, RunConfig, data_name, first_difference, with_full_paths
@@ -50,8 +49,6 @@ from rebapl.training.tracking import TrackedRun, check_trackers, flat, tracked
 
 CONFIG, ENVIRONMENT, LOG, POSTERIOR = "config.json", "environment.json", "log.csv", "posterior"
 CHECKPOINT, ERROR, DATA = "checkpoint.safetensors", "error.txt", "data.json"
-
-_REMOTE = re.compile(r"hf:/+([^@]+)(?:@(.+))?")  # a path has no double slashes
 
 __all__ = [
     "RESULTS",
@@ -69,7 +66,6 @@ __all__ = [
     "folder_name",
     "is_finished",
     "is_trained",
-    "load_trained",
     "missing_parts",
     "read_config",
     "run_folder",
@@ -96,27 +92,6 @@ def config_from_json(content: Mapping[str, Any], source: str | Path) -> RunConfi
 def read_config(out: Path) -> RunConfig:
     """The configuration of a run folder, as it was asked for."""
     return config_from_json(read_json(out / CONFIG, "a run"), out / CONFIG)
-
-
-def load_trained(
-    path: Path, *, device: str | None = None, backbone: str | None = None, load: LoadBackbone = load_backbone
-) -> Posterior:
-    """Load the posterior from the folder of a run, or from the folder of a posterior itself.
-
-    `hf://somebody/digits` is that repository of the Hugging Face hub; `@` and a branch, a tag or a commit may follow.
-    `backbone` says where the backbone is now, if that is not where it was in training. `load` gives the named backbone,
-    perhaps one that is loaded already.
-    """
-    if remote := _REMOTE.fullmatch(path.as_posix()):
-        path = fetch(*remote.groups())
-    folder = path / POSTERIOR if (path / CONFIG).exists() or (path / POSTERIOR).exists() else path
-    if not folder.exists():
-        if (path / CONFIG).exists():
-            raise UserError(f"{path} is not trained yet: run the same `rebapl train` again and it goes on where it was")
-        raise UserError(f"{path}: there is no such run or posterior")
-    device = best_device(device)
-    encoder = None if backbone is None else load(backbone, device)
-    return load_posterior(folder, encoder, device)
 
 
 _ANEW = "To train anew, choose another --out or delete that folder"
@@ -290,7 +265,7 @@ def evaluate_run(
             return stored
         device = best_device(device)
         if posterior is None or not is_stored(posterior, out / POSTERIOR):  # fitted by another process meanwhile
-            posterior = load_trained(out, device=device, backbone=config.backbone_name, load=load)
+            posterior = load_posterior(out, load(config.backbone_name, device), device)
         task, start = config.task(root), time.perf_counter()
         if uniform_weights:
             posterior = posterior.with_uniform_weights()

@@ -27,18 +27,17 @@ from rebapl.data.dataset import Dataset
 from rebapl.data.folds import ALL, folds_for
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import bound_to, part_labels, predict_part, prediction_scores
-from rebapl.files import read_json, write_atomically
+from rebapl.files import write_atomically
 from rebapl.learners import published
-from rebapl.posterior import Prediction, save_posterior
-from rebapl.posterior.abstention import choose_threshold
-from rebapl.posterior.conformal import check_level, choose_conformal
-from rebapl.posterior.manifest import MANIFEST, read_conformal, read_threshold
+from rebapl.posterior import Prediction, load_posterior, save_posterior
+from rebapl.posterior.fitting import check_level, choose_conformal, choose_threshold
 from rebapl.posterior.prediction import Conformal, Threshold
+from rebapl.posterior.storage import read_manifest
 from rebapl.runs.backbone import KeptBackbone
 from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.environment import device_name
-from rebapl.runs.folder import CONFIG, POSTERIOR, RESULTS, data_changes, is_trained, load_trained, read_config
+from rebapl.runs.folder import CONFIG, POSTERIOR, RESULTS, data_changes, is_trained, read_config
 from rebapl.runs.jobs import Job, OnEvent, check_outcomes
 from rebapl.runs.lock import alone_in
 from rebapl.runs.results import PartScores, RunResult, write_result
@@ -162,7 +161,7 @@ def learn(
     device, load = engine.devices[0], KeptBackbone()
     with alone_in(lesson.out):
         prediction, labels = _held_out(jobs[1:], device, load, root)
-        posterior = load_trained(lesson.out, device=device, backbone=lesson.final.backbone_name, load=load)
+        posterior = load_posterior(lesson.out, load(lesson.final.backbone_name, device), device)
         threshold = _threshold(prediction, labels, risk)
         sets = None if set_level is None else choose_conformal(prediction, labels, set_level)
         fitted = dataclasses.replace(posterior, threshold=threshold, conformal=sets)
@@ -187,7 +186,7 @@ def _held_out(jobs: Sequence[Job], device: str, load: KeptBackbone, root: Path |
     predictions, labels = [], []
     for job in jobs:
         config = job.run_config()
-        posterior = load_trained(job.folder, device=device, backbone=config.backbone_name, load=load)
+        posterior = load_posterior(job.folder, load(config.backbone_name, device), device)
         task = config.task(root)
         part = task.tests["test"]
         predictions.append(predict_part(bound_to(posterior, task, part), part))
@@ -236,7 +235,7 @@ def read_learned(out: Path) -> tuple[list[Answer], Threshold | None, Conformal |
 
     There are none if it was not measured.
     """
-    path, manifest = out / ANSWERS, out / POSTERIOR / MANIFEST
+    path = out / ANSWERS
     if not path.exists():
         return [], None, None
     try:
@@ -245,5 +244,5 @@ def read_learned(out: Path) -> tuple[list[Answer], Threshold | None, Conformal |
         answers = [Answer(name, own, said, float(sure), float(doubt)) for name, own, said, sure, doubt in rows]
     except (ValueError, TypeError, csv.Error) as error:
         raise UserError(f"{path} is damaged ({error}): learn anew, with --anew") from error
-    kept = read_json(manifest, "a posterior")
-    return answers, read_threshold(kept.get("threshold"), manifest), read_conformal(kept.get("conformal"), manifest)
+    manifest = read_manifest(out / POSTERIOR)
+    return answers, manifest.threshold, manifest.conformal

@@ -1,51 +1,150 @@
-"""Answers for many images in a folder of Parquet files, each of which is a piece of work by itself: a shard.
+"""Answers for any number of images in shards, each of which is a piece of work by itself, so that stopped work goes on.
 
-    shard-000000.parquet, shard-000001.parquet, …    the answers, each file written whole or not at all
-    _about.json                                      what the answers are made with, and how many rows there are
-    .images.jsonl                                    the images in their order, a JSON text per line
-    .work/                                           how far shards are, and tracebacks; removed when all are done
+Shards lie in a folder:
 
-Shard i has the images from i·size on, `size` of them, in their order. So the rows of all shards, in the order of the
-names of their files, are the rows of one file of answers.
+    shard-000000.csv, shard-000001.csv, …       the rows, each file written whole or not at all (or .jsonl, .parquet)
+    .shard-000000.json, …                       the checksum of a shard, and which of its images cannot be read
+    .images.jsonl                               the images of each shard, a line per shard
+    .work/                                      how far shards are, and tracebacks; removed when all are done
+
+Where the answers are to be one file, the folder is called `<file>.shards`. When all shards are done they are joined
+into the file, and the folder is removed. Where they are to be a folder, the shards are Parquet files and stay. What the
+answers are made with stands in `<file>.about.json`, or in `_about.json` in the folder, with the checksum of the file;
+answers that were made with anything else are refused. New images become new shards.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice, zip_longest
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rebapl import __version__
 from rebapl.errors import UserError, printable
-from rebapl.files import clear_refusals, read_json, remove_leftovers, write_atomically, write_json
-from rebapl.posterior import Posterior
-from rebapl.posterior.answers import Asked, answer_files
-from rebapl.posterior.records import Record, as_text
-from rebapl.runs.answer_file import ENDINGS, import_parquet, parquet_bytes, refuse_others
+from rebapl.files import clear_refusals, read_json, remove_leftovers, sha256, write_atomically, write_json
+from rebapl.posterior import Posterior, load_posterior
+from rebapl.posterior.answers import Pace, Question, answer_files
+from rebapl.posterior.records import Record, as_text, head_of
+from rebapl.runs.answer_formats import images_in, import_parquet, join, rows_bytes
 from rebapl.runs.backbone import LoadBackbone
-from rebapl.runs.folder import ERROR, load_trained
 from rebapl.runs.work import Work
 from rebapl.training.keeping import Progress
 
-ABOUT, IMAGES, WORK = "_about.json", ".images.jsonl", ".work"
+IMAGES, WORK = ".images.jsonl", ".work"
 
 SIZE = 2048
-"""Images in a shard: minutes of work, which is what a lost process costs at most."""
+"""Images in a shard: seconds of work on a GPU, which is what a process that is killed costs at most."""
+
+CPU_SIZE = 128
+"""The same where one process works on a CPU."""
+
+NotRead = list[tuple[str, str]]
+"""Images that cannot be read, and why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where answers go: into the file `out`, or into the folder `out` if they are not `joined`."""
+
+    out: Path
+    form: str
+    joined: bool
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the shards."""
+        return self.out.with_name(f"{self.out.name}.shards") if self.joined else self.out
+
+    @property
+    def about(self) -> Path:
+        """The file that says what the answers are made with."""
+        return self.out.with_name(f"{self.out.name}.about.json") if self.joined else self.out / "_about.json"
+
+    def check(self) -> None:
+        """Refuse, before any work, a place where there is something else than answers."""
+        shown = printable(str(self.out))
+        if self.form == "parquet":
+            import_parquet()
+        if not self.joined and self.out.exists() and not self.out.is_dir():
+            raise UserError(f"--out {shown} is a file, and shards go into a folder: name a folder")
+        if not self.about.exists() and (self.out.exists() if self.joined else any(self.out.glob("[!.]*"))):
+            anew = f"name another --out, or delete {shown}" if self.joined else "name another --out"
+            raise UserError(f"{shown} is there already, and no {self.about.name} says that it is answers: {anew}")
+
+    def check_about(self, about: Mapping[str, Any]) -> None:
+        """Refuse answers that are not made as `about` says, or that were changed since they were written."""
+        shown, anew = printable(str(self.out)), f"name another --out, or delete {printable(str(self.out))}"
+        if not self.about.exists():
+            return
+        there = read_json(self.about, "a place of answers")
+        if there.get("posterior") != about["posterior"]:
+            raise UserError(f"{shown} holds answers of another run or of other weights ({there.get('run')}): {anew}")
+        for key in about.keys() - {"rebapl", "run"}:
+            if there.get(key) != about[key]:
+                theirs, ours = (json.dumps(each, ensure_ascii=False) for each in (there.get(key), about[key]))
+                raise UserError(f"{shown} was made with {key} = {theirs}, not {ours}: {anew}")
+        if self.joined and self.out.exists() and sha256(self.out) not in there.get("sha256", ()):
+            raise UserError(f"{shown} was changed since it was written: {anew}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Inquiry:
+    """A question, and where the posterior and the images are, in plain values that any process understands.
+
+    `source` is where the posterior is, `fingerprint` says what it must be there, `backbone` where its backbone is.
+    Paths of images are taken from the folder `start`. `form` is the format of the shards.
+    """
+
+    source: str
+    backbone: str
+    fingerprint: str
+    start: str
+    form: str
+    question: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, source: str, posterior: Posterior, question: Question, form: str) -> Inquiry:
+        """The inquiry of this process, with a question that was put to the posterior already."""
+        return cls(
+            source=source if source.startswith("hf:") else str(Path(source).absolute()),
+            backbone=posterior.learner.encoder.name,
+            fingerprint=posterior.fingerprint,
+            start=str(Path.cwd()),
+            form=form,
+            question=dataclasses.asdict(question),
+        )
+
+    def about(self, bound: Posterior) -> dict[str, Any]:
+        """What the answers are made with."""
+        asked = Question(**self.question)
+        threshold, conformal = bound.threshold if asked.abstain else None, bound.conformal if asked.sets else None
+        return {
+            "format": self.form,
+            "rebapl": __version__,
+            "run": self.source,
+            "posterior": self.fingerprint,
+            "template": bound.learner.template,
+            **head_of(bound.class_names, str(asked.average), len(bound), conformal),
+            "top": asked.top,
+            "threshold": None if threshold is None else {"by": threshold.by, "value": threshold.value},
+        }
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard(Work):
-    """The answers for `count` images from number `first` on. `question` is a `Question` as plain data.
+    """The answers for the `count` images in line `number` of the list of images. `inquiry` is an `Inquiry`.
 
-    It works in a folder of its own below `.work`, and leaves one file in the folder of the answers.
+    It works in a folder of its own below `.work`, and leaves a file and its checksum in the folder of the shards.
     """
 
-    question: Mapping[str, Any]
-    first: int
+    inquiry: Mapping[str, Any]
+    number: int
     count: int
     noun: ClassVar[str] = "shard"
     unit: ClassVar[str] = "image"
@@ -57,20 +156,38 @@ class Shard(Work):
 
     @property
     def kept_in(self) -> Path:
-        """The folder of the answers."""
+        """The folder of the shards."""
         return self.folder.parents[1]
 
     @property
     def file(self) -> Path:
-        """What it leaves."""
-        return self.kept_in / f"{self.name}.parquet"
+        """The file with its rows."""
+        return self.kept_in / f"{self.name}.{self.inquiry['form'].partition('-')[0]}"
+
+    @property
+    def _checksum(self) -> Path:
+        return self.kept_in / f".{self.name}.json"
 
     def is_done(self) -> bool:
-        """Whether its file is there with a row for each image. A damaged file is not, and is written again."""
+        """Whether its file is there as it was written. A damaged one is written again."""
+        return self.not_read() is not None
+
+    def not_read(self) -> NotRead | None:
+        """The images of a shard that cannot be read, with the reasons; None if the shard is not done."""
         try:
-            return self.file.is_file() and import_parquet().read_metadata(self.file).num_rows == self.count
-        except (ValueError, OSError):  # what pyarrow raises for a file that is not as it should be
-            return False
+            said = json.loads(self._checksum.read_bytes())
+            broken = [(str(image), str(error)) for image, error in said["cannot_be_read"]]
+            return broken if said["sha256"] == _digest(self.file.read_bytes(), broken, self.count) else None
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+
+    def write(self, records: Sequence[Record], top: int) -> None:
+        """Write the rows, and then the checksum, which says that they are complete."""
+        content = rows_bytes(records, self.inquiry["form"], top)
+        broken = [(record["image"], record["error"]) for record in records if record["error"] is not None]
+        write_atomically(self.file, content)
+        write_json(self._checksum, {"sha256": _digest(content, broken, self.count), "cannot_be_read": broken})
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def do(self, device: str, load: LoadBackbone, progress: Progress | None) -> None:
         """Predict the images and write the file."""
@@ -78,26 +195,26 @@ class Shard(Work):
             return
         with clear_refusals(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        moved = progress or (lambda *_: None)
+        inquiry, moved, done = Inquiry(**self.inquiry), progress or (lambda *_: None), 0
         moved(0, self.count, math.nan)
-        question = Question(**self.question)
-        posterior = question.posterior_on(device, load)
-        names = list(islice(_read_images(self.kept_in), self.first, self.first + self.count))
-        records: list[Record] = []
-        for portion in answer_files(posterior, [question.path(name) for name in names], question.asked()):
-            records += portion
-            moved(len(records), self.count, math.nan)
-        rows = [{**record, "image": as_text(name)} for record, name in zip(records, names, strict=True)]
-        write_atomically(self.file, parquet_bytes(rows, min(question.top, len(posterior.class_names))))
-        shutil.rmtree(self.folder, ignore_errors=True)
+        posterior = load_posterior(inquiry.source, load(inquiry.backbone, device), device)
+        if posterior.fingerprint != inquiry.fingerprint:
+            raise UserError(f"{inquiry.source} has changed since the prediction began: answer with it in another place")
+        for records in answer_shards([self], posterior):
+            done += len(records)
+            moved(done, self.count, math.nan)
+
+    def images(self) -> list[str]:
+        """The names of its images."""
+        return next(islice(read_images_of_shards(self.kept_in), self.number, None))
 
     def place_for_error(self, bad_input: bool) -> Path | None:
         """A file in its own folder; what is wrong with bad input is said in a line."""
-        return None if bad_input else self.folder / ERROR
+        return None if bad_input else self.folder / "error.txt"
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, for the way to another process."""
-        return {**vars(self), "folder": str(self.folder), "question": dict(self.question)}
+        return {**vars(self), "folder": str(self.folder), "inquiry": dict(self.inquiry)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Shard:
@@ -105,120 +222,96 @@ class Shard(Work):
         return cls(**{**content, "folder": Path(content["folder"])})
 
 
-@dataclasses.dataclass(frozen=True)
-class Question:
-    """What is asked about every image, and of which posterior, in plain values.
+def answer_shards(shards: Sequence[Shard], posterior: Posterior, pace: Pace | None = None) -> Iterator[list[Record]]:
+    """Answer the images of shards in one stream, and write each shard when it is complete. Each portion is given."""
+    if not shards:
+        return
+    inquiry = Inquiry(**shards[0].inquiry)
+    bound, question = Question(**inquiry.question).put_to(posterior)
+    wanted = {shard.number for shard in shards}
+    lists = [names for number, names in enumerate(read_images_of_shards(shards[0].kept_in)) if number in wanted]
+    names = (name for images in lists for name in images)
+    files = (Path(inquiry.start) / name for images in lists for name in images)
+    waiting, held = list(reversed(shards)), list[Record]()
+    for portion in answer_files(bound, files, question, pace):
+        held += [{**record, "image": as_text(next(names))} for record in portion]
+        yield held[len(held) - len(portion) :]
+        while waiting and len(held) >= waiting[-1].count:
+            shard = waiting.pop()
+            shard.write(held[: shard.count], question.top)
+            del held[: shard.count]
 
-    `run` is the full path of its folder, `fingerprint` says what it must be there, `backbone` where its backbone is.
-    `class_names` and `template` are others than the trained ones, if there are any. Paths of images are taken from the
-    folder `start`.
+
+def plan_shards(place: Place, inquiry: Inquiry, bound: Posterior, files: Iterable[Path], size: int) -> list[Shard]:
+    """The shards of a prediction. If the place is that of another prediction, it is refused.
+
+    An image that is named twice counts once, and one that has a row in a finished file needs no other. Hold the lock of
+    the place (`alone_in`) from here on until the shards are concluded.
     """
-
-    run: str
-    backbone: str
-    fingerprint: str
-    class_names: list[str] | None
-    template: str | None
-    start: str
-    top: int
-    average: str
-    abstain: bool
-    strict: bool
-    sets: bool
-
-    def posterior_on(self, device: str, load: LoadBackbone) -> Posterior:
-        """The posterior, if it is still the one that was asked."""
-        posterior = load_trained(Path(self.run), device=device, backbone=self.backbone, load=load)
-        if posterior.fingerprint != self.fingerprint:
-            raise UserError(f"{self.run} has changed since the prediction began: answer with it in another folder")
-        return posterior.among(self.class_names, self.template)
-
-    def path(self, name: str) -> Path:
-        """Where an image is."""
-        return Path(self.start) / name
-
-    def asked(self) -> Asked:
-        """What is asked about every image."""
-        average: Any = self.average
-        return Asked(self.top, average, self.abstain, self.strict, self.sets)
-
-
-def refuse_folder(out: Path) -> None:
-    """Refuse, before any work, a place that is no folder of answers and cannot become one."""
-    shown = printable(str(out))
-    if out.is_dir():
-        if not (out / ABOUT).exists() and any(not each.name.startswith(".") for each in out.iterdir()):
-            raise UserError(f"{shown} holds something else, and no {ABOUT} says that it is answers: name another --out")
-    elif out.exists() or out.suffix.lower() in (*ENDINGS, ".json", ".txt"):
-        raise UserError(f"--out {shown} is a file, and an engine writes shards into a folder: name a folder")
-    import_parquet()
-
-
-def shards_of(
-    question: Question, about: Mapping[str, Any], files: Iterable[Path], out: Path, *, size: int
-) -> list[Shard]:
-    """The shards of a prediction. Their folder is made ready; if it is that of another prediction, it is refused.
-
-    `about` is what `about_answers` says of it. An image that is named twice counts once. Hold the lock of the folder
-    (`alone_in`) from here on until the shards are done.
-    """
-    names = list({as_text(str(file)): str(file) for file in files}.values())
+    about = inquiry.about(bound)
+    place.check()
+    place.check_about(about)
+    names = {as_text(str(file)): str(file) for file in files}
     if not names:
         raise UserError("no path came through the pipe: write one per line")
-    about = {**about, "shard": size}
-    if (out / ABOUT).exists():
-        anew = f"name another --out, or delete {printable(str(out))}"
-        refuse_others(out, read_json(out / ABOUT, "a folder of answers"), about, anew)
-        _refuse_other_images(out, names, anew)
-    else:
-        write_atomically(out / IMAGES, "".join(f"{json.dumps(name)}\n" for name in names))
-        write_json(out / ABOUT, {"what": "answers of rebapl predict", **about, "images": len(names), "rows": 0})
-    plain = dataclasses.asdict(question)
-    return [
-        Shard(out / WORK / f"shard-{first // size:06}", plain, first, min(size, len(names) - first))
-        for first in range(0, len(names), size)
-    ]
+    in_file = images_in(place.out, place.form) if place.joined and place.out.exists() else []
+    lists = list(read_images_of_shards(place.folder))
+    there = {as_text(name) for images in lists for name in images}
+    if there.intersection(in_file):  # it was stopped between joining the shards and removing them
+        shutil.rmtree(place.folder)
+        lists, there = [], set()
+    there.update(in_file)
+    new = [name for text, name in names.items() if text not in there]
+    lists += [new[first : first + size] for first in range(0, len(new), size)]
+    if new:
+        lines = ({"sha256": _digest(b"", images), "images": images} for images in lists)
+        write_atomically(place.folder / IMAGES, "".join(f"{json.dumps(line)}\n" for line in lines))
+    if not place.about.exists():
+        write_json(place.about, {"what": "answers of rebapl predict", **about})
+    plain = dataclasses.asdict(inquiry)
+    work = place.folder / WORK
+    return [Shard(work / f"shard-{number:06}", plain, number, len(images)) for number, images in enumerate(lists)]
 
 
-def _refuse_other_images(out: Path, names: Sequence[str], anew: str) -> None:
-    for number, (theirs, ours) in enumerate(zip_longest(_read_images(out), names), start=1):
-        if theirs != ours:
-            was, now = ("there was none" if theirs is None else theirs), ("there is none" if ours is None else ours)
-            raise UserError(
-                f"{printable(str(out))} holds answers for another list of images (image {number}: {printable(was)}; "
-                f"now {printable(now)}): {anew}"
-            )
+def count_rows(place: Place, shards: Sequence[Shard]) -> tuple[int, NotRead]:
+    """The number of rows that there are, in the file and in shards, and the images in shards that cannot be read."""
+    found = [(shard.count, broken) for shard in shards if (broken := shard.not_read()) is not None]
+    rows = len(images_in(place.out, place.form)) if place.joined and place.out.exists() else 0
+    return rows + sum(count for count, _ in found), [each for _, broken in found for each in broken]
 
 
-@dataclasses.dataclass(frozen=True)
-class Written:
-    """How many rows a folder of answers has, and the image and the error of those that cannot be read."""
-
-    rows: int
-    broken: list[tuple[str, str]]
-
-
-def conclude(out: Path, shards: Sequence[Shard]) -> Written:
-    """Count what is written and note it in `_about.json`. If that is all, what the work has left behind is removed."""
-    parquet, rows, broken = import_parquet(), 0, []
-    done = [shard for shard in shards if shard.is_done()]
-    for shard in done:
-        rows += shard.count
-        table = parquet.read_table(shard.file, columns=["image", "error"])
-        if table["error"].null_count < len(table):
-            broken += [(row["image"], row["error"]) for row in table.to_pylist() if row["error"] is not None]
-    if len(done) == len(shards):
-        shutil.rmtree(out / WORK, ignore_errors=True)
-        remove_leftovers(out)
-    about = read_json(out / ABOUT, "a folder of answers")
-    write_json(out / ABOUT, {**about, "rows": rows, "cannot_be_read": len(broken)})
-    return Written(rows, broken)
+def conclude(place: Place, shards: Sequence[Shard]) -> None:
+    """If all shards are done, join them where the answers are to be a file, and remove what the work has left."""
+    about = read_json(place.about, "a place of answers")
+    if not place.joined:
+        rows, not_read = count_rows(place, shards)
+        write_json(place.about, {**about, "rows": rows, "cannot_be_read": len(not_read)})
+    if not all(shard.is_done() for shard in shards):
+        return
+    if place.joined and shards:
+        whole = join(place.out, [shard.file for shard in shards], place.form, about["top"])
+        # The checksum before and the one after: whenever this is stopped, the file is known.
+        write_json(place.about, {**about, "sha256": [*about.get("sha256", ())[-1:], sha256(whole)]})
+        whole.replace(place.out)
+    shutil.rmtree(place.folder if place.joined else place.folder / WORK, ignore_errors=True)
+    remove_leftovers(place.folder)
 
 
-def _read_images(out: Path) -> Iterator[str]:
+def read_images_of_shards(folder: Path) -> Iterator[list[str]]:
+    """The names of the images of each shard in a folder."""
+    path = folder / IMAGES
+    if not path.exists():
+        return
     try:
-        with (out / IMAGES).open(encoding="ascii") as lines:
+        with path.open(encoding="ascii") as lines:
             for line in lines:
-                yield json.loads(line)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{printable(str(out / IMAGES))} cannot be read ({error}): begin in another folder") from error
+                said = json.loads(line)
+                if said["sha256"] != _digest(b"", said["images"]):
+                    raise ValueError("its checksum differs")
+                yield said["images"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{printable(str(path))} cannot be read ({error}): begin in another place") from error
+
+
+def _digest(content: bytes, *parts: object) -> str:
+    return hashlib.sha256(content + json.dumps(parts).encode()).hexdigest()

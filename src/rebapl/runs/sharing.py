@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rebapl.posterior import load_posterior
 from rebapl.posterior.hub import push, write_for_hub
-from rebapl.runs.folder import CONFIG, load_trained, read_config
+from rebapl.runs.folder import CONFIG, read_config
 from rebapl.runs.results import RESULTS, read_result
 
 
@@ -29,7 +30,7 @@ def share_run(
         card["facts"] = {"protocol": config.protocol, "images per class": config.shots}
     if (run / RESULTS).exists():
         card["scores"] = {name: part.as_json() for name, part in read_result(run).parts.items()}
-    posterior = load_trained(run, device="cpu")
+    posterior = load_posterior(run)
     if folder is not None:
         return str(write_for_hub(posterior, folder, repository, **card))
     return push(posterior, repository, private, **card)

@@ -39,11 +39,8 @@ class Prior(Settings):
 
     @model_validator(mode="after")
     def _one_prior(self) -> Prior:
-        refuse(
-            self.prior_std is not None and self.weight_decay > 0,
-            "prior_std",
-            "and weight_decay both state the prior: give one of them, and the other 0 or null",
-        )
+        if self.prior_std is not None and self.weight_decay > 0:
+            refuse("prior_std", "and weight_decay both state the prior: give one of them, and the other 0 or null")
         return self
 
 
@@ -66,16 +63,10 @@ class LangevinSettings(Prior):
 
     @model_validator(mode="after")
     def _settings_act(self) -> LangevinSettings:
-        refuse(
-            self.center is not None and self.prior_std is None and self.weight_decay == 0,
-            "center",
-            "does nothing without a prior: give prior_std or weight_decay as well",
-        )
-        refuse(
-            self.burn_in > 0 and self.exploration == 0,
-            "burn_in",
-            "does nothing without exploration, of which it is a part: set it to 0",
-        )
+        if self.center is not None and self.prior_std is None and self.weight_decay == 0:
+            refuse("center", "does nothing without a prior: give prior_std or weight_decay as well")
+        if self.burn_in > 0 and self.exploration == 0:
+            refuse("burn_in", "does nothing without exploration, of which it is a part: set it to 0")
         return self
 
 
@@ -94,11 +85,8 @@ class SGHMCSettings(LangevinSettings):
 
     @model_validator(mode="after")
     def _authors_have_no_estimate(self) -> SGHMCSettings:
-        refuse(
-            self.integrator == "authors" and self.gradient_noise is not None,
-            "gradient_noise",
-            "does not go with the integrator 'authors', which knows none: set it to null",
-        )
+        if self.integrator == "authors" and self.gradient_noise is not None:
+            refuse("gradient_noise", "does not go with the integrator 'authors', which knows none: set it to null")
         return self
 
 
@@ -201,18 +189,15 @@ class Repelling(RepulsionSettings):
     @model_validator(mode="after")
     def _consistent(self) -> Repelling:
         _check_pool(self.space, self.images, self.pool)
-        refuse(
-            self.space == "weights" and self.rows is not None,
-            "rows",
-            "does nothing in the space 'weights', which is one point: set it to null",
-        )
+        if self.space == "weights" and self.rows is not None:
+            refuse("rows", "does nothing in the space 'weights', which is one point: set it to null")
         shape = (self.potential.kind, self.potential.epsilon)
-        refuse(
-            self.force.kind == "normalised" and self.stage == "exploration" and shape != ("inverse", Inverse().epsilon),
-            "potential",
-            "does nothing with a normalised force, which has one size at every distance: leave out its kind and "
-            "`epsilon`, or take a fading force",
-        )
+        if self.force.kind == "normalised" and self.stage == "exploration" and shape != ("inverse", Inverse().epsilon):
+            refuse(
+                "potential",
+                "does nothing with a normalised force, which has one size at every distance: leave out "
+                "its kind and `epsilon`, or take a fading force",
+            )
         return self
 
 
@@ -299,114 +284,73 @@ class Inference(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Inference:
-        self._check_svgd()
         self._check_cycles()
         self._check_lengths()
         self._check_repulsion()
         return self
 
-    def _check_svgd(self) -> None:
+    def _check_cycles(self) -> None:
+        kind = self.sampler.kind
         alone = {"cycles": 1, "chains": 1, "repulsion": None, "adaptive": None, "averaging": None}
         for name, value in alone.items():
-            refuse(
-                self.sampler.kind == "svgd" and getattr(self, name) != value,
-                name,
-                f"does not go with svgd, whose particles move together once: leave it {value or 'null'}",
-            )
-
-    def _check_cycles(self) -> None:
+            if kind == "svgd" and getattr(self, name) != value:
+                refuse(name, f"does not go with svgd, whose particles move together once: leave it {value or 'null'}")
         for name in ("first_epochs", "restart", "repulsion", "adaptive"):
-            refuse(
-                self.cycles == 1 and getattr(self, name) is not None,
-                name,
-                f"does nothing in one cycle: ask for more `cycles`, or set {name} to null",
-            )
-        refuse(
-            self.cycles > 1 and self.restart is None,
-            "restart",
-            f"is missing: say how each of the {self.cycles} cycles begins, warm or cold",
-        )
-        if self.adaptive is not None:
-            least = self.adaptive.patience + 2
-            refuse(
-                self.cycles < least,
-                "adaptive",
-                f"does nothing in {self.cycles} cycles: the second is the first that may be idle, so with a patience "
-                f"of {self.adaptive.patience} ask for at least {least} cycles",
-            )
+            if self.cycles == 1 and getattr(self, name) is not None:
+                refuse(name, f"does nothing in one cycle: ask for more `cycles`, or set {name} to null")
+        if self.cycles > 1 and self.restart is None:
+            refuse("restart", f"is missing: say how each of the {self.cycles} cycles begins, warm or cold")
+        if self.adaptive is not None and self.cycles < (least := self.adaptive.patience + 2):
+            refuse("adaptive", f"does nothing in {self.cycles} cycles: with this patience ask for at least {least}")
         if isinstance(self.restart, Warm) and self.restart.keep_momentum:
-            setting, kind = "restart.keep_momentum", self.sampler.kind
-            refuse(self.chains > 1, setting, "needs one chain: momentum is not kept from one chain to another")
-            still = kind == "sgld" or getattr(self.sampler, "momentum", None) == 0
-            refuse(still, setting, f"does nothing: there is no momentum in this sampler ({kind})")
+            if self.chains > 1:
+                refuse("restart.keep_momentum", "needs one chain: momentum is not kept from one chain to another")
+            if kind == "sgld" or getattr(self.sampler, "momentum", None) == 0:
+                refuse("restart.keep_momentum", f"does nothing: there is no momentum in this sampler ({kind})")
 
     def _check_lengths(self) -> None:
-        refuse(
-            self.averaging is not None and not self.optimises,
-            "averaging",
-            f"is for optimisers (sgd, adamw), and the sampler is {self.sampler.kind}: set it to null",
-        )
-        if self.first_epochs is not None:
-            refuse(
-                isinstance(self.restart, Cold),
-                "first_epochs",
-                "is for warm restarts: cold ones all begin alike, so set it to null",
-            )
-            refuse(
-                self.averaging is not None,
-                "first_epochs",
-                "does not go with averaging over the epochs of a cycle: set it to null",
-            )
         longest = self.first_epochs or self.epochs
-        if self.warmup is not None:
-            refuse(
-                self.warmup.epochs >= longest,
-                "warmup.epochs",
-                f"is {self.warmup.epochs}: the first cycle has {longest} epochs, and at least one is no warm-up",
-            )
+        if self.averaging is not None and not self.optimises:
+            refuse("averaging", f"is for sgd and adamw, and the sampler is {self.sampler.kind}: set it to null")
+        if self.first_epochs is not None and isinstance(self.restart, Cold):
+            refuse("first_epochs", "is for warm restarts: cold ones all begin alike, so set it to null")
+        if self.first_epochs is not None and self.averaging is not None:
+            refuse("first_epochs", "does not go with averaging over the epochs of a cycle: set it to null")
+        if self.warmup is not None and self.warmup.epochs >= longest:
+            refuse("warmup.epochs", f"is {self.warmup.epochs}: the first cycle has {longest} epochs, so give fewer")
 
     def _check_repulsion(self) -> None:
         repulsion = self.repulsion
-        langevin = self.sampler if isinstance(self.sampler, LangevinSettings) else None
-        refuse(
-            self.pool_view == "augmented" and (repulsion is None or repulsion.images is None),
-            "pool_view",
-            "is 'augmented', and no repulsion compares images here: leave it 'plain'",
-        )
+        if self.pool_view == "augmented" and (repulsion is None or repulsion.images is None):
+            refuse("pool_view", "is 'augmented', and no repulsion compares images here: leave it 'plain'")
         if repulsion is None:
             return
-        refuse(
-            repulsion.stage == "both" and self.optimises,
-            "repulsion.stage",
-            "is 'both', and an optimiser has one stage: leave it 'exploration'",
-        )
-        refuse(
-            repulsion.every > 1 and langevin is not None and langevin.gradient_noise == "estimate",
-            "repulsion.every",
-            f"is {repulsion.every}: such impulses would be taken for gradient noise, which this sampler estimates: "
-            "leave it 1, or set `gradient_noise` to null or a number",
-        )
-        refuse(
-            langevin is not None and langevin.exploration == 0 and not repulsion.acts_unmeasured,
-            "repulsion",
-            "does nothing without exploration, in which it acts or is measured: raise the sampler's `exploration`, or "
-            "let an absolute or printed force act in the stage 'both'",
-        )
+        if repulsion.stage == "both" and self.optimises:
+            refuse("repulsion.stage", "is 'both', and an optimiser has one stage: leave it 'exploration'")
+        if not isinstance(self.sampler, LangevinSettings):
+            return
+        if repulsion.every > 1 and self.sampler.gradient_noise == "estimate":
+            refuse(
+                "repulsion.every",
+                f"is {repulsion.every}: the sampler, which estimates gradient noise, would take "
+                "such impulses for noise: leave it 1, or set `gradient_noise` to null or a number",
+            )
+        if self.sampler.exploration == 0 and not repulsion.acts_unmeasured:
+            refuse(
+                "repulsion",
+                "does nothing without exploration, in which it acts or is measured: raise the sampler's "
+                "`exploration`, or let an absolute or printed force act in the stage 'both'",
+            )
 
 
 def _check_pool(space: str | None, images: int | None, pool: int | None) -> None:
     """In weights no images are compared, and a pool is one of images."""
-    refuse(
-        space == "weights" and images is not None,
-        "images",
-        "does nothing in the space 'weights', which has no images: set it to null",
-    )
-    refuse(images is None and pool is not None, "pool", "does nothing without `images`: set it to null")
-    refuse(
-        images is not None and pool is not None and pool < images,
-        "pool",
-        f"is {pool}: each step compares {images} of its images, so it has at least those",
-    )
+    if space == "weights" and images is not None:
+        refuse("images", "does nothing in the space 'weights', which has no images: set it to null")
+    if images is None and pool is not None:
+        refuse("pool", "does nothing without `images`: set it to null")
+    if images is not None and pool is not None and pool < images:
+        refuse("pool", f"is {pool}: each step compares {images} of its images, so it has at least those")
 
 
 def pool_size(images: int | None, pool: int | None) -> int:

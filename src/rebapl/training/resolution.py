@@ -9,10 +9,10 @@ from typing import Any
 from rebapl.backbones import DEFAULT_BACKBONE
 from rebapl.data.embedded import EMBEDDED
 from rebapl.errors import UserError
-from rebapl.learners import METHODS, Recipe, published, resolve_method
+from rebapl.learners import METHODS, Recipe
 from rebapl.sampling import Inference, preset
 from rebapl.sampling.presets import has_own_epochs
-from rebapl.settings import SettingError, Settings, nested, overlaid
+from rebapl.settings import SettingError, Settings, nested, overlaid, refuse
 
 CUSTOM = "custom"
 """The name of an inference that was given as an object."""
@@ -85,9 +85,10 @@ def resolve_training(
     >>> resolve_training("app", None, protocol="base-to-novel", data="dtd", shots=4).inference.samples
     4
     """
-    settings, recipe = published(method, published_protocol(protocol), data, shots)
-    chosen = resolve_method(method, {**settings, **(method_settings or {})})
-    per_image = METHODS.find(method).learner.per_image(chosen)
+    known = METHODS.find(method)
+    settings, recipe = known.published(published_protocol(protocol), data, shots)
+    chosen = known.settings({**settings, **(method_settings or {})})
+    per_image = known.learner.per_image(chosen)
     return with_inference(method, chosen, recipe, per_image, inference, epochs, inference_settings)
 
 
@@ -108,29 +109,25 @@ def with_inference(
     """
     inference = recipe.inference if inference is None else inference
     changed = bool(inference_settings) or epochs is not None
+    name, chosen = NOTHING, None
     if recipe.epochs == 0:
         if changed or isinstance(inference, Inference):
             raise UserError(f"method '{method}' learns nothing: leave the settings of the inference out")
-        return ResolvedTraining(method, method_settings, NOTHING, None, recipe.crop_scale)
-    if isinstance(inference, Inference):
+    elif isinstance(inference, Inference):
         if changed:
             raise UserError("an inference given as an object has all its settings: change them there")
-        return ResolvedTraining(method, method_settings, CUSTOM, inference, recipe.crop_scale)
-    published = recipe.inference_settings if inference == recipe.inference else {}
-    changes = overlaid(nested(published), nested(inference_settings or {}))
-    if epochs is not None:
-        recipe = with_epochs(recipe, epochs)
-        if has_own_epochs(inference, method):
-            changes = {"epochs": epochs, **changes}
-    try:
-        chosen = preset(inference, recipe, method, per_image=per_image, **changes)
-    except SettingError as error:
-        raise error.below("inference") from None
-    return ResolvedTraining(method, method_settings, inference, chosen, recipe.crop_scale)
-
-
-def with_epochs(recipe: Recipe, epochs: int) -> Recipe:
-    """The recipe with another number of epochs. The warm-up is shortened where it would leave no epoch."""
-    if epochs < 1:
-        raise SettingError(("epochs",), f"is {epochs}: it must be at least 1")
-    return recipe.changed(epochs=epochs, warmup_epochs=min(recipe.warmup_epochs, epochs - 1))
+        name, chosen = CUSTOM, inference
+    else:
+        published = recipe.inference_settings if inference == recipe.inference else {}
+        changes = overlaid(nested(published), nested(inference_settings or {}))
+        if epochs is not None:
+            recipe = recipe.changed(epochs=epochs)
+            if recipe.epochs < 1:
+                refuse("epochs", f"is {epochs}: it must be at least 1")
+            if has_own_epochs(inference, method):
+                changes = {"epochs": epochs, **changes}
+        try:
+            name, chosen = inference, preset(inference, recipe, method, per_image=per_image, **changes)
+        except SettingError as error:
+            raise error.below("inference") from None
+    return ResolvedTraining(method, method_settings, name, chosen, recipe.crop_scale)

@@ -39,7 +39,7 @@ def test_the_published_inference_moves_four_particles_and_one_network_on_vit_b16
     inference = resolved.inference.changed(batch=2)
     images, labels = torch.zeros(2, 3, 224, 224), torch.zeros(2, dtype=torch.long)
     run = SVGD(learner, inference, lambda _: (images, labels), num_data=2, steps_per_epoch=1)
-    moved = [p for group in run.optimizer.param_groups for p in group["params"]]
+    moved = [p for group in run.schedule.optimizer.param_groups for p in group["params"]]
     assert sum(p.numel() for p in moved) == 4 * 8_192 + 33_312 == 66_080
     assert len(run.particles) == 4
 
@@ -96,7 +96,7 @@ def test_prediction_mixes_the_particle_with_each_images_own_prior(
     learner.eval()
     expected = share * particle + (1 - share) * torch.cat(rows)
     torch.testing.assert_close(learner(images).logits, expected, atol=1e-5, rtol=1e-5)
-    monkeypatch.setattr("rebapl.learners.app.SEQUENCES", 5)
+    monkeypatch.setattr("rebapl.learners.adaptable_prompts.SEQUENCES", 5)
     torch.testing.assert_close(learner(images).logits, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -120,7 +120,7 @@ def test_published_settings() -> None:
     settings, recipe = published("app", "few-shot", "dtd")
     assert settings == {}, "nobody said how many shots"
     assert (recipe.epochs, recipe.batch) == (40, 128)
-    assert (recipe.inference, recipe.inference_settings) == ("svgd", {"sampler.particles": 4})
+    assert (recipe.inference, recipe.inference_settings) == ("svgd", {"sampler": {"particles": 4}})
 
 
 @pytest.mark.parametrize("shots", [1, 2, 4, 8, 16])

@@ -1,0 +1,197 @@
+"""What held-out images decide: when to say "I don't know", which classes make up a set, and how samples are weighted.
+
+**A threshold** on an uncertainty; see `choose_threshold`.
+
+**Prediction sets** hold the classes that an image may have, so that the right one is among them as often as asked. This
+is split conformal prediction with the score s(x, c) = 1 − p(c|x) of the averaged probabilities. Let s_1 … s_n be the
+scores of the right classes of n held-out images, and k = ⌈(n + 1)·level⌉:
+
+    q = the k-th smallest of s_1 … s_n,        set(x) = {c : 1 − p(c|x) ≤ q} ∪ {argmax_c p(c|x)}
+
+If a new image is drawn as the held-out ones were, its class is in its set with probability ≥ level, over the draw of
+all n + 1 images, however wrong the probabilities are. (n + 1 and not n: the new image counts as well.) The likeliest
+class is always in the set, so that no set is empty; this can only make the probability larger. (Sadinle, Lei and
+Wasserman, Least ambiguous set-valued classifiers with bounded error levels, 2019.)
+
+**Weights** of samples are fitted by log-likelihood stacking (Yao et al., 2018), held near uniform weights:
+
+    max over ω of  F(ω) = 1/N · Σ_n log Σ_s ω_s p_s(y_n|x_n) + α/N · Σ_s log ω_s,    ω ≥ 0, Σ ω = 1
+
+The second term is a Dirichlet(1 + α) prior: it counts as α more images that each of the S samples alone explains, so
+that a few images cannot give one sample all the weight, and many images still decide. α = 0 is plain stacking. F is
+concave. It is solved by expectation maximisation from uniform weights: with the mean responsibilities
+
+    g_s = 1/N · Σ_n p_s(y_n|x_n) / Σ_t ω_t p_t(y_n|x_n),    ω_s ← (ω_s · g_s + α/N) / (1 + S·α/N)
+
+never lowers F. The gradient is d_s = g_s + α/(N·ω_s), and Σ ω d = 1 + S·α/N, so no weights have more than
+F(ω) + max_s d_s − 1 − S·α/N: the loop ends when that is within `GAP`. Samples that are nearly alike take longer:
+without a prior, at most log(S)/`STEPS` lacks after `STEPS` steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rebapl.errors import UserError
+from rebapl.numbers import effective_samples
+from rebapl.posterior.prediction import Conformal, Prediction, Threshold
+
+GAP = 1e-7
+"""Nats of mean log-likelihood that the answer may lack."""
+
+STEPS = 100_000
+
+PRIOR = 1.0
+"""α: the number of images that each sample is taken to explain alone, before any image is seen."""
+
+COLLAPSED = 1.5
+"""Fewer effective samples than this, of more than two, are hardly an average any more."""
+
+
+@dataclass(frozen=True)
+class EarlierWeights:
+    """Sample weights that others have replaced: by what, and when (UTC, ISO 8601)."""
+
+    __pydantic_config__ = {"extra": "forbid"}
+    weights: tuple[float, ...]
+    replaced_by: str
+    replaced_at: str
+
+
+def choose_threshold(
+    prediction: Prediction,
+    labels: Tensor,
+    *,
+    risk: float | None = None,
+    coverage: float | None = None,
+    by: str = "max-probability",
+) -> Threshold:
+    """Choose a threshold on the uncertainty `by`, on validation images with labels (N,) that nothing was trained on.
+
+    With `risk`, it is the threshold that answers most images while at most that share of the answers is wrong. With
+    `coverage`, it is the lowest threshold that answers at least that share of the images. Images of equal uncertainty
+    are answered together or not at all.
+    """
+    if (risk is None) == (coverage is None):
+        raise UserError("choose a threshold by either risk or coverage: give one of them")
+    if len(labels) != len(prediction) or len(labels) == 0:
+        raise UserError(f"{len(labels)} labels for {len(prediction)} images: as many are needed, and at least one")
+    uncertainty, order = prediction.uncertainty(by).sort()
+    wrong = (prediction.labels != labels)[order].double().cumsum(0)
+    answered = torch.arange(1, len(labels) + 1)
+    risks = wrong / answered
+    possible = torch.cat([uncertainty[1:] > uncertainty[:-1], torch.tensor([True])])
+    if coverage is not None:
+        if not 0 < coverage <= 1:
+            raise UserError(f"coverage = {coverage}: the share of images to answer is above 0 and at most 1")
+        index = int((possible & (answered >= math.ceil(coverage * len(labels) - 1e-9))).int().argmax())
+    else:
+        index = _within_risk(risks, possible, float(risk or 0))
+    return Threshold(
+        by=by,
+        value=float(uncertainty[index]),
+        average=prediction.average,
+        class_names=tuple(prediction.class_names),
+        risk=float(risks[index]),
+        coverage=float(answered[index]) / len(labels),
+        images=len(labels),
+    )
+
+
+def _within_risk(risks: Tensor, possible: Tensor, risk: float) -> int:
+    if not 0 <= risk < 1:
+        raise UserError(f"risk = {risk}: the share of wrong answers allowed is at least 0 and below 1")
+    good = possible & (risks <= risk)
+    if not bool(good.any()):
+        lowest = float(risks[possible].min())
+        raise UserError(
+            f"no threshold keeps the risk at {risk:g} on these {len(risks)} images: the lowest reached is "
+            f"{lowest:.3f}; allow that much, or choose by coverage"
+        )
+    return int(good.nonzero().max())
+
+
+def choose_conformal(prediction: Prediction, labels: Tensor, level: float = 0.9) -> Conformal:
+    """Choose prediction sets of a level on held-out images with labels (N,) that nothing was trained or fitted on."""
+    if len(labels) != len(prediction):
+        raise UserError(f"{len(labels)} labels for {len(prediction)} images: as many are needed")
+    check_level(level, len(labels))
+    scores = 1 - prediction.probabilities.gather(1, labels[:, None])[:, 0]
+    quantile = scores.sort().values[_rank(level, len(labels)) - 1]
+    chosen = Conformal(
+        level, float(quantile), prediction.average, tuple(prediction.class_names), images=len(labels), size=0.0
+    )
+    return replace(chosen, size=prediction.sets(chosen).sum(-1).double().mean().item())
+
+
+def check_level(level: float, images: int) -> None:
+    """Refuse a level that is none, or that so few held-out images cannot promise."""
+    if not 0 < level < 1:
+        raise UserError(f"level = {level}: the share of images whose set holds their class is above 0 and below 1")
+    if _rank(level, images) > images:
+        needed = math.ceil(level / (1 - level) - 1e-9)
+        raise UserError(
+            f"prediction sets of level {level:g} need at least {needed} held-out images, and there are {images}: with "
+            "fewer, every set would hold all classes; choose a lower level"
+        )
+
+
+def _rank(level: float, images: int) -> int:
+    """⌈(n + 1)·level⌉, where a product that is whole but for rounding counts as whole."""
+    return math.ceil((images + 1) * level - 1e-9)
+
+
+def stacking_weights(log_probabilities: Tensor, labels: Tensor, prior: float = PRIOR) -> Tensor:
+    """Weights (S,), float32, from log-probabilities (S, N, C) and labels (N,) that no sample was trained on.
+
+    `prior` is α, at least 0: the larger, the nearer the weights stay to uniform ones.
+
+    >>> surely = torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]).log()
+    >>> for prior in (0.0, 1.0):
+    ...     print(stacking_weights(surely, torch.tensor([0]), prior).round(decimals=2))
+    tensor([1., 0.])
+    tensor([0.6300, 0.3700])
+    """
+    if not 0 <= prior < math.inf:
+        raise UserError(f"prior = {prior}: it is a number of images, at least 0")
+    if log_probabilities.ndim != 3 or log_probabilities.shape[1] != len(labels) or len(labels) == 0:
+        raise UserError(
+            f"log-probabilities (S, N, C) and labels (N,) of at least one image are needed; got shapes "
+            f"{tuple(log_probabilities.shape)} and {tuple(labels.shape)}"
+        )
+    right = log_probabilities.double().gather(2, labels.expand(len(log_probabilities), -1)[..., None])[..., 0]
+    (weights,) = deque(expectation_maximisation(right, prior), maxlen=1)
+    weights = weights.float()
+    return weights / weights.sum()
+
+
+def has_collapsed(weights: Tensor) -> bool:
+    """Whether one of more than two samples has almost all the weight."""
+    return len(weights) > 2 and effective_samples(weights) < COLLAPSED
+
+
+def expectation_maximisation(right: Tensor, prior: float = PRIOR) -> Iterator[Tensor]:
+    """Uniform weights (S,), then those after each step, from log-likelihoods (S, N) of the right answers."""
+    weights = torch.full((len(right),), 1 / len(right), dtype=right.dtype)
+    yield weights
+    # A factor common to all samples of an image drops out of g, so the best sample's likelihood may become 1; an
+    # image that is impossible for all of them says nothing about their weights.
+    best = right.amax(0)
+    likelihood = (right - best).exp()[:, best > -torch.inf]
+    if likelihood.shape[1] == 0:
+        return
+    each = prior / likelihood.shape[1]
+    total = 1 + len(right) * each
+    for _ in range(STEPS):
+        mean = likelihood @ (1 / (weights @ likelihood)) / likelihood.shape[1]
+        slope = mean + each / weights if each else mean  # without a prior, a weight may have become 0
+        if slope.max() - total <= GAP:
+            return
+        weights = (weights * mean + each) / total
+        yield weights

@@ -1,0 +1,126 @@
+"""The formats of answers: CSV, JSON lines and Parquet. Each is written as shards, and shards are joined into one file.
+
+Shards of CSV and JSON lines are the rows alone, so that joining them is putting one behind the other.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rebapl.errors import UserError
+from rebapl.files import clear_refusals
+from rebapl.posterior.prediction import UNSURE
+from rebapl.posterior.records import RANKED, Record, columns, row_of
+
+if TYPE_CHECKING:
+    import pyarrow
+
+ENDINGS = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+"""The formats, by the endings of their files."""
+
+ESCAPED = "csv-escaped"
+"""CSV for spreadsheets: text that one of them would take for a formula has an apostrophe before it."""
+
+FORMATS = ("csv", ESCAPED, "jsonl", "parquet")
+_TAKEN_FOR_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "'")
+
+
+def head_bytes(form: str, top: int) -> bytes:
+    """What stands before the rows: in CSV, the names of the columns."""
+    return _csv([columns(top)]) if form.startswith("csv") else b""
+
+
+def rows_bytes(records: Sequence[Record], form: str, top: int) -> bytes:
+    """Records as rows of CSV, as JSON lines, or as a Parquet file. CSV says "I don't know" where the answer is None."""
+    if form == "jsonl":
+        return b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)
+    if form == "parquet":
+        stream = io.BytesIO()
+        import_parquet().write_table(_table(records, top), stream)
+        return stream.getvalue()
+    unsure = ({**each, "answer": UNSURE} if each["answer"] is each["error"] is None else each for each in records)
+    rows: Iterable[Sequence[Any]] = (row_of(record, top) for record in unsure)
+    return _csv([escaped(cell) for cell in row] for row in rows) if form == ESCAPED else _csv(rows)
+
+
+def escaped(cell: Any) -> Any:
+    """A cell with an apostrophe before it, if it is text that a spreadsheet would take for a formula.
+
+    >>> escaped("=1+1"), escaped("a.png"), escaped(-0.5)
+    ("'=1+1", 'a.png', -0.5)
+    """
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_TAKEN_FOR_FORMULAS) else cell
+
+
+def _csv(rows: Iterable[Sequence[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def import_parquet() -> Any:
+    """The module that reads and writes Parquet; if it is not installed, the error says how to install it."""
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError("Parquet files need pyarrow: pip install 'rebapl[parquet]', or write .csv or .jsonl") from error
+    return pyarrow.parquet
+
+
+def _table(records: Sequence[Record], top: int) -> pyarrow.Table:
+    import pyarrow
+
+    texts = {"image", "answer", "set", "error", *(f"{RANKED[0]}_{rank + 1}" for rank in range(top))}
+    schema = pyarrow.schema([(name, pyarrow.string() if name in texts else pyarrow.float64()) for name in columns(top)])
+    values = [dict(zip(schema.names, row_of(record, top), strict=True)) for record in records]
+    return pyarrow.Table.from_pylist(values, schema=schema)
+
+
+def images_in(file: Path, form: str) -> list[str]:
+    """The images that have a row in a file of answers, which is as it was written."""
+    if form == "parquet":
+        return import_parquet().read_table(file, columns=["image"])["image"].to_pylist()
+    with file.open(encoding="utf-8", newline="") as stream:
+        if form == "jsonl":
+            return [json.loads(line)["image"] for line in stream]
+        names = [row[0] for row in csv.reader(stream)][1:]
+    return [name.removeprefix("'") for name in names] if form == ESCAPED else names
+
+
+def join(out: Path, shards: Sequence[Path], form: str, top: int) -> Path:
+    """Write the rows of `out`, if it is there, and of shards behind them into a temporary file beside it."""
+    with clear_refusals(out):
+        handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", suffix=".tmp")
+        before = [out] if out.exists() else []
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                if form == "parquet":
+                    _join_parquet([*before, *shards], stream, top)
+                else:
+                    stream.write(b"" if before else head_bytes(form, top))
+                    for part in (*before, *shards):
+                        with part.open("rb") as rows:
+                            shutil.copyfileobj(rows, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            Path(name).chmod(0o644)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    return Path(name)
+
+
+def _join_parquet(parts: Sequence[Path], stream: Any, top: int) -> None:
+    parquet = import_parquet()
+    with parquet.ParquetWriter(stream, _table([], top).schema) as writer:
+        for part in parts:
+            for batch in parquet.ParquetFile(part).iter_batches():
+                writer.write_batch(batch)
