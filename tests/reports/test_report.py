@@ -126,7 +126,7 @@ def test_prediction_sets_are_counted_where_they_were_fitted(two: InspectedRun) -
     conformal = Conformal(0.8, 0.75, "probabilities", tuple(names), images=20, size=1.0)
     fitted = dataclasses.replace(answered, prediction=dataclasses.replace(answered.prediction, conformal=conformal))
     changed = copy.copy(two)
-    changed.parts = {**two.parts, "base": fitted}
+    changed.answers = {**two.parts, "base": fitted}
     text = words(report_html([changed]))
     sets = [record["set"] for record in fitted.prediction.records()]
     held = sum(names[label] in kept for label, kept in zip(labels, sets, strict=True))
@@ -256,7 +256,7 @@ def _with_seed(seen: InspectedRun, seed: int, wrong: bool) -> InspectedRun:
     )
     base = seen.parts["base"]
     turned = dataclasses.replace(base, labels=(base.labels + 1) % 5) if wrong else base
-    changed.parts = {**seen.parts, "base": turned}
+    changed.answers = {**seen.parts, "base": turned}
     return changed
 
 

@@ -7,7 +7,7 @@ import statistics
 import pytest
 from rich.console import Console
 
-from rebapl.reports.tables import Cell, Table, latex, mark_best
+from rebapl.reports.tables import Cell, Table, latex
 
 TABLE = Table(
     "scores & more",
@@ -74,10 +74,13 @@ def test_markdown_and_latex_escape_what_would_break_them() -> None:
     assert latex("50 % of_it") == r"50 \% of\_it"
 
 
-def test_the_best_is_what_looks_best() -> None:
-    cells = mark_best([Cell(80.001), Cell(80.004), Cell(79.9), Cell(None)])
-    assert [cell.best for cell in cells] == [True, True, False, False]
-    assert [cell.best for cell in mark_best([Cell(3.0), Cell(2.0)], min)] == [False, True]
+def test_the_best_of_a_section_is_what_looks_best() -> None:
+    numbers = {"a": [(80.001, 3.0), (80.004, 2.0), (79.9, 2.5)], "b": [(90.0, 1.0)]}
+    rows: list[list[Cell | str]] = [[name, Cell(up), Cell(down)] for name, each in numbers.items() for up, down in each]
+    table = Table.sectioned("t", ["data", "accuracy ↑", "NLL ↓"], rows)
+    best = [[cell.best for cell in row if isinstance(cell, Cell)] for row in table.rows]
+    assert best == [[True, False], [True, True], [False, False], [False, False]]
+    assert table.rules == [3, 4]
 
 
 def test_rows_that_do_not_fit_are_refused() -> None:

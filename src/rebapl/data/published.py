@@ -134,6 +134,9 @@ def _numbered(entry: Entry, root: Path) -> Splits:
     return Splits([], [], _class_folders(root / entry.folder / entry.images, "", names))
 
 
+TEST_ONLY = ("test-only", "numbered")
+"""The layouts of ImageNet's variants, which have no training images."""
+
 _READERS: dict[str, Callable[[Entry, Path], Splits]] = {
     "split": _split_file,
     "aircraft": _aircraft,

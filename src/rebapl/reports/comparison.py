@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rebapl.numbers import harmonic_mean
 from rebapl.reports.inspection import InspectedRun
-from rebapl.reports.results import Group, grouped
+from rebapl.reports.results import GroupWords, grouped
 from rebapl.reports.tables import Cell, Table
 
 SCORES = {"accuracy": ("accuracy", 2), "nll": ("NLL", 4), "ece": ("ECE", 2), "brier": ("Brier", 4)}
@@ -38,7 +38,7 @@ def compare(inspected: Sequence[InspectedRun], stored: bool = False) -> Comparis
     """
     by_folder = {each.run.folder: each for each in inspected}
     kinds = grouped(each.run for each in inspected)
-    names = dict(zip([id(kind) for kind in kinds], _names(kinds), strict=True))
+    name = GroupWords(kinds).name
     first = next(kind for kind in kinds if inspected[0].run in kind.runs)
     rows: list[list[Cell | str]] = []
     left_out = []
@@ -46,9 +46,9 @@ def compare(inspected: Sequence[InspectedRun], stored: bool = False) -> Comparis
         theirs = {run.config["seed"]: by_folder[run.folder] for run in first.runs}
         seeds = [run for run in kind.runs if run.config["seed"] in theirs]
         found = _rows([(by_folder[run.folder], theirs[run.config["seed"]]) for run in seeds], stored)
-        rows += [[names[id(kind)], *row] for row in found]
+        rows += [[name(kind), *row] for row in found]
         if not found:
-            left_out.append(f"“{names[id(kind)]}” has no test images and seed in common with “{names[id(first)]}”.")
+            left_out.append(f"“{name(kind)}” has no test images and seed in common with “{name(first)}”.")
     if not rows:
         return Comparison(None, left_out)
     columns = ["run", "classes", *(f"Δ {name}" for name, _ in SCORES.values()), "± is the standard error over"]
@@ -56,20 +56,8 @@ def compare(inspected: Sequence[InspectedRun], stored: bool = False) -> Comparis
         "A difference of more than twice its standard error is unlikely to be chance. Accuracy and ECE are in percent; "
         "higher accuracy is better, lower NLL, ECE and Brier are."
     ]
-    title = f"Differences to “{names[id(first)]}”"
+    title = f"Differences to “{name(first)}”"
     return Comparison(Table.sectioned(title, columns, rows, notes), left_out)
-
-
-def _names(kinds: Sequence[Group]) -> list[str]:
-    """Names that tell kinds of runs apart: method and inference, and of the other words those that are not common."""
-    common = set(kinds[0].words[2:]).intersection(*(kind.words[2:] for kind in kinds))
-    names = []
-    for kind in kinds:
-        method, how, *rest = kind.words
-        words = [*([kind.data] if len({each.data for each in kinds}) > 1 else []), *rest]
-        more = ", ".join(word for word in words if word not in common)
-        names.append(f"{method}{'' if how == 'none' else f' · {how}'}{f' ({more})' if more else ''}")
-    return names
 
 
 def _rows(pairs: Sequence[Pair], stored: bool) -> list[list[Cell | str]]:

@@ -308,7 +308,7 @@ def _mark_stages(axes: Axes, course: Course, label: str = "") -> bool:
     """Shade the sampling stages, with a `label` for the legend, and mark where cycles begin. False without stages."""
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     upright = axes.get_xaxis_transform()
-    stages = [(start, end - start) for start, end, exploring in course.stages() if not exploring]
+    stages = course.sampling_stages()
     if stages:
         axes.broken_barh(stages, (0, 1), transform=upright, color=BLUE, alpha=0.1, linewidth=0, label=label)
     axes.vlines(course.cycles[1:POINTS], 0, 1, transform=upright, color=GREY, linewidth=0.6, linestyle=":")

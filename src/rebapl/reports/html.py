@@ -110,6 +110,10 @@ class RunPage:
         self.result, self.config = seen.run.result, seen.run.config
         self.missing = seen.missing
 
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        return self.seen.environment or {}
+
     @cached_property
     def samples(self) -> int:
         """The number of samples; 0 where the posterior is not there."""
@@ -141,15 +145,15 @@ class RunPage:
             effective = effective_samples(self.seen.posterior.weights)
             equal = "of equal weight" if effective > self.samples - 0.01 else f"by weight as good as {effective:.1f}"
             yield Tile("samples", str(self.samples), "one answer, no spread" if self.samples == 1 else equal)
-        seconds = self.seen.environment.get("training_seconds")
+        seconds = self.environment.get("training_seconds")
         if seconds is not None and self.seen.inference is not None:
-            yield Tile("training", in_two_units(seconds), str(self.seen.environment.get("device", "")))
+            yield Tile("training", in_two_units(seconds), str(self.environment.get("device", "")))
 
     def warnings(self) -> Iterator[str]:
         """Remarks on the run, what is not there, and scores that are not those that are stored."""
         yield from self.seen.remarks
         parts = self.seen.parts
-        yield from (self.missing[key] for key in ("posterior", "data", "answers") if key in self.missing)
+        yield from (self.missing[key] for key in ("posterior", "task", "answers") if key in self.missing)
         if not self.result.parts:
             scored = "they are computed for this report" if parts else "there are none here"
             yield f"This run has no stored scores: {scored}. `rebapl evaluate RUN` stores them."
@@ -297,7 +301,7 @@ class RunPage:
     def training(self) -> list[Illustration]:
         """The schedule, and what was logged."""
         course = self.seen.course
-        return [*([] if course is None else [schedule_figure(course)]), *log_figures(self.seen.log, course)]
+        return [*([] if course is None else [schedule_figure(course)]), *log_figures(self.seen.log or [], course)]
 
     def diversity(self) -> list[Table]:
         """Distances and disagreements of all pairs of samples."""
@@ -327,7 +331,7 @@ class RunPage:
 
     def cost(self) -> Iterator[tuple[str, str]]:
         """Time, memory and versions, as pairs of a name and a value."""
-        made = self.seen.environment
+        made = self.environment
         seconds, course = made.get("training_seconds"), self.seen.course
         if seconds is not None and self.seen.inference is not None:
             steps = 0 if course is None else len(course.lr)

@@ -7,8 +7,10 @@ images. Where one of these is missing, `InspectedRun.missing` says so in a sente
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,18 +70,38 @@ class Course:
     samples: Sequence[int]
     cycles: Sequence[int]
 
-    def stages(self) -> list[tuple[int, int, bool]]:
-        """First step, end and whether it explores, of each stage.
+    def sampling_stages(self) -> list[tuple[int, int]]:
+        """The first step and the number of steps of each stage that does not explore.
 
-        >>> Course([1.0] * 4, [True, False, False, True], [2], [0, 3]).stages()
-        [(0, 1, True), (1, 3, False), (3, 4, True)]
+        >>> Course([1.0] * 4, [True, False, False, True], [2], [0, 3]).sampling_stages()
+        [(1, 2)]
         """
-        starts = [0, *(step for step in range(1, len(self.lr)) if self.exploring[step] != self.exploring[step - 1])]
-        return [
-            (start, end, self.exploring[start])
-            for start, end in zip(starts, [*starts[1:], len(self.lr)], strict=True)
-            if end > start
-        ]
+        stages, first = [], 0
+        for exploring, steps in groupby(self.exploring):
+            count = len(list(steps))
+            stages += [] if exploring else [(first, count)]
+            first += count
+        return stages
+
+
+def attempted(before: str) -> Callable[[Callable[[InspectedRun], T]], cached_property[T | None]]:
+    """Make a method of `InspectedRun` an attribute that is computed once, and is None where that fails.
+
+    The sentence that `missing` then has under the attribute's name begins with `before`.
+    """
+
+    def attribute(work: Callable[[InspectedRun], T]) -> cached_property[T | None]:
+        @functools.wraps(work)
+        def attempt(seen: InspectedRun) -> T | None:
+            try:
+                return work(seen)
+            except (UserError, OSError) as error:
+                seen.missing[work.__name__] = f"{before}: {' '.join(str(error).split()).rstrip('.')}."
+                return None
+
+        return cached_property(attempt)
+
+    return attribute
 
 
 class InspectedRun:
@@ -87,9 +109,8 @@ class InspectedRun:
 
     `root` is the folder of data sets, and `backbone` says where the backbone is now, if it was moved. `progress` hears
     of the images that are predicted. Only a folder that holds no run, or a damaged one, is an error. For each other
-    thing that is not there, `missing` has a sentence under its name: `posterior`, `data`, `answers`, `temperature`,
-    `diversity`, `log`, `environment`. `remarks` are sentences that the report shows before everything else, such as
-    about files that are not those that the run wrote.
+    thing that is not there, `missing` has a sentence under the name of the attribute. `remarks` are sentences that the
+    report shows before everything else, such as about files that are not those that the run wrote.
     """
 
     def __init__(
@@ -117,96 +138,74 @@ class InspectedRun:
         how = "" if how == "none" else f" · {how}"
         return f"{config['method']}{how} on {data_name(config['data'])}, seed {config['seed']}"
 
-    def _attempt(self, what: str, before: str, work: Callable[[], T]) -> T | None:
-        """What `work` gives. If it fails, that becomes a sentence of `missing`."""
-        try:
-            return work()
-        except (UserError, OSError) as error:
-            self.missing[what] = f"{before}: {' '.join(str(error).split()).rstrip('.')}."
-            return None
-
     @cached_property
     def inference(self) -> Inference | None:
         return self.config.resolved().training.inference
 
-    @cached_property
-    def posterior(self) -> Posterior | None:
-        return self._attempt(
-            "posterior",
-            "The posterior cannot be loaded",
-            lambda: load_posterior(
-                self.run.folder,
-                self.load(self.backbone or self.config.backbone_name, best_device(self.device)),
-                best_device(self.device),
-            ),
-        )
+    @attempted("The posterior cannot be loaded")
+    def posterior(self) -> Posterior:
+        device = best_device(self.device)
+        return load_posterior(self.run.folder, self.load(self.backbone or self.config.backbone_name, device), device)
 
-    @cached_property
-    def task(self) -> Task | None:
-        return self._attempt("data", "The data of this run cannot be read", lambda: self.config.task(self.root))
+    @attempted("The data of this run cannot be read")
+    def task(self) -> Task:
+        return self.config.task(self.root)
 
-    @cached_property
+    @attempted("The log cannot be read")
     def log(self) -> Sequence[Mapping[str, float]]:
-        return self._attempt("log", "The log cannot be read", lambda: read_log(self.run.folder / LOG)) or []
+        return read_log(self.run.folder / LOG)
 
-    @cached_property
+    @attempted("The environment cannot be read")
     def environment(self) -> Mapping[str, Any]:
         path = self.run.folder / ENVIRONMENT
-        read = lambda: read_json(path, "a run") if path.exists() else {}  # noqa: E731
-        return self._attempt("environment", "The environment cannot be read", read) or {}
+        return read_json(path, "a run") if path.exists() else {}
 
-    @cached_property
-    def parts(self) -> Mapping[str, Answered]:
-        """The answers by test part, those without images left out."""
-        task, posterior = self.task, self.posterior
-        if posterior is None or task is None:
+    @attempted("The test images cannot be predicted")
+    def answers(self) -> Mapping[str, Answered]:
+        """The answers by test part, parts without images left out."""
+        if self.posterior is None or self.task is None:
             return {}
-        if not task.tests:
+        if not self.task.tests:
             self.missing["answers"] = (
                 "This run learned from every image, so that there are no test images to answer. Its stored scores are "
                 "those on images that were held out while it measured itself."
             )
-        tests = {name: part for name, part in task.tests.items() if part.items}
-        answer = lambda: {name: self._answered(part) for name, part in tests.items()}  # noqa: E731
-        return self._attempt("answers", "The test images cannot be predicted", answer) or {}
+        return {name: self._answered(part) for name, part in self.task.tests.items() if part.items}
+
+    @property
+    def parts(self) -> Mapping[str, Answered]:
+        """The same; nothing where the answers cannot be computed."""
+        return self.answers or {}
 
     @property
     def stored_temperature(self) -> float | None:
         return next((part.temperature for part in self.run.result.parts.values() if part.temperature), None)
 
-    @cached_property
+    @attempted("The validation images cannot be predicted")
     def temperature(self) -> float | None:
         """The stored temperature, or one that is fitted on the validation images."""
         if self.task is not None and not self.task.val.items:
             self.missing["temperature"] = "No temperature was fitted: the data set has no validation images."
         elif self.config.protocol == "selection":
             self.missing["temperature"] = "No temperature was fitted: this protocol tests on the validation images."
-        elif self.stored_temperature is None and self.parts:
-            return self._attempt("temperature", "The validation images cannot be predicted", self._fitted_temperature)
+        elif self.task is not None and self.parts and self.stored_temperature is None:
+            validation = self._answered(self.task.val)
+            return fit_temperature(validation.prediction.probabilities, validation.labels)
         return self.stored_temperature
 
-    def _fitted_temperature(self) -> float:
-        assert self.task is not None
-        validation = self._answered(self.task.val)
-        return fit_temperature(validation.prediction.probabilities, validation.labels)
-
-    @cached_property
+    @attempted("The distances between samples cannot be measured")
     def diversity(self) -> DiversityRecord | None:
         """How far apart the samples are, as it was stored, or measured on test images."""
         stored, posterior, task = self.run.result.diversity, self.posterior, self.task
         if stored is not None or posterior is None or task is None or len(posterior) < 2 or not task.tests:
             return stored
-        return self._attempt(
-            "diversity",
-            "The distances between samples cannot be measured",
-            lambda: DiversityRecord(**diversity_record(diversity_on_test(posterior, task))),
-        )
+        return DiversityRecord(**diversity_record(diversity_on_test(posterior, task)))
 
     @cached_property
     def course(self) -> Course | None:
         if self.inference is None or self.task is None:
             return None
-        return course_of(self.inference, len(self.task.train.items), self.log)
+        return course_of(self.inference, len(self.task.train.items), self.log or [])
 
     def _answered(self, part: Part) -> Answered:
         assert self.posterior is not None

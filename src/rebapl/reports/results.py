@@ -7,7 +7,8 @@ import dataclasses
 import io
 import json
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
@@ -29,6 +30,7 @@ TITLES = {
 SCORES = ("accuracy", "nll", "ece", "adaptive_ece", "brier", "aurc", "images")
 BASE_NOVEL = {"base": "base ↑", "novel": "novel ↑", "hm": "HM ↑", "nll": "NLL ↓", "ece": "ECE ↓"}
 _HALVED = ("base-to-novel", "selection")
+Read = Callable[[Run], float | None]
 
 
 def result_tables(found: Found, hm: str = HM_CONVENTIONS[0]) -> list[Table]:
@@ -36,39 +38,26 @@ def result_tables(found: Found, hm: str = HM_CONVENTIONS[0]) -> list[Table]:
 
     `hm` is the convention of the harmonic mean over data sets, one of `HM_CONVENTIONS`.
     """
-    tables = []
-    for protocol, title in TITLES.items():
-        groups = grouped(run for run in found.runs if protocol in run.protocols)
-        if groups:
-            tables.append(_halved(groups, title, hm) if protocol in _HALVED else _other(groups, protocol, title))
-    return tables
+    by_protocol = {protocol: grouped(run for run in found.runs if protocol in run.protocols) for protocol in TITLES}
+    return [_protocol_table(protocol, groups, hm) for protocol, groups in by_protocol.items() if groups]
 
 
 def long_list(runs: Sequence[Run]) -> str:
     """Every score of every run as CSV, unrounded: a line per run, part and sample (`all`: all samples together)."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     words = ("data", "method", "inference", "shots", "seed", "backbone")
-    writer.writerow(["run", "protocol", *words, "settings", "part", "sample", *SCORES, "training_seconds"])
+    columns = ["run", "protocol", *words, "settings", "part", "sample", *SCORES, "training_seconds"]
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
     for run in runs:
-        named = {**run.config, "inference": run.resolved["inference"]["name"]}
-        head = [named.get(word) for word in words]
-        seconds = _seconds(run)
         protocol = {part: name for name, parts in run.protocols.items() for part in parts}
+        settings = ", ".join([*asked_settings(run.config), *_scored_with(run)])
+        about = {**run.config, "run": run.folder.name, "inference": run.resolved["inference"]["name"]}
+        about |= {"settings": settings, "training_seconds": _seconds(run)}
         for part, scores in run.result.parts.items():
-            lines = [("all", scores), *((str(n), each) for n, each in enumerate(scores.per_sample, 1))]
-            for sample, each in lines:
-                known = {"images": scores.images, **each.as_json()}
-                numbers = [known.get(name, "") for name in SCORES]
-                row = [
-                    run.folder.name,
-                    protocol.get(part, ""),
-                    *head,
-                    ", ".join([*asked_settings(run.config), *_scored_with(run)]),
-                    part,
-                    sample,
-                ]
-                writer.writerow([*row, *numbers, "" if seconds is None else seconds])
+            about |= {"part": part, "protocol": protocol.get(part, ""), "images": scores.images}
+            for sample, each in [("all", scores), *enumerate(scores.per_sample, 1)]:
+                writer.writerow({**about, "sample": sample, **each.as_json()})
     return text.getvalue()
 
 
@@ -115,10 +104,10 @@ class Group:
         return config["method"], resolved["inference"]["name"], shots, backbone, *self.settings
 
     @property
-    def seeds(self) -> str:
-        return ranges([run.config["seed"] for run in self.runs])
+    def seeds(self) -> list[int]:
+        return [run.config["seed"] for run in self.runs]
 
-    def over(self, read: Callable[[Run], float | None], digits: int = 2) -> Cell:
+    def over(self, read: Read, digits: int = 2) -> Cell:
         values = [read(run) for run in self.runs]
         return Cell.over([value for value in values if value is not None], digits)
 
@@ -172,28 +161,53 @@ def _scored_with(run: Run) -> list[str]:
     return [*splits, *(["fitted weights"] if fitted else [])]
 
 
-def _halved(groups: Sequence[Group], title: str, hm: str) -> Table:
-    """The table of a protocol with base and novel classes; with averages where there are several data sets."""
-    shown = _Words(groups)
+def _protocol_table(protocol: str, groups: Sequence[Group], hm: str) -> Table:
+    """The table of one protocol: a row for each group, and averages where there are several data sets."""
+    words = GroupWords(groups)
+    columns, notes = _columns(protocol, groups), words.notes()
     rows: list[list[Cell | str]] = []
     for group in groups:
-        cells = _cells([run.result.base_novel for run in group.runs])
-        rows.append([group.data, *shown(group), *cells, group.over(_seconds, 0), group.seeds])
-    averages = _averages(groups, shown, hm)
-    notes = [*shown.notes(groups), "NLL and ECE are the means of base and novel"]
-    if averages:
-        rows += averages
-        how = "that of the two averages" if hm == HM_CONVENTIONS[0] else "the average of the data sets' own"
-        notes.append(f"average over data sets: HM is {how} (--hm), the others are plain means")
-    columns = ["data", *shown.columns, *BASE_NOVEL.values(), "train s", "seeds"]
-    return Table.sectioned(title, columns, rows, notes)
+        cells = [group.over(read, 3 if name.startswith("NLL") else 2) for name, read in columns.items()]
+        rows.append([group.data, *words.cells(group), *cells, group.over(_seconds, 0), ranges(group.seeds)])
+    if protocol in _HALVED:
+        notes.append("NLL and ECE are the means of base and novel")
+        if averages := _averages(groups, words, hm):
+            rows += averages
+            how = "that of the two averages" if hm == HM_CONVENTIONS[0] else "the average of the data sets' own"
+            notes.append(f"average over data sets: HM is {how} (--hm), the others are plain means")
+    elif "average ↑" in columns:
+        notes.append("the average is over the row's targets, without the source")
+    return Table.sectioned(TITLES[protocol], ["data", *words.columns, *columns, "train s", "seeds"], rows, notes)
 
 
-def _cells(per_seed: Sequence[Mapping[str, float]]) -> list[Cell]:
-    return [Cell.over([scores[name] for scores in per_seed], 3 if name == "nll" else 2) for name in BASE_NOVEL]
+def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, Read]:
+    """The scores of a protocol by the names of their columns, and how each is read from a run."""
+    if protocol in _HALVED:
+        return {title: _base_novel(name) for name, title in BASE_NOVEL.items()}
+    parts = dict.fromkeys(part for group in groups for run in group.runs for part in run.protocols[protocol])
+    targets = [part for part in parts if part != "test"]
+    if not targets:
+        return {"accuracy ↑": _score("test"), "NLL ↓": _score("test", "nll"), "ECE ↓": _score("test", "ece")}
+
+    wanted = {
+        id(run): {*chain(*(each.protocols[protocol] for each in group.runs))} - {"test"}
+        for group in groups
+        for run in group.runs
+    }
+
+    def average(run: Run) -> float | None:
+        """The average over the targets of the run's group; None where the run lacks one of them."""
+        known = [part.accuracy for name, part in run.result.parts.items() if name in wanted[id(run)]]
+        return statistics.fmean(known) if known and len(known) == len(wanted[id(run)]) else None
+
+    return {
+        "source ↑": _score("test"),
+        **{f"{target} ↑": _score(target) for target in targets},
+        "average ↑": average,
+    }
 
 
-def _averages(groups: Sequence[Group], shown: _Words, hm: str) -> list[list[Cell | str]]:
+def _averages(groups: Sequence[Group], words: GroupWords, hm: str) -> list[list[Cell | str]]:
     """A row of averages for each method and settings that every data set has, over the seeds that every one has."""
     datasets = {group.data for group in groups}
     by_words: dict[tuple[str, ...], list[Group]] = {}
@@ -201,78 +215,56 @@ def _averages(groups: Sequence[Group], shown: _Words, hm: str) -> list[list[Cell
         by_words.setdefault(group.words, []).append(group)
     rows: list[list[Cell | str]] = []
     for each in by_words.values():
-        if len(datasets) < 2 or {group.data for group in each} != datasets or len(each) != len(datasets):
+        if len(datasets) < 2 or sorted(group.data for group in each) != sorted(datasets):
             continue
         by_seed = [{run.config["seed"]: run.result.base_novel for run in group.runs} for group in each]
         seeds = [seed for seed in by_seed[0] if all(seed in scores for scores in by_seed)]
         if seeds:
-            cells = _cells([average_over_data([scores[seed] for scores in by_seed], hm) for seed in seeds])
-            rows.append(["average", *shown(each[0]), *cells, Cell(None, digits=0), ranges(seeds)])
+            averages = [average_over_data([scores[seed] for scores in by_seed], hm) for seed in seeds]
+            cells = (Cell.over([row[name] for row in averages], 3 if name == "nll" else 2) for name in BASE_NOVEL)
+            rows.append(["average", *words.cells(each[0]), *cells, Cell(None, digits=0), ranges(seeds)])
     return rows
 
 
-def _other(groups: Sequence[Group], protocol: str, title: str) -> Table:
-    """The table of a transfer (accuracy on every target and their average) or of few shots (accuracy, NLL and ECE)."""
-    shown = _Words(groups)
-    parts = list(dict.fromkeys(part for group in groups for run in group.runs for part in run.protocols[protocol]))
-    targets = [part for part in parts if part != "test"]
-    rows: list[list[Cell | str]] = []
-    for group in groups:
-        cells = [group.over(_score(part)) for part in parts]
-        if targets:
-            cells.append(group.over(_average_of({t for run in group.runs for t in run.protocols[protocol]} - {"test"})))
-        else:
-            cells += [group.over(_score("test", "nll"), 3), group.over(_score("test", "ece"))]
-        rows.append([group.data, *shown(group), *cells, group.over(_seconds, 0), group.seeds])
-    names = (
-        ["source ↑", *(f"{target} ↑" for target in targets), "average ↑"]
-        if targets
-        else ["accuracy ↑", "NLL ↓", "ECE ↓"]
-    )
-    notes = shown.notes(groups)
-    if targets:
-        notes.append("the average is over the row's targets, without the source")
-    return Table.sectioned(title, ["data", *shown.columns, *names, "train s", "seeds"], rows, notes)
-
-
-class _Words:
-    """How the words of groups are shown: method and inference as columns, the others in a third column where groups
-    differ in them, and in a note where they do not."""
+class GroupWords:
+    """How the words of some groups are shown: method and inference as columns, the others in a third column where
+    groups differ in them, and in a note where they do not."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
+        self.groups = groups
         self.common = [word for word in groups[0].words[2:] if all(word in group.words[2:] for group in groups)]
-        self.columns = ["method", "inference"]
-        if any(self._rest(group) for group in groups):
-            self.columns.append("settings")
+        self.columns = ["method", "inference", *(["settings"] if any(map(self.rest, groups)) else [])]
 
-    def _rest(self, group: Group) -> list[str]:
-        return [word for word in group.words[2:] if word not in self.common]
+    def rest(self, group: Group) -> str:
+        """The words of a group that not all groups have."""
+        return ", ".join(word for word in group.words[2:] if word not in self.common)
 
-    def __call__(self, group: Group) -> list[str]:
-        return [*group.words[:2], ", ".join(self._rest(group))][: len(self.columns)]
+    def cells(self, group: Group) -> list[str]:
+        return [*group.words[:2], self.rest(group)][: len(self.columns)]
 
-    def notes(self, groups: Sequence[Group]) -> list[str]:
+    def name(self, group: Group) -> str:
+        """A name that tells a group apart from the others: method, inference, and what not all groups have."""
+        method, how = group.words[:2]
+        data = group.data if len({each.data for each in self.groups}) > 1 else ""
+        more = ", ".join(filter(None, (data, self.rest(group))))
+        return f"{method}{'' if how == 'none' else f' · {how}'}{f' ({more})' if more else ''}"
+
+    def notes(self) -> list[str]:
         """The words that all groups have in common, and what the numbers are."""
-        several = any(len(group.runs) > 1 for group in groups)
+        several = any(len(group.runs) > 1 for group in self.groups)
         return [", ".join(self.common), *(["mean ± standard deviation over seeds"] if several else [])]
 
 
-def _score(part: str, name: str = "accuracy") -> Callable[[Run], float | None]:
+def _base_novel(name: str) -> Read:
+    return lambda run: run.result.base_novel[name]
+
+
+def _score(part: str, name: str = "accuracy") -> Read:
     return lambda run: getattr(run.result.parts.get(part), name, None)
 
 
 def _seconds(run: Run) -> float | None:
     return run.result.seconds.training
-
-
-def _average_of(targets: Collection[str]) -> Callable[[Run], float | None]:
-    """Reads the average accuracy over targets from a run; None where the run lacks one of them."""
-
-    def average(run: Run) -> float | None:
-        known = [value for value in (_score(target)(run) for target in targets) if value is not None]
-        return statistics.fmean(known) if known and len(known) == len(targets) else None
-
-    return average
 
 
 class MethodScores(NamedTuple):

@@ -117,26 +117,19 @@ class Markup:
         return text + self.footnotes.format(marks) if marks else text
 
 
-def mark_best(cells: Sequence[Cell], better: Callable[..., float] = max) -> list[Cell]:
-    """The same cells with the best, as shown, marked; all that look alike.
+def mark_column(rows: Sequence[list[Cell | str]], column: int, better: Callable[..., float] = max) -> None:
+    """Mark the best number, as shown, of one column by its index in these rows; all that look alike.
 
-    >>> [cell.best for cell in mark_best([Cell(80.001), Cell(80.0), Cell(79.0), Cell(None)])]
+    >>> rows: list[list[Cell | str]] = [[Cell(80.001)], [Cell(80.0)], [Cell(79.0)], [Cell(None)]]
+    >>> mark_column(rows, 0)
+    >>> [row[0].best for row in rows]
     [True, True, False, False]
     """
-    known = [cell.value for cell in cells if cell.value is not None]
-    if not known:
-        return list(cells)
-    best = f"{better(known):.{cells[0].digits}f}"
-    return [
-        replace(cell, best=cell.value is not None and f"{cell.value:.{cells[0].digits}f}" == best) for cell in cells
-    ]
-
-
-def mark_column(rows: Sequence[list[Cell | str]], column: int, better: Callable[..., float] = max) -> None:
-    """Mark the best of one column, by its index, of these rows. Every row must have a cell there."""
-    marked = mark_best([cell for row in rows if isinstance(cell := row[column], Cell)], better)
-    for row, cell in zip(rows, marked, strict=True):
-        row[column] = cell
+    cells = [(row, cell) for row in rows if isinstance(cell := row[column], Cell) and cell.value is not None]
+    if cells:
+        values = [round(cell.value or 0.0, cells[0][1].digits) for _, cell in cells]
+        for (row, cell), value in zip(cells, values, strict=True):
+            row[column] = replace(cell, best=value == better(values))
 
 
 @dataclass(frozen=True)
@@ -280,25 +273,20 @@ class Table:
 
     def to_csv(self) -> str:
         """Unrounded; a column that has deviations is followed by one with them, and notes stand last, in words."""
-        spread = [
-            any(isinstance(row[index], Cell) and row[index].std is not None for row in self.rows)  # type: ignore[union-attr]
-            for index in range(len(self.columns))
-        ]
+        columns: list[list[str]] = []
+        for index, name in enumerate(self.full_columns()):
+            cells = [row[index] for row in self.rows]
+            columns.append([name, *(cell if isinstance(cell, str) else _plain(cell.value) for cell in cells)])
+            spread = ["" if isinstance(cell, str) else _plain(cell.std) for cell in cells]
+            columns += [[f"{name} std", *spread]] if any(spread) else []
+        if self.footnotes:
+            notes = (
+                dict.fromkeys(note for cell in row if isinstance(cell, Cell) for note in cell.notes)
+                for row in self.rows
+            )
+            columns.append(["notes", *map("; ".join, notes)])
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        header = [
-            name
-            for column, more in zip(self.full_columns(), spread, strict=True)
-            for name in ((column, f"{column} std") if more else (column,))
-        ]
-        writer.writerow([*header, "notes"] if self.footnotes else header)
-        for row in self.rows:
-            line: list[str] = []
-            for cell, more in zip(row, spread, strict=True):
-                value, std = (cell, "") if isinstance(cell, str) else (_plain(cell.value), _plain(cell.std))
-                line += [value, std] if more else [value]
-            notes = dict.fromkeys(note for cell in row if isinstance(cell, Cell) for note in cell.notes)
-            writer.writerow([*line, "; ".join(notes)] if self.footnotes else line)
+        csv.writer(text, lineterminator="\n").writerows(zip(*columns, strict=True))
         return text.getvalue()
 
     def to_latex(self) -> str:
