@@ -177,7 +177,7 @@ def target_names(protocol: str, data: str, targets: Sequence[str] | None = None)
         if data != SOURCE:
             raise UserError(
                 f"{protocol} from '{data}' has no published targets (those are for {SOURCE}): name the data sets to "
-                "test on, as in --targets shapes,letters"
+                "test on, as in targets=shapes,letters"
             )
         return list(TARGETS[protocol])
     names = [split_of(target)[0] for target in targets]
