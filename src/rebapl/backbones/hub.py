@@ -84,7 +84,7 @@ def fetch(hub_id: str) -> Path:
 
 
 def ask_hub(hub_id: str) -> Any:
-    """The hub's description of a checkpoint. If the hub does not answer or has none, that is an error within seconds."""
+    """The hub's description of a checkpoint. If it does not answer or has none, that is an error within seconds."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 

@@ -168,7 +168,7 @@ class Learner(nn.Module, Generic[Frozen]):
         """
 
     def prepare_text(self) -> None:
-        """Tokenise the class names, and compute the constant part of their text features. `bind` calls it every time."""
+        """Tokenise the class names, and compute the constant part of their text. `bind` calls it every time."""
         raise NotImplementedError
 
     def sentences(self) -> list[str]:
