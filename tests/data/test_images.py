@@ -8,7 +8,10 @@ import pytest
 from PIL import Image, ImageOps
 
 from rebapl.data import images
+from rebapl.data.batches import LabelledImages
+from rebapl.data.dataset import Dataset, Item
 from rebapl.data.images import read_image
+from rebapl.data.transforms import Preprocessing
 from rebapl.errors import UserError
 
 RAMP = np.arange(0, 65536, 1024, dtype=np.uint16).reshape(8, 8)
@@ -133,3 +136,33 @@ def test_a_large_file_is_not_read_before_it_is_known_to_be_an_image(
         read_image(tmp_path / "film.jpg")
     monkeypatch.setattr(images, "LARGE", 10)
     assert np.array_equal(read_image(tmp_path / "large.png"), noise())
+
+
+@pytest.mark.parametrize("size", [(1, 200_000), (49_999_999, 1)])
+def test_an_image_that_is_all_length_is_refused_before_it_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
+) -> None:
+    """Its long side would be resized to gigabytes: a file of a few hundred bytes could end a server."""
+    Image.new("L", size).save(tmp_path / "line.png")
+    monkeypatch.setattr(Image.Image, "resize", lambda *_: pytest.fail("it was resized"))
+    width, height = size
+    reason = f"the image has {width} × {height} pixels, and no side may be over 100 times as long as the other"
+    with pytest.raises(
+        images.UnreadableImageError, match=rf"line\.png cannot be read as an image \({reason}\)"
+    ) as caught:
+        read_image(tmp_path / "line.png")
+    assert caught.value.reason == reason
+
+
+def test_an_image_of_a_data_set_from_outside_is_refused_as_well() -> None:
+    item = Item("line", 0, "line")
+    dataset = Dataset("outside", "{}.", [item], [], [], lambda _: Image.new("RGB", (2, 201)))
+    data = LabelledImages(dataset, [item])
+    preprocessing = Preprocessing(resize=8, crop=8, mean=(0.5,) * 3, std=(0.5,) * 3)
+    with pytest.raises(UserError, match=r"line cannot be read as an image \(the image has 2 × 201 pixels"):
+        _ = data.images
+    with pytest.raises(UserError, match="the image has 2 × 201 pixels"):
+        data.views(preprocessing)
+    with pytest.raises(UserError, match="the image has 2 × 201 pixels"):
+        preprocessing.centre(Image.new("RGB", (2, 201)))
+    assert preprocessing.centre(Image.new("RGB", (2, 200))).shape == (3, 8, 8)

@@ -2,9 +2,11 @@
 
 import csv
 import io
+import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_suite import TINY
@@ -19,6 +21,7 @@ from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import RESULTS, run_folder
 
 SHIFT = 1.5
+PAGE = Path(__file__).parents[2] / "docs" / "reproduce.md"
 
 
 def invent(runs: Path, config: RunConfig, parts: dict[str, float]) -> None:
@@ -155,3 +158,22 @@ def test_the_paper_s_latency_of_maple_stands_beside_that_of_rebapl(tmp_path: Pat
     table = table_of(PAPER_TARGETS["latency"].make(Context(suite, tmp_path, devices=["cpu"])), "latency")
     beside = [(row["C"], row["spread paper"]) for row in table]
     assert beside == [("MaPLe", "242.33"), ("1", "242.39"), ("3", "276.5")]
+
+
+def test_a_table_of_one_s_own_is_one_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The example of the page: its runs, then its table, a section for each data set and one for the average."""
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(block, PAGE.name, "exec"), names)
+    assert "letters maple rebapl 2" in capsys.readouterr().out
+    table = names["table"]
+    for config in table.runs(MINI):
+        temperature = config.inference_settings["sampler.temperature"]
+        invent(tmp_path, config, {"base": 80.0 + temperature, "novel": 60.0 + config.seed})
+    made = table_of(table.make(Context(MINI, tmp_path)), "temperature")
+    assert [(row["data set"], row["T"]) for row in made] == [
+        (data, temperature) for data in ("Average", *MINI.data) for temperature in ("0.1", "1.0")
+    ]
+    assert [float(row["base"]) for row in made[:2]] == pytest.approx([80.1, 81.0])
+    assert {float(row["novel"]) for row in made} == {61.5}
+    assert "HM" in made[0]

@@ -6,18 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from tiny_suite import TINY
 
 from rebapl.backbones import load_backbone
-from rebapl.data.batches import LabelledImages
 from rebapl.errors import UserError
 from rebapl.files import write_json
 from rebapl.learners import METHODS
 from rebapl.reproduce.make import planned
 from rebapl.reproduce.suites import MINI, PAPER, Choice, photo_suite
 from rebapl.reproduce.targets import PAPER_TARGETS, steps
-from rebapl.reproduce.timing import random_posterior
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import RESULTS, run_folder
 from rebapl.training.fit import Training
@@ -162,13 +159,3 @@ def test_a_local_suite_says_what_is_missing(tmp_path: Path) -> None:
         photo_suite("x", tmp_path)
     with pytest.raises(UserError, match="did you mean 'eurosat'"):
         photo_suite("x", tmp_path, ["eurosatt"])
-
-
-def test_spread_samples_predict_as_they_do_together() -> None:
-    """On the cores of a CPU too, as `latency` spreads them."""
-    encoder = load_backbone("mini")
-    part = TINY.config("digits", Choice("maple", "maple"), 1).task().tests["base"]
-    whole = random_posterior(encoder, part.class_names, part.dataset.template, 3)
-    views = LabelledImages(part.dataset, part.items[:4]).views(encoder.preprocessing)
-    both = (each.predict_views(views).probabilities for each in (whole.spread(["cpu", "cpu"]), whole))
-    torch.testing.assert_close(*both)

@@ -66,7 +66,7 @@ def load_published(entry: Entry, root: Path, split: str | None = None, template:
             lists = folder / entry.lists[0] if entry.layout == "split" else images
             raise UserError(
                 f"{lists} has {classes} classes; {entry.title} has {entry.classes}: see `rebapl data list "
-                f"{entry.name}` for its files, or name a split file with --split"
+                f"{entry.name}` for its files, or name a split file with split=FILE"
             )
     return Dataset(entry.name, template or entry.template, *splits, FileImages(images, upright=False), folder=images)
 
@@ -133,6 +133,9 @@ def _numbered(entry: Entry, root: Path) -> Splits:
     names = {str(label): name for label, name in enumerate(_class_names(entry, root).values())}
     return Splits([], [], _class_folders(root / entry.folder / entry.images, "", names))
 
+
+TEST_ONLY = ("test-only", "numbered")
+"""The layouts of ImageNet's variants, which have no training images."""
 
 _READERS: dict[str, Callable[[Entry, Path], Splits]] = {
     "split": _split_file,

@@ -12,7 +12,7 @@ from rebapl.data.catalogue import load_dataset
 from rebapl.data.dataset import Dataset, Item
 from rebapl.data.fewshot import base_novel, few_shot, relabelled, spread
 from rebapl.data.folds import check_fold, folded
-from rebapl.data.published import PUBLISHED
+from rebapl.data.published import PUBLISHED, TEST_ONLY
 from rebapl.errors import UserError, unknown
 
 PROTOCOLS = ("base-to-novel", "few-shot", "cross-dataset", "domain-generalization", "selection")
@@ -21,19 +21,8 @@ SOURCE = "imagenet"
 """The data set that the published transfers are trained on."""
 
 TARGETS: dict[str, tuple[str, ...]] = {
-    "cross-dataset": (
-        "caltech101",
-        "oxford_pets",
-        "stanford_cars",
-        "oxford_flowers",
-        "food101",
-        "fgvc_aircraft",
-        "sun397",
-        "dtd",
-        "eurosat",
-        "ucf101",
-    ),
-    "domain-generalization": ("imagenetv2", "imagenet_sketch", "imagenet_a", "imagenet_r"),
+    "cross-dataset": tuple(name for name, entry in PUBLISHED.items() if entry.layout in ("split", "aircraft")),
+    "domain-generalization": tuple(name for name, entry in PUBLISHED.items() if entry.layout in TEST_ONLY),
 }
 """The published targets of the two protocols that test on other data sets, in the order of the tables."""
 
@@ -171,7 +160,7 @@ def _several_classes(dataset: Dataset) -> int:
 
 
 def target_names(protocol: str, data: str, targets: Sequence[str] | None = None) -> list[str]:
-    """The other data sets that a protocol tests on after training on `data`: those given, or the published ones.
+    """The other data sets that a protocol tests on after training on `data`: the `targets`, or the published ones.
 
     >>> target_names("domain-generalization", "imagenet")
     ['imagenetv2', 'imagenet_sketch', 'imagenet_a', 'imagenet_r']
@@ -188,7 +177,7 @@ def target_names(protocol: str, data: str, targets: Sequence[str] | None = None)
         if data != SOURCE:
             raise UserError(
                 f"{protocol} from '{data}' has no published targets (those are for {SOURCE}): name the data sets to "
-                "test on, as in --targets shapes,letters"
+                "test on, as in targets=shapes,letters"
             )
         return list(TARGETS[protocol])
     names = [split_of(target)[0] for target in targets]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -57,10 +57,6 @@ class Context:
         """The stored result of a finished run."""
         return read_result(run_folder(config, self.runs))
 
-    def notes(self, *more: str) -> list[str]:
-        """The remarks below a table: the suite's, if it has one, then `more`."""
-        return [note for note in (self.suite.remark, *more) if note]
-
 
 @dataclass(frozen=True)
 class Product:
@@ -73,20 +69,6 @@ class Product:
     figures: Mapping[str, Figure] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     opposite: Sequence[str] = ()
-
-
-class Target(Protocol):
-    """A table or figure of the paper: `runs` lists the runs that `make` needs finished."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def what(self) -> str: ...
-
-    def runs(self, suite: Suite) -> list[RunConfig]: ...
-
-    def make(self, context: Context) -> Product: ...
 
 
 @dataclass(frozen=True)
@@ -219,6 +201,10 @@ class PaperTable:
         return Product({self.name: filled.table()}, figures, data, filled.opposite())
 
 
+Target = PaperTable | MeasuredTarget
+"""A table or figure of the paper: `runs` lists the runs that `make` needs finished."""
+
+
 def collect(table: PaperTable, context: Context) -> Collected:
     """The collector: the scores of every row of a table in every section, for each seed or measurement."""
     if table.measure is not None:
@@ -316,7 +302,8 @@ class FilledTable:
                     rows.append([*front, "Δ", *_difference(row[len(words) :], by_key[line.over][len(words) :])])
         merged = 1 if by_section else self.of.merged
         changes = [number for number in range(1, len(rows)) if rows[number][:merged] != rows[number - 1][:merged]]
-        title = self.of.title.format(data=printed(self.data[0]))
+        data = printed(self.data[0]) if len(self.data) == 1 else f"{len(self.data)} data sets"
+        title = self.of.title.format(data=data)
         return Table(title, columns, rows, self._notes(), groups, [*changes, len(rows)], merged)
 
     def _width(self, score: ScoreColumn) -> int:
@@ -352,7 +339,7 @@ class FilledTable:
         if AVERAGE in self.sections and self.of.orientation and not self.compared:
             notes.append(ORIENTATION)
         shown = any(self.shows_paper(score) for score in self.of.scores)
-        return self.context.notes(*notes, *(self._paper.get("notes", []) if shown else []))
+        return [note for note in (self.suite.remark, *notes, *(self._paper.get("notes", []) if shown else [])) if note]
 
     def opposite(self) -> list[str]:
         """A sentence for each claim of the table whose difference has the other sign than the paper's, as shown."""
@@ -363,10 +350,11 @@ class FilledTable:
             for line in self.lines
             if line.over in names
         ]
+        average = "average " if self.summary == AVERAGE else ""
         sentences = []
         for claim in (*gains, *self.of.claims(list(names))):
             title = next(score.title for score in self.of.scores if score.name == claim.score)
-            what = f"{names[claim.more]} minus {names[claim.less]}, {self._average}{title}"
+            what = f"{names[claim.more]} minus {names[claim.less]}, {average}{title}"
             ours = self.cell(claim.more, claim.score).minus(self.cell(claim.less, claim.score))
             if claim.says:
                 sentences += [f"{what}: {ours} here; in the paper it is {claim.says}."] if ours.sign < 0 else []
@@ -375,10 +363,6 @@ class FilledTable:
             theirs = more.minus(less)
             sentences += [f"{what}: {ours} here, {theirs} in the paper."] if ours.sign * theirs.sign < 0 else []
         return sentences
-
-    @property
-    def _average(self) -> str:
-        return "average " if self.summary == AVERAGE else ""
 
 
 def _difference(after: Sequence[Cell | str], before: Sequence[Cell | str]) -> list[Cell | str]:

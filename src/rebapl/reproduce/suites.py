@@ -93,14 +93,12 @@ class Suite:
     compared: bool = True
     strengths: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
     references: tuple[int, ...] = (16, 32, 64)
-    metrics: tuple[str, ...] = ("mmd", "wasserstein")
     cycles: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20)
     samples: tuple[int, ...] = (1, 2, 3, 4, 5)
     points: tuple[int, ...] = (2, 4, 8, 16, 32, 64)
     repeats: int = 20
     latency_cycles: tuple[int, ...] = (1, 2, 3, 4, 8)
     latency_images: int = 100
-    toy_runs: int = 400
 
     def config(self, data: str, choice: Choice, seed: int, protocol: str = "base-to-novel") -> RunConfig:
         """The run of a choice on a data set."""

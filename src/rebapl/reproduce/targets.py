@@ -39,9 +39,9 @@ from rebapl.reproduce.study_figures import CurveFigure, heat_maps
 from rebapl.reproduce.suites import Choice, Suite, learns
 from rebapl.reproduce.timing import LATENCY, OVERHEAD, distance_name
 from rebapl.reproduce.toy import toy
-from rebapl.runs.backbone import best_device
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import run_folder
+from rebapl.runs.machine import best_device
 from rebapl.sampling.presets import preset_values
 
 TRANSFERRED = ("promptsrc", "maple", "mmrl")
@@ -170,7 +170,7 @@ PLUG_AND_PLAY = PaperTable(
 def _strengths(suite: Suite) -> list[TableLine]:
     """ReBaPL by distance, number of reference images n, and ξ, with the force as the paper prints it; and MaPLe."""
     lines = []
-    for metric in suite.metrics:
+    for metric in ("mmd", "wasserstein"):
         for count in suite.references:
             for xi in suite.strengths:
                 force = {"kind": "printed", "strength": xi}

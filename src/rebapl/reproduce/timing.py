@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import statistics
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.batches import LabelledImages
@@ -21,23 +22,16 @@ from rebapl.reproduce.paper_table import Context, FilledTable, PaperTable, Score
 from rebapl.reproduce.study_figures import CurveFigure
 from rebapl.reproduce.suites import Suite
 from rebapl.repulsion import DISTANCES, Distance
-from rebapl.runs.backbone import best_device
-from rebapl.runs.environment import device_name
+from rebapl.runs.machine import best_device, device_name
 
 WIDTH = 512
 """The dimension of the points that distances are timed on: that of CLIP ViT-B/16's features."""
 
 
-def milliseconds(call: Callable[[], object], repeats: int, device: str) -> list[float]:
-    """The times of `repeats` calls, after two that do not count. Each time ends when the device has finished."""
-    times = []
-    for _ in range(2 + repeats):
-        start = time.perf_counter()
-        call()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize(device)
-        times.append(1000 * (time.perf_counter() - start))
-    return times[2:]
+def milliseconds(call: Callable[[], object], repeats: int, threads: int | None = None) -> list[float]:
+    """The times of `repeats` calls, each until the device has finished, with this many threads of the CPU."""
+    timer = Timer("call()", globals={"call": call}, num_threads=threads or torch.get_num_threads())
+    return [1000 * timer.timeit(1).mean for _ in range(repeats)]
 
 
 def distance_name(metric: str) -> str:
@@ -81,7 +75,7 @@ def _median_times(distance: Distance, count: int, repeats: int, device: str) -> 
         return torch.autograd.grad(distance.between(x, known).sum(), x)
 
     calls = {"alone": alone, "with gradient": with_gradient}
-    return {name: statistics.median(milliseconds(call, repeats, device)) for name, call in calls.items()}
+    return {name: statistics.median(milliseconds(call, repeats)) for name, call in calls.items()}
 
 
 def _overhead_notes(filled: FilledTable) -> list[str]:
@@ -123,20 +117,13 @@ def _prediction_times(context: Context) -> dict[str, Sequence[Scores]]:
     times: dict[str, Sequence[Scores]] = {}
     for row, count in {"maple": 1, **{str(count): count for count in suite.latency_cycles}}.items():
         posterior = random_posterior(encoder, part.class_names, part.dataset.template, count)
-        alone = milliseconds(lambda: posterior.predict_views(views), suite.repeats, devices[0])  # noqa: B023
-        spread = _spread_times(posterior, views, devices, suite.repeats) if len(devices) > 1 else [None] * len(alone)
-        times[row] = [{"one": one, "spread": several} for one, several in zip(alone, spread, strict=True)]
+        one = milliseconds(partial(posterior.predict_views, views), suite.repeats)
+        several: Sequence[float | None] = [None] * len(one)
+        if len(devices) > 1:
+            threads = 1 if devices[0] == "cpu" else None  # a thread per worker, not per core in each
+            several = milliseconds(partial(posterior.spread(devices).predict_views, views), suite.repeats, threads)
+        times[row] = [{"one": alone, "spread": spread} for alone, spread in zip(one, several, strict=True)]
     return times
-
-
-def _spread_times(posterior: Posterior, views: Tensor, devices: Sequence[str], repeats: int) -> list[float]:
-    spread, threads = posterior.spread(devices), torch.get_num_threads()
-    if devices[0] == "cpu":
-        torch.set_num_threads(1)  # a thread per worker, not per core in each
-    try:
-        return milliseconds(lambda: spread.predict_views(views), repeats, devices[0])
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _devices(context: Context) -> list[str]:

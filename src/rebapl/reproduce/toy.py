@@ -199,9 +199,9 @@ def draw_toy(out: Path, seed: int = 1) -> list[Path]:
     return [path for name, figure in figures(seed)[0].items() for path in save_for_paper(figure, out, name)]
 
 
-def toy(context: Context) -> Product:
+def toy(_: Context) -> Product:
     """The figures of the example, and a table of how many chains find both modes."""
-    drawn, modes = figures(runs=context.suite.toy_runs)
+    drawn, modes = figures()
     rows: list[Row] = []
     for setting in SETTINGS:
         which = modes[setting.label]
