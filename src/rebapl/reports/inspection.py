@@ -26,9 +26,9 @@ from rebapl.evaluation.tasks import Predicted, bound_to, diversity_on_test, part
 from rebapl.evaluation.temperature import fit_temperature
 from rebapl.files import read_json
 from rebapl.posterior import Posterior, Prediction, load_posterior
-from rebapl.runs.backbone import KeptBackbone, LoadBackbone, best_device
 from rebapl.runs.config import RunConfig, data_name
 from rebapl.runs.folder import CONFIG, ENVIRONMENT, LOG, RESULTS, Run, config_from_json
+from rebapl.runs.machine import KeptBackbone, LoadBackbone, best_device
 from rebapl.runs.results import DiversityRecord, RunResult, read_result
 from rebapl.sampling import Inference
 from rebapl.sampling.optimizers import build_schedule
