@@ -131,7 +131,7 @@ def test_prediction_sets_are_counted_where_they_were_fitted(two: InspectedRun) -
     sets = [record["set"] for record in fitted.prediction.records()]
     held = sum(names[label] in kept for label, kept in zip(labels, sets, strict=True))
     size = sum(map(len, sets)) / len(sets)
-    assert re.search(rf"base 80 {100 * held / len(sets):.1f} [\d.]+ – [\d.]+ {size:.2f} ", text)
+    assert re.search(rf"base 80.0 {100 * held / len(sets):.1f} [\d.]+ – [\d.]+ {size:.2f} ", text)
     assert 0 < held < len(sets)
     assert size > 1
 
