@@ -18,7 +18,7 @@ from rebapl.evaluation.tasks import bound_to, part_labels, predict_part
 from rebapl.files import read_json, write_json
 from rebapl.posterior import load_posterior
 from rebapl.reports.tables import Cell
-from rebapl.runs.jobs import Job
+from rebapl.runs.run import Job
 from rebapl.sampling.settings import Inference
 
 ROOT = Path(__file__).parents[1]

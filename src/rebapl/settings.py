@@ -60,7 +60,7 @@ class Settings(BaseModel):
     kind: ClassVar[str]
     """The name under which a class stands in a `OneOf`."""
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:

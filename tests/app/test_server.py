@@ -40,7 +40,7 @@ from rebapl.errors import UserError
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.answers import Question, answer_files
 from rebapl.posterior.prediction import Conformal, Threshold
-from rebapl.runs.folder import train_run
+from rebapl.runs.run import run as do_run
 
 NAMES = ["cat", "dog", "zero"]
 
@@ -49,7 +49,7 @@ NAMES = ["cat", "dog", "zero"]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With prediction sets that hold all classes."""
     folder = tmp_path_factory.mktemp("serve")
-    train_run(CONFIG, folder / "run", device="cpu")
+    do_run(CONFIG, folder / "run", device="cpu", score=False)
     trained = load_posterior(folder / "run")
     names = tuple(trained.class_names)
     every = Conformal(0.9, 1.0, "probabilities", names, images=20, size=float(len(names)))

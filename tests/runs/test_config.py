@@ -12,7 +12,8 @@ import rebapl.backbones.loading
 from rebapl.errors import UserError
 from rebapl.learners import METHODS
 from rebapl.runs.config import RunConfig, first_difference, hash_of, with_full_paths
-from rebapl.runs.folder import run_folder, train_run
+from rebapl.runs.folder import run_folder
+from rebapl.runs.run import run
 from rebapl.sampling import Inference
 
 CONFIG = RunConfig("digits", "maple", "rebapl", backbone="mini")
@@ -214,7 +215,7 @@ def test_what_is_hashed_is_what_is_run_and_saved(tmp_path: Path, method: str) ->
         inference_settings={"cycles": 2, "sampler.temperature": 0.5, "repulsion": {"distance": "energy"}},
     )
     out = run_folder(config, tmp_path)
-    train_run(config, out, device="cpu")
+    run(config, out, device="cpu", score=False)
     asked = json.loads((out / "config.json").read_text())
     resolved = asked["resolved"]
     assert out.name.endswith(f"-{asked['hash']}")

@@ -17,7 +17,8 @@ from rebapl.learners import METHODS
 from rebapl.origins import Value
 from rebapl.runs.config import RunConfig
 from rebapl.runs.config_file import KEYS, build_config, gather_settings, read_config_file, read_words, run_schema
-from rebapl.runs.folder import config_from_json, run_folder, train_run
+from rebapl.runs.folder import config_from_json, run_folder
+from rebapl.runs.run import run as do_run
 from rebapl.sampling.presets import PRESETS
 
 ROOT = Path(__file__).parents[2]
@@ -173,7 +174,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         inference_settings={"cycles": 2, "batch": 5, "sampler.temperature": 0.5},
     )
     folder = run_folder(config, tmp_path_factory.mktemp("runs"))
-    assert train_run(config, folder, device="cpu")
+    assert do_run(config, folder, device="cpu", score=False)
     return folder
 
 

@@ -41,8 +41,8 @@ def serve(
     from rebapl.app.answering import Answering
     from rebapl.data.task import Task
     from rebapl.posterior import load_posterior
-    from rebapl.runs.backbone import best_device
     from rebapl.runs.folder import CONFIG, read_config
+    from rebapl.runs.machine import best_device
 
     posterior = load_posterior(run, backbone, best_device(device))
     task: Task | None = None
