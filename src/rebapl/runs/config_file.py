@@ -40,8 +40,8 @@ def gather_settings(file: Path | None, options: Mapping[str, Any], words: Sequen
 
     >>> gather_settings(None, {"data": "digits", "method": "maple"}, ["method.tokens=4", "method.depth=3"])
     {'data': 'digits', 'method': {'name': 'maple', 'tokens': 4, 'depth': 3}}
-    >>> gather_settings(None, {"method": "maple"}, ["method.tokens=4", "method=coop"])
-    {'method': {'name': 'coop'}}
+    >>> gather_settings(None, {"method": "maple"}, ["method=coop", "method.tokens=4"])
+    {'method': {'name': 'coop', 'tokens': 4}}
     """
     settings = {} if file is None else read_config_file(file)
     for each in (_checked(options), read_words(words)):
