@@ -44,7 +44,7 @@ from rebapl.files import read_json, write_json
 from rebapl.learners import METHODS, resolve_method
 from rebapl.randomness import generator
 from rebapl.reproduce.timing import random_posterior
-from rebapl.runs.environment import environment
+from rebapl.runs.machine import environment
 from rebapl.training.fit import Training
 from rebapl.training.resolution import ResolvedTraining, resolve_training
 

@@ -28,9 +28,9 @@ from rebapl.cli.commands import app
 from rebapl.data.batches import LabelledImages
 from rebapl.data.catalogue import load_dataset
 from rebapl.learners import METHODS
-from rebapl.runs.folder import complete_run
+from rebapl.runs.run import run
 from rebapl.sampling import PRESETS
-from rebapl.training.tracking import TRACKERS
+from rebapl.training.log import TRACKERS
 
 SOURCE = Path(rebapl.__file__).parent
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *DOCS.rglob("*.md")))
@@ -228,7 +228,7 @@ def test_a_tracker_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.setattr(TRACKERS, "known", dict(TRACKERS.known))
     run_code(sharing("register_tracker"), "docs/sharing.md")
-    complete_run(small_run.CONFIG.changed(method="coop", test_images=10), tmp_path / "x", device="cpu", track=["wandb"])
+    run(small_run.CONFIG.changed(method="coop", test_images=10), tmp_path / "x", device="cpu", track=["wandb"])
     assert [each["id"] for each in began] == ["x", "x"]
     assert began[0]["config"]["method.name"] == "coop"
     assert rows == [0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from rebapl.evaluation.tasks import bound_to, part_labels, predict_part
 from rebapl.files import read_json, write_json
 from rebapl.posterior import load_posterior
 from rebapl.reports.tables import Cell
-from rebapl.runs.jobs import Job
+from rebapl.runs.run import Job
 from rebapl.sampling.settings import Inference
 
 ROOT = Path(__file__).parents[1]
@@ -143,7 +144,7 @@ def test_runs_with_other_openings_answer_together(tmp_path: Path) -> None:
     )
     row = {"two": study.Setting("mle", openings=("a photo of a", "a picture of a"))}
     (wanted, *_) = study.wanted("x", row, ("digits",), {"": (1,)}, "selection", asked)
-    short = [config.changed(epochs=1, shots=1) for config in wanted.configs]
+    short = [config.changed(epochs=1, shots=1, test_images=30) for config in wanted.configs]
     run = study.Study(asked)
     assert run.do([study.Wanted(wanted.what, short)])
     (found,) = run.records
@@ -171,6 +172,7 @@ def stage(name: str) -> list[dict[str, Any]]:
     return [each for each in RECORDS if each["stage"] == name]
 
 
+@cache
 def on_the_page() -> dict[str, str]:
     """The tables that docs/benchmarks.md shows, made again from the records."""
     rounds = ("structures", "force", "short list", "second round", "second short list", "impulses", "left out")

@@ -16,8 +16,9 @@ from typing import Any
 
 from rebapl.files import write_json
 from rebapl.runs.config import RunConfig
-from rebapl.runs.engines import EngineOptions
-from rebapl.runs.jobs import Job, Outcome
+from rebapl.runs.engine import Engine, LocalEngine, Outcome
+from rebapl.runs.engines import RayEngine
+from rebapl.runs.run import Job
 
 OUT = Path(__file__).parents[1] / "docs" / "benchmarks" / "soak.json"
 GROWTH_MIB = 32.0
@@ -36,22 +37,22 @@ def resident() -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
 
-def soak(options: EngineOptions, count: int, runs: Path) -> dict[str, Any]:
+def soak(name: str, engine: Engine[Any], count: int, runs: Path) -> dict[str, Any]:
     """Do `count` runs on an engine, and say how that went."""
     jobs = [Job.of(tiny(seed), runs) for seed in range(1, count + 1)]
     ends: Counter[Path] = Counter()
     memory: list[float] = []
     outcomes: list[Outcome] = []
     begin = time.monotonic()
-    for outcome in options.build(runs).run(jobs):
+    for outcome in engine.run(jobs):
         outcomes.append(outcome)
         ends[outcome.folder] += 1
         if len(outcomes) % max(1, count // 20) == 0:
             memory.append(round(resident(), 1))
-            print(f"{options.name}: {len(outcomes)} of {count}, {memory[-1]} MiB", flush=True)
+            print(f"{name}: {len(outcomes)} of {count}, {memory[-1]} MiB", flush=True)
     early = memory[len(memory) // 5]
     return {
-        "engine": options.name,
+        "engine": name,
         "runs": count,
         "done": sum(outcome.state == "done" for outcome in outcomes),
         "tried_again": sum(outcome.attempts > 1 for outcome in outcomes),
@@ -80,14 +81,11 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=["local", "ray"])
     parser.add_argument("--out", type=Path, default=OUT)
     asked = parser.parse_args()
-    options = {
-        "local": EngineOptions("local", device=["cpu"], jobs=2),
-        "ray": EngineOptions("ray", cpus_per_run=1, gpus_per_run=0),
-    }
+    engines: dict[str, Engine[Any]] = {"local": LocalEngine(["cpu"], 2), "ray": RayEngine(Path(), gpus=0)}
     records = []
     for name in asked.engines:
         with tempfile.TemporaryDirectory() as folder:
-            records.append(soak(options[name], asked.runs, Path(folder)))
+            records.append(soak(name, engines[name], asked.runs, Path(folder)))
         check(records[-1])
         write_json(asked.out, {"python": platform.python_version(), "machine": platform.machine(), "engines": records})
 

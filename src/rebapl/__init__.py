@@ -50,7 +50,7 @@ _WHERE = {
     "register_dataset": "rebapl.data.catalogue",
     "register_distance": "rebapl.repulsion",
     "register_preset": "rebapl.sampling",
-    "register_tracker": "rebapl.training.tracking",
+    "register_tracker": "rebapl.training.log",
     "save_posterior": "rebapl.posterior",
 }
 
@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     from rebapl.sampling import SGHMC, SGLD, Chain, CyclicalSchedule, Inference, preset, register_preset
     from rebapl.settings import Settings
     from rebapl.training.fit import fit
-    from rebapl.training.tracking import register_tracker
+    from rebapl.training.log import register_tracker
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,10 @@ class UserError(ValueError):
     """Bad input. The command line prints its message without a traceback."""
 
 
+class FailedError(UserError):
+    """Work failed, other than by bad input. The command line ends with another exit code then."""
+
+
 def unknown(kind: str, given: str, accepted: Iterable[str], more: str = "") -> UserError:
     """The error for a name that is none of the accepted ones; suggests the nearest.
 

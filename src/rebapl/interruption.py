@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-_WATCHED = [name for name in ("SIGINT", "SIGTERM", "SIGUSR2") if hasattr(signal, name)]
+_WATCHED = [name for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2") if hasattr(signal, name)]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -28,9 +28,10 @@ def interrupt(number: int, _frame: FrameType | None = None) -> None:
 class HeldBack:
     """Within `with`, the first signal is only noted. `deliver` hands it to whoever would have had it.
 
-    Ctrl-C, SIGTERM and, where a program has a handler for it, SIGUSR2 are held back: schedulers send the latter two
-    before they end a job. Whoever presses Ctrl-C a second time does not want to wait, and does not. Outside of the main
-    thread, which alone receives signals, and where it is not `active`, nothing is held back.
+    Ctrl-C, SIGTERM, SIGHUP (the terminal was closed) and, where a program has a handler for it, SIGUSR2 are held back:
+    schedulers send SIGTERM or SIGUSR2 before they end a job. Whoever presses Ctrl-C a second time does not want to
+    wait, and does not. Outside of the main thread, which alone receives signals, and where it is not `active`, nothing
+    is held back.
 
     >>> with HeldBack() as held:
     ...     signal.raise_signal(signal.SIGINT)

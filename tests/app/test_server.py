@@ -1,7 +1,9 @@
 """The server of `rebapl serve`: the numbers of `rebapl predict`, many clients, limits, and a page that works."""
 
+import asyncio
 import base64
 import concurrent.futures
+import contextlib
 import dataclasses
 import io
 import json
@@ -23,20 +25,22 @@ from chromium import open_page
 from driving import driven
 from PIL import Image
 from small_run import CONFIG
+from starlette.applications import Starlette
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
 from typer.testing import CliRunner
 
 import load_serve
 from rebapl.app import answering as answering_module
+from rebapl.app import server as server_module
 from rebapl.app.answering import WAITING, Answering, TooBusyError, Upload, view_of
-from rebapl.app.server import HEADERS, MAX_BYTES, Rate, build_app
+from rebapl.app.server import HEADERS, MAX_BYTES, Rate, build_app, server_of
 from rebapl.cli.commands import app as commands
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.answers import Question, answer_files
 from rebapl.posterior.prediction import Conformal, Threshold
-from rebapl.runs.folder import train_run
+from rebapl.runs.run import run as do_run
 
 NAMES = ["cat", "dog", "zero"]
 
@@ -45,7 +49,7 @@ NAMES = ["cat", "dog", "zero"]
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With prediction sets that hold all classes."""
     folder = tmp_path_factory.mktemp("serve")
-    train_run(CONFIG, folder / "run", device="cpu")
+    do_run(CONFIG, folder / "run", device="cpu", score=False)
     trained = load_posterior(folder / "run")
     names = tuple(trained.class_names)
     every = Conformal(0.9, 1.0, "probabilities", names, images=20, size=float(len(names)))
@@ -70,20 +74,27 @@ def images(run: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def address(posterior: Posterior, images: list[Path]) -> Iterator[str]:
-    """A real server on a free port; `/driven` and `/toyed` are the page with a script that acts in it."""
+    """A real server on a free port; `/driven` and `/typed` are the page with a script that acts in it."""
     app = build_app(Answering(posterior, CONFIG.task()), "<b>the run</b>", ["127.0.0.1"], rate=1000.0)
     page = resources.files("rebapl.app").joinpath("page.html").read_text(encoding="utf-8")
     content = encoded(images[0])
-    for path, text in (("/driven", driven(page, content)), ("/toyed", driven(page, content, "a<b>\\ndog", toy=True))):
+    for path, text in (("/driven", driven(page, content)), ("/typed", driven(page, content, "a<b>\\ndog"))):
         app.router.routes.append(Route(path, lambda _, text=text: HTMLResponse(text, headers=HEADERS)))
+    with serving(app) as (_, place):
+        yield place
+
+
+@contextlib.contextmanager
+def serving(app: Starlette) -> Iterator[tuple[uvicorn.Server, str]]:
+    """A server and its address, until the end of the block."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="on"))
+        server = server_of(app)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         while not server.started:
             time.sleep(0.02)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield server, f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
         thread.join()
 
@@ -188,6 +199,7 @@ def large() -> str:
         (b'{"image": "aGVsbG8=", "class_names": ["a", ""]}', 400, "none of them empty"),
         (b'{"image": "aGVsbG8=", "top": true}', 400, "top is a whole number"),
         (b" " * (MAX_BYTES + 1), 413, "longer than 16 MiB"),
+        (b" " * (17 * 2**20), 413, "longer than 16 MiB"),
         (json.dumps({"image": large()}).encode(), 400, "10000 × 6000 pixels"),
     ],
     ids=lambda value: str(value)[:24],
@@ -247,9 +259,9 @@ def test_the_latest_class_names_are_kept_and_older_ones_forgotten(
 def test_too_many_that_wait_and_too_many_a_second_are_refused(posterior: Posterior) -> None:
     answering = Answering(posterior)  # not started, so that all wait
     for _ in range(WAITING):
-        answering.ask(Question(torch.zeros(0)))
+        answering.ask(Upload(torch.zeros(0)))
     with pytest.raises(TooBusyError, match="64 requests wait already"):
-        answering.ask(Question(torch.zeros(0)))
+        answering.ask(Upload(torch.zeros(0)))
     limit = Rate(2.0, 4.0)
     assert [limit.take("a", 0.0) for _ in range(5)] == [True] * 4 + [False]
     assert limit.take("b", 0.0), "each address has its own"
@@ -279,16 +291,119 @@ def test_it_shows_the_prediction_set(posterior: Posterior, images: list[Path]) -
     answering.stop()
 
 
-def test_the_toy_finds_the_second_mode_with_repulsion_and_not_without(address: str) -> None:
-    found = {}
-    for strength in (0, 50):
-        with urllib.request.urlopen(f"{address}/toy?strength={strength}&cycles=4") as response:
-            found[strength] = json.load(response)
-    assert set(found[0]["modes"]) == {0}
-    assert 1 in found[50]["modes"]
-    assert len(found[50]["path"]) == 401
-    with pytest.raises(urllib.error.HTTPError, match="400"):
-        urllib.request.urlopen(f"{address}/toy?strength=nan")
+HEAD = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n"
+
+
+def connected(address: str, sent: bytes) -> socket.socket:
+    """A client that has sent this and sends no more."""
+    client = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
+    client.sendall(sent)
+    return client
+
+
+def received(client: socket.socket) -> bytes:
+    """All that comes until the server hangs up."""
+    client.settimeout(60)
+    parts = []
+    while part := client.recv(4096):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def test_headers_and_bodies_that_do_not_come_are_not_waited_for(
+    posterior: Posterior, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(server_module, "BODY_SECONDS", 0.2)
+    with serving(build_app(Answering(posterior), "run", ["127.0.0.1"])) as (_, address):
+        assert received(connected(address, b"")) == b""
+        assert received(connected(address, HEAD)) == b""
+        assert b"408" in received(connected(address, HEAD + b"Connection: close\r\n\r\n{")).splitlines()[0]
+
+
+def test_an_unfinished_upload_does_not_keep_the_server_from_ending(
+    posterior: Posterior, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "LAST_SECONDS", 0.0)
+    with serving(build_app(Answering(posterior), "run", ["127.0.0.1"])) as (_, address):
+        client = connected(address, HEAD + b"\r\n{")
+    client.close()
+
+
+def test_a_client_that_leaves_is_not_in_the_log(
+    posterior: Posterior, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = threading.Event()
+    read = server_module.Bodies.read
+
+    async def heard(self: Any, request: Any) -> bytes:
+        try:
+            return await read(self, request)
+        finally:
+            left.set()
+
+    monkeypatch.setattr(server_module.Bodies, "read", heard)
+    with serving(build_app(Answering(posterior), "run", ["127.0.0.1"])) as (_, address):
+        connected(address, HEAD + b"\r\n{").close()
+        assert left.wait(60)
+    assert "Traceback" not in caplog.text
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_bodies_share_a_limit_of_memory_and_what_is_too_large_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "MAX_BYTES", 100)
+    monkeypatch.setattr(server_module, "MAX_BYTES_OF_ALL", 150)
+
+    class Sent:
+        def __init__(self, *sizes: int) -> None:
+            self.sizes = sizes
+
+        async def stream(self) -> Any:
+            for size in self.sizes:
+                held.append(bodies.held)
+                yield b"x" * size
+
+    async def together() -> bytes:
+        stalled, go = asyncio.Event(), asyncio.Event()
+
+        class Stalled(Sent):
+            async def stream(self) -> Any:
+                yield b"x" * 80
+                stalled.set()
+                await go.wait()
+
+        first = asyncio.create_task(bodies.read(Stalled()))
+        await stalled.wait()
+        with pytest.raises(TooBusyError):
+            await bodies.read(Sent(60, 20))
+        assert await bodies.read(Sent(60)) == b"x" * 60
+        go.set()
+        return await first
+
+    bodies, held = server_module.Bodies(), list[int]()
+    assert asyncio.run(together()) == b"x" * 80
+    assert bodies.held == 0
+    with pytest.raises(server_module.RefusedError):
+        asyncio.run(bodies.read(Sent(90, 90, 90)))
+    assert held[-2:] == [90, 0]
+
+
+def test_a_client_cannot_choose_its_address_unless_a_proxy_is_in_front(posterior: Posterior) -> None:
+    with serving(build_app(Answering(posterior), "run", ["127.0.0.1"], rate=0.1)) as (_, address):
+        found = [post(address, b"{}", X_Forwarded_For=f"10.0.0.{number}")[0] for number in range(3)]
+    assert found == [400, 429, 429]
+    assert not server_of(build_app(Answering(posterior), "run", ["*"])).config.proxy_headers
+    assert server_of(build_app(Answering(posterior), "run", ["*"]), behind_proxy=True).config.proxy_headers
+
+
+def test_the_number_of_threads_is_the_quicker_one(posterior: Posterior, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "set_num_threads", chosen.append)
+    for took, wanted in (([0, 1, 1, 9], 1), ([0, 9, 9, 10], 8)):
+        ticks = iter(took)
+        assert answering_module.quickest_threads(posterior, lambda ticks=ticks: float(next(ticks))) == wanted
+    assert chosen == [1, 8, 8] * 2
 
 
 def test_the_page_shows_the_answer_to_a_dropped_image(address: str, images: list[Path], tmp_path: Path) -> None:
@@ -303,13 +418,11 @@ def test_the_page_shows_the_answer_to_a_dropped_image(address: str, images: list
     assert "&lt;b&gt;the run&lt;/b&gt;" in document
 
 
-def test_the_page_answers_among_typed_names_and_draws_the_toy(address: str, tmp_path: Path) -> None:
-    document, console = open_page(f"{address}/toyed", tmp_path, "--virtual-time-budget=30000", "--dump-dom")
+def test_the_page_answers_among_typed_names(address: str, tmp_path: Path) -> None:
+    document, console = open_page(f"{address}/typed", tmp_path, "--virtual-time-budget=30000", "--dump-dom")
     assert console == []
     assert "a&lt;b&gt;" in document.split('id="bars"')[1]
     assert '<p id="set" hidden=""></p>' in document, "the sets are of other class names"
-    assert document.count('class="sample"') == 6
-    assert "samples in the left mode" in document.split('id="modes"')[1][:200]
 
 
 def test_the_command_says_what_is_wrong(run: Path) -> None:

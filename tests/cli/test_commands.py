@@ -20,7 +20,7 @@ from rebapl import __version__
 from rebapl.cli.commands import app, main
 from rebapl.errors import UserError
 from rebapl.learners import METHODS
-from rebapl.runs.jobs import Job
+from rebapl.runs.run import Job
 from rebapl.sampling import PRESETS, Chain
 from rebapl.training.checkpoint import load_checkpoint
 
@@ -136,7 +136,7 @@ def test_one_run_that_fails_ends_with_1_and_names_the_traceback(
 ) -> None:
     (tmp_path / "run.yaml").write_text(SMALL)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rebapl.runs.folder.Training.run", lambda *_: 1 / 0)
+    monkeypatch.setattr("rebapl.runs.run.Training.run", lambda *_, **__: 1 / 0)
     assert ending(monkeypatch, "run", "run.yaml") == 1
     shown = capsys.readouterr().err
     assert "ZeroDivisionError" in shown
@@ -272,7 +272,7 @@ def test_several_runs_are_shown_as_lines_and_their_cycles_may_be_apart(
     assert shown.stdout.count("trained: runs/digits-coop-ensemble-s") == 2
     for line in (
         r"s1-\w+, cycle 2: started on cpu",
-        r"s2-\w+, cycle 1: done in .* \(1 queued, 3 done\)",
+        r"s2-\w+, cycle 1: done in .* \(3 queued, 3 done\)",
         r"s2-\w+: done",
     ):
         assert re.search(line, shown.stderr), shown.stderr
@@ -293,10 +293,12 @@ def test_several_runs_are_shown_as_lines_and_their_cycles_may_be_apart(
         ("train --data digits --backbone mini method.tokns=2", "did you mean 'tokens'"),
         ("train --data digit --backbone mini", "did you mean 'digits'"),
         ("train --data digits --engine rai", "did you mean 'ray'"),
-        ("train --data digits --address auto", "--address is for --engine ray, not for local"),
+        ("train --data digits -E address=auto", "--engine-option address: the engine local has --device and --jobs"),
+        ("train --data digits --engine ray -E adress=auto", "did you mean 'address'"),
+        ("train --data digits --engine ray -E auto", "write NAME=VALUE"),
         ("train --data digits --engine ray --jobs 2", "--jobs is for --engine local, not for ray"),
-        ("train --data digits --engine slurm --time soon", "--time is 'soon'"),
-        ("reproduce table1 --suite mini --engine ray --cpus-per-run 0", "--cpus-per-run is 0"),
+        ("train --data digits --engine slurm -E time=soon", "time is 'soon'"),
+        ("reproduce table1 --suite mini --engine ray -E cpus=0", "cpus is 0"),
         ("train --data digits --cycles-apart", "--cycles-apart is for several cycles"),
         ("results nowhere", "is not a folder of runs"),
         ("results . --export x.xls", "Accepted: .csv, .md, .tex"),
@@ -327,10 +329,10 @@ def test_an_interruption_promises_nothing_that_is_not_so(
 
 
 def test_a_template_that_would_change_nothing_is_refused(tmp_path: Path) -> None:
-    words = ["train", "--data", "digits", "--method", "coop", "--template", "a {}.", "--runs", str(tmp_path / "runs")]
+    words = ["train", "--data", "digits", "--method", "coop", "template='a {}.'", "--runs", str(tmp_path / "runs")]
     refused = CliRunner().invoke(app, words)
     assert isinstance(refused.exception, UserError)
-    assert "--template has no effect: coop does not use it" in str(refused.exception)
+    assert "template has no effect: coop does not use it" in str(refused.exception)
     assert not (tmp_path / "runs").exists()
 
 

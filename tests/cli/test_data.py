@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 from drawn_folder import class_folders
+from PIL import Image
 from typer.testing import CliRunner
 
 from rebapl.cli.data import data
+from rebapl.data.cache import cached
+from rebapl.data.dataset import Dataset
 from rebapl.data.published import PUBLISHED
 from rebapl.errors import UserError
 
@@ -76,3 +79,16 @@ def test_control_characters_in_names_are_shown_as_escapes(tmp_path: Path) -> Non
     assert "c\\x1b[31mat" in shown
     assert "\\x07\\n.png cannot be read" in shown
     assert not {"\x1b", "\x07"} & set(shown)
+
+
+def test_the_cache_is_shown_by_folder_with_numbers_and_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REBAPL_CACHE", str(tmp_path / "cache"))
+    assert f"no cached images in {tmp_path / 'cache'}" in rebapl_data("cache").stdout
+    Image.new("RGB", (100, 100)).save(tmp_path / "a.png")
+    mine = Dataset("mine", "{}.", (), (), (), lambda key: Image.open(tmp_path / key), folder=tmp_path)
+    for size in (50, 80):
+        cached(mine, size).load("a.png")
+    lines = rebapl_data("cache").stdout.splitlines()
+    for words in (("mine-50px", "7.6 kB"), ("mine-80px", "19.3 kB"), ("all", " 2 ", "26.9 kB")):
+        assert any(all(word in line for word in words) for line in lines)
+    assert f"below {tmp_path / 'cache'}" in lines[-1]

@@ -28,14 +28,14 @@ from rebapl.errors import UserError
 from rebapl.evaluation import outside_scores
 from rebapl.evaluation.tasks import predict_part
 from rebapl.posterior import Posterior, load_posterior, save_posterior
-from rebapl.runs.folder import train_run
+from rebapl.runs.run import run as do_run
 from rebapl.runs.shards import Shard
 
 
 @pytest.fixture(scope="module")
 def run(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
-    train_run(small_run.CONFIG.changed(test_images=10, backbone=str(nano)), out, device="cpu")
+    do_run(small_run.CONFIG.changed(test_images=10, backbone=str(nano)), out, device="cpu", score=False)
     return out
 
 
@@ -354,7 +354,7 @@ def test_an_engine_writes_shards_into_a_folder(run: Path, images: Path, tmp_path
 def test_several_devices_write_one_file_and_say_what_limits_them(
     run: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rebapl.cli.console.EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("rebapl.cli.progress.EVERY_SECONDS", 0.0)
     monkeypatch.setattr("rebapl.posterior.answers.CPU_PORTION", 1)
     one, two = tmp_path / "one.csv", tmp_path / "two.csv"
     rebapl("predict", run, images, "--device", "cpu", "--out", one)

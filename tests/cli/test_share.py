@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from rebapl.cli.commands import app
 from rebapl.data.task import load_task
 from rebapl.errors import UserError
-from rebapl.runs.folder import complete_run
+from rebapl.runs.run import run as do_run
 
 COMMIT = "c" * 40
 
@@ -21,7 +21,7 @@ COMMIT = "c" * 40
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "run"
-    complete_run(small_run.CONFIG.changed(method="coop", test_images=10), out, device="cpu")
+    do_run(small_run.CONFIG.changed(method="coop", test_images=10), out, device="cpu")
     return out
 
 

@@ -1,8 +1,6 @@
 """The cache of images on disk: the same pictures, made once, made anew when the file changed, shared between runs."""
 
 import os
-import subprocess
-import sys
 import threading
 from collections import Counter
 from dataclasses import replace
@@ -174,36 +172,6 @@ def test_threads_that_read_the_same_image_at_once_all_get_it(photos: Dataset, tm
         thread.join()
     assert Counter(found) == {small.load(key).tobytes(): 80 for key in SIZES}
     assert not list((tmp_path / "cache").rglob(".*"))
-
-
-PROGRAM = """
-import hashlib, sys
-from pathlib import Path
-from rebapl.data.cache import cached
-from rebapl.data.dataset import Dataset
-from PIL import Image
-folder, cache = Path(sys.argv[1]), Path(sys.argv[2])
-small = cached(Dataset("d", "{}.", (), (), (), lambda key: Image.open(folder / key), folder=folder), 40, cache)
-sys.stdin.readline()
-print(*(hashlib.sha256(small.load(f"{n}.png").tobytes()).hexdigest() for n in range(40)))
-"""
-
-
-def test_two_programs_that_start_at_once_fill_one_cache(tmp_path: Path) -> None:
-    for number in range(40):
-        noise((90, 60), number).save(tmp_path / f"{number}.png")
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path), str(tmp_path / "cache")]
-    programs = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) for _ in range(2)
-    ]
-    for program in programs:
-        assert program.stdin is not None
-        program.stdin.write("go\n")
-    outputs = [program.communicate(timeout=600)[0].split() for program in programs]
-    assert [program.returncode for program in programs] == [0, 0]
-    assert outputs[0] == outputs[1]
-    assert len(set(outputs[0])) == 40
-    assert sum(entry.images for entry in cache_contents(tmp_path / "cache")) == 40
 
 
 def test_contents_show_what_is_there(photos: Dataset, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
         write(path, content)
 
     monkeypatch.setattr(dataset_module, "write_atomically", read_only)
-    with pytest.raises(UserError, match=r"split_rebapl.json, which cannot be written .*Permission denied.*--split"):
+    with pytest.raises(UserError, match=r"split_rebapl.json, which cannot be written .*Permission denied.*split="):
         as_training_does(str(tmp_path / "photos"))
     made = as_training_does(str(tmp_path / "photos"), split=str(elsewhere))
     assert elsewhere.is_file()

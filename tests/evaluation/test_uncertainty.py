@@ -19,8 +19,8 @@ from rebapl.evaluation.tasks import diversity_on_test, fit_on_validation, score_
 from rebapl.posterior import Posterior, load_posterior
 from rebapl.reports.figures import diversity_figure
 from rebapl.runs.config import RunConfig
-from rebapl.runs.folder import evaluate_run, train_run
 from rebapl.runs.results import DiversityRecord
+from rebapl.runs.run import evaluate_run, run
 from rebapl.training.fit import fit
 
 
@@ -106,7 +106,7 @@ def test_the_heat_map_is_drawn(posterior: Posterior, task: Task, tmp_path: Path)
 
 def test_a_run_is_evaluated_with_what_was_fitted_and_keeps_it(config: RunConfig, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    train_run(config, out, device="cpu")
+    run(config, out, device="cpu", score=False)
     plain = evaluate_run(out, device="cpu")
     assert len(plain.parts["base"].per_sample) == 2
     assert plain.diversity.effective_by_weights == pytest.approx(2)

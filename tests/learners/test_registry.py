@@ -1,4 +1,4 @@
-"""Methods by name: what is refused, where recipes come from, and settings that earlier versions wrote."""
+"""Methods by name: what is refused, and where recipes come from."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from rebapl.errors import UserError
 from rebapl.learners import METHODS, Learner, Recipe, build_learner, published, register, resolve_method
 from rebapl.learners.recipes import read_recipes, recipe_at, recipe_values
-from rebapl.learners.registry import FOLDER, earlier_settings
+from rebapl.learners.registry import FOLDER
 from rebapl.origins import ORIGINS, SettingsFile
 from rebapl.settings import Settings
 
@@ -169,22 +169,6 @@ def test_published_inference() -> None:
         "coop": "mle",
         "mmrl": "mle",
     }
-
-
-@pytest.mark.parametrize(
-    ("method", "before", "today"),
-    [
-        ("maple", {"depth_of_12": 3}, {"depth": "3/12"}),
-        ("maple", {"depth_of_12": 3, "depth": 2}, {"depth": 2}),
-        ("ivlp", {"depth": None, "tokens": 4}, {"tokens": 4}),
-        ("zero-shot", {"with_own": False}, {}),
-        ("zero-shot", {"with_own": False, "templates": "imagenet-7"}, {"with_own": False, "templates": "imagenet-7"}),
-        ("coop", {"init": None, "tokens": 16}, {"init": None, "tokens": 16}),
-    ],
-)
-def test_settings_of_earlier_versions(method: str, before: dict, today: dict) -> None:
-    assert earlier_settings(method, before) == today
-    resolve_method(method, today)
 
 
 def test_a_recipe_may_name_its_inference_and_settings_of_it(tmp_path: Path) -> None:

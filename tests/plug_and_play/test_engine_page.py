@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from rebapl.errors import UserError
-from rebapl.runs.engine import LocalEngine, run_all
-from rebapl.runs.jobs import Ended, Event, Started
+from rebapl.runs.engine import Ended, Event, LocalEngine
+from rebapl.runs.engines import build_engine
 from rebapl.runs.results import read_result
+from rebapl.runs.run import run_all
 
 PAGE = Path(__file__).parents[2] / "docs" / "engine.md"
 
@@ -36,15 +37,21 @@ def test_it_gives_what_the_local_engine_gives(page: dict[str, Any], tmp_path: Pa
 
 def test_what_is_done_is_not_done_again(page: dict[str, Any]) -> None:
     events: list[Event] = []
-    run_all(page["configs"], page["folder"] / "runs", engine=page["ProcessEngine"](), on_event=events.append)
+    run_all(
+        page["configs"], page["folder"] / "runs", engine=page["ProcessEngine"](Path("runs")), on_event=events.append
+    )
     assert [event.outcome.attempts for event in events if isinstance(event, Ended)] == [0]
 
 
 def test_a_failure_is_named_and_does_not_stop_the_others(page: dict[str, Any]) -> None:
-    """The other run is done already: it is found to be so after the failure."""
-    engine, events = page["ProcessEngine"](), list[Event]()
+    events: list[Event] = []
     configs = [page["RunConfig"]("no-such-data", "coop", backbone="mini"), page["configs"][0]]
     with pytest.raises(UserError, match=r"1 of 2 runs failed(.|\n)*no-such-data"):
-        run_all(configs, page["folder"] / "runs", engine=engine, on_event=events.append)
-    assert len([event for event in events if isinstance(event, Started)]) == 1
-    assert [event.outcome.state for event in events if isinstance(event, Ended)] == ["failed", "done"]
+        run_all(configs, page["folder"] / "runs", engine=page["ProcessEngine"](Path("runs")), on_event=events.append)
+    assert [event.outcome.state for event in events if isinstance(event, Ended)] == ["done", "failed"]
+
+
+def test_it_is_found_by_its_name(page: dict[str, Any]) -> None:
+    engine = build_engine("processes", Path("runs"), options={"python": "python3"})
+    assert isinstance(engine, page["ProcessEngine"])
+    assert engine.python == "python3"

@@ -24,8 +24,9 @@ from rebapl.reports.comparison import compare
 from rebapl.reports.html import DETAILED, report_html, write_report
 from rebapl.reports.inspection import InspectedRun
 from rebapl.reports.tables import Cell
-from rebapl.runs.folder import RunConfig, complete_run, train_run
+from rebapl.runs.config import RunConfig
 from rebapl.runs.results import RunResult, read_result, write_result
+from rebapl.runs.run import run
 
 EVIL = 'a<script>alert("1")<!--&'
 
@@ -34,11 +35,15 @@ EVIL = 'a<script>alert("1")<!--&'
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs: `two` samples, scored; `other`, of another seed and kind; `photos` of a class with an evil name."""
     folder = tmp_path_factory.mktemp("report")
-    complete_run(CONFIG, folder / "two", device="cpu")
-    train_run(CONFIG.changed(method="zero-shot", inference=None, inference_settings={}, epochs=None), folder / "other")
+    run(CONFIG, folder / "two", device="cpu")
+    run(
+        CONFIG.changed(method="zero-shot", inference=None, inference_settings={}, epochs=None),
+        folder / "other",
+        score=False,
+    )
     class_folders(folder / "data", **{EVIL: 8, "plain": 8})
     photos = RunConfig(str(folder / "data"), "zero-shot", protocol="few-shot", backbone="mini", shots=2)
-    train_run(photos, folder / "photos", device="cpu")
+    run(photos, folder / "photos", device="cpu", score=False)
     return folder
 
 
@@ -126,7 +131,7 @@ def test_prediction_sets_are_counted_where_they_were_fitted(two: InspectedRun) -
     sets = [record["set"] for record in fitted.prediction.records()]
     held = sum(names[label] in kept for label, kept in zip(labels, sets, strict=True))
     size = sum(map(len, sets)) / len(sets)
-    assert re.search(rf"base 80 {100 * held / len(sets):.1f} [\d.]+ – [\d.]+ {size:.2f} ", text)
+    assert re.search(rf"base 80.0 {100 * held / len(sets):.1f} [\d.]+ – [\d.]+ {size:.2f} ", text)
     assert 0 < held < len(sets)
     assert size > 1
 
@@ -285,7 +290,7 @@ def test_a_run_that_learned_from_every_image_shows_its_stored_scores(tmp_path: P
     """As `rebapl learn` leaves it: with several samples, and with no test images."""
     class_folders(tmp_path / "data", red=6, blue=6)
     config = CONFIG.changed(data=str(tmp_path / "data"), protocol="few-shot", fold="all", test_images=None)
-    train_run(config, tmp_path / "run", device="cpu")
+    run(config, tmp_path / "run", device="cpu", score=False)
     scores = {"accuracy": 91.25, "nll": 0.3, "ece": 2.0, "images": 12}
     write_result(tmp_path / "run", RunResult(parts={"test": scores}, protocols={"few-shot": ["test"]}))
     text = words(report_html([InspectedRun(tmp_path / "run", device="cpu", remarks=["a file has changed"])]))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rebapl.cli.console import print_table
+from rebapl.cli.progress import print_table
 from rebapl.errors import UserError
 from rebapl.reports.results import long_list, result_tables
 from rebapl.reports.tables import Cell, Table

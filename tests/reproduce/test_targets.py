@@ -19,7 +19,8 @@ from rebapl.reproduce.paper_table import Context
 from rebapl.reproduce.suites import Choice, Suite
 from rebapl.reproduce.targets import PAPER_TARGETS, PREFIXES
 from rebapl.repulsion import DISTANCES, Stored, register_distance
-from rebapl.runs.folder import finish_run, run_folder
+from rebapl.runs.folder import run_folder
+from rebapl.runs.run import run
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +126,7 @@ def test_a_long_chain_answers_for_every_shorter_one(tiny: Suite, tmp_path: Path)
     for count in (1, 2, 3):
         alone = {"repulsion": None} if count == 1 else {}  # there is nothing yet to keep away from
         config = tiny.config("digits", tiny.rebapl("maple", cycles=count, **alone), 1)
-        short = finish_run(config, context.runs, device="cpu")
+        short = run(config, runs=context.runs, device="cpu")
         parts = json.loads((short / "results.json").read_text())["parts"]
         detail = json.loads((run_folder(long, context.runs) / PREFIXES).read_text())["cycles"][str(count)]
         for name in ("base", "novel"):
@@ -212,5 +213,5 @@ def test_finished_work_is_not_done_again(tiny: Suite, tmp_path: Path, monkeypatc
     suite = replace(tiny, methods=("zero-shot",))
     context = Context(suite, tmp_path / "runs", devices=["cpu"])
     first = make_target(PAPER_TARGETS["table1"], context, tmp_path / "out").tables["table1"]
-    monkeypatch.setattr("rebapl.runs.folder.train_run", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr("rebapl.runs.run._train", lambda *_, **__: pytest.fail("trained again"))
     assert make_target(PAPER_TARGETS["table1"], context, tmp_path / "out").tables["table1"] == first

@@ -1,11 +1,13 @@
 """The term that a training loop adds: its memory, its state, its spaces, and what it refuses."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from small_problem import Problem
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from rebapl.errors import UserError
 from rebapl.repulsion import (
@@ -54,7 +56,7 @@ def test_asking_whether_it_acts_begins_nothing() -> None:
     """`acts` is a pure query: cycles begin where `begin_cycle` says so, and nowhere else."""
     repulsion = Repulsion("paired", anchor=torch.zeros(3, 3))
     repulsion.remember(torch.eye(3))
-    before = copied(repulsion.state_dict())
+    before = copy.deepcopy(repulsion.state_dict())
     for exploring in (True, False, True):
         assert not repulsion.acts(exploring)
     assert same(repulsion.state_dict(), before)
@@ -67,13 +69,9 @@ def same(a: Any, b: Any) -> bool:
     """Whether nested dicts of tensors and plain values are equal."""
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
     return torch.equal(a, b) if isinstance(a, Tensor) else a == b
-
-
-def copied(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: copied(value) for key, value in tree.items()}
-    return tree.clone() if isinstance(tree, Tensor) else tree
 
 
 def distance_of(repulsion: Repulsion) -> float:
@@ -93,10 +91,6 @@ def test_what_is_remembered_is_a_detached_copy() -> None:
     assert distance_of(repulsion) == pytest.approx(3)
 
 
-def plain_values(tree: Any) -> list[Any]:
-    return [leaf for value in tree.values() for leaf in (plain_values(value) if isinstance(value, dict) else [value])]
-
-
 @pytest.mark.parametrize("distance", ALL)
 def test_state_goes_round_bit_for_bit(distance: str) -> None:
     problem = Problem()
@@ -106,7 +100,7 @@ def test_state_goes_round_bit_for_bit(distance: str) -> None:
     repulsion(problem.model(problem.pool), loss=problem.loss(), parameters=problem.parameters)
     repulsion.remember(problem.model(problem.pool))
     state = repulsion.state_dict()
-    assert all(isinstance(v, Tensor | int | str) for v in plain_values(state))
+    assert all(isinstance(leaf, Tensor | int | str) for leaf in tree_leaves(state))
     other = problem.repulsion(distance, **settings)
     other.load_state_dict(state)
     problem.move(0.1)

@@ -12,7 +12,8 @@ import rebapl.backbones.loading
 from rebapl.errors import UserError
 from rebapl.learners import METHODS
 from rebapl.runs.config import RunConfig, first_difference, hash_of, with_full_paths
-from rebapl.runs.folder import run_folder, train_run
+from rebapl.runs.folder import run_folder
+from rebapl.runs.run import run
 from rebapl.sampling import Inference
 
 CONFIG = RunConfig("digits", "maple", "rebapl", backbone="mini")
@@ -155,10 +156,8 @@ def test_a_list_of_images_is_known_by_its_content(tmp_path: Path) -> None:
         ({"inference": "rebap"}, "unknown inference 'rebap': did you mean 'rebapl'?"),
         ({"protocol": "few-shots"}, "protocol is 'few-shots': did you mean 'few-shot'?"),
         ({"shots": "sixteen"}, "shots is 'sixteen': it must be a whole number"),
-        ({"shots": 0}, "shots is 0: it must be at least 1"),
         ({"epochs": 2.5}, "epochs is 2.5: it must be a whole number or null"),
         ({"targets": ["shapes"]}, "protocol 'base-to-novel' has no targets"),
-        ({"method_settings": {"tokens": "abc"}}, "method.tokens is 'abc': it must be a whole number"),
         ({"method_settings": {"tokens": 2.5}}, "method.tokens is 2.5: it must be a whole number"),
         ({"method_settings": {"tokns": 4}}, "method.tokns: there is no such setting, did you mean 'tokens'?"),
         ({"method": "zero-shot", "method_settings": {"tokens": 4}}, "method.tokens: there is no such setting"),
@@ -176,20 +175,10 @@ def test_a_list_of_images_is_known_by_its_content(tmp_path: Path) -> None:
             "inference.sampler.temprature: there is no such setting, did you mean 'temperature'?",
         ),
         ({"inference_settings": {"sampler.temperature": -1}}, "inference.sampler.temperature is -1: it must be above"),
-        ({"inference_settings": {"cycle": 4}}, "inference.cycle: there is no such setting, did you mean 'cycles'?"),
-        (
-            {"inference_settings": {"repulsion.distance": "nonsense"}},
-            "inference.repulsion.distance: unknown kind of distance 'nonsense': Accepted: energy, mmd",
-        ),
         (
             {"inference_settings": {"repulsion.distance": "enrgy"}},
             "inference.repulsion.distance: unknown kind of distance 'enrgy': did you mean 'energy'?",
         ),
-        (
-            {"inference_settings": {"repulsion": {"distnce": "mmd"}}},
-            "inference.repulsion.distnce: there is no such setting, did you mean 'distance'?",
-        ),
-        ({"inference_settings": {"repulsion.strength": 50}}, "inference.repulsion.strength: there is no such setting"),
         (
             {"inference_settings": {"repulsion.force.strength": 50}},
             "inference.repulsion.force.strength: the force is 'fading', and this is a setting of absolute and capped",
@@ -226,7 +215,7 @@ def test_what_is_hashed_is_what_is_run_and_saved(tmp_path: Path, method: str) ->
         inference_settings={"cycles": 2, "sampler.temperature": 0.5, "repulsion": {"distance": "energy"}},
     )
     out = run_folder(config, tmp_path)
-    train_run(config, out, device="cpu")
+    run(config, out, device="cpu", score=False)
     asked = json.loads((out / "config.json").read_text())
     resolved = asked["resolved"]
     assert out.name.endswith(f"-{asked['hash']}")

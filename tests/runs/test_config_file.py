@@ -1,22 +1,28 @@
-"""Configurations as people write them: files, inheritance, words with dots, and mistakes."""
+"""Configurations as people write them: files, inheritance, words with dots, mistakes, and the schema for editors."""
 
 import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from jsonschema import Draft202012Validator
 from typer.testing import CliRunner
 
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
+from rebapl.learners import METHODS
 from rebapl.origins import Value
 from rebapl.runs.config import RunConfig
-from rebapl.runs.config_file import KEYS, build_config, gather_settings, read_config_file, read_words
-from rebapl.runs.folder import config_from_json, run_folder, train_run
+from rebapl.runs.config_file import KEYS, build_config, gather_settings, read_config_file, read_words, run_schema
+from rebapl.runs.folder import config_from_json, run_folder
+from rebapl.runs.run import run as do_run
 from rebapl.sampling.presets import PRESETS
 
-PAGE = (Path(__file__).parents[2] / "docs/runs.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/runs.md").read_text(encoding="utf-8")
 
 FILE = """
 data: digits
@@ -168,7 +174,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         inference_settings={"cycles": 2, "batch": 5, "sampler.temperature": 0.5},
     )
     folder = run_folder(config, tmp_path_factory.mktemp("runs"))
-    assert train_run(config, folder, device="cpu")
+    assert do_run(config, folder, device="cpu", score=False)
     return folder
 
 
@@ -225,3 +231,86 @@ def test_the_python_of_the_page_runs(
     outcome, scores = capsys.readouterr().out.splitlines()
     assert outcome.endswith("done None")
     assert all(0 <= float(score) <= 100 for score in scores.split())
+
+
+# The schema
+
+
+@pytest.fixture(scope="module")
+def validator() -> Draft202012Validator:
+    schema = run_schema()
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
+
+
+def examples() -> list[tuple[str, str]]:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = [(page.name, text) for page in pages for text in re.findall(r"```yaml\n(.*?)```", page.read_text(), re.S)]
+    return [(page, text) for page, text in found if "data:" in text]
+
+
+@pytest.mark.parametrize(("page", "text"), examples())
+def test_the_examples_of_the_pages_pass_and_resolve(validator: Draft202012Validator, page: str, text: str) -> None:
+    content = yaml.safe_load(text)
+    assert validator.is_valid(content), page
+    build_config(content).resolved()
+
+
+@pytest.mark.parametrize(
+    ("method", "inference"), [*((method, "rebapl") for method in METHODS), *(("maple", name) for name in PRESETS)]
+)
+def test_every_resolved_run_passes(validator: Draft202012Validator, method: str, inference: str) -> None:
+    """All settings that there are, with the values that they have by default."""
+    resolved = build_config({"data": "digits", "method": method, "inference": inference}).resolved().plain()
+    chosen: dict[str, Any] = {"data": "digits", "method": resolved["method"]}
+    if method != "zero-shot":
+        chosen["inference"] = resolved["inference"]
+    assert [error.message for error in validator.iter_errors(chosen)] == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"extends": "common.yaml", "seed": 2},
+        {"method": {"depth": 3}, "inference": {"batch": 4}},
+        {"targets": "dtd,eurosat"},
+        {"targets": ["dtd", "eurosat"]},
+        {"inference": {"name": "rebapl", "repulsion.distance": "energy", "sampler.lr": 0.1}},
+        {"inference": {"repulsion": {"force": {"kind": "absolute", "strength": 2}, "distance": {"bandwidth": 1.0}}}},
+        {"inference": {"sampler": "sgld", "repulsion": None}},
+    ],
+)
+def test_what_is_right_passes(validator: Draft202012Validator, given: dict[str, Any]) -> None:
+    assert [error.message for error in validator.iter_errors(given)] == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dta": "digits"},
+        {"shots": "sixteen"},
+        {"shots": 0},
+        {"protocol": "base"},
+        {"method": "cop"},
+        {"method": {"name": "coop", "depth": 3}},
+        {"method": {"name": "maple", "tokens": 2.5}},
+        {"inference": "rebappl"},
+        {"inference": {"name": "rebapl", "cycels": 3}},
+        {"inference": {"cycles": 0}},
+        {"inference": {"sampler": {"kind": "sgd", "temperature": 1.0}}},
+        {"inference": {"sampler": {"kind": "sgdd"}}},
+        {"inference": {"repulsion": {"force": {"kind": "fading", "strength": 2}}}},
+        {"inference": {"repulsion": {"distance": "euclid"}}},
+        {"inference": {"repulsions.distance": "mmd"}},
+    ],
+)
+def test_what_is_wrong_does_not(validator: Draft202012Validator, given: dict[str, Any]) -> None:
+    assert not validator.is_valid(given)
+
+
+def test_the_command_prints_or_writes_it(tmp_path: Path) -> None:
+    printed = CliRunner().invoke(app, ["config", "schema"])
+    assert json.loads(printed.stdout) == run_schema()
+    written = CliRunner().invoke(app, ["config", "schema", "--out", str(tmp_path / "s.json")])
+    assert written.exit_code == 0
+    assert json.loads((tmp_path / "s.json").read_text()) == run_schema()

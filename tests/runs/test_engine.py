@@ -7,20 +7,37 @@ import multiprocessing
 import os
 import shutil
 import signal
-import threading
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import rebapl
 from rebapl import backbones
 from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.errors import UserError
-from rebapl.runs.backbone import KeptBackbone
-from rebapl.runs.engine import LocalEngine, _steps_through, run_all, work
-from rebapl.runs.folder import CHECKPOINT, ERROR, RESULTS, RunConfig, run_folder
-from rebapl.runs.jobs import Ended, Event, Job, Retried, Started, Stepped, check_outcomes
+from rebapl.runs import engine as engine_module
+from rebapl.runs.config import RunConfig
+from rebapl.runs.engine import (
+    Ended,
+    Engine,
+    Event,
+    LocalEngine,
+    Reached,
+    Retried,
+    Started,
+    Stepped,
+    Work,
+    _do_in_process,
+    check_outcomes,
+)
+from rebapl.runs.folder import CHECKPOINT, ERROR, RESULTS, run_folder
+from rebapl.runs.machine import KeptBackbone
+from rebapl.runs.run import Job, run_all
 
 
 def tiny(**changes) -> RunConfig:
@@ -81,8 +98,9 @@ def test_no_job_at_all_is_refused(tmp_path: Path) -> None:
 def test_a_job_travels_as_json(tmp_path: Path) -> None:
     config = tiny(data="shapes", protocol="cross-dataset", targets=("digits",), inference_settings={"batch": 5})
     job = Job.of(config, tmp_path, root=tmp_path / "data", score=False)
-    there = Job.from_json(json.loads(json.dumps(job.as_json())))
+    there = Work.from_json(json.loads(json.dumps(job.as_json())))
     assert there == job
+    assert isinstance(there, Job)
     assert there.run_config() == config
     assert run_folder(there.run_config(), tmp_path) == job.folder
 
@@ -152,7 +170,7 @@ def test_the_traceback_is_kept_and_named_until_the_run_succeeds(
 ) -> None:
     folder = run_folder(tiny(), tmp_path)
     with monkeypatch.context() as broken:
-        broken.setattr("rebapl.runs.folder.Training.run", lambda *_: 1 / 0)
+        broken.setattr("rebapl.runs.run.Training.run", lambda *_, **__: 1 / 0)
         with pytest.raises(UserError, match=r"ZeroDivisionError: division by zero \(the traceback is in .*error.txt\)"):
             run_all([tiny(), tiny(seed=2)], tmp_path, engine=CPU)
     kept = (folder / ERROR).read_text()
@@ -165,11 +183,11 @@ def test_the_traceback_is_kept_and_named_until_the_run_succeeds(
 def test_too_little_memory_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def too_large(*_: object) -> None:
+    def too_large(*_: object, **__: object) -> None:
         tried.append(1)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-    monkeypatch.setattr("rebapl.runs.folder.Training.run", too_large)
+    monkeypatch.setattr("rebapl.runs.run.Training.run", too_large)
     (outcome,) = LocalEngine(["cpu"]).run([Job.of(tiny(), tmp_path)])
     assert outcome.failure is not None
     assert (outcome.failure.kind, outcome.attempts, len(tried)) == ("out of memory", 2, 2)
@@ -192,39 +210,12 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(name)
         return load_backbone(name, *more)
 
-    monkeypatch.setattr("rebapl.runs.backbone.load_backbone", counted)
+    monkeypatch.setattr("rebapl.runs.machine.load_backbone", counted)
     return names
 
 
 def test_a_backbone_is_loaded_once_for_all_runs_of_this_process(tmp_path: Path, loads: list[str]) -> None:
-    run_all([tiny(seed=1), tiny(seed=2)], tmp_path, engine=CPU)
-    assert loads == ["mini"]
-
-
-def test_a_backbone_is_loaded_once_for_all_jobs_of_a_worker(tmp_path: Path, loads: list[str]) -> None:
-    """The code of a worker, with a real pipe, in this process, where the loads can be counted."""
-    ours, theirs = multiprocessing.Pipe()
-    jobs = [Job.of(tiny(seed=seed), tmp_path) for seed in (1, 2)]
-    for job in jobs:
-        ours.send_bytes(json.dumps(job.as_json()).encode())
-    handler, threads = signal.getsignal(signal.SIGINT), torch.get_num_threads()
-
-    def answer_then_leave() -> None:
-        ended = 0
-        while ended < len(jobs):
-            ended += "failure" in json.loads(ours.recv_bytes())
-        ours.close()
-
-    listener = threading.Thread(target=answer_then_leave)
-    listener.start()
-    try:
-        work(theirs, "cpu", 1, {})
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        torch.set_num_threads(threads)
-    listener.join()
-    assert all(job.is_done() for job in jobs)
+    run_all([tiny(seed=1), tiny(seed=2)], tmp_path, engine=LocalEngine(["cpu"]))
     assert loads == ["mini"]
 
 
@@ -253,8 +244,8 @@ def clip_copy(tmp_path: Path) -> Path:
     return Path(shutil.copytree(Path(backbones.__file__).parent / "mini", tmp_path / "copy"))
 
 
-@pytest.mark.parametrize("jobs_per_device", [1, 2])
-def test_an_interruption_ends_the_workers_and_is_reported(tmp_path: Path, jobs_per_device: int) -> None:
+@pytest.mark.parametrize("jobs_at_once", [1, 2])
+def test_an_interruption_ends_the_workers_and_is_reported(tmp_path: Path, jobs_at_once: int) -> None:
     events: list[Event] = []
 
     def interrupt(event: Event) -> None:
@@ -264,17 +255,87 @@ def test_an_interruption_ends_the_workers_and_is_reported(tmp_path: Path, jobs_p
 
     jobs = [Job.of(tiny(seed=seed, epochs=40), tmp_path) for seed in (1, 2)]
     with pytest.raises(KeyboardInterrupt):
-        list(LocalEngine(["cpu"], jobs_per_device).run(jobs, interrupt))
+        list(LocalEngine(["cpu"], jobs_at_once).run(jobs, interrupt))
     states = [event.outcome.state for event in events if isinstance(event, Ended)]
-    assert states == ["interrupted"] * jobs_per_device
+    assert states == ["interrupted"] * jobs_at_once
     assert not multiprocessing.active_children()
     assert not any(job.is_done() for job in jobs)
     assert any((job.folder / CHECKPOINT).exists() for job in jobs), "the very step is kept"
 
 
-def test_a_worker_that_nobody_listens_to_ends_without_a_word() -> None:
+def test_a_process_that_nobody_listens_to_ends_without_a_word(tmp_path: Path) -> None:
     ours, theirs = multiprocessing.Pipe()
     ours.close()
-    with pytest.raises(SystemExit) as ended:
-        _steps_through(theirs)(1, 2, 0.5)
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            _do_in_process(theirs, "cpu", LocalEngine(["cpu"]).text(Job.of(tiny(), tmp_path)))
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert ended.value.code == 1  # words would be printed among those of Ctrl-C
+
+
+class _Silent(Engine[int]):
+    """An engine whose jobs say once that they have begun, and nothing after that."""
+
+    def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[int]:
+        self.looks = 0
+        return list(range(len(jobs)))
+
+    def wait(self, handles: Sequence[int], seconds: float) -> list[tuple[int, None]]:  # noqa: ARG002
+        self.looks += 1
+        return [(handle, None) for handle in handles if self.looks > 3]
+
+    def reached(self, handle: int, job: Work) -> Reached:  # noqa: ARG002
+        return Reached(1, 10, 0.5, 7, "node7")
+
+    def cancel(self, handles: Sequence[int]) -> None:
+        raise AssertionError(handles)
+
+
+def test_a_job_that_makes_no_progress_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "STALLED_SECONDS", -1.0)
+    events: list[Event] = []
+    list(_Silent().run([Job.of(tiny(), tmp_path)], events.append))
+    assert [type(event).__name__ for event in events] == ["Started", "Stepped", "Stalled", "Stalled", "Ended"]
+
+
+EVIL = 'from pathlib import Path; Path("{0}/EXECUTED").touch(); raise SystemExit(7)\n'
+
+
+def test_files_in_the_working_folder_are_not_run(tmp_path: Path) -> None:
+    """By the server of workers or by a worker, on any version of Python; the command's own path has no such folder."""
+    for name in ("torch", "numpy", "rebapl", "signal", "multiprocessing", "random", "json"):
+        (tmp_path / f"{name}.py").write_text(EVIL.format(tmp_path))
+    words = "train --data digits --shots 1 --epochs 1 test_images=5 --seeds 1,2 --jobs 2 --device cpu -q".split()
+    code = f"import sys; sys.path[0] = {str(Path(rebapl.__file__).parents[1])!r}; sys.argv = ['rebapl', *{words!r}]\n"
+    start = "import os; os.chdir(sys.argv.pop()); from rebapl.cli import main; main()"
+    command = [sys.executable, "-c", code.replace("\n", f"; sys.argv.append({str(tmp_path)!r})\n") + start]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(os.__file__).parent)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "EXECUTED").exists()
+    assert len(list(tmp_path.glob("runs/*/posterior"))) == 2
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_run_goes_on_with_the_threads_that_it_began_with(tmp_path: Path, threads: int) -> None:
+    """How sums are split among threads changes their last digits."""
+    (job,) = [Job.of(tiny(epochs=2), tmp_path, score=False)]
+    used: list[int] = []
+
+    def stop(*_: object) -> None:
+        used.append(torch.get_num_threads())
+        raise KeyboardInterrupt
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with pytest.raises(KeyboardInterrupt):
+            job.do("cpu", load_backbone, stop)
+        torch.set_num_threads(3 - threads)
+        job.do("cpu", load_backbone, lambda *_: used.append(torch.get_num_threads()))
+        assert torch.get_num_threads() == 3 - threads
+    finally:
+        torch.set_num_threads(before)
+    assert set(used) == {threads}
+    assert json.loads((job.folder / "environment.json").read_text())["threads"] == threads

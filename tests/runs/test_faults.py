@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import random
@@ -10,7 +9,6 @@ import resource
 import shutil
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,14 +25,16 @@ from rebapl.errors import UserError
 from rebapl.evaluation.tasks import evaluate
 from rebapl.files import write_atomically
 from rebapl.interruption import Interrupted
-from rebapl.posterior import Posterior, load_posterior, save_posterior
+from rebapl.posterior import load_posterior, save_posterior
 from rebapl.runs import lock
-from rebapl.runs.folder import CHECKPOINT, RunConfig, evaluate_run, train_run
+from rebapl.runs.config import RunConfig
+from rebapl.runs.folder import CHECKPOINT
 from rebapl.runs.lock import alone_in
+from rebapl.runs.run import evaluate_run, run
 from rebapl.sampling import Chain
 from rebapl.training.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
 
-Train = Callable[..., Posterior | None]
+Train = Callable[..., Path]
 CONFIG = RunConfig(
     "digits", "vpt", "csghmc", backbone="mini", shots=1, epochs=5, test_images=20, inference_settings={"batch": 1}
 )
@@ -42,8 +42,8 @@ CONFIG = RunConfig(
 
 @pytest.fixture(scope="module")
 def train(encoder: DualEncoder) -> Train:
-    def call(config: RunConfig, out: Path, **more: Any) -> Posterior | None:
-        return train_run(config, out, device="cpu", load=lambda *_: encoder, **more)
+    def call(config: RunConfig, out: Path, **more: Any) -> Path:
+        return run(config, out, device="cpu", load=lambda *_: encoder, **more, score=False)
 
     return call
 
@@ -81,7 +81,7 @@ def stopped_at(train: Train, out: Path, step: int) -> Path:
 def test_a_run_that_is_killed_at_twenty_moments_equals_one_that_is_not(
     train: Train, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rebapl.training.keeping.CHECKPOINT_SECONDS", 0.01)
+    monkeypatch.setattr("rebapl.training.checkpoint.CHECKPOINT_SECONDS", 0.01)
     context, moments, kills = multiprocessing.get_context("fork"), random.Random(14), 0
     out = tmp_path / "run"
     for _ in range(60):
@@ -243,12 +243,24 @@ def _copied(tree: Any) -> Any:
     return [_copied(value) for value in tree] if isinstance(tree, list) else tree
 
 
-@pytest.mark.parametrize("wrong", [[1, 2], {"loop": {}}, {"loop": {}, "seconds": 1.0, "images": "other"}, None])
+@pytest.mark.parametrize(
+    "wrong", [[1, 2], {"loop": {}}, {"loop": {}, "seconds": 1.0, "images": "other", "run": "x"}, None]
+)
 def test_a_checkpoint_of_something_else_is_refused(train: Train, state: Any, wrong: Any) -> None:
     out, _ = state
     save_checkpoint(wrong, out / CHECKPOINT)
     with pytest.raises(UserError, match=r"another version|other training images"):
         train(CONFIG, out)
+
+
+def test_a_checkpoint_of_a_run_with_other_settings_is_refused(train: Train, tmp_path: Path) -> None:
+    stopped_at(train, tmp_path / "one", 10)
+    other = CONFIG.changed(inference_settings={"batch": 1, "sampler.lr": 0.02})
+    with pytest.raises(Interrupted):
+        train(other, tmp_path / "two", progress=stop_after(10))
+    shutil.copy(tmp_path / "one" / CHECKPOINT, tmp_path / "two" / CHECKPOINT)
+    with pytest.raises(UserError, match="is of a run with other settings"):
+        train(other, tmp_path / "two")
 
 
 def test_a_pipe_in_the_place_of_a_checkpoint_is_not_waited_for(train: Train, state: Any) -> None:
@@ -263,7 +275,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_leaves_the_last_good_chec
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checkpoints are written at every step here, also in the steps between the break and its discovery."""
-    monkeypatch.setattr("rebapl.training.keeping.CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr("rebapl.training.checkpoint.CHECKPOINT_SECONDS", 0)
     out, step = tmp_path / "run", Chain.step
 
     def breaks(chain: Chain) -> None:
@@ -395,7 +407,7 @@ def test_a_run_that_was_killed_just_before_its_end_is_tidied(train: Train, tmp_p
     for left in (out / CHECKPOINT, out / "checkpoint.previous.safetensors", out / ".log.csv.abc.tmp"):
         left.write_text("left")
     (out / ".posterior.abc.tmp").mkdir()
-    assert not train(CONFIG.changed(epochs=1), out)
+    train(CONFIG.changed(epochs=1), out)
     assert sorted(path.name for path in out.iterdir()) == ["config.json", "environment.json", "log.csv", "posterior"]
 
 
@@ -411,35 +423,58 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
     other = context.Process(target=hold, args=(tmp_path / "run", begun, enough))
     other.start()
     assert begun.wait(600)
+    with (
+        pytest.raises(UserError, match=rf"another process \({other.pid} on .*\) is at work"),
+        alone_in(tmp_path / "run"),
+    ):
+        pass
     other.kill()
     other.join()
-    assert json.loads((tmp_path / ".run.lock").read_text())["process"] == other.pid
     with alone_in(tmp_path / "run"):
-        assert json.loads((tmp_path / ".run.lock").read_text())["process"] == os.getpid()
+        assert f"pid={os.getpid()}" in (tmp_path / ".run.lock").read_text()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_lock_of_another_machine_holds_while_that_machine_is_alive(
+OF_ANOTHER_MACHINE = "filelock/2\npid=12\nhost=node7\nmode=lease\ntoken=1234\nduration=120.0\n"
+
+
+def test_the_lock_of_another_machine_holds_whatever_its_time_is(tmp_path: Path) -> None:
+    path, folder = tmp_path / ".run.lock", tmp_path / "run"
+    for seconds in (-(10**6), 0, 10**6):
+        path.write_text(OF_ANOTHER_MACHINE)
+        os.utime(path, (time.time() + seconds, time.time() + seconds))
+        with (
+            pytest.raises(UserError, match=r"\(12 on node7\) is at work.*if that machine is gone, delete"),
+            alone_in(folder),
+        ):
+            pass
+
+
+def test_whoever_waits_takes_the_lock_of_a_machine_that_shows_no_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file system of this test tells nobody of locks, as some network file systems do not."""
-    path, folder = tmp_path / ".run.lock", tmp_path / "run"
-    path.write_text(json.dumps({"host": "node7", "machine": "another", "process": 12}))
-    with pytest.raises(UserError, match=r"\(12 on node7\) is at work.*after 120 seconds"), alone_in(folder):
-        pass
-    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.05)
-    threading.Timer(0.2, path.unlink).start()
-    start = time.monotonic()
-    with alone_in(folder, wait=True):
-        assert time.monotonic() - start > 0.15
-    path.write_text(json.dumps({"host": "node7", "machine": "another", "process": 12}))
-    long_ago = time.time() - lock.STALE_SECONDS - 1
-    os.utime(path, (long_ago, long_ago))
-    with alone_in(folder):
-        os.utime(path, (long_ago, long_ago))
-        time.sleep(0.3)
-        assert time.time() - path.stat().st_mtime < 10, "the holder shows that it is alive"
+    monkeypatch.setattr(lock, "STALE_SECONDS", 0.3)
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.1)
+    path = tmp_path / ".run.lock"
+    path.write_text(OF_ANOTHER_MACHINE.replace("120.0", "0.3"))
+    long_in_the_future = time.time() + 10**6
+    os.utime(path, (long_in_the_future, long_in_the_future))
+    with alone_in(tmp_path / "run", wait=True):
+        assert f"pid={os.getpid()}" in path.read_text()
     assert not path.exists()
+
+
+def test_a_pipe_in_the_place_of_a_lock_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".run.lock")
+    with pytest.raises(UserError, match="no plain file"), alone_in(tmp_path / "run"):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file" / "run", tmp_path / ("x" * 300)):
+        with pytest.raises(UserError, match="cannot be written"), alone_in(folder):
+            pass
 
 
 @pytest.fixture

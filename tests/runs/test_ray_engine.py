@@ -20,15 +20,11 @@ from tiny_suite import TINY
 
 from rebapl.errors import UserError
 from rebapl.reproduce.targets import PAPER_TARGETS
-from rebapl.runs import remote
-from rebapl.runs.engine import LocalEngine, run_all
+from rebapl.runs.engine import Ended, Event, LocalEngine, Retried, Started, Stepped, Work
+from rebapl.runs.engines import RayEngine, SlurmEngine
 from rebapl.runs.folder import CHECKPOINT, ERROR
-from rebapl.runs.jobs import Ended, Event, Job, Retried, Started, Stepped
-from rebapl.runs.ray_engine import RayEngine
-from rebapl.runs.remote import RemoteEngine
+from rebapl.runs.run import Job, run_all
 from rebapl.runs.shards import conclude
-from rebapl.runs.slurm_engine import SlurmEngine
-from rebapl.runs.work import Work
 from rebapl.training.checkpoint import load_checkpoint
 
 ROOM = 80 * 1024 * 1024
@@ -55,7 +51,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def engine(cluster: Any) -> RayEngine:
-    return RayEngine(cluster.address, cpus_per_run=1, gpus_per_run=0)
+    return RayEngine(Path(), cluster.address, gpus=0)
 
 
 class Meets:
@@ -102,7 +98,7 @@ def test_the_miniature_suite_is_the_same_on_every_engine(engine: RayEngine, tmp_
     engines = {
         "local": LocalEngine(["cpu"]),
         "ray": engine,
-        "slurm": SlurmEngine(tmp_path / "slurm" / ".slurm", cluster="local", time="30"),
+        "slurm": SlurmEngine(tmp_path / "slurm", cluster="local", time="30"),
     }
     results = {
         name: [scores(folder) for folder in run_all(configs, tmp_path / name, engine=each)]
@@ -132,8 +128,8 @@ def test_a_driver_that_is_killed_is_started_again_and_goes_on(cluster: Any, engi
     wanted = jobs(tmp_path, 1, 2, 3, epochs=20)
     code = (
         "import sys; from pathlib import Path; from small_jobs import jobs\n"
-        "from rebapl.runs.ray_engine import RayEngine\n"
-        f"engine = RayEngine({cluster.address!r}, gpus_per_run=0)\n"
+        "from rebapl.runs.engines import RayEngine\n"
+        f"engine = RayEngine(Path(), {cluster.address!r}, gpus=0)\n"
         "for outcome in engine.run(jobs(Path(sys.argv[1]), 1, 2, 3, epochs=20)): print(outcome.state, flush=True)"
     )
     path = os.pathsep.join([str(Path(__file__).parents[1] / "support"), *sys.path])
@@ -159,7 +155,7 @@ def test_a_prediction_in_shards_survives_its_worker_and_goes_on(
     engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Paths are given from the working folder, which is not that of the workers."""
-    monkeypatch.setattr(remote, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(RayEngine, "look_seconds", 0.05)
     files, run, out = draw(tmp_path / "drawn", 60), save_small(tmp_path / "run"), tmp_path / "answers"
     monkeypatch.chdir(tmp_path)
     names = [file.relative_to(tmp_path) for file in files]
@@ -180,14 +176,14 @@ def test_what_no_machine_has_is_refused(cluster: Any, tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"no machine of this Ray cluster has 1 CPUs and 4 GPUs.*the largest has 1 and 0"
     ):
-        list(RayEngine(cluster.address, gpus_per_run=4).run(jobs(tmp_path, 1)))
+        list(RayEngine(Path(), cluster.address, gpus=4).run(jobs(tmp_path, 1)))
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("given", [{"cpus_per_run": 0}, {"gpus_per_run": -1}, {"gpus_per_run": 1.5}])
-def test_impossible_shares_are_refused(given: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=r"--[cg]pus-per-run is"):
-        RayEngine(**given)
+@pytest.mark.parametrize("given", [{"cpus": 0}, {"gpus": -1}, {"gpus": 1.5}, {"cpus": "many"}])
+def test_impossible_shares_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"[cg]pus is"):
+        RayEngine(Path(), **given)
 
 
 def test_a_run_travels_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +191,7 @@ def test_a_run_travels_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REBAPL_DATA", "data")
     (job,) = jobs(Path("runs"), 1)
-    text = RemoteEngine._text(RayEngine(cpus_per_run=2), job)
+    text = RayEngine(Path(), cpus=2).text(job)
     assert str(tmp_path / "runs") in text
     assert str(tmp_path / "data") in text
     assert '"threads": 2' in text

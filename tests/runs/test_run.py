@@ -16,20 +16,13 @@ import rebapl
 from rebapl.data.fixture import make_fixture
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior, load_posterior, save_posterior
-from rebapl.runs import folder as runs_module
-from rebapl.runs.folder import (
-    RunConfig,
-    best_device,
-    complete_run,
-    evaluate_run,
-    finish_run,
-    is_finished,
-    run_folder,
-    scored_as,
-    train_run,
-)
+from rebapl.runs import run as runs_module
+from rebapl.runs.config import RunConfig
+from rebapl.runs.folder import is_finished, run_folder, scored_as
 from rebapl.runs.lock import alone_in
+from rebapl.runs.machine import best_device
 from rebapl.runs.results import read_result
+from rebapl.runs.run import evaluate_run, run
 from rebapl.sampling import Chain
 from rebapl.training import Training
 from rebapl.training.log import COLUMNS, read_log
@@ -40,8 +33,7 @@ CONFIG = RunConfig(data="digits", backbone="mini", shots=2, epochs=1, test_image
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "x"
-    assert train_run(CONFIG, out, device="cpu")
-    return out
+    return run(CONFIG, out, device="cpu", score=False)
 
 
 def test_a_trained_run_holds_its_config_and_posterior_and_no_checkpoint(trained: Path) -> None:
@@ -84,27 +76,27 @@ def test_results_are_stored_unrounded_and_evaluation_repeats_itself(trained: Pat
 
 def test_a_finished_run_is_skipped(trained: Path) -> None:
     before = (trained / "posterior" / "samples.safetensors").stat().st_mtime_ns
-    assert not train_run(CONFIG, trained, device="cpu")
+    run(CONFIG, trained, device="cpu", score=False)
     assert (trained / "posterior" / "samples.safetensors").stat().st_mtime_ns == before
 
 
 def test_another_configuration_is_refused(trained: Path) -> None:
     with pytest.raises(UserError, match="shots = 2, not 4"):
-        train_run(RunConfig(data="digits", backbone="mini", shots=4, epochs=1, test_images=20), trained)
+        run(RunConfig(data="digits", backbone="mini", shots=4, epochs=1, test_images=20), trained, score=False)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("important")
     with pytest.raises(UserError, match="is not a run"):
-        train_run(CONFIG, tmp_path)
+        run(CONFIG, tmp_path, score=False)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_bad_input_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'digits'"):
-        train_run(RunConfig(data="digit", backbone="mini"), tmp_path / "x")
+        run(RunConfig(data="digit", backbone="mini"), tmp_path / "x", score=False)
     with pytest.raises(UserError, match="did you mean 'coop'"):
-        train_run(RunConfig(data="digits", method="cop", backbone="mini"), tmp_path / "x")
+        run(RunConfig(data="digits", method="cop", backbone="mini"), tmp_path / "x", score=False)
     assert not (tmp_path / "x").exists()
 
 
@@ -125,16 +117,16 @@ def test_an_unknown_device_is_refused() -> None:
 
 
 def test_a_finished_run_is_neither_trained_nor_scored_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = finish_run(CONFIG, tmp_path, device="cpu")
+    out = run(CONFIG, runs=tmp_path, device="cpu")
     assert out == run_folder(CONFIG, tmp_path)
     assert is_finished(CONFIG, out)
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("worked again")
 
-    monkeypatch.setattr(runs_module, "train_run", refuse)
+    monkeypatch.setattr(runs_module, "_train", refuse)
     monkeypatch.setattr(runs_module, "evaluate_run", refuse)
-    assert finish_run(CONFIG, tmp_path, device="cpu") == out
+    assert run(CONFIG, runs=tmp_path, device="cpu") == out
 
 
 @pytest.mark.parametrize(
@@ -158,7 +150,7 @@ def test_a_run_that_was_just_trained_is_scored_as_one_that_is_read(
     config = config.changed(epochs=None if method == "zero-shot" else 1, inference_settings=settings)
     with monkeypatch.context() as patched:
         patched.setattr(runs_module, "load_posterior", None)  # nothing is read
-        complete_run(config, tmp_path / "x", device="cpu")
+        run(config, tmp_path / "x", device="cpu")
     at_once, read = read_result(tmp_path / "x"), evaluate_run(tmp_path / "x", device="cpu")
     assert at_once.changed(seconds=read.seconds) == read
     assert list(read.parts) == ["base", "novel"]
@@ -168,8 +160,8 @@ def test_a_run_that_was_just_trained_is_scored_as_one_that_is_read(
 def test_a_posterior_that_was_changed_meanwhile_is_read_from_its_folder(tmp_path: Path, nano: Path) -> None:
     config = CONFIG.changed(method="coop", inference="ensemble", backbone=str(nano), epochs=1, test_images=5)
     config, out = config.changed(inference_settings={"cycles": 2}), tmp_path / "x"
-    posterior = train_run(config, out, device="cpu")
-    assert posterior is not None
+    run(config, out, device="cpu", score=False)
+    posterior = load_posterior(out)
     weights = torch.tensor([0.25, 0.75])
     save_posterior(posterior.with_weights(weights), out / "posterior")  # as another process may do
     result = evaluate_run(out, device="cpu", posterior=posterior)
@@ -183,11 +175,11 @@ def test_what_a_training_kept_is_free_before_its_run_is_scored(
     tmp_path: Path, nano: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[weakref.ref[object]] = []
-    run, score = Training.run, runs_module.evaluate
+    train, score = Training.run, runs_module.evaluate
 
-    def watched(training: Training, *given: object) -> Posterior:
+    def watched(training: Training, *given: object, **named: object) -> Posterior:
         kept.extend(weakref.ref(each) for each in (training, training.loop, training.loop.objective))  # type: ignore[union-attr]
-        return run(training, *given)  # type: ignore[arg-type]
+        return train(training, *given, **named)  # type: ignore[arg-type]
 
     def scored(posterior: Posterior, *given: object) -> object:
         assert [each() for each in kept] == [None] * 3
@@ -198,7 +190,7 @@ def test_what_a_training_kept_is_free_before_its_run_is_scored(
     monkeypatch.setattr(runs_module, "evaluate", scored)
     gc.disable()  # it must not need to look for circles
     try:
-        complete_run(CONFIG.changed(method="maple", backbone=str(nano), test_images=5), tmp_path / "x", device="cpu")
+        run(CONFIG.changed(method="maple", backbone=str(nano), test_images=5), tmp_path / "x", device="cpu")
     finally:
         gc.enable()
     assert len(kept) == 3
@@ -207,12 +199,12 @@ def test_what_a_training_kept_is_free_before_its_run_is_scored(
 def test_transfers_that_train_alike_share_one_posterior(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cross = CONFIG.changed(protocol="cross-dataset", targets=["shapes"])
     domain = cross.changed(protocol="domain-generalization", targets=["letters"])
-    out = finish_run(cross, tmp_path, device="cpu")
+    out = run(cross, runs=tmp_path, device="cpu")
     first = json.loads((out / "results.json").read_text())
     assert list(first["parts"]) == ["test", "shapes"]
     assert not is_finished(domain, out)
     monkeypatch.setattr(runs_module, "Training", None)  # nothing is trained any more
-    assert finish_run(domain, tmp_path, device="cpu") == out
+    assert run(domain, runs=tmp_path, device="cpu") == out
     both = json.loads((out / "results.json").read_text())
     assert list(both["parts"]) == ["test", "shapes", "letters"]
     assert both["parts"]["shapes"] == first["parts"]["shapes"]
@@ -230,7 +222,7 @@ def test_a_target_is_scored_again_when_its_split_file_is_another(tmp_path: Path)
     whole = CONFIG.changed(method="zero-shot", epochs=None, protocol="cross-dataset", targets=["dtd"])
     images = []
     for config in (whole, scored_as(whole, targets=["dtd=few.json"])):
-        out = finish_run(config, tmp_path / "runs", root=tmp_path, device="cpu")
+        out = run(config, runs=tmp_path / "runs", root=tmp_path, device="cpu")
         images.append(json.loads((out / "results.json").read_text())["parts"]["dtd"]["images"])
         assert is_finished(config, out)
     assert images == [20, len(few["test"])]
@@ -247,8 +239,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_its_log_has_no_gap(
 ) -> None:
     config = CONFIG.changed(method="vpt", inference="csghmc", epochs=8, inference_settings={"batch": 5})
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train_run(config, whole, device="cpu")
-    monkeypatch.setattr("rebapl.training.keeping.CHECKPOINT_SECONDS", 0)
+    run(config, whole, device="cpu", score=False)
+    monkeypatch.setattr("rebapl.training.checkpoint.CHECKPOINT_SECONDS", 0)
     step = Chain.step
 
     def interrupted(chain: Chain) -> object:
@@ -258,12 +250,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_its_log_has_no_gap(
 
     monkeypatch.setattr(Chain, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        train_run(config, broken, device="cpu")
+        run(config, broken, device="cpu", score=False)
     with pytest.raises(UserError, match="not trained yet"):
         load_posterior(broken)
     assert [row["step"] for row in read_log(broken / "log.csv")] == [0, 10, 20]
     monkeypatch.setattr(Chain, "step", step)
-    assert train_run(config, broken, device="cpu")
+    assert run(config, broken, device="cpu", score=False)
     samples = [(each / "posterior/samples.safetensors").read_bytes() for each in (whole, broken)]
     assert samples[0] == samples[1]
     assert (whole / "log.csv").read_text() == (broken / "log.csv").read_text()
@@ -304,13 +296,13 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
 def test_a_run_of_other_settings_of_a_preset_is_refused(trained: Path) -> None:
     other = CONFIG.changed(inference_settings={"sampler.momentum": 0.8})
     with pytest.raises(UserError, match=r"inference\.sampler\.momentum = 0.9, not 0.8"):
-        train_run(other, trained)
+        run(other, trained, score=False)
 
 
 def test_a_run_on_ones_own_images_is_scored_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     coloured_squares(tmp_path / "photos")
     monkeypatch.chdir(tmp_path)
-    out = finish_run(RunConfig("photos", "zero-shot", protocol="few-shot", backbone="mini"), tmp_path, device="cpu")
+    out = run(RunConfig("photos", "zero-shot", protocol="few-shot", backbone="mini"), runs=tmp_path, device="cpu")
     assert out.name.startswith("photos-zero-shot-none-s1-")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")

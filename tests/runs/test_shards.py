@@ -16,8 +16,7 @@ from rebapl.errors import UserError
 from rebapl.posterior import load_posterior, save_posterior
 from rebapl.posterior.answers import Question
 from rebapl.runs.answer_formats import import_parquet
-from rebapl.runs.engine import LocalEngine
-from rebapl.runs.jobs import Event, Retried, Started, Stepped, check_outcomes, work_from_json
+from rebapl.runs.engine import Event, LocalEngine, Retried, Started, Stepped, Work, check_outcomes
 from rebapl.runs.shards import IMAGES, Inquiry, Place, Shard, answer_shards, conclude, count_rows, plan_shards
 
 
@@ -238,5 +237,5 @@ def test_a_run_that_has_changed_is_not_asked(run: Path, files: list[Path], tmp_p
     changed = save_posterior(load_posterior(run), tmp_path / "run")
     (shard,) = small_shards(Path(changed), files[:2], tmp_path / "answers", size=2)
     save_posterior(load_posterior(run).sample(0), changed)
-    (outcome,) = LocalEngine(["cpu"]).run([work_from_json(json.loads(json.dumps(shard.as_json())))])
+    (outcome,) = LocalEngine(["cpu"]).run([Work.from_json(json.loads(json.dumps(shard.as_json())))])
     assert "has changed since the prediction began" in str(outcome.failure)

@@ -13,17 +13,17 @@ import pytest
 from small_jobs import LONG, jobs, made, tiny
 
 from rebapl.errors import UserError
-from rebapl.runs.engine import LocalEngine
+from rebapl.runs.engine import Ended, Event, LocalEngine, Started, Stepped
+from rebapl.runs.engines import SlurmEngine, minutes
 from rebapl.runs.folder import CHECKPOINT
-from rebapl.runs.jobs import Ended, Event, Job, Started, Stepped
-from rebapl.runs.slurm_engine import SlurmEngine, minutes
+from rebapl.runs.run import Job
 from rebapl.training.checkpoint import load_checkpoint
 
 
 def test_bad_input_comes_back_and_is_not_tried_again(tmp_path: Path) -> None:
     """By submitit's local executor. What it does of good input is compared in `test_ray_engine.py`."""
     wrong = Job.of(tiny(data="digit"), tmp_path / "runs")
-    (outcome,) = SlurmEngine(tmp_path / "runs" / ".slurm", cluster="local", time="10").run([wrong])
+    (outcome,) = SlurmEngine(tmp_path / "runs", cluster="local", time="10").run([wrong])
     assert (outcome.state, outcome.attempts) == ("failed", 1)
     assert "did you mean 'digits'" in str(outcome.failure)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == [".slurm"]
@@ -58,7 +58,7 @@ class At:
 def test_a_job_whose_time_is_over_keeps_its_step_and_is_queued_again(slurm: Path, tmp_path: Path) -> None:
     """SLURM sends SIGUSR2 before the end, as submitit asks it to."""
     wanted = jobs(tmp_path / "runs", 1, **{**LONG, "epochs": 40})
-    engine = SlurmEngine(tmp_path / "runs" / ".slurm", partition="gpu", time="2:00:00", cpus_per_run=1)
+    engine = SlurmEngine(tmp_path / "runs", partition="gpu", time="2:00:00", cpus=1)
     meets = At(signal.SIGUSR2)
     (outcome,) = engine.run(wanted, meets)
     assert (outcome.state, outcome.attempts) == ("done", 1)
@@ -76,12 +76,12 @@ def test_a_job_whose_time_is_over_keeps_its_step_and_is_queued_again(slurm: Path
 def test_a_driver_that_dies_leaves_its_jobs_and_the_next_one_takes_them_up(slurm: Path, tmp_path: Path) -> None:
     wanted = jobs(tmp_path / "runs", 1, **{**LONG, "epochs": 40})
     meets = At(KeyboardInterrupt)
-    driver = SlurmEngine(tmp_path / "runs" / ".slurm")
-    driver._cancel = lambda _: None  # type: ignore[method-assign]  # a driver that is killed cancels nothing
+    driver = SlurmEngine(tmp_path / "runs")
+    driver.cancel = lambda _: None  # type: ignore[method-assign]  # a driver that is killed cancels nothing
     with pytest.raises(KeyboardInterrupt):
         list(driver.run(wanted, meets))
     assert [event.outcome.state for event in meets.events if isinstance(event, Ended)] == ["interrupted"]
-    (outcome,) = SlurmEngine(tmp_path / "runs" / ".slurm").run(wanted)
+    (outcome,) = SlurmEngine(tmp_path / "runs").run(wanted)
     assert outcome.state == "done"
     assert len(list((slurm / "jobs").glob("*.sh"))) == 1, "no second job was made"
 
@@ -89,7 +89,7 @@ def test_a_driver_that_dies_leaves_its_jobs_and_the_next_one_takes_them_up(slurm
 def test_an_interrupted_driver_cancels_its_jobs_after_they_have_kept_their_step(slurm: Path, tmp_path: Path) -> None:
     wanted = jobs(tmp_path / "runs", 1, **{**LONG, "epochs": 5000})
     with pytest.raises(KeyboardInterrupt):
-        list(SlurmEngine(tmp_path / "runs" / ".slurm").run(wanted, At(KeyboardInterrupt)))
+        list(SlurmEngine(tmp_path / "runs").run(wanted, At(KeyboardInterrupt)))
     kept = wanted[0].folder / CHECKPOINT
     until = time.monotonic() + 600
     while not kept.exists():
@@ -102,9 +102,9 @@ def test_an_interrupted_driver_cancels_its_jobs_after_they_have_kept_their_step(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"time": "two hours"}, "--time is 'two hours'"),
-        ({"time": "0"}, "--time is '0'"),
-        ({"gpus_per_run": 0.25}, "whole CPUs and GPUs"),
+        ({"time": "two hours"}, "time is 'two hours'"),
+        ({"time": "0"}, "time is '0'"),
+        ({"gpus": 0.25}, "whole CPUs and GPUs"),
     ],
 )
 def test_what_slurm_cannot_do_is_refused(tmp_path: Path, given: dict, message: str) -> None:
@@ -115,7 +115,7 @@ def test_what_slurm_cannot_do_is_refused(tmp_path: Path, given: dict, message: s
 def test_without_slurm_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="there is no SLURM on this machine"):
-        list(SlurmEngine(tmp_path / ".slurm").run(jobs(tmp_path, 1)))
+        list(SlurmEngine(tmp_path).run(jobs(tmp_path, 1)))
 
 
 def test_times_as_slurm_writes_them() -> None:

@@ -64,7 +64,7 @@ class Logistic(torch.nn.Module):
         return (x @ self.weight[:, :, None]).squeeze(-1)
 
 
-def reference_predictive(x, y, x_test, chains=400, draws=60, leapfrog=10, step=0.08):
+def reference_predictive(x, y, x_test, chains=200, draws=60, leapfrog=10, step=0.08):
     """Metropolis-adjusted Hamiltonian Monte Carlo on the full data, written without this package.
 
     Returns the predictive probability by chain (chains, M). Prior N(0, 1); mass preconditioned by the Hessian
@@ -129,7 +129,7 @@ def test_logistic_regression_on_real_data_matches_a_long_reference_chain():
     )
     found, kept = torch.zeros(chains, len(x_test)), 0
     x, y, x_test = x.float(), y.float(), x_test.float()
-    for step in range(2000):
+    for step in range(1500):
         rows = torch.randint(len(x), (chains, batch), generator=generator)
         loss = F.binary_cross_entropy_with_logits(model(x[rows]), y[rows], reduction="none").mean(1).sum()
         sampler.zero_grad()

@@ -107,12 +107,13 @@ class Drawn:
         return x[choices[:, 0]] + torch.where(choices[:, 1:] > 0, torch.nan, 0.0), y[choices[:, 0]]
 
 
-def drawn_chain(batches, capture=True, **options):
+def drawn_chain(batches, capture=True, chains=1, **options):
     inference = Inference(
         sampler={"kind": "sghmc", "lr": 0.05, "temperature": 0.01},
         epochs=3,
         batch=8,
         cycles=3,
+        chains=chains,
         restart={"kind": "warm", "kick": 0.01},
         repulsion=Repelling(images=6, force=Fading(measure_every=3)),
     )
@@ -134,6 +135,13 @@ def test_a_batch_drawn_inside_the_pass_gives_the_same_run_to_the_bit():
             assert all(torch.equal(a.parameters[name], b.parameters[name]) for name in a.parameters)
     assert usual.asked == outside.asked == [0, *range(45)]  # the first is an example for the repulsion
     assert inside.asked == [0]
+
+
+@pytest.mark.usefixtures("replayed")
+def test_chains_that_share_recordings_keep_forces_of_their_own():
+    usual, captured = (list(drawn_chain(Drawn(), capture, chains=3).run()) for capture in (False, True))
+    for a, b in zip(usual, captured, strict=True):
+        assert all(torch.equal(a.parameters[name], b.parameters[name]) for name in a.parameters)
 
 
 @pytest.mark.usefixtures("replayed")

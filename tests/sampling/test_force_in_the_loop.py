@@ -13,7 +13,8 @@ from rebapl.repulsion import Absolute, Capped, Fading, Force, Inverse, Normalise
 from rebapl.repulsion.repulsion import Term
 from rebapl.sampling import Chain, Inference, Repelling
 
-from .toy import ToyOutput
+from .toy import ToyLearner, ToyOutput, data
+from .toy import batches as toy_batches
 
 STEPS, EPSILON = 80, 2.0
 ADAMW = {"kind": "adamw", "lr": 0.05}
@@ -231,3 +232,71 @@ def test_the_gradients_that_a_measuring_step_reuses_are_those_it_would_compute(s
         ends.append(run.samples[-1].parameters)
     torch.testing.assert_close(*ends)
     assert [bool(ends[0][name]) for name in ("bias", "shift", "unused")] == [True, True, False]
+
+
+@pytest.fixture
+def three_chains():
+    """Two cycles of three chains; the force is measured at the first steps of each."""
+    inference = Inference(
+        sampler={"kind": "sghmc", "lr": 0.05, "temperature": 0.01},
+        epochs=3,
+        batch=8,
+        cycles=2,
+        chains=3,
+        restart={"kind": "warm", "kick": 0.1},
+        repulsion=Repelling(distance="paired", images=16, pool=16, force=Fading(measure_every=4)),
+    )
+    return Chain(ToyLearner(), inference, toy_batches, num_data=40, steps_per_epoch=5, reference=data()[0])
+
+
+def test_each_chain_measures_its_own_slopes(three_chains, monkeypatch):
+    """At a chain's first step of a cycle, ‖∇d_s‖ is that at its own θ; chains once inherited those of the first."""
+    term, ratios = Repulsion.term, {}
+
+    def checked(self, kind, state, cloud, rows, loss, parameters, decoupled):
+        found = term(self, kind, state, cloud, rows, loss, parameters, decoupled)
+        if id(self) not in ratios:
+            assert kind == "measure"
+            apart = self.distance.between(cloud, self.memory.stored.rows(rows)).sqrt()
+            true = [torch.autograd.grad(d, parameters, retain_graph=True, allow_unused=True) for d in apart]
+            norms = torch.stack([torch.cat([g.flatten() for g in each if g is not None]).norm() for each in true])
+            ratios[id(self)] = found.state["slope"] / norms
+        return found
+
+    monkeypatch.setattr(Repulsion, "term", checked)
+    list(three_chains.run())
+    assert list(ratios) == [id(each) for each in three_chains.repulsions]
+    torch.testing.assert_close(torch.stack(list(ratios.values())), torch.ones(3, 3), rtol=1e-3, atol=0)
+
+
+def test_the_usual_norm_is_a_mean_over_each_chains_own_steps(three_chains, monkeypatch):
+    """Of all steps whose loss gradient is known by itself: those without a force, and those that measure."""
+    noted, seen = Repulsion.noted, {id(each): [] for each in three_chains.repulsions}
+
+    def watched(self, state, loss, norm=None):
+        if norm is not None:
+            seen[id(self)].append(norm.item())
+        return noted(self, state, loss, norm)
+
+    monkeypatch.setattr(Repulsion, "noted", watched)
+    list(three_chains.run())
+    for each in three_chains.repulsions:
+        norms = seen[id(each)]
+        assert len(norms) == 15 + 9 + 4  # the first cycle, the second's sampling, and evaluations 0, 1, 2 and 4 of 6
+        mean = norms[0]
+        for count, norm in enumerate(norms[1:], start=2):
+            mean += (norm - mean) * max(1 / count, 0.1)
+        assert each.state["usual"].item() == pytest.approx(mean, rel=1e-4)
+    assert len({each.state["usual"].item() for each in three_chains.repulsions}) == 3
+
+
+def test_chains_share_what_they_remember_and_nothing_else(three_chains):
+    first, second, third = three_chains.repulsions
+    assert first.memory is second.memory is third.memory
+    while three_chains.cycle == 0:
+        three_chains.step()
+    assert len(first) == 0  # a sample does not repel a chain of its own cycle
+    three_chains.step()
+    assert len(first) == len(third) == 3
+    assert "slope" in first.state
+    assert "slope" not in second.state

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from rebapl.errors import UserError
-from rebapl.origins import ORIGINS, Value
+from rebapl.origins import ORIGINS, Derived, Value
 from rebapl.repulsion import Absolute, Energy, Fading, Inverse, Paired, Printed
-from rebapl.sampling import PRESETS, SVGD, Adaptive, Chain, Inference, Repelling, preset, preset_values
+from rebapl.sampling import PRESETS, SVGD, Adaptive, Chain, Inference, Repelling, preset, preset_values, register_preset
 from rebapl.sampling.settings import AdamWSettings, Averaging, Cold, Constant, Cosine, SGDSettings, Warm, Warmup
 
 from .toy import ToyLearner, batches, data
@@ -223,3 +223,49 @@ def test_changes_go_on_top_and_unknown_ones_are_named():
 def test_a_temperature_that_would_never_act_is_refused():
     with pytest.raises(UserError, match=r"sampler\.temperature: the sampler is 'sgd', and this is a setting of sghmc"):
         preset("mle", MAPLE, **{"sampler.temperature": 0.1})
+
+
+def test_every_preset_has_a_line_for_people_and_known_origins():
+    assert next(iter(PRESETS)) == "mle"
+    assert all(each.about for each in PRESETS.values())
+    layers = [layer for each in PRESETS.values() for layer in each.under(each.variants)]
+    assert {value.origin for layer in layers for value in layer.values()} == {*ORIGINS} - {"published"}
+
+
+def test_what_is_the_recipes_own_is_called_so():
+    """A number that only the method's recipe gives was tagged *paper* or *authors' code*."""
+    for each in PRESETS.values():
+        for layer in each.under(each.variants):
+            own = {v.origin for v in layer.values() if isinstance(v.value, Derived) and v.value.times == 1}
+            assert own <= {"recipe", "ours"}
+    origins = {
+        name: preset_values(name, Recipe(lr=0.1, epochs=200, batch=4), "coop")["restart.kind"].origin
+        for name in ("csghmc", "rebapl", "rebapl-paper", "rebapl-authors")
+    }
+    assert origins == {
+        "csghmc": "authors' code",
+        "rebapl": "ours",
+        "rebapl-paper": "ours",
+        "rebapl-authors": "authors' code",
+    }
+    for name in ("rebapl-paper", "rebapl-authors"):
+        assert preset_values(name, Recipe(lr=0.1, epochs=200, batch=4), "coop")["epochs"] == Value(200, "recipe")
+
+
+def test_a_preset_from_outside_extends_one_of_the_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(PRESETS, "known", dict(PRESETS.known))
+    for name, text in {
+        "longer": "about: longer\nextends: rebapl\nours: {cycles: 7}",
+        "mle": "extends: ensemble",
+        "misspelt": "extends: rebapl\nours: {repulsion.imags: 4}",
+    }.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    assert register_preset(tmp_path / "longer.yaml") == "longer"
+    values = preset_values("longer", Recipe(lr=0.1, epochs=3, batch=4))
+    assert values["cycles"] == Value(7, "ours")
+    assert values["repulsion.distance.kind"] == Value("wasserstein", "ours")
+    assert register_preset(tmp_path / "longer.yaml") == "longer"  # once more does no harm
+    with pytest.raises(UserError, match=r"repulsion\.imags: there is no such setting, did you mean 'images'\?"):
+        preset(register_preset(tmp_path / "misspelt.yaml"), Recipe(lr=0.1, epochs=3, batch=4))
+    with pytest.raises(UserError, match=r"the preset 'mle' of .* is taken: name the file otherwise"):
+        register_preset(tmp_path / "mle.yaml")

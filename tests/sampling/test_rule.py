@@ -184,7 +184,7 @@ def test_center_can_be_given_tensor_by_tensor():
         ({"weight_decay": 0.1, "prior_std": 1.0}, "give one of them"),
         ({"prior_std": 0.0}, "prior_std is 0"),
         ({"gradient_noise": "auto"}, "'estimate'"),
-        ({"gradient_noise": -0.1}, "negative"),
+        ({"gradient_noise": -0.1}, "above 0"),
         ({"center": "zero"}, "'init'"),
         ({"center": "given"}, "'init'"),
     ],

@@ -1,4 +1,4 @@
-"""A script that acts in the page of `rebapl serve` as a person does: it drops an image, types, and changes tabs."""
+"""A script that acts in the page of `rebapl serve` as a person does: it drops an image and types."""
 
 DRIVER = """
 <script>
@@ -12,16 +12,12 @@ addEventListener("load", async () => {
   at("names").value = "NAMES";
   document.dispatchEvent(new DragEvent("drop", { dataTransfer: carried, bubbles: true, cancelable: true }));
   await wait(() => !at("result").hidden || !at("error").hidden);
-  if (TOY) {
-    at("tab-toy").click();
-    await wait(() => at("modes").textContent);
-  }
 });
 </script>
 """
 
 
-def driven(page: str, content: str, names: str = "", toy: bool = False) -> str:
+def driven(page: str, content: str, names: str = "") -> str:
     """The page with the script in it; `content` is the image in base64, and `names` are class names for a script."""
-    script = DRIVER.replace("CONTENT", content).replace("NAMES", names).replace("TOY", "true" if toy else "false")
+    script = DRIVER.replace("CONTENT", content).replace("NAMES", names)
     return page.replace("</body>", script + "</body>")

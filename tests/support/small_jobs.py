@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rebapl.runs.config import RunConfig
-from rebapl.runs.jobs import Job
+from rebapl.runs.run import Job
 
 LONG = {"epochs": 30, "inference_settings": {"batch": 1}}
 """Many steps, so that something can happen amid them."""

@@ -1,6 +1,6 @@
 """The configuration of a run of two samples that trains in a second or two."""
 
-from rebapl.runs.folder import RunConfig
+from rebapl.runs.config import RunConfig
 
 CONFIG = RunConfig(
     data="digits",

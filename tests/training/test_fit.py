@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from rebapl.backbones import DualEncoder
+from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.own_images import dataset_of
 from rebapl.data.task import Task, load_task, task_of
@@ -33,11 +33,11 @@ def same(first: Posterior, second: Posterior) -> bool:
     return all(torch.equal(stack, second.samples[name]) for name, stack in first.samples.items())
 
 
-def test_a_name_a_data_set_and_their_task_are_the_same(encoder: DualEncoder) -> None:
-    task = load_task("digits", protocol="few-shot")
+def test_a_name_a_data_set_and_their_task_are_the_same(nano: Path) -> None:
+    task, encoder = load_task("digits", protocol="few-shot"), load_backbone(nano)
     expected = fit(task, encoder, "coop", "mle", epochs=1)
     assert len(task.train.items) == 16 * len(task.train.class_names)
-    assert same(fit("digits", "mini", "coop", "mle", epochs=1), expected)
+    assert same(fit("digits", str(nano), "coop", "mle", epochs=1), expected)
     assert same(fit(load_dataset("digits"), encoder, "coop", "mle", epochs=1), expected)
 
 

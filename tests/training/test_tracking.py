@@ -11,10 +11,9 @@ from typer.testing import CliRunner
 from rebapl import fit, load_task
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
-from rebapl.runs.folder import complete_run, evaluate_run
-from rebapl.runs.jobs import Job
-from rebapl.training.log import read_log
-from rebapl.training.tracking import TRACKERS, TrackedRun, check_trackers, register_tracker
+from rebapl.runs.run import Job, evaluate_run
+from rebapl.runs.run import run as do_run
+from rebapl.training.log import TRACKERS, TrackedRun, check_trackers, read_log, register_tracker
 
 CONFIG = small_run.CONFIG.changed(method="coop", test_images=10)
 
@@ -43,7 +42,7 @@ class Listener:
 @pytest.fixture(autouse=True)
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """These runs are short: let every step have a row."""
-    monkeypatch.setattr("rebapl.training.keeping.EVERY", 1)
+    monkeypatch.setattr("rebapl.training.checkpoint.EVERY", 1)
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def test_what_is_in_the_log_and_the_results_is_heard(tmp_path: Path) -> None:
         return listener
 
     out = tmp_path / "run"
-    complete_run(CONFIG, out, device="cpu", track=["listener"])
+    do_run(CONFIG, out, device="cpu", track=["listener"])
     rows = read_log(out / "log.csv")
     assert [{"step": float(step), **values} for step, values in listener.rows] == rows
     assert len(rows) > 1
@@ -87,7 +86,7 @@ def test_a_tracker_that_fails_is_left_out_with_a_warning(tmp_path: Path) -> None
     register_tracker("good")(lambda _: good)
     register_tracker("bad")(lambda _: bad)
     with pytest.warns(UserWarning, match="tracker 'bad' is left out: ConnectionError: the server is gone") as warned:
-        complete_run(CONFIG, tmp_path / "run", score=False, device="cpu", track=["bad", "good"])
+        do_run(CONFIG, tmp_path / "run", score=False, device="cpu", track=["bad", "good"])
     assert len([each for each in warned if "tracker" in str(each.message)]) == 1
     assert len(good.rows) > len(bad.rows) == 1
     assert (good.closed, bad.closed) == (1, 0)
@@ -97,8 +96,8 @@ def test_trackers_that_cannot_be_used_are_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError, match="unknown tracker 'tensorbord': did you mean 'tensorboard'"):
-        complete_run(CONFIG, tmp_path / "run", track=["tensorbord"])
-    monkeypatch.setattr("rebapl.training.tracking.find_spec", lambda _: None)
+        do_run(CONFIG, tmp_path / "run", track=["tensorbord"])
+    monkeypatch.setattr("rebapl.training.log.find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'rebapl\[mlflow\]'"):
         check_trackers(["mlflow"])
     result = CliRunner().invoke(app, ["train", "--data", "digits", "--track", "mlflow", "--runs", str(tmp_path / "r")])
@@ -116,7 +115,7 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     out = tmp_path / "run"
-    complete_run(CONFIG, out, device="cpu", track=["tensorboard"])
+    do_run(CONFIG, out, device="cpu", track=["tensorboard"])
     events = EventAccumulator(str(out / "tensorboard"))
     events.Reload()
     expected = [(int(row["step"]), row["loss"]) for row in read_log(out / "log.csv")]
@@ -134,7 +133,7 @@ def test_mlflow_keeps_a_run_in_its_file_store(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "prompts")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     out = tmp_path / "run"
-    complete_run(CONFIG, out, score=False, device="cpu", track=["mlflow"])
+    do_run(CONFIG, out, score=False, device="cpu", track=["mlflow"])
     evaluate_run(out, device="cpu", track=["mlflow"])
     client = mlflow.MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("prompts").experiment_id])

@@ -86,7 +86,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
 ) -> None:
     settings = {"inference_settings": {"cycles": 2, "repulsion": {"images": 4, "pool": 6}}, "epochs": 3}
     whole = fit(task, small, "maple", "rebapl", **settings)
-    monkeypatch.setattr("rebapl.training.keeping.CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr("rebapl.training.checkpoint.CHECKPOINT_SECONDS", 0)
     step, stops = Chain.step, 7
 
     def interrupted(chain: Chain) -> object:

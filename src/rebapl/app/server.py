@@ -1,4 +1,4 @@
-"""The web server: the page, `POST /predict` and `GET /toy`, with limits on size, type and rate."""
+"""The web server: the page and `POST /predict`, with limits on size, type, rate and time."""
 
 from __future__ import annotations
 
@@ -8,26 +8,39 @@ import binascii
 import contextlib
 import json
 import logging
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import resources
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rebapl import __version__
 from rebapl.app.answering import Answering, TooBusyError, Upload, check_class_names, view_of
 from rebapl.errors import UserError
-from rebapl.reproduce.toy import one_chain
 
 MAX_BYTES = 16 * 1024 * 1024
 """The largest body of a request; an image in it is a quarter smaller, since base64 makes it longer."""
+
+MAX_BYTES_OF_ALL = 4 * MAX_BYTES
+"""What the bodies that are on their way may take together; further ones are refused until some have arrived."""
+
+HEADER_SECONDS, BODY_SECONDS, LAST_SECONDS = 10.0, 30.0, 5.0
+"""How long a client may take to send the headers and the body of a request, and how long the server waits for requests
+that are on their way when it is ended."""
+
+CONNECTIONS = 256
+"""How many clients may be connected at the same time."""
+
+DECODED_AT_ONCE = 2
+"""How many images are decoded at the same time: a large one takes 150 MB."""
 
 RATE = 20.0
 """Requests a second that one address may make in the long run; at once it may make twice as many."""
@@ -70,11 +83,85 @@ class Rate:
         return allowed
 
 
+class Impatient(H11Protocol):
+    """The HTTP of uvicorn, which hangs up if the headers of a request do not arrive within `HEADER_SECONDS`."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client has connected."""
+        super().connection_made(transport)
+        self._wait_for_headers()
+
+    def on_response_complete(self) -> None:
+        """A response was sent, and the next request may follow."""
+        super().on_response_complete()
+        self._wait_for_headers()
+
+    def _wait_for_headers(self) -> None:
+        before = self.cycle
+
+        def hang_up() -> None:
+            if self.cycle is before and not self.transport.is_closing():
+                self.transport.close()
+
+        self.loop.call_later(HEADER_SECONDS, hang_up)
+
+
+def server_of(app: Starlette, quiet: bool = False, behind_proxy: bool = False) -> uvicorn.Server:
+    """The server of an application. Only `behind_proxy`, X-Forwarded-For of this machine says who the client is."""
+    config = uvicorn.Config(
+        app,
+        http=Impatient,
+        log_level="error" if quiet else "warning",
+        server_header=False,
+        lifespan="on",
+        proxy_headers=behind_proxy,
+        limit_concurrency=CONNECTIONS,
+        timeout_graceful_shutdown=int(LAST_SECONDS),
+    )
+    return uvicorn.Server(config)
+
+
+class Bodies:
+    """Reads the bodies of requests: each has a limit of size and time, and all together have one of memory."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    async def read(self, request: Request) -> bytes:
+        """The body of a request. One that is too large is received to its end, but not kept, before it is refused."""
+        body, size = bytearray(), 0
+
+        async def receive() -> None:
+            nonlocal size
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > MAX_BYTES:
+                    self.held -= len(body)
+                    body.clear()
+                    if size > 4 * MAX_BYTES:
+                        return
+                    continue
+                if self.held + len(chunk) > MAX_BYTES_OF_ALL:
+                    raise TooBusyError("too many images are on their way: try again in a moment")
+                self.held += len(chunk)
+                body.extend(chunk)
+
+        try:
+            await asyncio.wait_for(receive(), BODY_SECONDS)
+        except (TimeoutError, asyncio.TimeoutError):
+            raise RefusedError(408, f"the body did not arrive within {BODY_SECONDS:g} seconds") from None
+        finally:
+            self.held -= len(body)
+        if size > MAX_BYTES:
+            raise RefusedError(413, f"the body is longer than {MAX_BYTES // 2**20} MiB")
+        return bytes(body)
+
+
 def build_app(answering: Answering, title: str, hosts: list[str], rate: float = RATE) -> Starlette:
     """The application. It answers only to the names in `hosts`, so that no other web page can reach it by a name."""
     limit, encoder = Rate(rate, max(1.0, 2 * rate)), answering.posterior.learner.encoder
     page = resources.files("rebapl.app").joinpath("page.html").read_text(encoding="utf-8")
-    toy_turn = threading.Lock()
+    bodies, decoding = Bodies(), asyncio.Semaphore(DECODED_AT_ONCE)
 
     def guarded(handler: Handler) -> Handler:
         async def handle(request: Request) -> Response:
@@ -89,6 +176,8 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
                 response = JSONResponse({"error": str(busy)}, 503)
             except UserError as error:
                 response = JSONResponse({"error": str(error)}, 400)
+            except ClientDisconnect:
+                return Response(status_code=400)  # nobody reads it
             except Exception:
                 logging.getLogger("uvicorn.error").exception("a request failed")
                 response = JSONResponse({"error": "the server failed on this request; its log says why"}, 500)
@@ -116,7 +205,7 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
         return JSONResponse(said)
 
     async def predict(request: Request) -> Response:
-        given = await _json(request)
+        given = await _json(request, bodies)
         unknown = given.keys() - {"image", "class_names", "top", "nearest"}
         if unknown:
             raise UserError(f"unknown field {sorted(unknown)[0]!r}: accepted are image, class_names, top, nearest")
@@ -124,22 +213,11 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
         if type(top) is not int or top < 1 or type(nearest) is not bool:
             raise UserError("top is a whole number of at least 1, and nearest is true or false")
         names = check_class_names(given.get("class_names"))
-        view = await asyncio.to_thread(view_of, _bytes(given.get("image")), encoder.preprocessing)
+        content = _bytes(given.get("image"))
+        async with decoding:
+            view = await asyncio.to_thread(view_of, content, encoder.preprocessing)
         future = answering.ask(Upload(view, names, top, nearest))
         return JSONResponse(await asyncio.wrap_future(future))
-
-    async def toy(request: Request) -> Response:
-        query = request.query_params
-        strength = _number(query.get("strength", "50"), "strength", 0, 2000)
-        temperature = _number(query.get("temperature", "1"), "temperature", 0, 5)
-        cycles = int(_number(query.get("cycles", "6"), "cycles", 1, 12))
-        seed = int(_number(query.get("seed", "1"), "seed", 0, 1e6))
-
-        def work() -> dict[str, Any]:
-            with toy_turn:  # one at a time: it computes for about a second
-                return one_chain(strength, temperature, cycles, seed)
-
-        return JSONResponse(await asyncio.to_thread(work))
 
     @contextlib.asynccontextmanager
     async def life(_: Starlette) -> AsyncIterator[None]:
@@ -152,7 +230,6 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
             Route("/", guarded(index)),
             Route("/about", guarded(about)),
             Route("/predict", guarded(predict), methods=["POST"]),
-            Route("/toy", guarded(toy)),
         ],
         lifespan=life,
     )
@@ -160,17 +237,13 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
     return app
 
 
-async def _json(request: Request) -> dict[str, Any]:
-    """The JSON object in the body of a request, which is read only as far as is allowed."""
+async def _json(request: Request, bodies: Bodies) -> dict[str, Any]:
+    """The JSON object in the body of a request."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise RefusedError(415, "send JSON, with Content-Type: application/json")
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BYTES:
-            raise RefusedError(413, f"the body is longer than {MAX_BYTES // 2**20} MiB")
+    body = await bodies.read(request)
     try:
-        given = json.loads(bytes(body))
+        given = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise UserError("the body is not JSON") from error
     if not isinstance(given, dict):
@@ -185,13 +258,3 @@ def _bytes(text: object) -> bytes:
         return base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise UserError("image is not base64") from error
-
-
-def _number(text: str, name: str, low: float, high: float) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not low <= value <= high:
-        raise UserError(f"{name} is a number from {low:g} to {high:g}")
-    return value

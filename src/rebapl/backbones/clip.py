@@ -40,7 +40,7 @@ VISION = {
     "hidden_act": "quick_gelu",
     "layer_norm_eps": 1e-5,
 }
-"""What a checkpoint means that does not say otherwise."""
+"""The settings of a checkpoint whose config.json leaves them out."""
 
 
 def read_config(given: Mapping[str, Any]) -> SimpleNamespace:

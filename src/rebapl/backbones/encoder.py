@@ -29,7 +29,7 @@ _NAMED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def computing_type(dtype: Dtype, device: torch.device | str) -> torch.dtype:
-    """The type that was asked for. With `auto`, bfloat16 on a GPU that computes in it, and float32 elsewhere.
+    """The type that `dtype` names. With `auto`, bfloat16 on a GPU that computes in it, and float32 elsewhere.
 
     GPUs compute in bfloat16 from compute capability 8.0 on (Ampere, 2020).
 
@@ -54,7 +54,7 @@ def computing_type(dtype: Dtype, device: torch.device | str) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Architecture:
-    """What is particular to one architecture.
+    """The functions that differ from one architecture to another.
 
     `read_config` reads the settings in config.json, and `build` makes a model of them, with `vision_model`,
     `text_model` and `logit_scale` as `transformers` names them. `towers` are the image and the text tower of a model.

@@ -62,7 +62,7 @@ def fetched_before(hub_id: str) -> Path | None:
 
 
 def fetch(hub_id: str) -> Path:
-    """Fetch what is needed of a checkpoint, all from one commit, into the local cache, and give its folder there."""
+    """Fetch the files of a checkpoint, all from one commit, into the local cache, and give its folder there."""
     from huggingface_hub import snapshot_download
 
     repository, revision = split_revision(hub_id)
@@ -84,7 +84,7 @@ def fetch(hub_id: str) -> Path:
 
 
 def ask_hub(hub_id: str) -> Any:
-    """What the hub says of a checkpoint. If it does not answer or has none, that is an error, in seconds."""
+    """The hub's description of a checkpoint. If it does not answer or has none, that is an error within seconds."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 

@@ -34,7 +34,7 @@ class NamedModules(nn.Module):
 
 
 def read_tower(name: str, given: Mapping[str, Any] | None, defaults: Mapping[str, Any]) -> SimpleNamespace:
-    """The settings of one tower: the `defaults` of its architecture, and what its section of config.json says instead.
+    """The settings of one tower: those `given` in its section of config.json, and the `defaults` of its architecture.
 
     A value of another type than the default, a size below one or beyond all reason, an activation that is not known,
     and heads that do not divide the width are errors.

@@ -43,7 +43,7 @@ TOWER = {
 }
 TEXT = {**TOWER, "vocab_size": 32000, "max_position_embeddings": 64}
 VISION = {**TOWER, "num_channels": 3, "image_size": 224, "patch_size": 16, "vision_use_head": True}
-"""What a checkpoint means that does not say otherwise."""
+"""The settings of a checkpoint whose config.json leaves them out."""
 
 
 def read_config(given: Mapping[str, Any]) -> SimpleNamespace:
@@ -58,7 +58,7 @@ def read_config(given: Mapping[str, Any]) -> SimpleNamespace:
 
 
 class Pooling(nn.Module):
-    """One state (B, d) of all states (B, L, d): what a learned probe attends to, and an MLP behind it."""
+    """Pools all states (B, L, d) into one (B, d): a learned probe attends to them, and an MLP follows."""
 
     def __init__(self, tower: SimpleNamespace) -> None:
         super().__init__()

@@ -77,7 +77,7 @@ def layer(
     causal: bool,
     positions: Tensor | None = None,
 ) -> Tensor:
-    """What a layer makes of states (B, L, d): all of them, or only those at `positions` (B, r), as (B, r, d)."""
+    """The states that follow states (B, L, d): all of them, or only those at `positions` (B, r), as (B, r, d)."""
     count, length, width = hidden.shape
 
     def norm(states: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -119,7 +119,7 @@ class Block:
         self.activation: str = config.hidden_act
 
     def __call__(self, hidden: Tensor, positions: Tensor | None = None) -> Tensor:
-        """What the layer makes of states (B, L, d): all of them, or those at `positions` (B, r), as (B, r, d)."""
+        """Apply the layer to states (B, L, d), see `layer`."""
         way = _layer if hidden.is_cuda else layer
         return way(hidden, self.weights, self.heads, self.epsilon, self.activation, self.causal, positions)
 
@@ -133,7 +133,7 @@ class Block:
 
 
 class Layer(Protocol):
-    """What a layer makes of states (B, L, d): all of them, or those at `positions` (B, r), as (B, r, d)."""
+    """A function from states (B, L, d) to the next ones: all, or those at `positions` (B, r), as (B, r, d)."""
 
     def __call__(self, hidden: Tensor, positions: Tensor | None = None) -> Tensor: ...
 
@@ -238,7 +238,7 @@ class Tower:
         return self.projection(self.last_states(states, edits)[:, 0]).float()
 
     def last_states(self, states: States, edits: Mapping[int, Edit] | None = None, count: int = 1) -> Tensor:
-        """What is read behind the last layer and its norm: the `count` states (B, count, d) from `read` on.
+        """The `count` states (B, count, d) from position `read` on, behind the last layer and its norm.
 
         The states go through the layers that are left, with the edits of `run`. The last layer computes only what is
         read.

@@ -28,14 +28,21 @@ from rebapl.cli.run import run
 from rebapl.cli.serve import serve
 from rebapl.cli.share import share
 from rebapl.cli.train import train
-from rebapl.errors import UserError, printable
+from rebapl.errors import FailedError, UserError, printable
 from rebapl.interruption import Interrupted, interrupt
 
-CTRL_C, TERMINATED = 130, 143
-"""The exit codes of interrupted work: after Ctrl-C, with which typer ends, and after SIGTERM."""
+FAILED, REFUSED = 1, 2
+"""The exit codes of work that failed, and of bad input."""
+
+CTRL_C, HUNG_UP, TERMINATED = 130, 129, 143
+"""The exit codes of interrupted work: after Ctrl-C, with which typer ends, after SIGHUP and after SIGTERM."""
 
 RESUMABLE = ("train", "run", "reproduce", "learn")
 """The commands that go on where they were when they are given again."""
+
+_ENDINGS: dict[int, int] = {signal.SIGTERM: TERMINATED}
+if hasattr(signal, "SIGHUP"):  # not on Windows
+    _ENDINGS[signal.SIGHUP] = HUNG_UP
 
 _debug: ContextVar[bool] = ContextVar("debug", default=False)
 
@@ -48,30 +55,34 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line; a `UserError` or an `OSError` becomes one line on stderr and exit code 2.
+    """Run the command line; a `UserError` or an `OSError` becomes one line on stderr, and exit code 2, or 1 for work.
 
-    `--debug` shows the traceback before that line. After Ctrl-C or SIGTERM a line says what is kept.
+    `--debug` shows the traceback before that line. After Ctrl-C, SIGTERM or SIGHUP a line says what is kept.
     """
     # Threads that wait for one another by spinning long are many times slower when other programs want the cores too.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     # Pillow warns of damaged EXIF and of large photos, which are read all the same; what cannot be read is an error.
     warnings.filterwarnings("ignore", module=r"PIL\.")
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.getsignal(number) for number in _ENDINGS}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as `nohup` asks for
+            signal.signal(number, interrupt)
     try:
         app()
     except (UserError, OSError) as error:
         if _debug.get():
             traceback.print_exc()
         _show_error(str(error) if isinstance(error, UserError) else _of_the_system(error))
-        sys.exit(2)
+        sys.exit(FAILED if isinstance(error, FailedError) else REFUSED)
     except SystemExit as ending:
         if ending.code != CTRL_C:
             raise
         found = _interruption(ending)
         print(_how_to_go_on(found.kept), file=sys.stderr)
-        sys.exit(TERMINATED if found.signal == signal.SIGTERM else CTRL_C)
+        sys.exit(_ENDINGS.get(found.signal, CTRL_C))
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _interruption(ending: BaseException) -> Interrupted:
@@ -143,7 +154,7 @@ def demo(
     """Base-to-novel on two embedded tasks: about two minutes on two cores."""
     from rich.console import Console
 
-    from rebapl.cli.console import StepProgress
+    from rebapl.cli.progress import StepProgress
     from rebapl.reports.results import base_novel_table
     from rebapl.reproduce.demo import SEED, SHOTS, run_demo
 

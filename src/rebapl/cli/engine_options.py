@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rebapl.runs.server import begin_server
+from rebapl.cli.values import parse_names
+from rebapl.errors import UserError
+from rebapl.runs.workers import begin_server
+
+if TYPE_CHECKING:
+    from rebapl.runs.engine import Engine
 
 
 def expect_workers(context: typer.Context, given: str | int | None) -> str | int | None:
-    """If several runs at a time are asked for, let workers begin to import now, while the command itself does.
+    """If several runs at a time are asked for, let the server of workers begin to import now.
 
     Where the shell only asks how a word goes on, nothing is begun.
     """
@@ -24,7 +31,17 @@ EngineName = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="Where runs happen: local (this machine), ray (a Ray cluster) or slurm (jobs of SLURM).",
+        help="Where runs happen: local (this machine), ray (a Ray cluster), slurm (jobs of SLURM), or one of a plugin.",
+    ),
+]
+EngineOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine-option",
+        "-E",
+        metavar="NAME=VALUE",
+        help="An option of that engine; repeatable. ray: address, cpus, gpus (of a run; a share such as 0.25 is "
+        "possible). slurm: partition, time, cpus, gpus.",
     ),
 ]
 Device = Annotated[
@@ -41,22 +58,18 @@ Jobs = Annotated[
         "--jobs", min=1, callback=expect_workers, help="Runs or shards at a time on each device; 1 if not given."
     ),
 ]
-Address = Annotated[
-    str | None,
-    typer.Option("--address", help="Address of the Ray cluster, such as auto; $RAY_ADDRESS, or this machine alone."),
-]
-Partition = Annotated[str | None, typer.Option("--partition", help="Partition of SLURM.")]
-Time = Annotated[
-    str | None, typer.Option("--time", help="Time limit of a job of SLURM, such as 2:00:00; it goes on in another job.")
-]
-CpusPerRun = Annotated[
-    float | None, typer.Option("--cpus-per-run", help="CPUs of a run or shard on ray or slurm; 1 if not given.")
-]
-GpusPerRun = Annotated[
-    float | None,
-    typer.Option(
-        "--gpus-per-run",
-        help="GPUs of a run or shard. On ray a share is possible, such as 0.25; 1 if not given and there are any. On "
-        "slurm 0 if not given.",
-    ),
-]
+
+
+def engine_of(
+    name: str, runs: Path, device: str | None = None, jobs: int | None = None, options: Sequence[str] | None = None
+) -> Engine[Any]:
+    """The engine that the options ask for, for runs in this folder."""
+    from rebapl.runs.engines import build_engine
+
+    given = {}
+    for word in options or ():
+        option, equals, value = word.partition("=")
+        if not equals or not value:
+            raise UserError(f"--engine-option {word}: write NAME=VALUE, such as address=auto or time=2:00:00")
+        given[option.strip().replace("-", "_")] = value.strip()
+    return build_engine(name, runs, devices=parse_names(device), jobs=jobs, options=given)

@@ -60,10 +60,10 @@ def evaluate(
     import torch
     from rich.console import Console
 
-    from rebapl.cli.console import StepProgress
-    from rebapl.reports.figures import diversity_figure
+    from rebapl.cli.progress import StepProgress
     from rebapl.reports.results import scores_table
-    from rebapl.runs.folder import evaluate_run, read_config, scored_as
+    from rebapl.runs.folder import read_config, scored_as
+    from rebapl.runs.run import evaluate_run
 
     moved = {key: value for key, value in (("data", data), ("backbone", backbone)) if value is not None}
     config = scored_as(read_config(run).changed(**moved), protocol, parse_names(targets))
@@ -92,6 +92,8 @@ def evaluate(
     if heat_map:
         if result.diversity is None:
             raise UserError(f"{run} has one sample: there are no distances to draw")
+        from rebapl.reports.figures import diversity_figure
+
         print(f"the distances between samples: {diversity_figure(result.diversity, run / 'diversity.png')}")
 
 

@@ -9,9 +9,10 @@ import typer
 
 from rebapl.cli.completion import kinds_of_inference, methods
 from rebapl.cli.engine_options import Device, expect_workers
-from rebapl.cli.remarks import backbone_remarks, one_sample
+from rebapl.cli.run_notes import backbone_remarks, one_sample
 from rebapl.cli.values import QuietOption, parse_names
 from rebapl.errors import UserError
+from rebapl.files import refuse_unwritable
 
 METHOD, INFERENCE = "maple", "rebapl"
 WHY = (
@@ -42,7 +43,7 @@ def learn(
         typer.Option(help="Also fit prediction sets, which hold the right class of this share of images: 0.9."),
     ] = None,
     anew: Annotated[bool, typer.Option("--anew", help="Delete what was learned before in this folder.")] = False,
-    shots: Annotated[int, typer.Option(min=1, help="Learn from at most so many images of each class.")] = SHOTS,
+    shots: Annotated[int, typer.Option(min=1, help="Learn from at most this many images of each class.")] = SHOTS,
     method: Annotated[
         str, typer.Option(help="What is learned; `rebapl list` names the methods.", autocompletion=methods)
     ] = METHOD,
@@ -60,7 +61,7 @@ def learn(
     What is done is kept; interrupted work goes on where it was.
     """
     from rebapl.backbones import find_backbone
-    from rebapl.cli.console import RunProgress
+    from rebapl.cli.progress import StepProgress
     from rebapl.reports.learn_summary import plan_lines, result_lines
     from rebapl.runs.config import RunConfig
     from rebapl.runs.engine import LocalEngine
@@ -90,12 +91,13 @@ def learn(
     else:
         chosen = WHY if (method, inference) == (METHOD, INFERENCE) else "you asked for it"
         find_backbone(config.backbone_name)
-        with RunProgress(quiet) as progress:
+        refuse_unwritable(lesson.out / "config.json")
+        lesson.check(risk, set_level)
+        with StepProgress(quiet, jobs=lesson.jobs()) as progress:
             for line in [*plan_lines(lesson), f"chosen because {chosen}"]:
                 progress.note(line)
             for line in warnings:
                 progress.warn(line)
-            lesson.refuse_broken()
             do_lesson(lesson, engine, risk, progress.show, set_level=set_level)
         print(f"learned: {lesson.out}")
     trained = lesson.final.resolved().training.inference

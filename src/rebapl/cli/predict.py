@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from rebapl.cli.completion import runs
-from rebapl.cli.engine_options import Address, CpusPerRun, GpusPerRun, Jobs, Partition, Time
-from rebapl.cli.remarks import ONLY_DRAWINGS, one_sample
+from rebapl.cli.engine_options import EngineOption, Jobs, engine_of
+from rebapl.cli.run_notes import ONLY_DRAWINGS, one_sample
 from rebapl.cli.values import QuietOption, given_class_names, parse_names
 from rebapl.errors import UserError, printable, unknown
 from rebapl.wording import number_of
 
 if TYPE_CHECKING:
-    from rebapl.cli.console import StepProgress
+    from rebapl.cli.progress import StepProgress
     from rebapl.posterior import Posterior
     from rebapl.posterior.answers import Question
     from rebapl.posterior.images import ImageFiles
     from rebapl.posterior.prediction import Average
     from rebapl.posterior.records import Record
-    from rebapl.runs.jobs import Engine
+    from rebapl.runs.engine import Engine
     from rebapl.runs.shards import Place
 
 PIPE = Path("-")
@@ -113,37 +113,29 @@ def predict(
         ),
     ] = None,
     jobs: Jobs = None,
-    address: Address = None,
-    partition: Partition = None,
-    time: Time = None,
-    cpus_per_run: CpusPerRun = None,
-    gpus_per_run: GpusPerRun = None,
+    engine_option: EngineOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Predict images with all samples of a run, and say how sure they are.
 
     An image that cannot be read is named and skipped; its row says why.
     """
-    from rebapl.cli.console import StepProgress
+    from rebapl.cli.progress import StepProgress
     from rebapl.files import refuse_unwritable
     from rebapl.posterior import load_posterior
     from rebapl.posterior.answers import Question
     from rebapl.posterior.images import ImageFiles
-    from rebapl.runs.backbone import best_device
+    from rebapl.runs.machine import best_device
 
     devices = parse_names(device) or []
     form, place = _place(format_, out)
-    options = (engine, jobs, address, partition, time, cpus_per_run, gpus_per_run)
+    options = (engine, jobs, engine_option or None)
     several = len(devices) > 1
-    where: Engine | None = None
+    where: Engine[Any] | None = None
     if any(option is not None for option in options) or (several and place is not None and not place.joined):
-        from rebapl.runs.engines import EngineOptions
-
         if place is None:
             raise UserError("an engine writes a .csv, .jsonl or .parquet file, or a folder: name it with --out")
-        where = EngineOptions(
-            engine or "local", devices or None, jobs, address, partition, time, cpus_per_run, gpus_per_run
-        ).build(place.folder)
+        where = engine_of(engine or "local", place.folder, device, jobs, engine_option)
     if out is not None and (place is None or place.joined):
         refuse_unwritable(out)
     first = "cpu" if where is not None else best_device(next(iter(devices), None))
@@ -170,8 +162,7 @@ def predict(
         for note in _notes(run, posterior, files, piped):
             progress.note(note)
         if place is not None:
-            size = shard or (128 if where is None and first == "cpu" else 2048)
-            _write(progress, str(run), posterior, question, files, place, where, size)
+            _write(progress, str(run), posterior, question, files, place, where, shard)
         else:
             _show(progress, posterior, question, files, form, out, None if piped else files.known)
 
@@ -248,16 +239,18 @@ def _write(
     question: Question,
     files: ImageFiles,
     place: Place,
-    where: Engine | None,
-    size: int,
+    where: Engine[Any] | None,
+    size: int | None,
 ) -> None:
     """Do the shards that are missing, here or on an engine, and say at the end what is there."""
-    from rebapl.cli.live import LiveRuns
+    from rebapl.cli.progress import StepProgress
     from rebapl.interruption import Interrupted
-    from rebapl.runs.jobs import Outcome, check_outcomes
+    from rebapl.runs.engine import Outcome, check_outcomes
     from rebapl.runs.lock import alone_in
-    from rebapl.runs.shards import Inquiry, answer_shards, conclude, count_rows, plan_shards
+    from rebapl.runs.shards import CPU_SIZE, SIZE, Inquiry, answer_shards, conclude, count_rows, plan_shards
 
+    here_on_cpu = where is None and posterior.learner.encoder.device.type == "cpu"
+    size = size or (CPU_SIZE if here_on_cpu else SIZE)
     with alone_in(place.out):
         shards = plan_shards(place, Inquiry.of(source, posterior, question, place.form), posterior, files, size)
         missing = [shard for shard in shards if not shard.is_done()]
@@ -271,7 +264,7 @@ def _write(
                 for records in answer_shards(missing, posterior, watch.pace):
                     watch(records)
             else:
-                with LiveRuns(missing, progress.quiet) as live:
+                with StepProgress(progress.quiet, jobs=missing) as live:
                     outcomes += where.run(missing, live.show)
         except KeyboardInterrupt as error:
             rows, _ = count_rows(place, shards)

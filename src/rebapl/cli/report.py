@@ -30,10 +30,10 @@ def report(
         raise UserError(f"--out {out} is a folder: name a file in it, such as {out / 'report.html'}")
     if len({run.resolve() for run in runs}) < len(runs):
         raise UserError("a run is named twice: name each once")
-    from rebapl.cli.console import StepProgress
+    from rebapl.cli.progress import StepProgress
     from rebapl.reports.html import write_report
     from rebapl.reports.inspection import InspectedRun, read_run
-    from rebapl.runs.backbone import KeptBackbone, best_device
+    from rebapl.runs.machine import KeptBackbone, best_device
 
     for run in runs:
         read_run(run)  # a folder that holds no run is refused before any work

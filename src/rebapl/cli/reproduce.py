@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.engine_options import Address, CpusPerRun, Device, EngineName, GpusPerRun, Jobs, Partition, Time
+from rebapl.cli.engine_options import Device, EngineName, EngineOption, Jobs, engine_of
 from rebapl.cli.values import parse_names, parse_seeds
 from rebapl.errors import UserError
 
@@ -46,25 +46,19 @@ def reproduce(
     runs: Annotated[Path, typer.Option(help="Folder of the runs; finished ones are used again.")] = Path("runs"),
     out: Annotated[Path | None, typer.Option(help="Folder for tables and figures, if not reproduced/SUITE.")] = None,
     engine: EngineName = "local",
+    engine_option: EngineOption = None,
     device: Device = None,
     jobs: Jobs = None,
-    address: Address = None,
-    partition: Partition = None,
-    time: Time = None,
-    cpus_per_run: CpusPerRun = None,
-    gpus_per_run: GpusPerRun = None,
 ) -> None:
     """Make the paper's tables and figures from stored runs, beside the paper's own. What is finished is kept."""
-    from rebapl.cli.console import print_table
-    from rebapl.cli.live import LiveRuns
+    from rebapl.cli.progress import StepProgress, print_table
     from rebapl.evaluation.scores import check_hm_convention
     from rebapl.reports.results import short_value
     from rebapl.reproduce.make import make_target, planned
     from rebapl.reproduce.paper_table import Context
     from rebapl.reproduce.suites import named_suite
     from rebapl.reproduce.targets import PAPER_TARGETS, chosen
-    from rebapl.runs.engines import EngineOptions
-    from rebapl.runs.jobs import Job
+    from rebapl.runs.run import Job
 
     if list_:
         wide = max(map(len, PAPER_TARGETS))
@@ -93,9 +87,7 @@ def reproduce(
             print(f"{config.data}{transfers} {how} seed {config.seed}: {'done' if done else 'to do'}")
         print_table(table)
         return
-    where = EngineOptions(
-        engine, parse_names(device), jobs, address, partition, time, cpus_per_run, gpus_per_run
-    ).build(runs)
+    where = engine_of(engine, runs, device, jobs, engine_option)
     context = Context(selected, runs, root, parse_names(device), hm)
     folder = out or Path("reproduced") / selected.name
     for target in targets:
@@ -107,7 +99,7 @@ def reproduce(
             print(f"{target.name}: left out, {error}")
             continue
         print(f"{target.name}: {target.what}", file=sys.stderr)
-        with LiveRuns([Job.of(config, runs, root=root) for config in needed]) as live:
+        with StepProgress(jobs=[Job.of(config, runs, root=root) for config in needed]) as live:
             product = make_target(target, context, folder, engine=where, on_event=live.show)
         for made in product.tables.values():
             print_table(made)

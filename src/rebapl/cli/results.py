@@ -26,7 +26,7 @@ def results(
     ] = "of-averages",
 ) -> None:
     """Show the scores of all finished runs, over seeds."""
-    from rebapl.cli.console import print_table
+    from rebapl.cli.progress import print_table
     from rebapl.evaluation.scores import check_hm_convention
     from rebapl.files import write_atomically
     from rebapl.reports.results import long_list, result_tables

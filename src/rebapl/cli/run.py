@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rebapl.cli.values import QuietOption, TrackOption, parse_trackers
-from rebapl.errors import UserError
-
-FAILED = 1
-"""The exit code of a run that failed, other than by bad input."""
 
 
 def run(
@@ -31,19 +26,14 @@ def run(
 
     The exit code is 0 when the run is done, 2 for bad input, 1 when the run failed and 130 when it was interrupted.
     """
-    from rebapl.cli.console import RunProgress
+    from rebapl.cli.progress import StepProgress
     from rebapl.runs.config_file import build_config, read_config_file
-    from rebapl.runs.engine import LocalEngine
-    from rebapl.runs.jobs import Job
+    from rebapl.runs.engine import LocalEngine, check_outcomes
+    from rebapl.runs.run import Job
 
     job = Job.of(build_config(read_config_file(config)), runs, root=root, track=parse_trackers(track))
     engine = LocalEngine(None if device is None else [device])
-    with RunProgress(quiet) as progress:
-        (outcome,) = engine.run([job], progress.show)
-    if outcome.failure is None:
-        print(outcome.folder)
-    elif outcome.failure.kind == "bad input":
-        raise UserError(outcome.failure.message)
-    else:
-        print(f"the run {outcome.folder} failed: {outcome.failure}", file=sys.stderr)
-        raise typer.Exit(FAILED)
+    with StepProgress(quiet, jobs=[job]) as progress:
+        outcomes = list(engine.run([job], progress.show))
+    check_outcomes(outcomes)
+    print(job.folder)

@@ -20,6 +20,10 @@ def serve(
         str, typer.Option(help="The address to listen at; others than this machine cannot reach 127.0.0.1.")
     ] = ("127.0.0.1"),
     rate: Annotated[float, typer.Option(min=0.1, help="Requests a second that one address may make.")] = 20.0,
+    behind_proxy: Annotated[
+        bool,
+        typer.Option("--behind-proxy", help="A web server on this machine is in front: believe its X-Forwarded-For."),
+    ] = False,
     root: Annotated[
         Path | None, typer.Option(help="Folder of the published data sets; $REBAPL_DATA if not given.")
     ] = None,
@@ -29,9 +33,7 @@ def serve(
 ) -> None:
     """Serve a page and a JSON API on which a run answers (needs the extra `app`)."""
     try:
-        import uvicorn
-
-        from rebapl.app.server import build_app
+        from rebapl.app.server import build_app, server_of
     except ImportError as error:
         raise UserError(f"`rebapl serve` needs {error.name}: pip install 'rebapl[app]'") from error
     import socket
@@ -39,8 +41,8 @@ def serve(
     from rebapl.app.answering import Answering
     from rebapl.data.task import Task
     from rebapl.posterior import load_posterior
-    from rebapl.runs.backbone import best_device
     from rebapl.runs.folder import CONFIG, read_config
+    from rebapl.runs.machine import best_device
 
     posterior = load_posterior(run, backbone, best_device(device))
     task: Task | None = None
@@ -61,5 +63,4 @@ def serve(
         local = host in ("127.0.0.1", "localhost", "::1")
         app = build_app(answering, run.name, ["127.0.0.1", "localhost", "[::1]"] if local else ["*"], rate)
         print(f"serving {run} at http://{host}:{listener.getsockname()[1]} (Ctrl-C ends it)", flush=True)
-        config = uvicorn.Config(app, log_level="error" if quiet else "warning", server_header=False, lifespan="on")
-        uvicorn.Server(config).run(sockets=[listener])
+        server_of(app, quiet, behind_proxy).run(sockets=[listener])

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rebapl.cli.completion import datasets, kinds_of_inference, methods
-from rebapl.cli.engine_options import Address, CpusPerRun, Device, EngineName, GpusPerRun, Jobs, Partition, Time
-from rebapl.cli.remarks import backbone_remarks, half_remarks, one_sample
-from rebapl.cli.values import QuietOption, TrackOption, parse_names, parse_seeds, parse_trackers
+from rebapl.cli.engine_options import Device, EngineName, EngineOption, Jobs, engine_of
+from rebapl.cli.run_notes import backbone_remarks, half_remarks, one_sample
+from rebapl.cli.values import QuietOption, TrackOption, parse_seeds, parse_trackers
 from rebapl.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def train(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE",
-            help="Any setting, such as seed=2, method.tokens=16 or inference.repulsion.distance=energy.",
+            help="Any setting, such as targets=dtd,eurosat, method.tokens=16 or inference.repulsion.distance=energy.",
         ),
     ] = None,
     config: Annotated[
@@ -57,13 +57,6 @@ def train(
             "selection (to choose settings: within the base classes, on validation images)."
         ),
     ] = None,
-    targets: Annotated[
-        str | None,
-        typer.Option(
-            help="Data sets that the two transfer protocols test on, with commas; the published ones if not given. "
-            "NAME=FILE takes another split file."
-        ),
-    ] = None,
     shots: Annotated[int | None, typer.Option(help="Training images per class; 16 if not given.")] = None,
     seed: Annotated[int | None, typer.Option(help="The one seed of the run; 1 if not given.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Several runs, one per seed: 1,2,3.")] = None,
@@ -77,13 +70,6 @@ def train(
     epochs: Annotated[int | None, typer.Option(help="Epochs instead of the number that was published.")] = None,
     root: Annotated[
         Path | None, typer.Option(help="Folder of the published data sets; $REBAPL_DATA if not given.")
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="Another split file in the data set's folder.")] = None,
-    template: Annotated[
-        str | None, typer.Option(help="Text with {} for the class name, instead of the published one.")
-    ] = None,
-    cache: Annotated[
-        int | None, typer.Option(help="Keep decoded images on disk, their short side so many pixels, such as 256.")
     ] = None,
     runs: Annotated[
         Path, typer.Option(help="Folder of runs; this one gets a folder named by its settings' hash.")
@@ -99,13 +85,9 @@ def train(
         ),
     ] = False,
     engine: EngineName = "local",
+    engine_option: EngineOption = None,
     device: Device = None,
     jobs: Jobs = None,
-    address: Address = None,
-    partition: Partition = None,
-    time: Time = None,
-    cpus_per_run: CpusPerRun = None,
-    gpus_per_run: GpusPerRun = None,
     track: TrackOption = None,
     quiet: QuietOption = False,
 ) -> None:
@@ -113,28 +95,23 @@ def train(
     from rich.console import Console
 
     from rebapl.backbones import find_backbone
-    from rebapl.cli.console import RunProgress
-    from rebapl.cli.live import LiveRuns
+    from rebapl.cli.progress import StepProgress
     from rebapl.reports.results import scores_table
     from rebapl.runs.config_file import build_config, gather_settings
-    from rebapl.runs.engines import EngineOptions
+    from rebapl.runs.engine import check_outcomes
     from rebapl.runs.folder import is_trained
-    from rebapl.runs.jobs import Job, check_outcomes, cycle_jobs
     from rebapl.runs.results import read_result
+    from rebapl.runs.run import Job, cycle_jobs
 
     options = {
         "data": data,
         "method": method,
         "inference": inference,
         "protocol": protocol,
-        "targets": parse_names(targets),
         "shots": shots,
         "seed": seed,
         "backbone": backbone,
         "epochs": epochs,
-        "split": split,
-        "template": template,
-        "cache": cache,
     }
     if seed is not None and seeds is not None:
         raise UserError("--seed is for one run and --seeds for several: give one of them")
@@ -146,9 +123,7 @@ def train(
     configs = [build_config(each) for each in wanted]
     for each in configs:
         _refuse_idle_template(each)
-    where = EngineOptions(
-        engine, parse_names(device), jobs, address, partition, time, cpus_per_run, gpus_per_run
-    ).build(runs if out is None else out.absolute().parent)
+    where = engine_of(engine, runs if out is None else out.absolute().parent, device, jobs, engine_option)
     trackers = parse_trackers(track)
     todo = [Job.of(each, runs, out=out, root=root, score=evaluate, wait=False, track=trackers) for each in configs]
     remarks = backbone_remarks(configs[0])
@@ -157,19 +132,13 @@ def train(
     parts = [part for job in todo if cycles_apart and job.folder not in trained_before for part in cycle_jobs(job)]
     if begins:
         find_backbone(configs[0].backbone_name)
-    with RunProgress(quiet) as progress:
+    with StepProgress(quiet, jobs=[*parts, *todo]) as progress:
         if configs[0].backbone is None:
             progress.note(f"backbone: {configs[0].backbone_name}, since none is given")
         for line in [*half_remarks(configs[0], root), *remarks] if begins else []:
             progress.warn(line)
-        if alone := len(todo) == 1 and engine == "local" and not parts:
-            outcomes = list(where.run(todo, progress.show))
-    if parts:
-        with LiveRuns(parts, quiet) as live:
-            check_outcomes(list(where.run(parts, live.show)))
-    if not alone:
-        with LiveRuns(todo, quiet) as live:
-            outcomes = list(where.run(todo, live.show))
+        check_outcomes(list(where.run(parts, progress.show)))
+        outcomes = list(where.run(todo, progress.show))
     for outcome in outcomes:
         if outcome.state == "done":
             folder = outcome.folder
@@ -194,4 +163,4 @@ def _refuse_idle_template(config: RunConfig) -> None:
     training = config.resolved().training
     repels = training.inference is not None and training.inference.repulsion is not None
     if not repels and not METHODS.find(training.method).learner.reads_template(training.method_settings):
-        raise UserError(f"--template has no effect: {training.method} does not use it; leave it out")
+        raise UserError(f"template has no effect: {training.method} does not use it; leave it out")

@@ -23,7 +23,7 @@ TrackOption = Annotated[
 
 def parse_trackers(given: str | None) -> tuple[str, ...]:
     """Names of trackers with commas between them, if they can be used here."""
-    from rebapl.training.tracking import check_trackers
+    from rebapl.training.log import check_trackers
 
     names = tuple(parse_names(given) or ())
     check_trackers(names)

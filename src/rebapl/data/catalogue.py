@@ -76,7 +76,7 @@ def load_dataset(
 
 
 def kind_of(name: str) -> Literal["embedded", "published", "registered", "csv", "folder"]:
-    """What the name of a data set stands for. A name of the catalogue counts before a file or folder of that name.
+    """Which kind of data set a name means. A name of the catalogue counts before a file or folder of that name.
 
     >>> kind_of("digits"), kind_of("eurosat")
     ('embedded', 'published')
@@ -115,7 +115,7 @@ def registered_datasets() -> list[str]:
 
 
 def data_root(name: str, root: str | Path | None = None) -> Path:
-    """The folder that holds the published data sets: the one given, or that of $REBAPL_DATA."""
+    """The folder that holds the published data sets: `root`, or that of $REBAPL_DATA."""
     folder = given_root(root)
     if folder is None:
         entry = PUBLISHED[name]
@@ -127,7 +127,7 @@ def data_root(name: str, root: str | Path | None = None) -> Path:
 
 
 def given_root(root: str | Path | None = None) -> Path | None:
-    """The data root, if one was given or is in $REBAPL_DATA."""
+    """The data root: `root`, or that of $REBAPL_DATA; None if there is neither."""
     given = root if root is not None else os.environ.get(ROOT_VARIABLE)
     if not given:
         return None

@@ -52,7 +52,7 @@ def touched(recorded: Recorded, folder: Path) -> bool:
 
 
 def changes(recorded: Recorded, dataset: Dataset) -> str | None:
-    """What has changed of the images since they were recorded, in words, or None.
+    """The images that were added, removed or changed since they were recorded, in words; None if there are none.
 
     An image counts as changed if its class or size has, or if it was trained on and its content has; that is looked at
     only where the time of the file differs.

@@ -124,11 +124,11 @@ def load_folder(
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder of images")
-    aside = sorted(path.name for path in folder.iterdir() if _is_visible_folder(path) and is_set_aside(path))
-    if keep_split and aside:
-        _log.warning(
-            "%s: passed over, since %s in them says that they hold no images: %s", folder, NO_IMAGES, few(aside)
-        )
+    if keep_split:
+        aside = sorted(path.name for path in folder.iterdir() if _is_visible_folder(path) and is_set_aside(path))
+        if aside:
+            said = "%s: passed over, since %s in them says that they hold no images: %s"
+            _log.warning(said, folder, NO_IMAGES, few(aside))
     if is_split(folder):
         splits = _split_folders(folder) if split is None else read_split(named_split(folder, split))
     else:
@@ -340,7 +340,7 @@ def kept_split(
     except NotWrittenError as error:
         raise UserError(
             f"the split is made once and kept in {file}, which cannot be written ({error.why}): let the first run "
-            "write it, or say with --split PATH/FILE.json where to keep it"
+            "write it, or say with split=PATH/FILE.json where to keep it"
         ) from error
     counts = " : ".join(str(len(items)) for items in splits)
     _log.warning("images split into train : val : test = %s, kept in %s", counts, file)
@@ -350,7 +350,7 @@ def kept_split(
 def _check_whole(file: Path, splits: Splits, groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> None:
     found = set(_items(groups, names))
     listed = {item for items in splits for item in items}
-    anew = f"remove {file} to split anew by the same rule, or name another file with --split"
+    anew = f"remove {file} to split anew by the same rule, or name another file with split=FILE"
     keys = {item.key for item in found}
     if gone := sorted({item.key for item in listed} - keys):
         raise UserError(f"{len(gone)} images of the split are gone: {few(gone)}. Put them back, {anew}")

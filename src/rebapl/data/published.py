@@ -66,7 +66,7 @@ def load_published(entry: Entry, root: Path, split: str | None = None, template:
             lists = folder / entry.lists[0] if entry.layout == "split" else images
             raise UserError(
                 f"{lists} has {classes} classes; {entry.title} has {entry.classes}: see `rebapl data list "
-                f"{entry.name}` for its files, or name a split file with --split"
+                f"{entry.name}` for its files, or name a split file with split=FILE"
             )
     return Dataset(entry.name, template or entry.template, *splits, FileImages(images, upright=False), folder=images)
 

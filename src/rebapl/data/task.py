@@ -160,7 +160,7 @@ def _several_classes(dataset: Dataset) -> int:
 
 
 def target_names(protocol: str, data: str, targets: Sequence[str] | None = None) -> list[str]:
-    """The other data sets that a protocol tests on after training on `data`: those given, or the published ones.
+    """The other data sets that a protocol tests on after training on `data`: the `targets`, or the published ones.
 
     >>> target_names("domain-generalization", "imagenet")
     ['imagenetv2', 'imagenet_sketch', 'imagenet_a', 'imagenet_r']
@@ -177,7 +177,7 @@ def target_names(protocol: str, data: str, targets: Sequence[str] | None = None)
         if data != SOURCE:
             raise UserError(
                 f"{protocol} from '{data}' has no published targets (those are for {SOURCE}): name the data sets to "
-                "test on, as in --targets shapes,letters"
+                "test on, as in targets=shapes,letters"
             )
         return list(TARGETS[protocol])
     names = [split_of(target)[0] for target in targets]

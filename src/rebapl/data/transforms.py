@@ -95,7 +95,7 @@ def largest_box(width: int, height: int, scale: tuple[float, float]) -> tuple[in
 
 def as_tensor(image: Image.Image) -> Tensor:
     """An RGB image as uint8 (3, H, W)."""
-    # By numpy: torch would share so small a copy among threads, and there is a thread per image already.
+    # By numpy: torch would divide even a small copy among threads, and there is a thread per image already.
     return torch.from_numpy(np.array(np.asarray(_as_rgb(image)).transpose(2, 0, 1), order="C"))
 
 

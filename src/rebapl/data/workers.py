@@ -26,7 +26,7 @@ def cores() -> int:
 
 
 def thread_count(items: int = MOST_THREADS) -> int:
-    """How many threads share the work on so many items: one for each core, and not too many."""
+    """How many threads share the work on `items` things: one for each core, and at most `MOST_THREADS`."""
     return min(cores(), items, MOST_THREADS)
 
 

@@ -77,14 +77,14 @@ class APP(CoOp):
         return self.particle_loss(output, labels) + self.prior_loss(output, labels)
 
     def particle_loss(self, output: Output, labels: Tensor) -> Tensor:
-        """CE(z_v, y) + λ·‖mean_b v − mean_B π(x)‖²: what the authors' particle sees."""
+        """CE(z_v, y) + λ·‖mean_b v − mean_B π(x)‖²: the loss of the authors' particle."""
         logits = self.cosine_logits(output.per_image["image"], output.per_class["text"])
         centre = output.per_image["prior"].mean(0).detach()
         distance = (self.context.mean(-2) - centre).square().sum()
         return F.cross_entropy(logits, labels) + self.config.prior_weight * distance
 
     def prior_loss(self, output: Output, labels: Tensor) -> Tensor:
-        """CE(z_π, y) with the batch's mean of π(x) as every context vector: what the authors' network sees."""
+        """CE(z_π, y) with the batch's mean of π(x) as every context vector: the loss of the authors' network."""
         (text,) = self._prior_text(output.per_image["prior"].mean(0, keepdim=True))
         return F.cross_entropy(self.cosine_logits(output.per_image["image"], text), labels)
 

@@ -1,4 +1,4 @@
-"""What every prompt learner is.
+"""The interface of every prompt learner.
 
 A learner holds only its own parameters; the frozen dual encoder stays outside. It maps images to an `Output`
 (logits and named feature clouds) and an output with labels to its mean loss. It knows nothing of optimisers,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DEFAULT_TEMPLATE = "a photo of a {}."
 
 Frozen = TypeVar("Frozen", bound=Tensor | States)
-"""What a learner computes from images without its parameters: finished features, or states half-way."""
+"""The part of the image pass that does not depend on the parameters: finished features, or states half-way."""
 
 AnyLearner = TypeVar("AnyLearner", bound="Learner[Any]")
 Module = TypeVar("Module", bound=nn.Module)
@@ -37,7 +37,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Output:
-    """What a learner gives for a batch of B images among C classes.
+    """The logits and features of a batch of B images among C classes.
 
     `per_image` holds clouds with a row per image, `per_class` clouds with a row per class; among them `image`
     and `text`, the normalised features (B, e) and (C, e) behind the logits.
@@ -92,7 +92,7 @@ class Learner(nn.Module, Generic[Frozen]):
     """Whether that space has a row per image; otherwise it has one per class. A setting may decide it: `per_image`."""
 
     uses_template: ClassVar[bool] = True
-    """Whether what it predicts depends on the template. A setting may decide it: `reads_template`."""
+    """Whether its predictions depend on the template. A setting may decide it: `reads_template`."""
 
     shared_parameters: ClassVar[frozenset[str]] = frozenset()
     """Parameters, or modules with parameters, that particles side by side hold in common; see `SVGD`."""
@@ -168,7 +168,7 @@ class Learner(nn.Module, Generic[Frozen]):
         """
 
     def prepare_text(self) -> None:
-        """Tokenise the class names and compute what of their text is constant. `bind` calls it every time."""
+        """Tokenise the class names, and compute the constant part of their text. `bind` calls it every time."""
         raise NotImplementedError
 
     def sentences(self) -> list[str]:

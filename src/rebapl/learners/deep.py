@@ -143,6 +143,6 @@ class StatesWithFeatures(States):
 
 @torch.no_grad()
 def with_features(encoder: DualEncoder, states: States) -> StatesWithFeatures:
-    """The same image states, and what the frozen tower makes of them."""
+    """The same image states, and the features that the frozen tower computes from them."""
     features = F.normalize(encoder.vision.features(states), dim=-1)
     return StatesWithFeatures(states.hidden, states.read, states.layer, features=features)

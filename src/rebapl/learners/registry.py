@@ -162,20 +162,3 @@ def published(method: str, protocol: str, dataset: str, shots: int | None = None
     [50, 100, 200, 200]
     """
     return METHODS.find(method).published(protocol, dataset, shots)
-
-
-def earlier_settings(method: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as a posterior has them that version 0.1.0 or an earlier one wrote, in the words of today.
-
-    >>> earlier_settings("maple", {"depth_of_12": 3}), earlier_settings("zero-shot", {"with_own": False})
-    ({'depth': '3/12'}, {})
-    """
-    today = dict(settings)
-    share = today.pop("depth_of_12", None)
-    if share is not None and today.get("depth") is None:
-        today["depth"] = f"{share}/12"
-    if "depth" in today and today["depth"] is None:
-        del today["depth"]
-    if method == "zero-shot" and today.get("templates") is None:
-        today.pop("with_own", None)  # it had no effect
-    return today

@@ -37,7 +37,7 @@ TEMPLATE_SETS: dict[str, tuple[str, ...]] = {
 
 
 def read_templates(given: str | Sequence[str]) -> tuple[str, ...]:
-    """The templates of a named set, or those given themselves, each with `{}` once.
+    """The templates of a named set, or the templates in `given`, each with `{}` once.
 
     >>> read_templates("a drawing of a {}."), len(read_templates("imagenet-7"))
     (('a drawing of a {}.',), 7)

@@ -13,8 +13,8 @@ from rebapl.files import write_atomically, write_json
 from rebapl.reports.figures import base_novel_figure
 from rebapl.reports.results import MethodScores, base_novel_markdown
 from rebapl.reproduce.suites import Choice
+from rebapl.training.checkpoint import Progress
 from rebapl.training.fit import fit
-from rebapl.training.keeping import Progress
 
 TASKS = ("digits", "shapes")
 SELECTION = (

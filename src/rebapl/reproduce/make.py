@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rebapl.data.catalogue import given_root, is_own
 from rebapl.data.published import PUBLISHED
@@ -16,15 +17,15 @@ from rebapl.reproduce.paper_table import Context, Product, Target
 from rebapl.reproduce.suites import Suite
 from rebapl.reproduce.targets import PAPER_TARGETS
 from rebapl.runs.config import RunConfig
-from rebapl.runs.engine import LocalEngine, run_all
+from rebapl.runs.engine import Engine, LocalEngine, OnEvent
 from rebapl.runs.folder import is_finished, run_folder
-from rebapl.runs.jobs import Engine, OnEvent
+from rebapl.runs.run import run_all
 
 PAGE = "README.md"
 
 
 def make_target(
-    target: Target, context: Context, out: Path, *, engine: Engine | None = None, on_event: OnEvent | None = None
+    target: Target, context: Context, out: Path, *, engine: Engine[Any] | None = None, on_event: OnEvent | None = None
 ) -> Product:
     """Finish the runs of a target on an engine, and write what it makes of them into the folder `out`.
 

@@ -40,9 +40,9 @@ from rebapl.reproduce.study_figures import CurveFigure, heat_maps
 from rebapl.reproduce.suites import Choice, Suite, learns
 from rebapl.reproduce.timing import LATENCY, OVERHEAD, distance_name
 from rebapl.reproduce.toy import toy
-from rebapl.runs.backbone import best_device
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import run_folder
+from rebapl.runs.machine import best_device
 from rebapl.sampling.presets import preset_values
 
 TRANSFERRED = ("promptsrc", "maple", "mmrl")

@@ -22,8 +22,7 @@ from rebapl.reproduce.paper_table import Context, FilledTable, PaperTable, Score
 from rebapl.reproduce.study_figures import CurveFigure
 from rebapl.reproduce.suites import Suite
 from rebapl.repulsion import DISTANCES, Distance
-from rebapl.runs.backbone import best_device
-from rebapl.runs.environment import device_name
+from rebapl.runs.machine import best_device, device_name
 
 WIDTH = 512
 """The dimension of the points that distances are timed on: that of CLIP ViT-B/16's features."""

@@ -13,12 +13,13 @@ of `Distance` with a `prepare` method, registered in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from rebapl.errors import UserError
 from rebapl.plugins import Registry
@@ -66,17 +67,16 @@ def median_squared_distance(cloud: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Stored:
-    """The clouds (s, m, d) of s earlier samples on the same m reference points, and what was computed from
-    them.
+    """The clouds (s, m, d) of s earlier samples on the same m reference points, and a distance's statistics of them.
 
-    A distance keeps its statistics of the stored side here, by how they follow a choice of points:
-    `per_point` (s, m, …), `per_pair` (s, m, m), `shared` (s, …), which stays as it is.
+    These are kept by how they follow a choice of points: `per_point` (s, m, …), `per_pair` (s, m, m), and `shared`
+    (s, …), which stays as it is.
     """
 
     cloud: Tensor
-    per_point: Mapping[str, Tensor] = field(default_factory=dict)
-    per_pair: Mapping[str, Tensor] = field(default_factory=dict)
-    shared: Mapping[str, Tensor] = field(default_factory=dict)
+    per_point: dict[str, Tensor] = field(default_factory=dict)
+    per_pair: dict[str, Tensor] = field(default_factory=dict)
+    shared: dict[str, Tensor] = field(default_factory=dict)
 
     def rows(self, rows: Tensor) -> Stored:
         """The same for some of the m points: statistics are looked up, not computed again."""
@@ -88,9 +88,9 @@ class Stored:
             self.shared,
         )
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> Stored:
-        """Every tensor changed, for example moved to a device."""
-        return Stored.from_tensors({name: change(x) for name, x in self.tensors().items()})
+    def to(self, device: torch.device) -> Stored:
+        """The same on a device."""
+        return Stored(**tree_map(lambda x: x.to(device), vars(self)))
 
     @staticmethod
     def join(parts: Sequence[Stored]) -> Stored:
@@ -99,24 +99,7 @@ class Stored:
         if len(shapes) > 1:
             raise UserError(f"all remembered clouds must be of the same reference points; got shapes {sorted(shapes)}")
         device = parts[-1].cloud.device
-        tensors = [part.map(lambda x: x.to(device)).tensors() for part in parts]
-        return Stored.from_tensors({name: torch.cat([t[name] for t in tensors]) for name in tensors[0]})
-
-    def tensors(self) -> dict[str, Tensor]:
-        """One flat dictionary of tensors, as safetensors stores it."""
-        out = {"cloud": self.cloud}
-        for kind in ("per_point", "per_pair", "shared"):
-            out |= {f"{kind}.{name}": x for name, x in getattr(self, kind).items()}
-        return out
-
-    @staticmethod
-    def from_tensors(tensors: Mapping[str, Tensor]) -> Stored:
-        """The inverse of `tensors`."""
-
-        def kind(prefix: str) -> dict[str, Tensor]:
-            return {n[len(prefix) :]: x for n, x in tensors.items() if n.startswith(prefix)}
-
-        return Stored(tensors["cloud"], kind("per_point."), kind("per_pair."), kind("shared."))
+        return Stored(**tree_map(lambda *xs: torch.cat([x.to(device) for x in xs]), *map(vars, parts)))
 
 
 class Distance(Settings):
@@ -126,7 +109,7 @@ class Distance(Settings):
     """Up to here d² may be nothing but float32 rounding, whatever the scale of the features."""
 
     def prepare(self, cloud: Tensor, generator: torch.Generator) -> Stored:  # noqa: ARG002
-        """What is kept of one stored cloud (m, d): here the cloud alone."""
+        """One stored cloud (m, d) with the statistics that `between` needs: here the cloud alone."""
         return Stored(cloud[None])
 
     def between(self, x: Tensor, stored: Stored) -> Tensor:
@@ -134,8 +117,7 @@ class Distance(Settings):
         raise NotImplementedError
 
     def waits(self, points: int, device: torch.device) -> bool:  # noqa: ARG002
-        """Whether comparing clouds of so many points each on this device waits for the host: such a step cannot be
-        captured."""
+        """Whether comparing clouds of this number of points waits for the host: such a step cannot be captured."""
         return False
 
 

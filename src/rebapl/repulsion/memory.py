@@ -16,7 +16,7 @@ Keep = Literal["all", "previous"]
 
 
 class Memory:
-    """Clouds of earlier samples. What is remembered during a cycle repels from the next one on.
+    """Clouds of earlier samples. A sample that is remembered during a cycle repels from the next one on.
 
     `keep`: the samples of every earlier cycle, or of the previous one alone (the paper's). `scale` is the s of the
     potential's ε; None measures it for each sample as d² to the `anchor`, the cloud (m, d) on the same points of the
@@ -69,7 +69,7 @@ class Memory:
         return scale
 
     def begin_cycle(self) -> None:
-        """What was remembered since the last call repels from now on; if nothing was, the memory stays as it is."""
+        """Samples since the last call repel from now on; if there are none, the memory stays as it is."""
         if self._pending:
             older = [self.stored] if self.keep == "all" and self.stored is not None else []
             self.stored, self._pending = Stored.join([*older, *self._pending]), []
@@ -77,20 +77,17 @@ class Memory:
     def to(self, device: torch.device) -> None:
         """Move the clouds to a device."""
         if self.stored is not None and self.stored.cloud.device != device:
-            self.stored = self.stored.map(lambda tensor: tensor.to(device))
+            self.stored = self.stored.to(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on bit for bit: tensors under flat names, `stored.…` for the samples that repel and
-        `pending.…` for those that will."""
-        parts = {"stored": [] if self.stored is None else [self.stored], "pending": self._pending}
-        state = {
-            f"{name}.{tensor}": value
-            for name, clouds in parts.items()
-            if clouds
-            for tensor, value in Stored.join(clouds).tensors().items()
+        """Everything needed to go on bit for bit: nested dicts and lists of tensors, and the distance's name."""
+        return {
+            "distance": self.distance.kind,
+            "stored": None if self.stored is None else dict(vars(self.stored)),
+            "pending": [dict(vars(each)) for each in self._pending],
+            "anchor": self.anchor,
+            "generator": self.generator.get_state(),
         }
-        own = {"distance": self.distance.kind, "generator": self.generator.get_state()}
-        return {**state, **own, **({} if self.anchor is None else {"anchor": self.anchor})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`; the settings are this object's own."""
@@ -98,12 +95,7 @@ class Memory:
             raise UserError(
                 f"repulsion: the saved memory is for the distance '{state['distance']}', not '{self.distance.kind}'"
             )
-
-        def read(name: str) -> list[Stored]:
-            tensors = {n[len(name) + 1 :]: x for n, x in state.items() if n.startswith(f"{name}.")}
-            return [Stored.from_tensors(tensors)] if tensors else []
-
-        self.stored = next(iter(read("stored")), None)
-        self._pending = read("pending")
-        self.anchor = state.get("anchor")
+        self.stored = None if state["stored"] is None else Stored(**state["stored"])
+        self._pending = [Stored(**each) for each in state["pending"]]
+        self.anchor = state["anchor"]
         self.generator.set_state(state["generator"].cpu())

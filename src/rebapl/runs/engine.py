@@ -1,308 +1,684 @@
-"""The local engine: it does jobs one after the other, or in several processes side by side, on one or several devices.
+"""Engines decide where work is done. They take jobs, report events, and give an outcome for each job as it ends.
 
-Jobs are independent, so where they happen changes only how long they take. A small run leaves most of a GPU idle, so a
-handful of processes can share one GPU well. Each process does one job at a time, and the engine watches it. When a
-process dies, only the job that it was doing is affected, and a new process takes its place.
+A job is a `Work`: plain data that can travel to any process or machine as JSON. Its results are files in a folder of
+its own, so an outcome says only how the job ended. `perform` does one job in the process that calls it; every engine
+calls it in the end. `Engine` is the loop that all engines share: which jobs to hand out, what to report, when to try
+again and how to stop. An engine adds how a job is handed over, waited for and cancelled. `LocalEngine` is the one of
+this machine: it does one job at a time in this process, or several, each in a process of its own, so that the death of
+a process costs one job. Engines of clusters are in `rebapl.runs.engines`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import json
+import math
 import os
+import pkgutil
 import signal
+import socket
 import time
+import traceback
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection, wait
+from contextlib import AbstractContextManager
+from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 
-from rebapl.errors import UserError
-from rebapl.runs.backbone import KeptBackbone, best_device
-from rebapl.runs.config import RunConfig
-from rebapl.runs.jobs import (
-    ATTEMPTS,
-    Ended,
-    Engine,
-    Failure,
-    Job,
-    OnEvent,
-    Outcome,
-    Retried,
-    Started,
-    Stepped,
-    check_outcomes,
-    ended,
-    ignore,
-    is_done_already,
-    outcome_of,
-    perform,
-    record_failure,
-    work_from_json,
-)
-from rebapl.runs.server import worker_context
-from rebapl.runs.work import Work
+from rebapl.errors import FailedError, UserError
+from rebapl.files import write_atomically
+from rebapl.plugins import Registry, load_named_modules
+from rebapl.runs.machine import KeptBackbone, LoadBackbone, best_device
+from rebapl.runs.workers import in_a_safe_folder, worker_context
 
-STEP_SECONDS = 0.2
-"""A worker reports the progress of its training at most once in so many seconds."""
+if TYPE_CHECKING:
+    from rebapl.training import Progress
+
+ATTEMPTS = 2
+"""How often a job is tried if trying again can help."""
 
 GRACE_SECONDS = 30.0
-"""How many seconds a worker may take to end when it is told to: it finishes its step and writes a checkpoint."""
+"""How many seconds a job may take to end when it is told to: it finishes its step and writes a checkpoint."""
+
+STALLED_SECONDS = 1800.0
+"""A job that reports no progress for so many seconds is named, so that a person can look after it."""
+
+PASSED_ON = ("REBAPL_", "HF_")
+"""Environment variables that begin like this go along with a job to other machines."""
+
+Kind = Literal["bad input", "error", "out of memory", "worker died"]
+WORTH_RETRYING: tuple[Kind, ...] = ("out of memory", "worker died")
 
 
-def run_all(
-    configs: Sequence[RunConfig],
-    runs: Path,
-    *,
-    root: Path | None = None,
-    engine: Engine | None = None,
-    on_event: OnEvent | None = None,
-) -> list[Path]:
-    """Train and score all these runs, as far as that is not done, and return their folders.
+@dataclasses.dataclass(frozen=True)
+class Work(ABC):
+    """A job: plain data, and a folder that is its own while it is being done.
 
-    `engine` decides where, by default one run at a time in this process. A run that fails does not stop the others: a
-    `UserError` at the end names every failure, and calling this again does only what is missing.
-    """
-    wanted = [Job.of(config, runs, root=root) for config in configs]
-    check_outcomes(list((engine or LocalEngine()).run(wanted, on_event)))
-    return [job.folder for job in wanted]
-
-
-class LocalEngine:
-    """The engine of one machine: `jobs_per_device` runs at a time on each device.
-
-    `devices` None is the GPU if there is one. If one run is done at a time, it is done in this process; if several are,
-    each is done in a worker process. A job whose process dies or has too little memory is tried once more, after the
-    jobs that are waiting.
+    Two jobs that share a folder are not done at once. What a job makes are files, and they say whether it is done. So
+    it can be done anywhere, and be tried again by anybody. `noun` is what a person calls such a job, and `unit` what
+    its progress counts.
     """
 
-    def __init__(self, devices: Sequence[str] | None = None, jobs_per_device: int = 1) -> None:
-        if jobs_per_device < 1:
-            raise UserError(f"jobs = {jobs_per_device}: at least one run at a time is needed")
-        self.devices = [best_device(device) for device in devices] if devices else [best_device()]
-        self.jobs_per_device = jobs_per_device
+    folder: Path
+    noun: ClassVar[str]
+    unit: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What it is called among others of its kind."""
+
+    @property
+    @abstractmethod
+    def kept_in(self) -> Path:
+        """The folder in which a person finds the results of it and of others of its kind."""
+
+    @abstractmethod
+    def is_done(self) -> bool:
+        """Whether everything that it is to make is there."""
+
+    @abstractmethod
+    def do(self, device: str, load: LoadBackbone, progress: Progress | None) -> None:
+        """Do it in this process, as far as that is not done."""
+
+    @abstractmethod
+    def place_for_error(self, bad_input: bool) -> Path | None:
+        """The file for the traceback of a failure, or None where none should be written."""
+
+    def phases(self) -> Callable[[int, int], str]:
+        """Gives the part that a job is in after `done` of `total` steps, in words; nothing if it has one part."""
+        return lambda _done, _total: ""
+
+    def absolute(self) -> Work:
+        """The same for a process that works in another folder."""
+        paths = {name: value.absolute() for name, value in vars(self).items() if isinstance(value, Path)}
+        return dataclasses.replace(self, **paths)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for the way to another process: the class by its name, and its fields."""
+        fields = {
+            name: {"path": str(value)} if isinstance(value, Path) else value for name, value in vars(self).items()
+        }
+        return {"class": f"{type(self).__module__}:{type(self).__qualname__}", "fields": fields}
+
+    @staticmethod
+    def from_json(content: Mapping[str, Any]) -> Work:
+        """The job of which `as_json` made these values."""
+        fields = {}
+        for name, value in content["fields"].items():
+            is_path = isinstance(value, dict) and value.keys() == {"path"}
+            fields[name] = Path(value["path"]) if is_path else tuple(value) if isinstance(value, list) else value
+        kind = pkgutil.resolve_name(content["class"])
+        assert issubclass(kind, Work), "only jobs travel"
+        job: Work = kind(**fields)
+        return job
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """Why a job failed: the kind, the message of the error, and the file that holds its traceback, if there is one."""
+
+    kind: Kind
+    message: str
+    traceback: str | None = None
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether trying again can help."""
+        return self.kind in WORTH_RETRYING
+
+    def __str__(self) -> str:
+        first = self.message.splitlines()[0] if self.message else self.kind
+        return f"{first} (the traceback is in {self.traceback})" if self.traceback else first
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a job ended. `attempts` is 0 if there was nothing to do; `seconds` is the time of the last attempt."""
+
+    job: Work
+    state: Literal["done", "failed", "interrupted"]
+    failure: Failure | None = None
+    attempts: int = 0
+    seconds: float = 0.0
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the job."""
+        return self.job.folder
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """An attempt at a job has begun, in the process with the id `process`.
+
+    `device` says where: a device of this machine, or the name of another one.
+    """
+
+    job: Work
+    attempt: int
+    device: str
+    process: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Stepped:
+    """A job has done `done` of `total` steps, or images. `loss` is the latest known one of a training, or NaN."""
+
+    job: Work
+    done: int
+    total: int
+    loss: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Stalled:
+    """A job has made no progress for this many seconds. It goes on; whether to end it is for a person to decide."""
+
+    job: Work
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Retried:
+    """An attempt at a job has failed, and the job will be tried again."""
+
+    job: Work
+    failure: Failure
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """Nothing more will happen to a job."""
+
+    outcome: Outcome
+
+    @property
+    def job(self) -> Work:
+        """The job."""
+        return self.outcome.job
+
+
+Event = Started | Stepped | Stalled | Retried | Ended
+OnEvent = Callable[[Event], None]
+
+
+class Reached(NamedTuple):
+    """The steps done, the steps in all, the latest loss or NaN, the process at work, and its machine or device."""
+
+    done: int
+    total: int
+    loss: float
+    process: int
+    where: str
+
+
+def perform(
+    job: Work, device: str, load: LoadBackbone | None = None, progress: Progress | None = None
+) -> Failure | None:
+    """Do a job in this process. An error is not raised: it is written to a file of the job and returned."""
+    try:
+        load_named_modules()
+        job.do(device, load or KeptBackbone(), progress)
+    except UserError as error:
+        return record_failure(job, "bad input", str(error), traceback.format_exc())
+    except Exception as error:
+        kind: Kind = "out of memory" if _is_out_of_memory(error) else "error"
+        return record_failure(job, kind, f"{type(error).__name__}: {error}", traceback.format_exc())
+    return None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    signs = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
+    return isinstance(error, RuntimeError | OSError) and any(sign in str(error).lower() for sign in signs)
+
+
+def record_failure(job: Work, kind: Kind, message: str, details: str | None = None) -> Failure:
+    """The failure of a job, which is written to a file where the job has a place for it.
+
+    `details` are a traceback. A process that died has left none; the file then has the message.
+    """
+    path = job.place_for_error(kind == "bad input")
+    if path is None:
+        return Failure(kind, message)
+    try:
+        head = f"{time.strftime('%Y-%m-%d %H:%M:%S')}, process {os.getpid()}: {kind}"
+        write_atomically(path, f"{head}\n\n{message if details is None else details}\n")
+    except (UserError, OSError):
+        return Failure(kind, message)
+    return Failure(kind, message, None if details is None else str(path))
+
+
+def check_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Raise an error that names every failed job, what went wrong and where its traceback is, if any failed.
+
+    It is a `UserError` if all of them were refused for bad input, and a `FailedError` if work failed.
+    """
+    failed = [(each.job, each.failure) for each in outcomes if each.failure is not None]
+    if not failed:
+        return
+    kind = UserError if all(failure.kind == "bad input" for _, failure in failed) else FailedError
+    noun = failed[0][0].noun
+    if len(outcomes) == 1:
+        job, failure = failed[0]
+        raise kind(failure.message if kind is UserError else f"the {noun} {job.folder} failed: {failure}")
+    lines = "\n".join(f"  {job.folder.name}: {failure}" for job, failure in failed)
+    kept = ", ".join(sorted({str(each.job.kept_in) for each in outcomes}))
+    raise kind(
+        f"{len(failed)} of {len(outcomes)} {noun}s failed; the others are kept in {kept}, and the same command again "
+        f"does only what is missing:\n{lines}"
+    )
+
+
+def perform_text(text: str, progress: Progress | None = None) -> str:
+    """Do the job that a text of `Engine.text` describes, in this process. Return its failure, or null, as JSON."""
+    given = json.loads(text)
+    os.environ.update(given["environment"])
+    with contextlib.suppress(OSError):
+        os.chdir(given["working folder"])
+    torch.set_num_threads(given["threads"])
+    job = Work.from_json(given["job"])
+    if progress is not None:
+        failure = perform(job, given["device"], _kept, progress)
+    else:
+        with ProgressFile(job.folder) as file:
+            failure = perform(job, given["device"], _kept, file.moved)
+    return json.dumps(None if failure is None else dataclasses.asdict(failure))
+
+
+_kept = KeptBackbone()
+
+
+def read_failure(text: str) -> Failure | None:
+    """The failure that `perform_text` returned."""
+    content = json.loads(text)
+    return None if content is None else Failure(**content)
+
+
+class ProgressFile:
+    """Within `with`, `moved` writes how far a job is to a small hidden file in its folder. The file ends with it.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with ProgressFile(folder) as progress:
+    ...     progress.moved(3, 10, 0.5)
+    ...     read_progress(folder)[:3]
+    (3, 10, 0.5)
+    >>> read_progress(folder) is None
+    True
+    """
+
+    NAME = ".progress.tmp"  # a leftover, for whoever starts a run again after its process was killed
+    EVERY_SECONDS = 1.0
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / self.NAME
+        self._last = float("-inf")
+
+    def __enter__(self) -> ProgressFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def moved(self, done: int, total: int, loss: float) -> None:
+        """Write the file, if that was not done a moment ago. What is seen of a run must not stop it."""
+        if time.monotonic() - self._last < self.EVERY_SECONDS:
+            return
+        self._last = time.monotonic()
+        beside = self.path.with_name(f".progress.{os.getpid()}.tmp")
+        try:
+            beside.write_text(json.dumps([done, total, loss, os.getpid(), socket.gethostname()]), encoding="utf-8")
+            beside.replace(self.path)
+        except OSError:
+            beside.unlink(missing_ok=True)
+
+
+def read_progress(folder: Path) -> Reached | None:
+    """How far the job in a folder is, or None if no process says so."""
+    try:
+        return Reached(*json.loads((folder / ProgressFile.NAME).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def is_done_already(job: Work) -> bool:
+    """`job.is_done()`, or false if that cannot be told; the attempt at the job will then say why."""
+    with contextlib.suppress(UserError):
+        return job.is_done()
+    return False
+
+
+Handle = TypeVar("Handle")
+
+
+@dataclasses.dataclass
+class Attempt:
+    """An attempt at a job that was handed over: which one, since when, and its last report."""
+
+    job: Work
+    number: int
+    start: float
+    seen: Reached | None
+    begun: bool = False
+    moved: float = 0.0
+
+
+class Engine(ABC, Generic[Handle]):
+    """The loop of all engines. A job whose process is lost, or that had too little memory, is tried once more.
+
+    An engine brings `submit`, `wait` and `cancel`. A `Handle` is what it knows a job by that it was given.
+    """
+
+    at_once: int | None = None
+    """How many jobs are handed over at a time; None is all of them."""
+    look_seconds = 1.0
+    """How often the driver looks how far the jobs are."""
+    threads = 1
+    device = "cpu"
 
     def run(self, jobs: Sequence[Work], on_event: OnEvent | None = None) -> Iterator[Outcome]:
-        """Do the jobs and give the outcome of each as it ends, see `Engine`."""
-        emit = on_event or ignore
-        missing = []
+        """Do the jobs and give the outcome of each as it ends. The failure of one does not stop the others.
+
+        Work goes on while the caller asks for the next outcome. An interruption ends the jobs that are being done. The
+        engine reports an event for each of them and then raises the interruption.
+        """
+        emit = on_event or (lambda _event: None)
+        missing: list[Work] = []
         for job in jobs:
             if is_done_already(job):
-                yield ended(Outcome(job, "done"), emit)
+                yield self._ended(Outcome(job, "done"), emit)
             else:
                 missing.append(job)
-        workers = min(self.jobs_per_device * len(self.devices), len(missing))
-        if workers > 1:
-            yield from _Pool(self.devices, workers, emit).run(missing)
+        if missing:
+            with self.connected():
+                yield from self._hand_out(missing, emit)
+
+    def connected(self) -> AbstractContextManager[Any]:
+        """Within `with`, jobs can be handed over."""
+        return contextlib.nullcontext()
+
+    @abstractmethod
+    def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[Handle]:
+        """Hand over jobs, each with its text for `perform_text`."""
+
+    @abstractmethod
+    def wait(self, handles: Sequence[Handle], seconds: float) -> list[tuple[Handle, Failure | None]]:
+        """Wait this long at most for one to end. Give those that have ended, with the failure of each."""
+
+    @abstractmethod
+    def cancel(self, handles: Sequence[Handle]) -> None:
+        """End these, after they have written their checkpoints."""
+
+    def reached(self, handle: Handle, job: Work) -> Reached | None:  # noqa: ARG002 (engines that know more need it)
+        """How far a job is, if that is known; here by the file that `perform_text` writes."""
+        return read_progress(job.folder)
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables that a job needs where it is done."""
+        found = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+        if "REBAPL_DATA" in found:
+            found["REBAPL_DATA"] = str(Path(found["REBAPL_DATA"]).absolute())
+        return found
+
+    def text(self, job: Work) -> str:
+        """A job as it travels, with what the process that does it needs to know."""
+        content = {
+            "job": job.absolute().as_json(),
+            "environment": self.environment(),
+            "working folder": str(Path.cwd()),
+            "device": self.device,
+            "threads": self.threads,
+        }
+        return json.dumps(content)
+
+    def _hand_out(self, jobs: Sequence[Work], emit: OnEvent) -> Iterator[Outcome]:
+        waiting = deque((job, 1) for job in jobs)
+        active: dict[Handle, Attempt] = {}
+        try:
+            while waiting or active:
+                active.update(self._submit_free(waiting, active))
+                for handle, failure in self.wait(list(active), self.look_seconds):
+                    attempt = active.pop(handle)
+                    job, number = attempt.job, attempt.number
+                    if failure is not None and failure.may_pass and number < ATTEMPTS:
+                        emit(Retried(job, failure))
+                        waiting.append((job, number + 1))
+                    else:
+                        state: Literal["done", "failed"] = "done" if failure is None else "failed"
+                        spent = time.monotonic() - attempt.start
+                        yield self._ended(Outcome(job, state, failure, number, spent), emit)
+                for handle, attempt in active.items():
+                    self._look(handle, attempt, emit)
+        except BaseException:
+            self.cancel(list(active))
+            for attempt in active.values():
+                spent = time.monotonic() - attempt.start
+                emit(Ended(Outcome(attempt.job, "interrupted", None, attempt.number, spent)))
+            raise
+
+    def _submit_free(
+        self, waiting: deque[tuple[Work, int]], active: Mapping[Handle, Attempt]
+    ) -> list[tuple[Handle, Attempt]]:
+        """Hand over as many jobs as there is room for, but none whose folder another one is at work in."""
+        taken = {attempt.job.folder for attempt in active.values()}
+        room = math.inf if self.at_once is None else self.at_once - len(active)
+        chosen: list[tuple[Work, int]] = []
+        for job, number in list(waiting):
+            if len(chosen) < room and job.folder not in taken:
+                waiting.remove((job, number))
+                taken.add(job.folder)
+                chosen.append((job, number))
+        left = [read_progress(job.folder) for job, _ in chosen]  # by processes that were killed
+        handles = self.submit([(job, self.text(job)) for job, _ in chosen]) if chosen else []
+        now = time.monotonic()
+        return [
+            (handle, Attempt(job, number, now, seen, moved=now))
+            for handle, (job, number), seen in zip(handles, chosen, left, strict=True)
+        ]
+
+    def _look(self, handle: Handle, attempt: Attempt, emit: OnEvent) -> None:
+        """Report how far a job is, if that is new, and name one that makes no progress."""
+        now, clock = self.reached(handle, attempt.job), time.monotonic()
+        if now is None or now == attempt.seen:
+            if attempt.begun and clock - attempt.moved > STALLED_SECONDS:
+                emit(Stalled(attempt.job, STALLED_SECONDS))
+                attempt.moved = clock
+            return
+        if not attempt.begun:
+            emit(Started(attempt.job, attempt.number, now.where, now.process))
+        if now.total:
+            emit(Stepped(attempt.job, now.done, now.total, now.loss))
+        attempt.seen, attempt.begun, attempt.moved = now, True, clock
+
+    @staticmethod
+    def _ended(outcome: Outcome, emit: OnEvent) -> Outcome:
+        emit(Ended(outcome))
+        return outcome
+
+
+ENGINES: Registry[Callable[..., Engine[Any]]] = Registry("engine", "rebapl.engines")
+"""The engines by name, as `--engine` takes them."""
+
+EngineType = TypeVar("EngineType", bound=Callable[..., Engine[Any]])
+
+
+def register_engine(name: str) -> Callable[[EngineType], EngineType]:
+    """Register a class of engines, so that `--engine NAME` finds it.
+
+    It is called with the folder of the runs. Its other arguments have names and defaults, and come as texts from
+    `--engine-option NAME=VALUE`.
+    """
+
+    def registered(engine: EngineType) -> EngineType:
+        ENGINES.known[name] = engine
+        return engine
+
+    return registered
+
+
+class _Process:
+    """A process of this machine that does one job, and its last reports."""
+
+    def __init__(self, device: str, text: str) -> None:
+        context = worker_context()
+        self.device = device
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_do_in_process, args=(theirs, device, text), daemon=True)
+        with in_a_safe_folder():
+            self.process.start()
+        theirs.close()  # so that the pipe ends with the process
+        self.reached: Reached | None = None
+        self.answer: str | None = None
+
+    def listen(self) -> None:
+        """Take all reports that have come."""
+        with contextlib.suppress(EOFError, OSError):
+            while self.pipe.poll():
+                kind, content = json.loads(self.pipe.recv_bytes())
+                if kind == "ended":
+                    self.answer = content
+                else:
+                    assert self.process.pid is not None
+                    done, total, loss = content
+                    self.reached = Reached(done, total, loss, self.process.pid, self.device)
+
+    def end(self) -> int | None:
+        """Wait for the process to end, kill it where it does not, and give its exit code."""
+        self.process.join(GRACE_SECONDS)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        code: int | None = self.process.exitcode
+        self.pipe.close()
+        self.process.close()
+        return code
+
+
+def _do_in_process(pipe: connection.Connection, device: str, text: str) -> None:
+    """Do the job of a text. It ignores Ctrl-C: the process that started this one decides what happens then."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    last = float("-inf")
+
+    def moved(done: int, total: int, loss: float) -> None:
+        nonlocal last
+        if done < total and time.monotonic() - last < LocalEngine.look_seconds:
+            return
+        last = time.monotonic()
+        try:
+            pipe.send_bytes(json.dumps(["moved", [done, total, loss]]).encode())
+        except OSError as error:
+            raise SystemExit(1) from error  # whoever gave the job wants no more of it, or is gone
+
+    moved(0, 0, math.nan)
+    last = float("-inf")
+    answer = perform_text(json.dumps({**json.loads(text), "device": device}), moved)
+    with contextlib.suppress(OSError):  # nobody is there to be told; the files of the run are kept
+        pipe.send_bytes(json.dumps(["ended", answer]).encode())
+
+
+@register_engine("local")
+class LocalEngine(Engine[_Process]):
+    """The engine of one machine: `jobs` at a time on each device.
+
+    `devices` None is the GPU if there is one. If one job is done at a time, it is done in this process; if several are,
+    each is done in a process of its own.
+    """
+
+    look_seconds = 0.2
+
+    def __init__(self, devices: Sequence[str] | None = None, jobs: int = 1) -> None:
+        if jobs < 1:
+            raise UserError(f"jobs = {jobs}: at least one run at a time is needed")
+        self.devices = [best_device(device) for device in devices] if devices else [best_device()]
+        self.jobs = jobs
+        self.load = KeptBackbone()
+        self._busy: dict[_Process, Work] = {}
+
+    def _hand_out(self, jobs: Sequence[Work], emit: OnEvent) -> Iterator[Outcome]:
+        self.at_once = min(self.jobs * len(self.devices), len(jobs))
+        self.threads = max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // self.at_once))
+        if self.at_once > 1:
+            yield from super()._hand_out(jobs, emit)
         else:
-            yield from self._one_by_one(missing, emit)
+            yield from self._one_by_one(jobs, emit)
 
     def _one_by_one(self, jobs: Sequence[Work], emit: OnEvent) -> Iterator[Outcome]:
-        load = KeptBackbone()
+        load, device = self.load, self.devices[0]
         for job in jobs:
             for attempt in range(1, ATTEMPTS + 1):
                 start = time.monotonic()
-                emit(Started(job, attempt, self.devices[0], os.getpid()))
+                emit(Started(job, attempt, device, os.getpid()))
                 try:
-                    failure = perform(job, self.devices[0], load, _steps_of(job, emit))
+                    failure = perform(job, device, load, _steps_of(job, emit))
                 except BaseException:
                     emit(Ended(Outcome(job, "interrupted", None, attempt, time.monotonic() - start)))
                     raise
                 if failure is None or not failure.may_pass or attempt == ATTEMPTS:
                     break
                 emit(Retried(job, failure))
-                _free_memory(load)
-            yield ended(outcome_of(job, failure, attempt, start), emit)
+                load.forget()
+                gc.collect()
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+            state: Literal["done", "failed"] = "done" if failure is None else "failed"
+            yield self._ended(Outcome(job, state, failure, attempt, time.monotonic() - start), emit)
 
+    def environment(self) -> dict[str, str]:
+        """All of them: the server that processes are forked from has those of its own start."""
+        return dict(os.environ)
 
-class _Worker:
-    """A worker process that does one job at a time, and the job that it is doing."""
+    def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[_Process]:
+        """Start a process for each job, on the device that has the fewest."""
+        started = []
+        for job, text in jobs:
+            load = dict.fromkeys(self.devices, 0)
+            for process in self._busy:
+                load[process.device] += 1
+            process = _Process(min(load, key=lambda device: load[device]), text)
+            self._busy[process] = job
+            started.append(process)
+        return started
 
-    def __init__(self, device: str, threads: int) -> None:
-        context = worker_context()
-        self.device, self.threads = device, threads
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, device, threads, dict(os.environ)), daemon=True)
-        self.process.start()
-        theirs.close()  # so that the pipe ends with the process
-        self.job: Work | None = None
-        self.attempt = 0
-        self.start = 0.0
+    def wait(self, handles: Sequence[_Process], seconds: float) -> list[tuple[_Process, Failure | None]]:
+        """Wait for a process to end, see `Engine.wait`."""
+        ended = set(connection.wait([each.process.sentinel for each in handles], seconds))
+        for each in handles:
+            each.listen()
+        return [(each, self._failure(each)) for each in handles if each.process.sentinel in ended]
 
-    def give(self, job: Work, attempt: int) -> None:
-        self.job, self.attempt, self.start = job, attempt, time.monotonic()
-        with contextlib.suppress(OSError):  # one that has died is noticed when its answer is waited for
-            _send(self.pipe, job.as_json())
+    def reached(self, handle: _Process, job: Work) -> Reached | None:  # noqa: ARG002
+        """How far a job is, as its process has said."""
+        return handle.reached
 
-    def answer(self) -> dict[str, Any] | None:
-        """The message that the worker has sent; None when it has died."""
-        try:
-            return _receive(self.pipe) if self.pipe.poll() else None
-        except (EOFError, OSError):
-            return None
+    def cancel(self, handles: Sequence[_Process]) -> None:
+        """End the processes; what they were at goes on from its checkpoint the next time."""
+        for each in handles:
+            each.process.terminate()
+        for each in handles:
+            self._busy.pop(each)
+            each.end()
 
-    def how_it_died(self) -> str:
-        """The end of the process in words."""
-        self.process.join(GRACE_SECONDS)
-        code = self.process.exitcode
-        what = "job" if self.job is None else self.job.noun
+    def _failure(self, process: _Process) -> Failure | None:
+        job, code = self._busy.pop(process), process.end()
+        if process.answer is not None:
+            return read_failure(process.answer)
         if code is not None and code < 0:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
             hint = ", as happens when the machine runs out of memory" if name == "SIGKILL" else ""
-            return f"the process of the {what} was ended by {name}{hint}"
-        return f"the process of the {what} ended unexpectedly with exit code {code}"
-
-
-class _Pool:
-    """Workers, the jobs that wait for one, and what to do when a worker answers or dies."""
-
-    def __init__(self, devices: Sequence[str], workers: int, emit: OnEvent) -> None:
-        threads = max(1, (os.cpu_count() or 1) // workers)
-        self.emit = emit
-        self.unused = [(devices[index % len(devices)], threads) for index in range(workers)]
-        self.workers: list[_Worker] = []
-
-    def run(self, jobs: Sequence[Work]) -> Iterator[Outcome]:
-        waiting = deque((job, 1) for job in jobs)
-        interrupted = True
-        try:
-            while waiting or self._busy():
-                self._give_out(waiting)
-                for worker in self._wait():
-                    finished = self._listen(worker)
-                    if finished is None:
-                        continue
-                    job, attempt, failure = finished
-                    if failure is not None and failure.may_pass and attempt < ATTEMPTS:
-                        self.emit(Retried(job, failure))
-                        waiting.append((job, attempt + 1))
-                    else:
-                        yield ended(outcome_of(job, failure, attempt, worker.start), self.emit)
-            interrupted = False
-        finally:
-            if interrupted:  # what they were at goes on from its checkpoint the next time
-                for worker in self.workers:
-                    worker.process.terminate()
-            for worker in self.workers:
-                worker.pipe.close()  # all end at once, and not one after the other
-            for worker in list(self.workers):
-                self._end(worker)
-                if interrupted and worker.job is not None:
-                    spent = time.monotonic() - worker.start
-                    self.emit(Ended(Outcome(worker.job, "interrupted", None, worker.attempt, spent)))
-
-    def _busy(self) -> list[_Worker]:
-        return [worker for worker in self.workers if worker.job is not None]
-
-    def _give_out(self, waiting: deque[tuple[Work, int]]) -> None:
-        """Give every idle worker a job. Jobs that share a folder are done one after the other."""
-        taken = {worker.job.folder for worker in self.workers if worker.job is not None}
-        for job, attempt in list(waiting):
-            if job.folder in taken:
-                continue
-            worker = next((each for each in self.workers if each.job is None), None)
-            if worker is None:
-                if not self.unused:
-                    return
-                worker = _Worker(*self.unused.pop(0))
-                self.workers.append(worker)
-            waiting.remove((job, attempt))
-            taken.add(job.folder)
-            worker.give(job, attempt)
-            assert worker.process.pid is not None
-            self.emit(Started(job, attempt, worker.device, worker.process.pid))
-
-    def _wait(self) -> list[_Worker]:
-        """The workers that have something to say, or have died."""
-        busy = self._busy()
-        ready = set(wait([each for worker in busy for each in (worker.pipe, worker.process.sentinel)]))
-        return [worker for worker in busy if worker.pipe in ready or worker.process.sentinel in ready]
-
-    def _listen(self, worker: _Worker) -> tuple[Work, int, Failure | None] | None:
-        """Take one message of a worker: the job that it has finished with, or None if it only reports progress."""
-        job = worker.job
-        assert job is not None
-        answer = worker.answer()
-        if answer is not None and "steps" in answer:
-            self.emit(Stepped(job, *answer["steps"]))
-            return None
-        if answer is None:
-            message = worker.how_it_died()
-            failure: Failure | None = record_failure(job, "worker died", message)
+            message = f"the process of the {job.noun} was ended by {name}{hint}"
         else:
-            failure = None if answer["failure"] is None else Failure.from_json(answer["failure"])
-        worker.job = None
-        if failure is not None and failure.may_pass:  # a new process begins with all of its memory free
-            self._end(worker)
-            self.unused.append((worker.device, worker.threads))
-        return job, worker.attempt, failure
-
-    def _end(self, worker: _Worker) -> None:
-        self.workers.remove(worker)
-        worker.pipe.close()  # an idle worker ends with its pipe
-        worker.process.join(GRACE_SECONDS)
-        if worker.process.is_alive():
-            worker.process.kill()
-            worker.process.join()
-        worker.process.close()
+            message = f"the process of the {job.noun} ended unexpectedly with exit code {code}"
+        return record_failure(job, "worker died", message)
 
 
-def work(pipe: Connection, device: str, threads: int, environment: Mapping[str, str]) -> None:
-    """Do the jobs that come through a pipe until it is closed. This is what a worker process runs.
-
-    It ignores Ctrl-C: the parent process decides what happens then. `environment` is the parent's of now: the server
-    that workers are forked from has that of its own start.
-    """
-    os.environ.update(environment)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(threads)
-    load = KeptBackbone()
-    while True:
-        try:
-            content = _receive(pipe)
-        except (EOFError, OSError):
-            return
-        failure = perform(work_from_json(content), device, load, _steps_through(pipe))
-        try:
-            _send(pipe, {"failure": None if failure is None else failure.as_json()})
-        except OSError:
-            return  # nobody is there to be told; the files of the run are kept
-
-
-def _steps_through(pipe: Connection) -> Callable[[int, int, float], None]:
-    last = float("-inf")
-
-    def moved(done: int, total: int, loss: float) -> None:
-        nonlocal last
-        if done < total and time.monotonic() - last < STEP_SECONDS:
-            return
-        last = time.monotonic()
-        try:
-            _send(pipe, {"steps": [done, total, loss]})
-        except OSError as error:
-            raise SystemExit(1) from error  # whoever gave the job wants no more of it, or is gone
-
-    return moved
-
-
-def _steps_of(job: Work, emit: OnEvent) -> Callable[[int, int, float], None]:
+def _steps_of(job: Work, emit: OnEvent) -> Progress:
     return lambda done, total, loss: emit(Stepped(job, done, total, loss))
-
-
-def _free_memory(load: KeptBackbone) -> None:
-    load.forget()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def _send(pipe: Connection, content: dict[str, Any]) -> None:
-    pipe.send_bytes(json.dumps(content).encode())
-
-
-def _receive(pipe: Connection) -> dict[str, Any]:
-    return json.loads(pipe.recv_bytes())

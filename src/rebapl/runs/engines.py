@@ -1,68 +1,367 @@
-"""The engines by name, as the command line asks for them."""
+"""The engines by name, and those of clusters: Ray, and SLURM by submitit.
+
+A job travels as a JSON text. What comes back are the files in the folder of its run, and a JSON text that says why it
+failed, if it did. So the driver, which hands out the jobs, may die: when it is started again, on any machine that sees
+the folder, it finds what is done and hands out the rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import contextlib
+import inspect
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time as clock
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any
 
-from rebapl.errors import UserError, unknown
-from rebapl.runs.engine import LocalEngine
-from rebapl.runs.jobs import Engine
+from rebapl.errors import UserError, first_line, unknown
+from rebapl.files import read_json, write_atomically, write_json
+from rebapl.runs.engine import (
+    ENGINES,
+    GRACE_SECONDS,
+    Engine,
+    Failure,
+    LocalEngine,
+    Work,
+    perform_text,
+    read_failure,
+    record_failure,
+    register_engine,
+)
+from rebapl.runs.workers import in_a_safe_folder
 
-Name = Literal["local", "ray", "slurm"]
+CONNECT_SECONDS = 10.0
+"""How long a cluster may take to answer at its address."""
 
-_ONLY: dict[str, tuple[Name, ...]] = {
-    "device": ("local",),
-    "jobs": ("local",),
-    "address": ("ray",),
-    "partition": ("slurm",),
-    "time": ("slurm",),
-    "cpus_per_run": ("ray", "slurm"),
-    "gpus_per_run": ("ray", "slurm"),
-}
+UNKNOWN_SECONDS = 300.0
+"""A job of SLURM that `sacct` does not know for this long is given up."""
+
+FOLDER = ".slurm"
+"""The folder beside the runs that holds what submitit writes, and which job of SLURM does which run."""
 
 
-@dataclass(frozen=True)
-class EngineOptions:
-    """Which engine, and what was said about it. What an engine has no use for is refused.
+def build_engine(
+    name: str,
+    runs: Path,
+    *,
+    devices: Sequence[str] | None = None,
+    jobs: int | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Engine[Any]:
+    """The engine of a name, for runs in this folder. What an engine has no use for is refused.
 
-    >>> EngineOptions("ray", jobs=3).build(Path("runs"))
+    >>> build_engine("ray", Path("runs"), jobs=3)
     Traceback (most recent call last):
     rebapl.errors.UserError: --jobs is for --engine local, not for ray: leave it out
+    >>> build_engine("ray", Path("runs"), options={"adress": "x"})
+    Traceback (most recent call last):
+    rebapl.errors.UserError: unknown option of ray 'adress': did you mean 'address'? Accepted: address, cpus, gpus
+    """
+    engine, options = ENGINES.find(name), dict(options or {})
+    if engine is LocalEngine:
+        if options:
+            raise UserError(f"--engine-option {next(iter(options))}: the engine local has --device and --jobs")
+        return LocalEngine(devices, 1 if jobs is None else jobs)
+    for option, given in (("--device", devices), ("--jobs", jobs)):
+        if given is not None:
+            raise UserError(f"{option} is for --engine local, not for {name}: leave it out")
+    accepted = list(inspect.signature(engine).parameters)[1:]
+    for option in options:
+        if option not in accepted:
+            raise unknown(f"option of {name}", option, accepted)
+    return engine(runs, **options)
+
+
+def _number(name: str, given: float | str, least: float) -> float:
+    try:
+        value = float(given)
+    except ValueError:
+        value = -1.0
+    if not least <= value < 10_000:
+        raise UserError(f"{name} is {given}: give a number of at least {least:g}")
+    return value
+
+
+@register_engine("ray")
+class RayEngine(Engine[Any]):
+    """Packs runs onto a Ray cluster by the CPUs and GPUs that each takes.
+
+    `address` is that of the cluster; without one it is `$RAY_ADDRESS`, or a cluster of this machine alone that lasts as
+    long as the jobs. A run takes `cpus` and `gpus`, of which a share of one is possible; where nothing is said about
+    GPUs, it takes one if the cluster has any.
     """
 
-    name: str = "local"
-    device: Sequence[str] | None = None
-    jobs: int | None = None
-    address: str | None = None
-    partition: str | None = None
-    time: str | None = None
-    cpus_per_run: float | None = None
-    gpus_per_run: float | None = None
+    def __init__(
+        self, _runs: Path, address: str | None = None, cpus: float | str = 1.0, gpus: float | str | None = None
+    ) -> None:
+        self.address = address or os.environ.get("RAY_ADDRESS") or "local"
+        self.cpus, self.gpus = _number("cpus", cpus, 0.01), None if gpus is None else _number("gpus", gpus, 0.0)
+        if self.gpus is not None and self.gpus > 1 and not self.gpus.is_integer():
+            raise UserError(f"gpus is {self.gpus:g}: give a share of one GPU, or a whole number")
+        self.threads = max(1, int(self.cpus))
+        self._jobs: dict[Any, Work] = {}
 
-    def build(self, runs: Path) -> Engine:
-        """The engine, for runs in this folder."""
-        if self.name not in get_args(Name):
-            raise unknown("engine", self.name, get_args(Name))
-        for option, names in _ONLY.items():
-            if getattr(self, option) is not None and self.name not in names:
-                shown = option.replace("_", "-")
-                raise UserError(f"--{shown} is for --engine {' or '.join(names)}, not for {self.name}: leave it out")
-        cpus = 1.0 if self.cpus_per_run is None else self.cpus_per_run
-        if self.name == "ray":
-            from rebapl.runs.ray_engine import RayEngine
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[None]:
+        """Join the cluster, or begin one, and leave it afterwards."""
+        ray = _ray()
+        ours = not ray.is_initialized()
+        if ours:
+            _connect(ray, self.address)
+        try:
+            self._choose_resources(ray)
+            yield
+        finally:
+            self._jobs.clear()
+            if ours:
+                ray.shutdown()
 
-            return RayEngine(self.address, cpus_per_run=cpus, gpus_per_run=self.gpus_per_run)
-        if self.name == "slurm":
-            from rebapl.runs.slurm_engine import FOLDER, SlurmEngine
-
-            return SlurmEngine(
-                runs / FOLDER,
-                partition=self.partition,
-                time=self.time,
-                cpus_per_run=cpus,
-                gpus_per_run=self.gpus_per_run or 0,
+    def _choose_resources(self, ray: Any) -> None:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if self.gpus is None:
+            self.gpus = 1.0 if any(node.get("GPU", 0) for node in nodes) else 0.0
+        self.device = "cuda" if self.gpus else "cpu"
+        if not any(node.get("CPU", 0) >= self.cpus and node.get("GPU", 0) >= self.gpus for node in nodes):
+            largest: dict[str, float] = max(
+                nodes, key=lambda node: (node.get("GPU", 0), node.get("CPU", 0)), default={}
             )
-        return LocalEngine(self.device, 1 if self.jobs is None else self.jobs)
+            raise UserError(
+                f"no machine of this Ray cluster has {self.cpus:g} CPUs and {self.gpus:g} GPUs for a run; the largest "
+                f"has {largest.get('CPU', 0):g} and {largest.get('GPU', 0):g}: lower cpus or gpus"
+            )
+
+    def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[Any]:
+        """Make a task of Ray of each job."""
+        options = {"name": "rebapl", "num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": 0}
+        task = _ray().remote(perform_text).options(**options)
+        handles = [task.remote(text) for _, text in jobs]
+        self._jobs.update(zip(handles, (job for job, _ in jobs), strict=True))
+        return handles
+
+    def wait(self, handles: Sequence[Any], seconds: float) -> list[tuple[Any, Failure | None]]:
+        """Wait for tasks to end, see `Engine.wait`."""
+        done, _ = _ray().wait(list(handles), num_returns=len(handles), timeout=seconds)
+        return [(handle, self._failure(handle)) for handle in done]
+
+    def _failure(self, handle: Any) -> Failure | None:
+        ray, job = _ray(), self._jobs.pop(handle)
+        try:
+            return read_failure(ray.get(handle))
+        except ray.exceptions.OutOfMemoryError as error:
+            return record_failure(job, "out of memory", _line(error), str(error))
+        except (ray.exceptions.RayTaskError, ray.exceptions.RuntimeEnvSetupError) as error:
+            # what our own code does not catch, such as a package that is missing on a machine of the cluster
+            return record_failure(job, "error", _line(error), str(error))
+        except ray.exceptions.RayError as error:
+            message = f"the process or machine of the {job.noun} was lost ({_line(error)})"
+            return record_failure(job, "worker died", message, str(error))
+
+    def cancel(self, handles: Sequence[Any]) -> None:
+        """Cancel the tasks, and wait until they have kept their step."""
+        ray = _ray()
+        with contextlib.suppress(Exception):  # the cluster itself may be what is gone
+            for handle in handles:
+                ray.cancel(handle)
+            ray.wait(list(handles), num_returns=len(handles), timeout=GRACE_SECONDS)
+
+
+def _line(error: BaseException) -> str:
+    """The last line of an error that says something; Ray's are long."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no more is known'}"
+
+
+def _ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError("--engine ray needs Ray: pip install 'rebapl[ray]'") from error
+    return ray
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Begin or join a cluster. Ray takes SIGTERM over for itself, and here it stays with whoever had it."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdecimal():  # Ray itself tries for nine minutes
+        try:
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise UserError(f"no Ray cluster could be reached at '{address}' ({first_line(error)})") from error
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if main else None
+    options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    try:
+        with in_a_safe_folder():  # Ray puts the working folder on the path of its workers
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        raise UserError(f"no Ray cluster could be reached at '{address}' ({_line(error)})") from error
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+@register_engine("slurm")
+class SlurmEngine(Engine[str]):
+    """Makes a job of SLURM of each run. All machines must see the folder of the runs.
+
+    `partition` and `time` (`2:00:00`, `1-00:00:00`, or minutes) are those of SLURM. If a run takes longer than `time`,
+    it writes a checkpoint shortly before the end, and the job is queued again. A driver that is started again takes up
+    the jobs that are still in the queue. `cluster` is submitit's name of the system: `local` stands for processes of
+    this machine.
+    """
+
+    def __init__(
+        self,
+        runs: Path,
+        partition: str | None = None,
+        time: str | None = None,
+        cpus: float | str = 1,
+        gpus: float | str = 0,
+        cluster: str = "slurm",
+    ) -> None:
+        whole = {"cpus": _number("cpus", cpus, 1), "gpus": _number("gpus", gpus, 0)}
+        for name, value in whole.items():
+            if not value.is_integer():
+                raise UserError(f"{name} is {value:g}: SLURM gives whole CPUs and GPUs")
+        self.folder, self.cluster = (runs / FOLDER).absolute(), cluster
+        self.threads, self.device = int(whole["cpus"]), "cuda" if whole["gpus"] else "cpu"
+        self.parameters: dict[str, Any] = {
+            "name": "rebapl",
+            "cpus_per_task": int(whole["cpus"]),
+            "gpus_per_node": int(whole["gpus"]),
+        }
+        if time is not None:
+            self.parameters["timeout_min"] = minutes(time)
+        if partition is not None:
+            self.parameters["slurm_partition"] = partition
+        self._jobs: dict[str, tuple[Any, Work]] = {}
+        self._unknown: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[None]:
+        """Find submitit and SLURM."""
+        submitit = _submitit()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._executor = submitit.AutoExecutor(self.folder / "%j", cluster=self.cluster)
+        except RuntimeError as error:
+            raise UserError(
+                f"there is no SLURM on this machine ({error}): start the command where sbatch is"
+            ) from error
+        self._executor.update_parameters(**self.parameters)
+        self._jobs.clear()
+        yield
+
+    def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[str]:
+        """Make a job of SLURM of each job, as one array, unless an earlier driver has made it."""
+        submitit = _submitit()
+        found = {job.folder: self._still_there(job) for job, _ in jobs}
+        new = [(job, text) for job, text in jobs if found[job.folder] is None]
+        for job, _ in new:
+            self._answer(job).unlink(missing_ok=True)
+        try:
+            with in_a_safe_folder(), self._executor.batch() if new else contextlib.nullcontext():
+                handed = [self._executor.submit(_InSlurm(), text, str(self._answer(job))) for job, text in new]
+        except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError, OSError) as error:
+            raise UserError(f"SLURM does not take the jobs ({_line(error)}): see what sbatch says") from error
+        for (job, _), theirs in zip(new, handed, strict=True):
+            found[job.folder] = theirs
+            write_json(self._record(job), {"cluster": self.cluster, "job": theirs.job_id})
+        self._jobs.update({found[job.folder].job_id: (found[job.folder], job) for job, _ in jobs})
+        return [found[job.folder].job_id for job, _ in jobs]
+
+    def wait(self, handles: Sequence[str], seconds: float) -> list[tuple[str, Failure | None]]:
+        """Ask which jobs have ended, see `Engine.wait`."""
+        done = [handle for handle in handles if self._jobs[handle][0].done() or self._is_lost(handle)]
+        if not done:
+            clock.sleep(seconds)
+        return [(handle, self._failure(handle)) for handle in done]
+
+    def _is_lost(self, handle: str) -> bool:
+        """Whether SLURM has not known a job for long, and the job has not said a word either."""
+        theirs, job = self._jobs[handle]
+        if theirs.state.upper() != "UNKNOWN" or self.reached(handle, job) is not None:
+            self._unknown.pop(handle, None)
+            return False
+        return clock.monotonic() - self._unknown.setdefault(handle, clock.monotonic()) > UNKNOWN_SECONDS
+
+    def _failure(self, handle: str) -> Failure | None:
+        """How a job of SLURM ended: by the answer it has written or, where there is none, by what SLURM says of it."""
+        theirs, job = self._jobs.pop(handle)
+        self._record(job).unlink(missing_ok=True)
+        answer = self._answer(job)
+        if answer.exists():
+            text = answer.read_text(encoding="utf-8")
+            answer.unlink()
+            return read_failure(text)
+        state = str(theirs.state)
+        message = f"job {handle} ended as {state} before the {job.noun} did; its output is in {theirs.paths.stderr}"
+        return record_failure(job, "out of memory" if "MEMORY" in state else "worker died", message)
+
+    def cancel(self, handles: Sequence[str]) -> None:
+        """Cancel the jobs; SLURM lets them keep their step."""
+        for handle in handles:
+            theirs, job = self._jobs[handle]
+            with contextlib.suppress(Exception):
+                theirs.cancel()
+            self._record(job).unlink(missing_ok=True)
+
+    def _still_there(self, job: Work) -> Any:
+        """The job of SLURM that an earlier driver has made of this run, if it is not over."""
+        record = self._record(job)
+        if self.cluster != "slurm" or not record.exists():
+            return None
+        theirs = _submitit().SlurmJob(self.folder / "%j", str(read_json(record, "a record of a job").get("job")))
+        return None if theirs.done(force_check=True) else theirs
+
+    def _record(self, job: Work) -> Path:
+        return self.folder / f"{job.folder.name}.json"
+
+    def _answer(self, job: Work) -> Path:
+        return self.folder / f"{job.folder.name}.answer"
+
+
+class _InSlurm:
+    """What submitit calls in a job of SLURM. When time is over, it is called again in a job that continues."""
+
+    def __call__(self, text: str, answer: str) -> None:
+        """Do the run that the text describes, and write how it ended to the file `answer`."""
+        write_atomically(Path(answer), perform_text(text))
+
+    def checkpoint(self, text: str, answer: str) -> Any:
+        """What submitit queues again. By then the run has written its own checkpoint, see `HeldBack`."""
+        return _submitit().helpers.DelayedSubmission(self, text, answer)
+
+
+_TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<hours>\d+):(?P<minutes>\d\d)(?::(?P<seconds>\d\d))?|(?P<only>\d+)")
+
+
+def minutes(time: str) -> int:
+    """SLURM's way to write a time in whole minutes, rounded up.
+
+    >>> minutes("2:00:00"), minutes("1-12:00"), minutes("90"), minutes("0:00:30")
+    (120, 2160, 90, 1)
+    """
+    found = _TIME.fullmatch(time.strip())
+    if found is None or not any(int(part) for part in found.groups() if part):
+        raise UserError(f"time is '{time}': write hours:minutes:seconds as in 2:00:00, days before it as in 1-00:00:00")
+    if found["only"]:
+        return int(found["only"])
+    days, hours, rest, seconds = (int(found[name] or 0) for name in ("days", "hours", "minutes", "seconds"))
+    return (days * 24 + hours) * 60 + rest + (seconds > 0)
+
+
+def _submitit() -> Any:
+    try:
+        import submitit
+    except ImportError as error:
+        raise UserError("--engine slurm needs submitit: pip install 'rebapl[slurm]'") from error
+    return submitit

@@ -25,26 +25,26 @@ from rebapl.data.catalogue import load_dataset
 from rebapl.data.checking import broken_images
 from rebapl.data.dataset import Dataset
 from rebapl.data.folds import ALL, folds_for
+from rebapl.data.task import Part, load_task
 from rebapl.errors import UserError
-from rebapl.evaluation.tasks import bound_to, part_labels, predict_part, prediction_scores
+from rebapl.evaluation.tasks import part_labels, predict_part, prediction_scores
 from rebapl.files import write_atomically
 from rebapl.learners import published
 from rebapl.posterior import Prediction, load_posterior, save_posterior
 from rebapl.posterior.fitting import check_level, choose_conformal, choose_threshold
 from rebapl.posterior.prediction import Conformal, Threshold
 from rebapl.posterior.storage import read_manifest
-from rebapl.runs.backbone import KeptBackbone
 from rebapl.runs.config import RunConfig
-from rebapl.runs.engine import LocalEngine
-from rebapl.runs.environment import device_name
+from rebapl.runs.engine import LocalEngine, OnEvent, check_outcomes
 from rebapl.runs.folder import CONFIG, POSTERIOR, RESULTS, data_changes, is_trained, read_config
-from rebapl.runs.jobs import Job, OnEvent, check_outcomes
 from rebapl.runs.lock import alone_in
+from rebapl.runs.machine import LoadBackbone, device_name
 from rebapl.runs.results import PartScores, RunResult, write_result
+from rebapl.runs.run import Job
 from rebapl.wording import few
 
 FULL_SHOTS = 8
-"""With fewer images per class, a training has more epochs, so that it takes as many steps as it would with so many."""
+"""With fewer images per class, a training has more epochs, so that it takes as many steps as it would with eight."""
 
 COVERAGE = 0.95
 """The share of held-out images that are answered at most, as far as their number allows."""
@@ -73,9 +73,9 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Lesson:
-    """What is to be learned, where, and by which `folds` it is measured; without folds it cannot be.
+    """All images of a data set, to be learned in the folder `out`, and the `folds` that measure how well.
 
-    `final` is the run that trains on everything, in the folder `out`.
+    `final` is the run that trains on everything. Without folds, nothing can be measured.
     """
 
     dataset: Dataset
@@ -92,11 +92,12 @@ class Lesson:
         """
         dataset = load_dataset(config.data, root, template=config.template, whole=True)
         final = config.changed(protocol="few-shot", fold=ALL)
-        task = final.task(root)
+        train = load_task(dataset, config.shots, config.seed, "few-shot", fold=ALL).train
         epochs = published(config.method, "few-shot", dataset.name, config.shots)[1].epochs
-        per_class = len(task.train.items) / len(task.train.class_names)
+        per_class = len(train.items) / len(train.class_names)
         if config.epochs is None and epochs and per_class < FULL_SHOTS:
             final = final.changed(epochs=math.ceil(epochs * FULL_SHOTS / per_class))
+        final.resolved()  # refuses settings that make no sense
         return cls(dataset, final, out, folds_for(dataset))
 
     @property
@@ -104,6 +105,10 @@ class Lesson:
         """The classes that have one image only, which is always learned from and never held out."""
         counts = Counter(item.class_name for item in self.dataset.train)
         return [] if self.dataset.test else [name for name, count in counts.items() if count == 1]
+
+    def held_out(self, fold: str) -> Part:
+        """The images of a fold, which the training without them is measured on."""
+        return load_task(self.dataset, self.final.shots, self.final.seed, "few-shot", fold=fold).tests["test"]
 
     def jobs(self, root: Path | None = None) -> list[Job]:
         """The trainings: on everything first, then without each fold in turn."""
@@ -118,18 +123,24 @@ class Lesson:
 
     def is_done(self) -> bool:
         """Whether everything is learned and measured. A folder with something else in it is refused."""
-        return is_trained(self.final, self.out) and (not self.folds or (self.out / RESULTS).exists())
+        done = is_trained(self.final, self.out) and (not self.folds or (self.out / RESULTS).exists())
+        if done:
+            shutil.rmtree(self.out / ESTIMATE, ignore_errors=True)  # which a kill at the very end has left
+        return done
 
     def forget(self) -> None:
-        """Delete what was learned before in the folder. Anything else in it stays, and is refused later."""
+        """Delete the run of an earlier lesson in the folder. Anything else in it stays, and is refused later."""
         if (self.out / CONFIG).exists() and read_config(self.out).fold == ALL:
             with alone_in(self.out):
                 shutil.rmtree(self.out)
 
-    def refuse_broken(self) -> None:
-        """Decode every image before any work, and refuse those that cannot be read."""
-        items = [*self.dataset.train, *self.dataset.val, *self.dataset.test]
-        broken = broken_images(self.dataset, items)
+    def check(self, risk: float, set_level: float | None = None) -> None:
+        """Refuse a risk and a level that cannot be, and images that cannot be read; all of them are decoded."""
+        if not 0 <= risk < 1:
+            raise UserError(f"risk = {risk}: the share of wrong answers allowed is at least 0 and below 1")
+        if set_level is not None:
+            check_level(set_level, sum(len(self.held_out(fold).items) for fold in self.folds))
+        broken = broken_images(self.dataset, [*self.dataset.train, *self.dataset.val, *self.dataset.test])
         if len(broken) == 1:
             raise UserError(broken[0])
         if broken:
@@ -149,51 +160,42 @@ def learn(
     The threshold answers as many held-out images as it can while at most the share `risk` of the answers is wrong, but
     no more than 95 % of them. `set_level` asks for prediction sets of this level, chosen on the same images.
     """
-    if not 0 <= risk < 1:
-        raise UserError(f"risk = {risk}: the share of wrong answers allowed is at least 0 and below 1")
     jobs = lesson.jobs(root)
-    if set_level is not None:
-        check_level(set_level, sum(len(job.run_config().task(root).tests["test"].items) for job in jobs[1:]))
     for some in (jobs[:1], jobs[1:]):
         check_outcomes(list(engine.run(some, on_event)))
     if not lesson.folds:
         return
-    device, load = engine.devices[0], KeptBackbone()
+    device, load = engine.devices[0], engine.load
     with alone_in(lesson.out):
-        prediction, labels = _held_out(jobs[1:], device, load, root)
+        prediction, labels = _held_out(lesson, jobs[1:], device, load)
         posterior = load_posterior(lesson.out, load(lesson.final.backbone_name, device), device)
         threshold = _threshold(prediction, labels, risk)
         sets = None if set_level is None else choose_conformal(prediction, labels, set_level)
         fitted = dataclasses.replace(posterior, threshold=threshold, conformal=sets)
         save_posterior(fitted, lesson.out / POSTERIOR)
         write_atomically(lesson.out / ANSWERS, _as_csv(prediction, labels))
-        scores = PartScores(**prediction_scores(prediction, labels))
-        write_result(
-            lesson.out,
-            RunResult(
-                parts={"test": scores},
-                protocols={"few-shot": ["test"]},
-                samples=len(posterior),
-                weights=posterior.weights.tolist(),
-                device=device_name(device),
-            ),
+        result = RunResult(
+            parts={"test": PartScores(**prediction_scores(prediction, labels))},
+            protocols={"few-shot": ["test"]},
+            samples=len(posterior),
+            weights=posterior.weights.tolist(),
+            device=device_name(device),
+            run=lesson.final.hash(),
         )
+        write_result(lesson.out, result)
         shutil.rmtree(lesson.out / ESTIMATE)
 
 
-def _held_out(jobs: Sequence[Job], device: str, load: KeptBackbone, root: Path | None) -> tuple[Prediction, Tensor]:
-    """What each training answers for the images of its fold, and their labels (N,)."""
+def _held_out(lesson: Lesson, jobs: Sequence[Job], device: str, load: LoadBackbone) -> tuple[Prediction, Tensor]:
+    """The answers of each training for the images of its fold, and their labels (N,)."""
     predictions, labels = [], []
-    for job in jobs:
-        config = job.run_config()
-        posterior = load_posterior(job.folder, load(config.backbone_name, device), device)
-        task = config.task(root)
-        part = task.tests["test"]
-        predictions.append(predict_part(bound_to(posterior, task, part), part))
+    for fold, job in zip(lesson.folds, jobs, strict=True):
+        posterior = load_posterior(job.folder, load(lesson.final.backbone_name, device), device)
+        part = lesson.held_out(fold)
+        predictions.append(predict_part(posterior.bind(part.class_names, part.dataset.template), part))
         labels.append(part_labels(part))
-    first = predictions[0]
     joined = dataclasses.replace(
-        first,
+        predictions[0],
         names=[name for each in predictions for name in each.names],
         probabilities=torch.cat([each.probabilities for each in predictions]),
         per_sample=torch.cat([each.per_sample for each in predictions], dim=1),
@@ -244,5 +246,7 @@ def read_learned(out: Path) -> tuple[list[Answer], Threshold | None, Conformal |
         answers = [Answer(name, own, said, float(sure), float(doubt)) for name, own, said, sure, doubt in rows]
     except (ValueError, TypeError, csv.Error) as error:
         raise UserError(f"{path} is damaged ({error}): learn anew, with --anew") from error
+    if not answers:
+        raise UserError(f"{path} is damaged (it has no rows): learn anew, with --anew")
     manifest = read_manifest(out / POSTERIOR)
     return answers, manifest.threshold, manifest.conformal

@@ -16,7 +16,7 @@ from rebapl.evaluation import base_novel_scores
 from rebapl.files import read_json, write_json
 from rebapl.settings import Model, SettingError, Settings
 
-RESULTS = "results.json"
+RESULTS, CONFIG = "results.json", "config.json"
 
 
 class Record(Settings):
@@ -89,7 +89,7 @@ class RunResult(Record):
     """Everything that was scored of one run.
 
     `protocols` names the parts that each protocol scored; `outside` has, per outside data, AUROC and FPR95 by kind of
-    uncertainty. `weights` are those of the samples that were scored together.
+    uncertainty. `weights` are those of the samples that were scored together. `run` is the hash of the run's settings.
 
     >>> scores = {"accuracy": 60.0, "nll": 0.5, "ece": 2.0, "images": 9}
     >>> result = RunResult(parts={"base": scores, "novel": {**scores, "accuracy": 30.0}})
@@ -105,6 +105,7 @@ class RunResult(Record):
     weights: list[float] = []
     seconds: Seconds = Seconds()
     device: str | None = None
+    run: str | None = None
 
     @property
     def has_base_novel(self) -> bool:
@@ -143,14 +144,19 @@ class RunResult(Record):
 
 
 def read_result(folder: Path) -> RunResult:
-    """The stored result of a run's folder."""
+    """The stored result of a run's folder. The result of another run is refused."""
     path = folder / RESULTS
     content = read_json(path, "a finished run")
     content.pop("base_to_novel", None)  # follows from the parts
     try:
-        return RunResult(**content)
+        result = RunResult(**content)
     except SettingError as error:
         raise UserError(f"{path} is damaged ({error}): delete it and score the run again") from error
+    if result.run is not None and (folder / CONFIG).exists():
+        name = read_json(folder / CONFIG, "a run").get("hash", result.run)
+        if name != result.run:
+            raise UserError(f"{path} is of another run: delete it and score the run again")
+    return result
 
 
 def write_result(folder: Path, result: RunResult) -> None:

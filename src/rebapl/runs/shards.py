@@ -23,7 +23,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rebapl import __version__
 from rebapl.errors import UserError, printable
@@ -32,9 +32,11 @@ from rebapl.posterior import Posterior, load_posterior
 from rebapl.posterior.answers import Pace, Question, answer_files
 from rebapl.posterior.records import Record, as_text, head_of
 from rebapl.runs.answer_formats import images_in, import_parquet, join, rows_bytes
-from rebapl.runs.backbone import LoadBackbone
-from rebapl.runs.work import Work
-from rebapl.training.keeping import Progress
+from rebapl.runs.engine import Work
+from rebapl.runs.machine import LoadBackbone
+
+if TYPE_CHECKING:
+    from rebapl.training import Progress
 
 IMAGES, WORK = ".images.jsonl", ".work"
 
@@ -211,15 +213,6 @@ class Shard(Work):
     def place_for_error(self, bad_input: bool) -> Path | None:
         """A file in its own folder; what is wrong with bad input is said in a line."""
         return None if bad_input else self.folder / "error.txt"
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values, for the way to another process."""
-        return {**vars(self), "folder": str(self.folder), "inquiry": dict(self.inquiry)}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Shard:
-        """The shard that `as_json` gave."""
-        return cls(**{**content, "folder": Path(content["folder"])})
 
 
 def answer_shards(shards: Sequence[Shard], posterior: Posterior, pace: Pace | None = None) -> Iterator[list[Record]]:

@@ -53,36 +53,22 @@ class CenteredAdamW(torch.optim.AdamW):
         ]
 
 
+SCHEDULED = ("exploration", "burn_in", "samples_per_cycle")
+"""Settings of a sampler that its schedule carries out, not its step rule."""
+
+
 def build_optimizer(
     inference: Inference, parameters: list[Any], num_data: int, generator: torch.Generator
 ) -> torch.optim.Optimizer:
     """The step rule that `inference.sampler` names. SGD is SGHMC at temperature 0, which is the same step."""
     sampler = inference.sampler
+    own: dict[str, Any] = {name: getattr(sampler, name) for name in type(sampler).model_fields if name not in SCHEDULED}
     if isinstance(sampler, AdamWSettings):
-        return torch.optim.AdamW(parameters, lr=sampler.lr, weight_decay=sampler.weight_decay)
+        return torch.optim.AdamW(parameters, **own)
     if isinstance(sampler, SGDSettings):
-        return SGHMC(
-            parameters,
-            lr=sampler.lr,
-            momentum=sampler.momentum,
-            weight_decay=sampler.weight_decay,
-            num_data=num_data,
-            temperature=0.0,
-        )
-    assert isinstance(sampler, LangevinSettings)
-    shared: dict[str, Any] = {
-        "lr": sampler.lr,
-        "num_data": num_data,
-        "temperature": sampler.temperature,
-        "weight_decay": sampler.weight_decay,
-        "prior_std": sampler.prior_std,
-        "center": sampler.center,
-        "gradient_noise": sampler.gradient_noise,
-        "generator": generator,
-    }
-    if isinstance(sampler, SGHMCSettings):
-        return SGHMC(parameters, momentum=sampler.momentum, integrator=sampler.integrator, **shared)
-    return SGLD(parameters, **shared)
+        return SGHMC(parameters, **own, num_data=num_data, temperature=0.0)
+    rule = SGHMC if isinstance(sampler, SGHMCSettings) else SGLD
+    return rule(parameters, **own, num_data=num_data, generator=generator)
 
 
 def build_burn_in(sampler: LangevinSettings, parameters: list[Any], num_data: int) -> torch.optim.Optimizer:

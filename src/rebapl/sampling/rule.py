@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
+from rebapl.sampling.settings import LangevinSettings
 
 NOISE_DECAY = 0.99
 NOISE_TRUST = 0.5  # of the running mean's full weight, reached after 70 gradients; before, V̂ is shrunk
@@ -44,6 +45,9 @@ class Rule(torch.optim.Optimizer):
 
     Steps work on lists of tensors with torch's foreach operations: one kernel for the whole list on a GPU.
     """
+
+    settings: ClassVar[type[LangevinSettings]]
+    """What checks the values of a parameter group."""
 
     def __init__(
         self,
@@ -87,28 +91,22 @@ class Rule(torch.optim.Optimizer):
         self._set_center(group)
 
     def _check(self, group: dict[str, Any]) -> None:
-        for name in ("lr", "temperature", "weight_decay"):
-            value = group[name]
-            if not isinstance(value, Tensor) and not 0 <= value < math.inf:
-                raise UserError(f"{name} is {value}; it must be a finite number that is not negative")
+        """Refuses what the settings of the sampler refuse; but a temperature of 0 is allowed here, and optimises."""
+        values = {name: group[name] for name in self.settings.model_fields if name in group and name != "center"}
+        allowed = {
+            "lr": 0.0 if isinstance(group["lr"], Tensor) else group["lr"],  # a tensor is not waited for
+            "temperature": group["temperature"] or 1.0,
+            "gradient_noise": group["gradient_noise"] or None,
+        }
+        self.settings(**{**values, **allowed})
+        if not group["num_data"] >= 1:
+            raise UserError(f"num_data is {group['num_data']}; it is the number of training examples, at least 1")
         for p in group["params"]:
             if p.dtype in (torch.float16, torch.bfloat16):
                 raise UserError(
                     f"a parameter of shape {tuple(p.shape)} is {p.dtype}, too coarse to take small steps in: keep the "
                     "learned parameters in float32 (the frozen model may stay as it is)"
                 )
-        if not group["num_data"] >= 1:
-            raise UserError(f"num_data is {group['num_data']}; it is the number of training examples, at least 1")
-        if group["prior_std"] is not None:
-            if group["prior_std"] <= 0:
-                raise UserError(f"prior_std is {group['prior_std']}; it must be positive")
-            if group["weight_decay"] != 0:
-                raise UserError("weight_decay and prior_std both state the prior: give one of them")
-        noise = group["gradient_noise"]
-        if isinstance(noise, str) and noise != "estimate":
-            raise UserError(f"gradient_noise is '{noise}'; accepted: None, a number (γ̂), 'estimate'")
-        if isinstance(noise, (int, float)) and noise < 0:
-            raise UserError(f"gradient_noise is {noise}; a constant γ̂ must not be negative")
 
     def _set_center(self, group: dict[str, Any]) -> None:
         center = group["center"]

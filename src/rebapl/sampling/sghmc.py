@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rebapl.errors import UserError, unknown
 from rebapl.sampling.rule import Rule, add_, normal_like
-
-INTEGRATORS = ("kdod", "symplectic", "printed", "authors")
+from rebapl.sampling.settings import SGHMCSettings
 
 
 class SGHMC(Rule):
@@ -44,6 +42,8 @@ class SGHMC(Rule):
     >>> sampler.step()
     """
 
+    settings: ClassVar = SGHMCSettings
+
     def __init__(
         self,
         params: Any,
@@ -71,15 +71,6 @@ class SGHMC(Rule):
             generator=generator,
             own={"momentum": momentum, "integrator": integrator},
         )
-
-    def _check(self, group: dict[str, Any]) -> None:
-        super()._check(group)
-        if not 0 <= group["momentum"] < 1:
-            raise UserError(f"momentum is {group['momentum']}; accepted: at least 0 and below 1")
-        if group["integrator"] not in INTEGRATORS:
-            raise unknown("integrator", group["integrator"], INTEGRATORS)
-        if group["integrator"] == "authors" and group["gradient_noise"] is not None:
-            raise UserError("integrator 'authors' has no gradient_noise: leave it out or take another integrator")
 
     def _move(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         buffers = [self._buffer(p) for p in params]

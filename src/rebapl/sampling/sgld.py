@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from rebapl.sampling.rule import Rule, add_
+from rebapl.sampling.settings import SGLDSettings
 
 
 class SGLD(Rule):
@@ -23,6 +24,8 @@ class SGLD(Rule):
     >>> (weight**2).sum().backward()
     >>> sampler.step()
     """
+
+    settings: ClassVar = SGLDSettings
 
     def _move(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
         add_(params, grads, -group["lr"])

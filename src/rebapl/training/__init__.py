@@ -1,7 +1,7 @@
 """Training: from a task, an encoder, a learner and an inference to a posterior."""
 
+from rebapl.training.checkpoint import Progress
 from rebapl.training.fit import Training, fit
-from rebapl.training.keeping import Progress
 from rebapl.training.resolution import ResolvedTraining, default_backbone, resolve_training
 
 __all__ = ["Progress", "ResolvedTraining", "Training", "default_backbone", "fit", "resolve_training"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,9 +25,9 @@ from rebapl.learners import Learner, build_learner
 from rebapl.posterior import Posterior
 from rebapl.randomness import generator
 from rebapl.sampling import LOOPS, Inference, Loop
-from rebapl.training.keeping import Keeping, Progress
+from rebapl.training.checkpoint import Kept, Progress
+from rebapl.training.log import Tracker
 from rebapl.training.resolution import ResolvedTraining, default_backbone, resolve_training, with_inference
-from rebapl.training.tracking import Tracker
 
 
 class Training:
@@ -70,36 +72,30 @@ class Training:
         checkpoint: Path | None = None,
         progress: Progress | None = None,
         log: Path | None = None,
-        cycles: Mapping[int, Mapping[str, Any]] | None = None,
+        *,
+        name: str = "",
         tracker: Tracker | None = None,
+        cycles: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> Posterior:
         """Train, and give the posterior.
 
         If the file `checkpoint` exists, the training goes on from it. The file is renewed while the training goes on,
-        and the one before it is kept beside it. Ctrl-C, SIGTERM and an interruption by `progress` write one at once.
-        `log` names the file for the rows of the log, and `tracker` hears of them, too. `cycles` are those that
-        `run_cycle` has sampled elsewhere. Afterwards `seconds` says how long the training took, including the time
-        before an interruption.
+        and the one before it is kept beside it. Ctrl-C, SIGTERM, SIGHUP and an interruption by `progress` write one at
+        once. `name` identifies the run: checkpoints of another one are refused. `log` names the file for the rows of
+        the log, and `tracker` hears of them, too. `cycles` are those that `run_cycle` has sampled elsewhere. Afterwards
+        `seconds` says how long the training took, including the time before an interruption.
         """
         if self.loop is None:
             return Posterior.of(self.learner.eval(), [{}], self.about)
-        keeping = Keeping(self.loop, checkpoint, self.images, log, tracker)
-        try:
-            with HeldBack(active=checkpoint is not None) as held:
-                while not self.loop.done:
-                    if not keeping.took_over(cycles or {}):
-                        self.loop.step()
-                    keeping.between_steps(held, progress)
-        finally:
-            self.seconds = keeping.seconds
-            keeping.write_log()
+        kept = Kept(self.loop, checkpoint, name or self._name(), self.images, log, tracker)
+        self._steps(kept, self.loop.steps_in_all, progress, cycles or {})
         self.learner.zero_grad()  # gradients lie in the memory of recorded passes, and would keep it
         return Posterior.of(self.learner.eval(), [sample.parameters for sample in self.loop.samples], self.about)
 
     def run_cycle(
-        self, cycle: int, checkpoint: Path, progress: Progress | None = None, log: Path | None = None
+        self, cycle: int, checkpoint: Path, progress: Progress | None = None, log: Path | None = None, *, name: str = ""
     ) -> dict[str, Any]:
-        """Sample one cycle that does not depend on the others. What it gives, `run` takes in the place of that cycle.
+        """Sample one cycle that does not depend on the others, for `run` to take over in the place of that cycle.
 
         `progress` counts the steps of this cycle alone; everything else is as in `run`.
         """
@@ -112,14 +108,26 @@ class Training:
             if progress is not None:
                 progress(done - start, end - start, loss)
 
-        keeping = Keeping(self.loop, checkpoint, self.images, log)
-        with HeldBack() as held:
-            while self.loop.steps_done < end:
-                self.loop.step()
-                keeping.between_steps(held, moved)
-        keeping.write_log()
-        samples = [vars(sample) for sample in self.loop.samples]
-        return {"samples": samples, "rows": keeping.rows, "seconds": keeping.seconds, "images": self.images}
+        kept = Kept(self.loop, checkpoint, name or self._name(), self.images, log)
+        self._steps(kept, end, moved, {})
+        return kept.cycle()
+
+    def _steps(self, kept: Kept, end: int, progress: Progress | None, cycles: Mapping[int, Mapping[str, Any]]) -> None:
+        """Go on until the step `end`, and keep what is done."""
+        assert self.loop is not None
+        try:
+            with HeldBack(active=kept.checkpoints is not None) as held:
+                while not self.loop.done and self.loop.steps_done < end:
+                    if not kept.take_over(cycles):
+                        self.loop.step()
+                    kept.between_steps(held, progress)
+        finally:
+            self.seconds = kept.seconds
+            kept.write_log()
+
+    def _name(self) -> str:
+        """What identifies a training that is no run: the settings that its posterior is stored with."""
+        return hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def fit(

@@ -21,25 +21,14 @@ from rebapl.settings import leaves, nested
 if TYPE_CHECKING:
     from rebapl.learners import Recipe
 
-__all__ = ["PRESETS", "has_own_epochs", "preset", "preset_values", "register_preset"]
+__all__ = ["PRESETS", "changed_preset", "has_own_epochs", "preset", "preset_values", "register_preset"]
 
 FOLDER = Path(__file__).parent
 
 ORDER = "mle ensemble snapshot sgld sghmc csgld csghmc rebapl rebapl-paper rebapl-authors svgd".split()
 """From plain to elaborate, as lists show them; others come after."""
 
-QUANTITIES = (
-    "epochs",
-    "batch",
-    "lr",
-    "lr_without_momentum",
-    "momentum",
-    "weight_decay",
-    "sampler",
-    "burn_in",
-    "warmup",
-    "averaging",
-)
+QUANTITIES = "epochs batch lr lr_without_momentum momentum weight_decay sampler burn_in warmup averaging".split()
 """What a preset may take from the learner's recipe. `sampler`, `warmup` and `averaging` are settings as `Inference` has
 them; `burn_in` is 1 where the recipe has AdamW, and otherwise 0."""
 
@@ -85,7 +74,7 @@ def preset_values(name: str, recipe: Recipe, method: str = "", per_image: bool =
     return _resolved(name, recipe, method, per_image, {})
 
 
-def preset(name: str, recipe: Recipe, method: str = "", *, per_image: bool = True, **changes: Any) -> Inference:
+def preset(name: str, recipe: Recipe, method: str = "", /, *, per_image: bool = True, **changes: Any) -> Inference:
     """The settings of a preset for a learner's recipe, with `changes` on top, nested or with dots.
 
     A `kind` that is changed takes its own defaults: nothing of the other kind's settings stays. What follows from a
@@ -102,6 +91,11 @@ def preset(name: str, recipe: Recipe, method: str = "", *, per_image: bool = Tru
     >>> preset("rebapl", recipe, **{"repulsion.distance": "energy"}).repulsion.distance
     Energy()
     """
+    return changed_preset(name, recipe, method, per_image, changes)
+
+
+def changed_preset(name: str, recipe: Recipe, method: str, per_image: bool, changes: Mapping[str, Any]) -> Inference:
+    """The same as `preset`, for changes that somebody wrote and that may have any names."""
     values = _resolved(name, recipe, method, per_image, dict(leaves(nested(changes))))
     return Inference(**nested({key: each.value for key, each in values.items()}))
 
@@ -113,8 +107,7 @@ def _resolved(name: str, recipe: Recipe, method: str, per_image: bool, changes: 
     if not per_image and "repulsion.images" in values and "repulsion.space" not in values:
         layers.append({f"repulsion.{each}": Value(None, "definition") for each in ("images", "pool")})
     layers.append({key: Value(value, "asked for") for key, value in changes.items()})
-    values = combined(layers, quantities)
-    follows = _following(nested({key: each.value for key, each in values.items()}))
+    follows = _following({key: each.value for key, each in combined(layers, quantities).items()})
     layers.append({key: Value(value, "ours") for key, value in follows.items() if not _asked(key, changes)})
     return combined(layers, quantities)
 
@@ -133,34 +126,24 @@ def _quantities(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _following(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that follow from others, by dotted name."""
-    sampler, warmup, repulsion = (_section(tree, name) for name in ("sampler", "warmup", "repulsion"))
+def _following(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that follow from others; all have dotted names."""
     follows: dict[str, Any] = {}
-    if sampler.get("exploration") == 0 and sampler.get("burn_in"):
+    if values.get("sampler.exploration") == 0 and values.get("sampler.burn_in"):
         follows["sampler.burn_in"] = 0.0
-    one_cycle, first = tree.get("cycles") == 1, tree.get("first_epochs")
-    if one_cycle and tree.get("restart") is not None:
+    one_cycle, restart = values.get("cycles") == 1, values.get("restart.kind", values.get("restart"))
+    if one_cycle and restart is not None:
         follows["restart"] = None
-    if first is not None and (one_cycle or _kind(tree.get("restart")) == "cold"):
+    first, warmup = values.get("first_epochs"), values.get("warmup.epochs")
+    if first is not None and (one_cycle or restart == "cold"):
         follows |= {"epochs": first, "first_epochs": None}
-    length = tree.get("epochs") if first is None else first
-    if isinstance(length, int) and isinstance(warmup.get("epochs"), int) and warmup["epochs"] >= length:
+    length = values.get("epochs") if first is None else first
+    if isinstance(length, int) and isinstance(warmup, int) and warmup >= length:
         follows |= {"warmup.epochs": length - 1} if length > 1 else {"warmup": None}
-    if _kind(repulsion.get("force")) == "normalised" and repulsion.get("stage") != "both":
+    force = values.get("repulsion.force.kind", values.get("repulsion.force"))
+    if force == "normalised" and values.get("repulsion.stage") != "both":
         follows["repulsion.potential"] = {"kind": Inverse.kind, "epsilon": Inverse().epsilon}
     return follows
-
-
-def _section(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Settings below a name; none if another value stands there."""
-    found = tree.get(name)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _kind(value: Any) -> Any:
-    """The kind that a value names, by itself or in a mapping."""
-    return value.get("kind") if isinstance(value, Mapping) else value
 
 
 def _asked(name: str, changes: Mapping[str, Any]) -> bool:

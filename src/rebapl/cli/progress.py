@@ -1,12 +1,16 @@
-"""What commands show in a terminal: tables of results, and progress bars."""
+"""What commands show in a terminal: how far work is, and tables.
+
+Progress goes to stderr: a bar for each piece of work in a terminal, and a line now and then where it is piped. It is
+that of one piece of work (`begin`), or that of the jobs of an engine (`show`).
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -20,12 +24,16 @@ from rich.progress import (
 )
 
 from rebapl.errors import printable
-from rebapl.reports.tables import Table
-from rebapl.runs.jobs import Ended, Event, Job, Retried, Started, Stepped
-from rebapl.wording import roughly
+from rebapl.runs.engine import Ended, Event, Outcome, Retried, Stalled, Started, Stepped, Work
+from rebapl.wording import clock, roughly
 
-EVERY_SECONDS, EVERY_SHARE = 10.0, 0.05
-"""Where no bar can be drawn, a line says how far work is: after so many seconds, or such a share of the time so far."""
+if TYPE_CHECKING:
+    from rebapl.reports.tables import Table
+
+EVERY_SECONDS, EVERY_SHARE = 30.0, 0.1
+"""Where no bar can be drawn, a line says how far work is: after this many seconds, or this share of the time so far."""
+
+STATES = ("queued", "running", "done", "failed", "interrupted")
 
 Moved = Callable[..., None]
 """Called with how much is done, how much there is in all (None if that is not known), and perhaps the latest loss or a
@@ -46,14 +54,22 @@ def print_table(table: Table) -> None:
 
 
 class StepProgress:
-    """Shows on stderr how far work is: bars with the time left in a terminal, and a line now and then elsewhere.
+    """Shows how far work is. `unit` says what is counted; if it is `quiet`, only warnings are shown.
 
-    `unit` says what is counted. If it is `quiet`, it shows nothing of that. Bars may be done without (`bars=False`).
+    `jobs` are those of an engine whose events are given to `show`.
     """
 
-    def __init__(self, quiet: bool = False, unit: str = "steps", bars: bool = True) -> None:
-        self.quiet, self.unit = quiet, unit
-        console = Console(stderr=True)
+    def __init__(
+        self,
+        quiet: bool = False,
+        unit: str = "steps",
+        bars: bool = True,
+        *,
+        jobs: Sequence[Work] = (),
+        console: Console | None = None,
+    ) -> None:
+        self.quiet, self.unit = quiet, f"{jobs[0].unit}s" if jobs else unit
+        console = console or Console(stderr=True)
         self.bars = bars and console.is_terminal and not quiet
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -67,14 +83,14 @@ class StepProgress:
             disable=not self.bars,
             redirect_stdout=False,  # rows and tables on stdout stay there
         )
+        self._states = dict.fromkeys((job.folder for job in jobs), "queued")
+        self._works: dict[Path, tuple[Moved, Callable[[int, int], str]]] = {}
 
     def __enter__(self) -> StepProgress:
         self.progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
     def note(self, line: str) -> None:
@@ -95,17 +111,53 @@ class StepProgress:
         """The callback that shows how far a piece of work is. It leaves out a loss that is not known."""
         if self.quiet:
             return lambda *_, **__: None
-        if not self.bars:
-            return PlainSteps(title, self.unit, self.note).moved
+        return self._bar(title) if self.bars else PlainSteps(title, self.unit, self.note).moved
+
+    def _bar(self, title: str) -> Moved:
         bars: list[TaskID] = []
 
         def moved(done: int, total: int | None, loss: float = math.nan, note: str = "") -> None:
             if not bars:
                 bars.append(self.progress.add_task(title, note=""))
-            shown = note if math.isnan(loss) else f"loss {loss:.3f}"
-            self.progress.update(bars[0], completed=done, total=total, note=shown)
+            words = [note] if note else []
+            words += [] if math.isnan(loss) else [f"loss {loss:.3f}"]
+            self.progress.update(bars[0], completed=done, total=total, note=" · ".join(words))
+            if self._states and done == total:
+                self.progress.remove_task(bars.pop())
 
         return moved
+
+    def show(self, event: Event) -> None:
+        """Show an event that an engine reports."""
+        job = event.job
+        if isinstance(event, Started):
+            again = f", attempt {event.attempt}" if event.attempt > 1 else ""
+            self.start_line(f"{job.name}: started on {event.device}{again}")
+            self._states[job.folder] = "running"
+            self._works[job.folder] = (self.begin(job.name), job.phases())
+        elif isinstance(event, Stepped):
+            moved, phase = self._works[job.folder]
+            moved(event.done, event.total, event.loss, phase(event.done, event.total))
+        elif isinstance(event, Stalled):
+            self.warn(f"{job.name}: no progress for {roughly(event.seconds)}; it goes on, or end it with Ctrl-C")
+        elif isinstance(event, Retried):
+            self._states[job.folder] = "queued"
+            self.warn(f"{job.name}: is tried again, {event.failure}")
+        elif isinstance(event, Ended):
+            self._ended(event.outcome)
+
+    def _ended(self, outcome: Outcome) -> None:
+        self._states[outcome.folder] = outcome.state
+        if not outcome.attempts:
+            return
+        how = f"done in {clock(outcome.seconds)}" if outcome.state == "done" else outcome.state
+        why = "" if outcome.failure is None else f", {outcome.failure}"
+        there = list(self._states.values())
+        counts = [f"{there.count(state)} {state}" for state in STATES if state in there]
+        if len(there) > 1:
+            self.note(f"{outcome.job.name}: {how}{why} ({', '.join(counts)})")
+        elif outcome.failure is None:  # the command will say why a single job failed
+            self.note(f"{outcome.job.name}: {how}")
 
 
 class PlainSteps:
@@ -132,38 +184,3 @@ class PlainSteps:
             words.append(f"about {roughly((total - done) * (now - since) / (done - begun))} left")
         words += [note] if note else []
         self.say(f"{self.title}: {', '.join(words)}")
-
-
-class RunProgress(StepProgress):
-    """Shows the training of each run that an engine does."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        super().__init__(quiet)
-        self._titles: dict[Path, str] = {}
-        self._moved: dict[Path, Moved] = {}
-
-    def __enter__(self) -> RunProgress:
-        super().__enter__()
-        return self
-
-    def show(self, event: Event) -> None:
-        """Show an event that an engine reports. A training is shown from its first step on."""
-        job = event.outcome.job if isinstance(event, Ended) else event.job
-        if isinstance(event, Started):
-            assert isinstance(job, Job), "shards are shown by `LiveRuns`"
-            config = job.config
-            inference = config["inference"] or job.run_config().resolved().training.inference_name
-            title = printable(f"{config['method']} · {inference} on {config['data']}, seed {config['seed']}")
-            fold = config.get("fold")
-            if fold not in (None, "all"):
-                title += f", without part {fold}" if "/" in fold else ", without its test images"
-            self._titles[job.folder] = title if event.attempt == 1 else f"{title} (attempt {event.attempt})"
-            self._moved.pop(job.folder, None)
-        elif isinstance(event, Stepped):
-            if job.folder not in self._moved:
-                title = self._titles[job.folder]
-                self.start_line(f"{title}: training, step {event.done} of {event.total}")
-                self._moved[job.folder] = self.begin(title)
-            self._moved[job.folder](event.done, event.total, event.loss)
-        elif isinstance(event, Retried):
-            self.warn(f"{job.folder.name} is tried again: {event.failure}")

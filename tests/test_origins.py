@@ -1,14 +1,11 @@
-"""The form that presets and recipes share, and that mistakes are named; presets from outside."""
+"""The YAML form that presets and recipes share: how files extend one another, and that mistakes are named."""
 
 from pathlib import Path
 
 import pytest
 
 from rebapl.errors import UserError
-from rebapl.origins import ORIGINS, Derived, SettingsFile, Value, combined, read_settings_file
-from rebapl.sampling.presets import PRESETS, preset, preset_values, register_preset
-
-from .toy import ToyRecipe
+from rebapl.origins import SettingsFile, Value, combined, read_settings_file
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -19,33 +16,6 @@ def write(folder: Path, **files: str) -> Path:
 
 def read(path: Path) -> SettingsFile:
     return read_settings_file(path, ["cycles", "curve", "sampler", "batch", "epochs"], ["lr", "epochs", "shots"])
-
-
-def test_every_preset_has_a_line_for_people_and_known_origins() -> None:
-    assert next(iter(PRESETS)) == "mle"
-    assert all(each.about for each in PRESETS.values())
-    layers = [layer for each in PRESETS.values() for layer in each.under(each.variants)]
-    assert {value.origin for layer in layers for value in layer.values()} == {*ORIGINS} - {"published"}
-
-
-def test_what_is_the_recipes_own_is_called_so() -> None:
-    """A number that only the method's recipe gives was tagged *paper* or *authors' code*."""
-    for each in PRESETS.values():
-        for layer in each.under(each.variants):
-            own = {v.origin for v in layer.values() if isinstance(v.value, Derived) and v.value.times == 1}
-            assert own <= {"recipe", "ours"}
-    origins = {
-        name: preset_values(name, ToyRecipe(lr=0.1, epochs=200, batch=4), "coop")["restart.kind"].origin
-        for name in ("csghmc", "rebapl", "rebapl-paper", "rebapl-authors")
-    }
-    assert origins == {
-        "csghmc": "authors' code",
-        "rebapl": "ours",
-        "rebapl-paper": "ours",
-        "rebapl-authors": "authors' code",
-    }
-    for name in ("rebapl-paper", "rebapl-authors"):
-        assert preset_values(name, ToyRecipe(lr=0.1, epochs=200, batch=4), "coop")["epochs"] == Value(200, "recipe")
 
 
 def test_a_file_extends_another_value_by_value(tmp_path: Path) -> None:
@@ -81,21 +51,6 @@ def test_a_value_may_follow_a_quantity(tmp_path: Path) -> None:
     layers = read(write(tmp_path, x=text) / "x.yaml").under([])
     assert combined(layers, {"shots": 4, "epochs": 1}) == {"sampler.lr": Value(0.2, "ours"), "epochs": Value(1, "ours")}
     assert combined(layers, {"epochs": 20}) == {"epochs": Value(4, "ours")}  # without shots, its default
-
-
-def test_a_preset_from_outside_extends_one_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PRESETS, "known", dict(PRESETS.known))
-    write(tmp_path, longer="about: longer\nextends: rebapl\nours: {cycles: 7}", mle="extends: ensemble")
-    assert register_preset(tmp_path / "longer.yaml") == "longer"
-    values = preset_values("longer", ToyRecipe(lr=0.1, epochs=3, batch=4))
-    assert values["cycles"] == Value(7, "ours")
-    assert values["repulsion.distance.kind"] == Value("wasserstein", "ours")
-    assert register_preset(tmp_path / "longer.yaml") == "longer"  # once more does no harm
-    write(tmp_path, misspelt="extends: rebapl\nours: {repulsion.imags: 4}")
-    with pytest.raises(UserError, match=r"repulsion\.imags: there is no such setting, did you mean 'images'\?"):
-        preset(register_preset(tmp_path / "misspelt.yaml"), ToyRecipe(lr=0.1, epochs=3, batch=4))
-    with pytest.raises(UserError, match=r"the preset 'mle' of .* is taken: name the file otherwise"):
-        register_preset(tmp_path / "mle.yaml")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,165 @@
+"""The machine that a run is made on: its device, its threads, the versions, and the backbone that is loaded once.
+
+The frozen backbone is loaded and hashed once for all runs of a process, see `KeptBackbone`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rebapl import __version__
+from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.errors import UserError
+from rebapl.files import stamp
+
+PACKAGES = ("torch", "transformers", "safetensors", "numpy", "Pillow")
+
+LoadBackbone = Callable[[str, str], DualEncoder]
+"""Gives the backbone of a name on a device."""
+
+
+def best_device(wanted: str | None = None) -> str:
+    """The device of this name, or the GPU if there is one."""
+    if wanted is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=wanted)
+    except (RuntimeError, AssertionError) as error:
+        there = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+        there += ["mps"] if torch.backends.mps.is_available() else []
+        raise UserError(f"device '{wanted}' is not available here; there is {', '.join(there)}") from error
+    return wanted
+
+
+@contextmanager
+def computing_with(threads: object) -> Iterator[None]:
+    """Compute with this number of threads, as far as the machine has them.
+
+    How many threads share a sum decides how it is rounded, so a run goes on with the number that it began with.
+    """
+    before = torch.get_num_threads()
+    if isinstance(threads, int) and threads > 0:
+        torch.set_num_threads(min(threads, max(before, os.cpu_count() or 1)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class KeptBackbone:
+    """Loads backbones and keeps the last one, so that runs which share it load and hash it once.
+
+    A local folder whose files have changed is loaded again.
+
+    >>> load = KeptBackbone()
+    >>> load("mini", "cpu") is load("mini", "cpu")
+    True
+    """
+
+    def __init__(self) -> None:
+        self._identity: tuple[object, ...] | None = None
+        self._encoder: DualEncoder | None = None
+
+    def __call__(self, name: str, device: str) -> DualEncoder:
+        identity = (_files(name), device)
+        if self._encoder is None or identity != self._identity:
+            self.forget()  # before the next one is loaded: two need not fit into memory
+            self._encoder, self._identity = load_backbone(name, device), identity
+        return self._encoder
+
+    def forget(self) -> None:
+        """Free the memory of the backbone."""
+        self._encoder = self._identity = None
+
+
+def _files(name: str) -> tuple[object, ...]:
+    """What tells one backbone from another without reading it: its path, and the sizes and times of its files."""
+    folder = Path(name).expanduser()
+    if name == "mini" or not folder.is_dir():
+        return (name,)
+    there = (path for path in folder.resolve().iterdir() if path.is_file())  # a link of the hub may lead nowhere
+    return tuple(sorted(stamp(path) for path in there))
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Versions, machine and code, as plain values.
+
+    >>> sorted(environment("cpu"))
+    ['code', 'device', 'platform', 'threads', 'versions']
+    """
+    return {
+        "versions": {"rebapl": __version__, "python": platform.python_version(), **_versions()},
+        "platform": platform.platform(),
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "code": code_version(),
+    }
+
+
+def device_name(device: str) -> str:
+    """A device in words, such as `cpu (x86_64)` or `cuda (NVIDIA H200)`."""
+    if device.startswith("cuda") and torch.cuda.is_available():
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({platform.machine()})" if device == "cpu" else device
+
+
+def peak_memory(device: str) -> dict[str, int]:
+    """The most bytes that this `process` has held since it began and, on a GPU, those that torch has held there.
+
+    Where the system does not say (Windows), the first is left out.
+
+    >>> sorted(peak_memory("cpu")) in (["process"], [])
+    True
+    """
+    found = {}
+    try:
+        import resource
+    except ImportError:
+        pass
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kilobytes
+        found["process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    if device.startswith("cuda"):
+        found["device"] = torch.cuda.max_memory_allocated(device)
+    return found
+
+
+@functools.cache
+def code_version() -> dict[str, Any] | None:
+    """The git commit of this package's files, and whether they were changed since; None outside of a checkout."""
+    folder = Path(__file__).parents[1]
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None  # installed, perhaps into somebody else's checkout
+    commit, changes = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain", "--", ".")
+    return None if commit is None else {"commit": commit, "changed": bool(changes)}
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package.lower()] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found

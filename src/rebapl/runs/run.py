@@ -1,0 +1,466 @@
+"""A run: a configuration in, a folder out. `run` is the only door that trains, and `Job` is a run for an engine.
+
+Finished work is kept, and interrupted work goes on where it was. What the folder holds is told in `rebapl.runs.folder`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from rebapl.data.catalogue import is_own
+from rebapl.data.folds import ALL
+from rebapl.data.identity import recorded_images
+from rebapl.data.task import Task
+from rebapl.errors import UserError, printable
+from rebapl.evaluation.diversity import diversity_record
+from rebapl.evaluation.tasks import Predicted, diversity_on_test, evaluate, fit_on_validation, score_outside
+from rebapl.files import finish_replacement, remove_leftovers, write_json
+from rebapl.posterior import Posterior, load_posterior, save_posterior
+from rebapl.posterior.storage import is_stored
+from rebapl.runs.config import RunConfig, first_difference, hash_of
+from rebapl.runs.engine import Engine, LocalEngine, OnEvent, Work, check_outcomes
+from rebapl.runs.folder import (
+    ANEW,
+    CHECKPOINT,
+    CONFIG,
+    CYCLES,
+    DATA,
+    ENVIRONMENT,
+    ERROR,
+    LOG,
+    POSTERIOR,
+    config_as_json,
+    config_from_json,
+    cycle_file,
+    cycle_folder,
+    data_changes,
+    is_finished,
+    is_trained,
+    missing_parts,
+    read_config,
+    read_cycles,
+    read_environment,
+    run_folder,
+    stored_settings,
+    write_config,
+)
+from rebapl.runs.lock import alone_in
+from rebapl.runs.machine import (
+    KeptBackbone,
+    LoadBackbone,
+    best_device,
+    computing_with,
+    device_name,
+    environment,
+    peak_memory,
+)
+from rebapl.runs.results import RESULTS, RunResult, Seconds, read_result, write_result
+from rebapl.sampling import Inference
+from rebapl.settings import leaves
+from rebapl.training import Progress, Training
+from rebapl.training.checkpoint import Checkpoints, save_checkpoint
+from rebapl.training.log import TrackedRun, check_trackers, tracked
+
+
+def run(
+    config: RunConfig,
+    out: Path | None = None,
+    *,
+    runs: Path = Path("runs"),
+    score: bool = True,
+    root: Path | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+    load: LoadBackbone | None = None,
+    wait: bool = False,
+    cycle: int | None = None,
+    track: Sequence[str] = (),
+) -> Path:
+    """Do what is missing of a run, and return its folder: train it and, unless `score` is false, score it.
+
+    The folder is `out`, or one in `runs` that is named after the settings. A folder that holds a run of another
+    configuration is refused. Runs that train in the same way share a folder: the two transfer protocols train once, and
+    each scores its own targets. `root` is the folder of data sets. `load` gives the backbone, perhaps one that is
+    loaded already. If another process is at work in the folder, this is an error; with `wait`, it waits for that
+    process instead. `track` names trackers that hear of the training and the scores, see `Tracker`.
+
+    If `cycle` is given, only this cycle is sampled, in a folder below that of the run, and the run takes it over later.
+    The cycle must not depend on the others, see `Inference.independent_cycles`.
+    """
+    check_trackers(track)
+    out, load = out or run_folder(config, runs), load or KeptBackbone()
+    if cycle is not None:
+        _sample_cycle(config, out, cycle, root=root, device=device, progress=progress, load=load, wait=wait)
+        return out
+    if score and is_finished(config, out) and not _unfinished(out):
+        (out / ERROR).unlink(missing_ok=True)
+        return out
+    task, posterior = None, None
+    if _unfinished(out) or not is_trained(config, out):
+        device, task = best_device(device), config.task(root, keep_split=True)
+        with _alone(out, wait=wait):
+            if not is_trained(config, out):
+                posterior = _train(config, out, task, device, progress, load, track)
+            _remove_unfinished(out)
+    if score:
+        evaluate_run(
+            out,
+            root=root,
+            device=device,
+            config=config,
+            posterior=posterior,
+            task=task,
+            only_missing=True,
+            load=load,
+            wait=wait,
+            track=track,
+        )
+    (out / ERROR).unlink(missing_ok=True)
+    return out
+
+
+def _train(
+    config: RunConfig,
+    out: Path,
+    task: Task,
+    device: str,
+    progress: Progress | None,
+    load: LoadBackbone,
+    track: Sequence[str],
+) -> Posterior:
+    """Train a run whose folder is locked, and store and return its posterior."""
+    with _begun(config, out, task, device, load) as training:
+        with tracked(track, _tracked_run(out)) as tracker:
+            posterior = training.run(
+                out / CHECKPOINT,
+                progress,
+                out / LOG,
+                name=config.hash(),
+                tracker=tracker,
+                cycles=read_cycles(out),
+            )
+        spent = {"training_seconds": training.seconds, "peak_memory": peak_memory(device)}
+        write_json(out / ENVIRONMENT, {**read_environment(out), **spent})
+        del training  # what it kept on a GPU is free, even if something still holds this frame
+    save_posterior(posterior, out / POSTERIOR)
+    return posterior
+
+
+@contextlib.contextmanager
+def _begun(config: RunConfig, out: Path, task: Task, device: str, load: LoadBackbone) -> Iterator[Training]:
+    """The training of a run, after everything that is known of it is written into its folder.
+
+    The run computes with the number of threads that it began with, which the environment holds.
+    """
+    resolved, encoder, before = config.resolved(), load(config.backbone_name, device), read_environment(out)
+    threads = before.get("threads", torch.get_num_threads())
+    about = {"name": encoder.name, "revision": encoder.revision, "sha256": encoder.fingerprint}
+    with computing_with(threads):
+        training = Training(task, encoder, resolved.training, config.seed)
+        write_config(config, resolved, out)
+        made_in = {"run": resolved.hash(), **environment(device), "threads": threads, "backbone": about}
+        write_json(out / ENVIRONMENT, made_in)
+        if is_own(config.data) and not (out / DATA).exists():
+            write_json(out / DATA, recorded_images(task.dataset, task.train.items))
+        holder = [training]
+        del training
+        yield holder.pop()
+
+
+def _sample_cycle(
+    config: RunConfig,
+    out: Path,
+    cycle: int,
+    *,
+    root: Path | None,
+    device: str | None,
+    progress: Progress | None,
+    load: LoadBackbone,
+    wait: bool,
+) -> None:
+    """Sample one cycle of a run by itself, as far as that is not done."""
+    if is_trained(config, out) or cycle_file(out, cycle).exists():
+        return
+    device, task, folder = best_device(device), config.task(root, keep_split=True), cycle_folder(out, cycle)
+    with alone_in(folder, wait=wait):
+        if cycle_file(out, cycle).exists():
+            return
+        remove_leftovers(folder)
+        with _begun(config, out, task, device, load) as training:
+            done = training.run_cycle(cycle, folder / CHECKPOINT, progress, folder / LOG, name=config.hash())
+        save_checkpoint(done, cycle_file(out, cycle))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unfinished(out: Path) -> bool:
+    """Whether there are checkpoints or cycles, which a trained run no longer needs."""
+    return bool(Checkpoints(out / CHECKPOINT).there()) or (out / CYCLES).exists()
+
+
+def _remove_unfinished(out: Path) -> None:
+    Checkpoints(out / CHECKPOINT).remove()
+    shutil.rmtree(out / CYCLES, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _alone(out: Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a run's folder, see `alone_in`, and put right what a killed process has left in it."""
+    with alone_in(out, wait=wait):
+        finish_replacement(out / POSTERIOR)
+        remove_leftovers(out)
+        yield
+
+
+def evaluate_run(
+    out: Path,
+    *,
+    root: Path | None = None,
+    device: str | None = None,
+    config: RunConfig | None = None,
+    posterior: Posterior | None = None,
+    task: Task | None = None,
+    fit_weights: bool = False,
+    uniform_weights: bool = False,
+    fit_threshold: Mapping[str, Any] | None = None,
+    fit_conformal: float | None = None,
+    outside: str | None = None,
+    only_missing: bool = False,
+    progress: Predicted | None = None,
+    load: LoadBackbone | None = None,
+    wait: bool = False,
+    track: Sequence[str] = (),
+) -> RunResult:
+    """Score a trained run, store the result in `results.json` and return it.
+
+    `config` is one that trains alike and asks for other parts, see `scored_as`: they are stored beside what is there;
+    `only_missing` leaves out what is there already. `posterior` is the one that was just trained, and `task` that
+    of `config`; a posterior that is not the folder's own is read from there. `uniform_weights` first weights
+    all samples alike; `fit_weights`, `fit_threshold` (`risk` or `coverage`, `by`) and `fit_conformal` (the level of
+    prediction sets) first fit these on the run's validation images; all are stored in the posterior. `outside` names a
+    test part, a data set or a folder of images to be told from the trained classes; scores of other ones stay.
+    `progress` hears of the images of the test parts. `load`, `wait` and `track` are as in `run`.
+    """
+    check_trackers(track)
+    if fit_weights and uniform_weights:
+        raise UserError("weights are either fitted (--fit-weights) or uniform (--uniform-weights): give one of them")
+    asked = read_config(out)
+    config = asked if config is None else config
+    if config.fold == ALL:
+        raise UserError(
+            f"{out} was learned from every image of its data, so there are none left to score it on; "
+            f"`rebapl learn {config.data}` shows the estimate that was made with held-out images"
+        )
+    _refuse_other_training(asked, config, out)
+    threads = read_environment(out).get("threads")
+    with _alone(out, wait=wait), computing_with(threads), tracked(track, _tracked_run(out)) as tracker:
+        stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
+        parts = missing_parts(stored, config) if only_missing else config.parts()
+        if not parts:
+            return stored
+        device = best_device(device)
+        if posterior is None or not is_stored(posterior, out / POSTERIOR):  # fitted by another process meanwhile
+            posterior = load_posterior(out, (load or KeptBackbone())(config.backbone_name, device), device)
+        task, start = task or config.task(root), time.perf_counter()
+        if uniform_weights:
+            posterior = posterior.with_uniform_weights()
+        fitted = bool(fit_weights or fit_threshold or fit_conformal is not None)
+        if fitted:
+            posterior = fit_on_validation(
+                posterior, task, weights=fit_weights, level=fit_conformal, **(fit_threshold or {})
+            )
+        if uniform_weights or fitted:
+            save_posterior(posterior, out / POSTERIOR)
+            stored = RunResult(parts={})  # what is there was scored with other predictions
+        told_apart = {} if outside is None else {outside: score_outside(posterior, task, outside, root)}
+        diversity: object = stored.diversity
+        if len(posterior) > 1 and not (only_missing and diversity):
+            diversity = diversity_record(diversity_on_test(posterior, task))
+        result = stored.changed(
+            parts={**stored.parts, **evaluate(posterior, task, parts, progress)},
+            protocols={**stored.protocols, config.protocol: config.parts()},
+            diversity=diversity,
+            outside={**stored.outside, **told_apart},
+            samples=len(posterior),
+            weights=posterior.weights.tolist(),
+            device=device_name(device),
+            run=hash_of(stored_settings(out)),
+        )
+        spent = time.perf_counter() - start + ((stored.seconds.evaluation or 0.0) if only_missing else 0.0)
+        seconds = Seconds(training=read_environment(out).get("training_seconds"), evaluation=spent)
+        result = result.changed(seconds=seconds)
+        write_result(out, result)
+        tracker.scores(result.numbers())
+    return result
+
+
+def _tracked_run(out: Path) -> TrackedRun:
+    return TrackedRun(out.name, out, dict(leaves(stored_settings(out))))
+
+
+def _refuse_other_training(trained: RunConfig, wanted: RunConfig, out: Path) -> None:
+    if is_own(wanted.data) and not Path(wanted.data).expanduser().exists():
+        raise UserError(
+            f"{out} was trained on {wanted.data}, which is not there: if it has moved, say where with --data"
+        )
+    trained = trained.changed(data=wanted.data, backbone=wanted.backbone)
+    if changed := data_changes(wanted, out):
+        raise UserError(f"the images in {wanted.data} are not those that {out} was trained on: {changed}. {ANEW}")
+    if trained == wanted:
+        return
+    difference = first_difference(trained.resolved().plain(), wanted.resolved().plain())
+    if difference:
+        name, theirs, ours = difference
+        raise UserError(
+            f"{out} was trained for {trained.protocol} and cannot be scored as {wanted.protocol}: that trains with "
+            f"{name} = {ours!r}, not {theirs!r}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Job(Work):
+    """A run as a piece of work for an engine: its configuration as plain data, its folder, the folder of data sets.
+
+    `score`, `wait`, `cycle` and `track` are those of `run`. The folder of a job for one cycle lies below that of the
+    run, see `cycle_jobs`.
+
+    >>> job = Job.of(RunConfig("digits", "coop", backbone="mini"), Path("runs"))
+    >>> Work.from_json(job.as_json()) == job
+    True
+    """
+
+    config: Mapping[str, Any]
+    root: Path | None = None
+    score: bool = True
+    wait: bool = True
+    cycle: int | None = None
+    track: tuple[str, ...] = ()
+    noun: ClassVar[str] = "run"
+    unit: ClassVar[str] = "step"
+
+    @classmethod
+    def of(cls, config: RunConfig, runs: Path, *, out: Path | None = None, **more: Any) -> Job:
+        """Make the job of a configuration. Its folder is `out`, or one in `runs` named after its settings."""
+        return cls(out or run_folder(config, runs), config_as_json(config), **more)
+
+    def run_config(self) -> RunConfig:
+        """The configuration as an object."""
+        return config_from_json(self.config, f"the job of {self.folder}")
+
+    @property
+    def run_folder(self) -> Path:
+        """The folder of the run. That of a job for a cycle lies below it."""
+        return self.folder if self.cycle is None else self.folder.parents[1]
+
+    @property
+    def name(self) -> str:
+        """The name of its folder, which cycle it is, or what it leaves out of the data."""
+        fold, folder = self.config.get("fold"), self.run_folder
+        if fold not in (None, ALL):
+            return printable(f"{folder.parents[1].name} without {f'part {fold}' if '/' in fold else 'test images'}")
+        return printable(folder.name) + ("" if self.cycle is None else f", cycle {self.cycle + 1}")
+
+    @property
+    def kept_in(self) -> Path:
+        """The folder of runs."""
+        return self.folder.parent
+
+    def is_done(self) -> bool:
+        """Whether the folder has everything that the job asks for."""
+        config = self.run_config()
+        if self.cycle is not None:
+            return is_trained(config, self.run_folder) or cycle_file(self.run_folder, self.cycle).exists()
+        if _unfinished(self.folder):
+            return False
+        return is_finished(config, self.folder) if self.score else is_trained(config, self.folder)
+
+    def do(self, device: str, load: LoadBackbone, progress: Progress | None) -> None:
+        """Train and score the run, or sample the cycle."""
+        run(
+            self.run_config(),
+            self.run_folder,
+            score=self.score,
+            root=self.root,
+            device=device,
+            progress=progress,
+            load=load,
+            wait=self.wait,
+            cycle=self.cycle,
+            track=self.track,
+        )
+
+    def phases(self) -> Callable[[int, int], str]:
+        """Gives the cycle that a whole run is in."""
+        try:
+            inference = self.run_config().resolved().training.inference if self.cycle is None else None
+        except UserError:  # the attempt at the job will say what is wrong
+            inference = None
+        return lambda done, total: cycle_in_words(inference, done, total)
+
+    def place_for_error(self, bad_input: bool) -> Path | None:
+        """A file in the folder of the run.
+
+        Bad input leaves no folder behind where there was none, and the folder of something else is never written into.
+        """
+        if bad_input and not (self.run_folder / CONFIG).exists():
+            return None
+        try:
+            is_trained(self.run_config(), self.run_folder)
+        except (UserError, OSError):
+            return None
+        return self.run_folder / ERROR
+
+
+def cycle_in_words(inference: Inference | None, done: int, total: int) -> str:
+    """Which of its cycles a run is in after `done` of its `total` steps. Nothing if it has one cycle.
+
+    >>> five = Inference(sampler={"kind": "sgd", "lr": 0.1}, epochs=2, batch=1, cycles=5, restart="cold")
+    >>> cycle_in_words(five, 45, 100), cycle_in_words(five, 100, 100)
+    ('cycle 3 of 5', 'cycle 5 of 5')
+    """
+    if inference is None or inference.cycles == 1:
+        return ""
+    epoch = done * inference.all_epochs / total
+    chains, first = inference.chains, inference.first_epochs or inference.epochs
+    begun = epoch // first if epoch < chains * first else chains + (epoch - chains * first) // inference.epochs
+    return f"cycle {min(int(begun) // chains + 1, inference.cycles)} of {inference.cycles}"
+
+
+def cycle_jobs(job: Job) -> list[Job]:
+    """A job for each cycle of a run. It is refused if the cycles depend on one another or there is only one."""
+    inference = job.run_config().resolved().training.inference
+    count = 1 if inference is None else inference.independent_cycles
+    if count == 1:
+        raise UserError(
+            "--cycles-apart is for several cycles that do not depend on one another: cold restarts (such as those of "
+            "`ensemble`, or inference.restart=cold), no repulsion and no adaptive end"
+        )
+    return [
+        dataclasses.replace(job, folder=cycle_folder(job.folder, cycle), cycle=cycle, score=False)
+        for cycle in range(count)
+    ]
+
+
+def run_all(
+    configs: Sequence[RunConfig],
+    runs: Path,
+    *,
+    root: Path | None = None,
+    engine: Engine | None = None,
+    on_event: OnEvent | None = None,
+) -> list[Path]:
+    """Train and score all these runs, as far as that is not done, and return their folders.
+
+    `engine` decides where, by default one run at a time in this process. A run that fails does not stop the others: a
+    `UserError` at the end names every failure, and calling this again does only what is missing.
+    """
+    wanted = [Job.of(config, runs, root=root) for config in configs]
+    check_outcomes(list((engine or LocalEngine()).run(wanted, on_event)))
+    return [job.folder for job in wanted]
