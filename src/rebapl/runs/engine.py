@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import torch
 
@@ -48,7 +48,9 @@ from rebapl.runs.jobs import (
 )
 from rebapl.runs.machine import KeptBackbone, best_device
 from rebapl.runs.workers import in_a_safe_folder, worker_context
-from rebapl.training import Progress
+
+if TYPE_CHECKING:
+    from rebapl.training import Progress
 
 ATTEMPTS = 2
 """How often a job is tried if trying again can help."""

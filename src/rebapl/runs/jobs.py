@@ -18,7 +18,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import torch
 
@@ -26,7 +26,9 @@ from rebapl.errors import FailedError, UserError
 from rebapl.files import write_atomically
 from rebapl.plugins import load_named_modules
 from rebapl.runs.machine import KeptBackbone, LoadBackbone
-from rebapl.training import Progress
+
+if TYPE_CHECKING:
+    from rebapl.training import Progress
 
 Kind = Literal["bad input", "error", "out of memory", "worker died"]
 WORTH_RETRYING: tuple[Kind, ...] = ("out of memory", "worker died")
