@@ -332,14 +332,6 @@ def test_the_command_writes_the_file_and_refuses_what_is_no_run(folder: Path, tm
             CliRunner().invoke(app, ["report", *given], catch_exceptions=False)
 
 
-def test_the_example_of_the_page_on_reports_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs/report.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    exec(compile(code, "docs/report.md", "exec"), {})
-    assert (tmp_path / "report.html").exists()
-
-
 def test_it_opens_in_a_browser_light_and_dark_without_a_word_on_the_console(two: InspectedRun, tmp_path: Path) -> None:
     page = write_report([two], tmp_path / "page.html")
     for scheme, number in (("light", 1), ("dark", 0)):
