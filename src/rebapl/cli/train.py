@@ -9,7 +9,7 @@ import typer
 
 from rebapl.cli.completion import datasets, kinds_of_inference, methods
 from rebapl.cli.engine_options import Device, EngineName, EngineOption, Jobs, engine_of
-from rebapl.cli.remarks import backbone_remarks, half_remarks, one_sample
+from rebapl.cli.run_notes import backbone_remarks, half_remarks, one_sample
 from rebapl.cli.values import QuietOption, TrackOption, parse_seeds, parse_trackers
 from rebapl.errors import UserError
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from rebapl.evaluation.scores import proportion_interval, reliability, risk_by_coverage
@@ -39,7 +40,7 @@ from rebapl.runs.results import DiversityRecord
 ASIDE = 0.14
 """How far the points of base and novel lie above and below the middle of their row, whose height is 1."""
 
-NUMBERED = 12
+NUMBERED = 10
 """The most samples whose heat map has its numbers written in its cells."""
 
 ALONE = 20
@@ -94,7 +95,7 @@ def diversity_figure(record: DiversityRecord, path: Path) -> Path:
     )
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     for axes, (matrix, title, form) in zip(figure.subplots(1, 2), panels, strict=True):
-        picture = heat_map(axes, matrix, form, dark_up_to=matrix.max() / 2, ticks=NUMBERED, numbered=NUMBERED)
+        picture = heat_map(axes, matrix, form)
         figure.colorbar(picture, ax=axes, shrink=0.85, label=title)
         axes.set_title(f"{title}, {record.images} test images", fontsize=9)
         axes.set_xlabel("sample")
@@ -102,29 +103,19 @@ def diversity_figure(record: DiversityRecord, path: Path) -> Path:
     return save_figure(figure, path)
 
 
-def heat_map(
-    axes: Axes,
-    matrix: np.ndarray,
-    form: str,
-    *,
-    dark_up_to: float,
-    ticks: int,
-    numbered: int,
-    highest: float | None = None,
-) -> Any:
-    """Draw a matrix (S, S) as colours from 0 to `highest`, rows and columns counted from 1 with about so many `ticks`.
+def heat_map(axes: Axes, matrix: np.ndarray, form: str, highest: float | None = None) -> AxesImage:
+    """Draw a matrix (S, S) as colours from 0 to `highest`, rows and columns counted from 1.
 
-    Where S is at most `numbered`, its values are written in as `form` says: white on cells up to `dark_up_to`.
+    Where S is at most `NUMBERED`, its values are written in as `form` says.
     """
-    picture = axes.imshow(matrix, cmap="viridis", vmin=0, vmax=highest)
-    count = len(matrix)
-    indices = range(0, count, max(1, count // ticks))
-    axes.set_xticks(indices, [str(index + 1) for index in indices])
-    axes.set_yticks(indices, [str(index + 1) for index in indices])
-    for (row, column), value in np.ndenumerate(matrix) if count <= numbered else ():
-        shade = "white" if value <= dark_up_to else "black"
-        axes.text(column, row, form.format(value), ha="center", va="center", color=shade, fontsize=7)
-    return picture
+    highest, count = highest or matrix.max() or 1.0, len(matrix)
+    indices = range(0, count, max(1, count // 10))
+    names = [str(index + 1) for index in indices]
+    axes.set(xticks=indices, yticks=indices, xticklabels=names, yticklabels=names)
+    for (row, column), value in np.ndenumerate(matrix) if count <= NUMBERED else ():
+        shade = "white" if value <= 0.6 * highest else "black"
+        axes.text(column, row, form.format(value), ha="center", va="center", color=shade, fontsize=6)
+    return axes.imshow(matrix, cmap="viridis", vmin=0, vmax=highest)
 
 
 class Illustration(NamedTuple):

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -36,7 +36,9 @@ from rebapl.files import write_atomically
 from rebapl.plugins import Registry, load_named_modules
 from rebapl.runs.machine import KeptBackbone, LoadBackbone, best_device
 from rebapl.runs.workers import in_a_safe_folder, worker_context
-from rebapl.training import Progress
+
+if TYPE_CHECKING:
+    from rebapl.training import Progress
 
 ATTEMPTS = 2
 """How often a job is tried if trying again can help."""
