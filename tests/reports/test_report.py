@@ -293,7 +293,10 @@ def test_a_run_that_learned_from_every_image_shows_its_stored_scores(tmp_path: P
     run(config, tmp_path / "run", device="cpu", score=False)
     scores = {"accuracy": 91.25, "nll": 0.3, "ece": 2.0, "images": 12}
     write_result(tmp_path / "run", RunResult(parts={"test": scores}, protocols={"few-shot": ["test"]}))
-    text = words(report_html([InspectedRun(tmp_path / "run", device="cpu", remarks=["a file has changed"])]))
+    page = report_html([InspectedRun(tmp_path / "run", device="cpu", remarks=["a file has changed"])])
+    text = words(page)
+    assert ">Training</h2>" in page
+    assert "Calibration" not in text, "sections on answers are left out, and the contents do not name them"
     assert "This run learned from every image, so that there are no test images to answer." in text
     assert "a file has changed" in text
     assert "91.25" in text
