@@ -21,6 +21,7 @@ from rebapl.data.own_images import load_csv
 from rebapl.errors import UserError
 from rebapl.files import read_json
 from rebapl.learners import build_learner
+from rebapl.origins import read_settings_file
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.storage import content_sha256
 from rebapl.randomness import generator
@@ -64,6 +65,37 @@ likely = st.dictionaries(
     | plain,
     max_size=5,
 )
+
+
+PLACES = "sampler sampler.lr sampler.kind restart restart.kind curve curve.kind warmup epochs cycles repulsion "
+PLACES += "repulsion.force repulsion.force.kind repulsion.distance recipe method self name per_image"
+
+
+@few
+@given(
+    st.sampled_from(["mle", "rebapl", "svgd"]),
+    st.dictionaries(st.sampled_from(PLACES.split()) | text, plain, max_size=3),
+    st.sampled_from(["method", "inference"]),
+)
+def test_settings_of_a_method_and_an_inference(inference: str, content: dict[str, Any], section: str) -> None:
+    chosen: dict[str, Any] = {"data": "digits", "method": {"name": "mmrl"}, "inference": {"name": inference}}
+    chosen[section] = {**chosen[section], **content}
+    config = refused_or_fine(build_config, chosen)
+    if config is not None:
+        refused_or_fine(config.resolved)
+
+
+@few
+@given(
+    st.dictionaries(
+        st.sampled_from(["ours", "paper", "variants", "about"]) | text,
+        st.dictionaries(st.sampled_from(["cycles", "sampler", "sampler.lr"]) | text, plain, max_size=2) | plain,
+        max_size=3,
+    )
+)
+def test_files_of_presets(tmp_path: Path, content: dict[str, Any]) -> None:
+    (tmp_path / "own.yaml").write_text(json.dumps(content), encoding="utf-8", errors="surrogatepass")
+    refused_or_fine(read_settings_file, tmp_path / "own.yaml", ["cycles", "sampler"], ["epochs"])
 
 
 @few

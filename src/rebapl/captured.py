@@ -1,8 +1,8 @@
 """Passes as CUDA graphs: recorded once, then replayed without the CPU's work of launching each kernel.
 
-A graph is a recording: it reads and writes the same memory each time and takes no decisions. So what is captured
-is a pure function of tensors of fixed shapes; what it reads besides (parameters, the repulsion's memory) must stay
-where it is, and its inputs are copied to where it looks for them. What it returns is overwritten by the next replay.
+A graph is a recording: it reads and writes the same memory each time and takes no decisions. So only a pure function of
+tensors of fixed shapes can be captured. Its inputs are copied to where the recording reads them; other tensors that it
+reads (parameters, the repulsion's memory) must stay where they are. The next replay overwrites the outputs of the last.
 
 The environment variable REBAPL_EAGER=1 turns this off, and compilation with it: everything then runs operation by
 operation, in training and in answering.

@@ -25,7 +25,7 @@ from rebapl.errors import first_line
 _wanted: ContextVar[bool] = ContextVar("compiling", default=False)
 
 SHAPES = 128
-"""So many shapes and modes of one function may be compiled in a process."""
+"""The most shapes and modes of one function that are compiled in a process."""
 
 
 @contextmanager

@@ -9,7 +9,7 @@ class the other values belong to, or the name of the kind alone.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
@@ -60,7 +60,7 @@ class Settings(BaseModel):
     kind: ClassVar[str]
     """The name under which a class stands in a `OneOf`."""
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, /, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -73,11 +73,8 @@ class Settings(BaseModel):
 
     def plain(self) -> dict[str, Any]:
         """Every setting as JSON has it, nested, with the kinds in `kind`."""
-        return {**({"kind": self.kind} if hasattr(self, "kind") else {}), **_plain_fields(self)}
-
-
-def _plain_fields(settings: Settings) -> dict[str, Any]:
-    return {name: _plain(getattr(settings, name)) for name in type(settings).model_fields}
+        kind = {"kind": self.kind} if hasattr(self, "kind") else {}
+        return {**kind, **{name: _plain(getattr(self, name)) for name in type(self).model_fields}}
 
 
 def _plain(value: Any) -> Any:
@@ -138,7 +135,7 @@ class OneOf:
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         names = [{"const": name} for name in self.kinds]
         whole = [_tagged(name, kind) for name, kind in self.kinds.items()]
-        return {"oneOf": [*names, *whole, *([{"type": "null"}] if self.optional else [])]}
+        return {"anyOf": [*names, *whole, *([{"type": "null"}] if self.optional else [])]}
 
 
 def _tagged(name: str, kind: type[Settings]) -> dict[str, Any]:
@@ -148,21 +145,21 @@ def _tagged(name: str, kind: type[Settings]) -> dict[str, Any]:
     return schema
 
 
-def inlined_schema(kind: type[Settings]) -> dict[str, Any]:
-    """The JSON schema of a class of settings, without references."""
+def inlined_schema(kind: type[Settings], without: Collection[str] = ()) -> dict[str, Any]:
+    """The JSON schema of a class of settings, without references and without some of the schema's own words."""
     schema = kind.model_json_schema()
-    return _inlined(schema, schema.pop("$defs", {}))
+    definitions = schema.pop("$defs", {})
 
+    def inlined(part: Any) -> Any:
+        if isinstance(part, list):
+            return [inlined(each) for each in part]
+        if not isinstance(part, dict):
+            return part
+        if "$ref" in part:
+            return inlined(definitions[part["$ref"].rpartition("/")[2]])
+        return {word: inlined(each) for word, each in part.items() if word not in without}
 
-def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """A schema with its references replaced by what they refer to."""
-    if isinstance(schema, list):
-        return [_inlined(part, definitions) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    return {key: _inlined(part, definitions) for key, part in schema.items()}
+    return inlined(schema)
 
 
 TAGS = ("kind", "name")

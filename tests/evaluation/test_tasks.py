@@ -9,6 +9,8 @@ import torch
 from rebapl.backbones import DualEncoder
 from rebapl.data.dataset import Dataset
 from rebapl.data.task import Part, Task, load_task
+from rebapl.errors import UserError
+from rebapl.evaluation import SCORES
 from rebapl.evaluation import tasks as scoring
 from rebapl.evaluation.tasks import (
     bound_to,
@@ -76,6 +78,22 @@ def test_portions_change_nothing(encoder: DualEncoder, monkeypatch: pytest.Monke
     assert portions["novel"]["accuracy"] == whole["novel"]["accuracy"]
     assert portions["novel"]["nll"] == pytest.approx(whole["novel"]["nll"], rel=1e-5)
     assert list(evaluate(posterior, task, ["novel"])) == ["novel"]
+    assert whole.novel.accuracy == whole.to_dict()["novel"]["accuracy"]
+    assert len(repr(whole).splitlines()) == 4, "a head, two parts and the harmonic mean"
+
+
+def test_a_new_score_is_one_entry(encoder: DualEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = load_task("digits", shots=2, test_images=20)
+    monkeypatch.setitem(SCORES, "right", lambda probabilities, labels: probabilities.gather(1, labels[:, None]).mean())
+    scored = evaluate(fit(task, encoder, "zero-shot"), task, ["base"])["base"]
+    assert scored["right"] == scored["per_sample"][0]["right"] > 0
+
+
+def test_a_task_without_test_images_is_told(encoder: DualEncoder) -> None:
+    task = load_task("digits", shots=2, test_images=20)
+    posterior = fit(task, encoder, "vpt", "ensemble", epochs=1, inference_settings={"cycles": 2})
+    with pytest.raises(UserError, match="no test images to compare samples on"):
+        diversity_on_test(posterior, dataclasses.replace(task, tests={}))
 
 
 def test_the_texts_of_all_parts_of_the_same_names_are_encoded_once(
@@ -91,13 +109,13 @@ def test_the_texts_of_all_parts_of_the_same_names_are_encoded_once(
     task = dataclasses.replace(task, train=written(task.train), val=written(task.val), tests=tests)
     posterior = fit(task, encoder, "vpt", "ensemble", epochs=1, inference_settings={"cycles": 2})
     encoded: list[list[str]] = []
-    original = passes.sample_classes
+    original = passes.encode_classes
 
     def counted(learner: Any, stacks: Any, count: int) -> Any:
         encoded.append(learner.class_names)
         return original(learner, stacks, count)
 
-    monkeypatch.setattr(passes, "sample_classes", counted)
+    monkeypatch.setattr(passes, "encode_classes", counted)
     diversity_on_test(posterior, task)
     evaluate(posterior, task)
     assert [names[0] for names in encoded] == ["the zero", "the five"]

@@ -61,7 +61,6 @@ def evaluate(
     from rich.console import Console
 
     from rebapl.cli.progress import StepProgress
-    from rebapl.reports.figures import diversity_figure
     from rebapl.reports.results import scores_table
     from rebapl.runs.folder import read_config, scored_as
     from rebapl.runs.run import evaluate_run
@@ -93,6 +92,8 @@ def evaluate(
     if heat_map:
         if result.diversity is None:
             raise UserError(f"{run} has one sample: there are no distances to draw")
+        from rebapl.reports.figures import diversity_figure
+
         print(f"the distances between samples: {diversity_figure(result.diversity, run / 'diversity.png')}")
 
 

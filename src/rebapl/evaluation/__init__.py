@@ -7,7 +7,9 @@ from rebapl.evaluation.diversity import (
     wasserstein_matrix,
 )
 from rebapl.evaluation.outside import all_outside_scores, outside_scores
+from rebapl.evaluation.result import Evaluation
 from rebapl.evaluation.scores import (
+    SCORES,
     adaptive_calibration_error,
     area_under_risk_coverage,
     base_novel_accuracies,
@@ -19,7 +21,9 @@ from rebapl.evaluation.tasks import evaluate, prediction_scores
 from rebapl.numbers import effective_samples, harmonic_mean
 
 __all__ = [
+    "SCORES",
     "Diversity",
+    "Evaluation",
     "adaptive_calibration_error",
     "all_outside_scores",
     "area_under_risk_coverage",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,26 +31,39 @@ Z = 1.959963984540054
 ECE_BINS = 15
 
 
-def scores(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
-    """Top-1 accuracy, ECE, adaptive ECE and AURC in percent; mean negative log-likelihood in nats; Brier score.
+Score = Callable[[Tensor, Tensor], float]
+"""score(probabilities (N, C) in float32, labels (N,)): a number."""
 
-    probabilities (N, C) in float32, labels (N,).
+
+def scores(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
+    """Every score of `SCORES`, by name: probabilities (N, C) in float32, labels (N,).
 
     >>> scores(torch.tensor([[0.8, 0.2], [0.4, 0.6]]), torch.tensor([0, 0]))["accuracy"]
     50.0
     """
-    confidence, answers = probabilities.max(-1)
-    right = answers == labels
+    return {name: score(probabilities, labels) for name, score in SCORES.items()}
+
+
+def accuracy(probabilities: Tensor, labels: Tensor) -> float:
+    """The share of images, in percent, whose likeliest class is the right one."""
+    return 100 * (probabilities.max(-1).indices == labels).double().mean().item()
+
+
+def negative_log_likelihood(probabilities: Tensor, labels: Tensor) -> float:
+    """The mean of −log p(y|x), in nats."""
     # The floor is float32's step at 1: an impossible event costs about 16 nats, not infinity.
     likelihood = probabilities.gather(1, labels[:, None]).clamp_min(torch.finfo(torch.float32).eps)
-    return {
-        "accuracy": 100 * right.double().mean().item(),
-        "nll": -likelihood.double().log().mean().item(),
-        "ece": 100 * calibration_error(confidence, right),
-        "adaptive_ece": 100 * adaptive_calibration_error(confidence, right),
-        "brier": brier(probabilities, labels),
-        "aurc": 100 * area_under_risk_coverage(1 - confidence, right),
-    }
+    return -likelihood.double().log().mean().item()
+
+
+def of_confidence(measure: Callable[[Tensor, Tensor], float]) -> Score:
+    """The score, in percent, that a measure gives for the confidence (N,) and for which answers are right (N,)."""
+
+    def score(probabilities: Tensor, labels: Tensor) -> float:
+        confidence, answers = probabilities.max(-1)
+        return 100 * measure(confidence, answers == labels)
+
+    return score
 
 
 def proportion_interval(count: int, total: int) -> tuple[float, float]:
@@ -150,6 +163,17 @@ def _right_in_order(values: Tensor, right: Tensor) -> Tensor:
     _, block, sizes = values.unique(sorted=True, return_inverse=True, return_counts=True)
     sums = torch.zeros(len(sizes), dtype=torch.float64).index_add(0, block, right.double())
     return (sums / sizes).repeat_interleave(sizes)
+
+
+SCORES: dict[str, Score] = {
+    "accuracy": accuracy,
+    "nll": negative_log_likelihood,
+    "ece": of_confidence(calibration_error),
+    "adaptive_ece": of_confidence(adaptive_calibration_error),
+    "brier": brier,
+    "aurc": of_confidence(lambda confidence, right: area_under_risk_coverage(1 - confidence, right)),
+}
+"""The scores of predicted probabilities. Another one is another entry: `evaluate` and `results.json` have it then."""
 
 
 def base_novel_accuracies(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

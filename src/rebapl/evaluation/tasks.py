@@ -25,6 +25,7 @@ from rebapl.evaluation.diversity import (
     total_variation_matrix,
 )
 from rebapl.evaluation.outside import all_outside_scores
+from rebapl.evaluation.result import Evaluation, ScoredPart
 from rebapl.evaluation.scores import scores
 from rebapl.evaluation.temperature import fit_temperature, tempered
 from rebapl.learners import METHODS, build_learner, published, resolve_method
@@ -32,15 +33,15 @@ from rebapl.posterior import Posterior, Prediction
 from rebapl.posterior.fitting import check_level
 
 IMAGES_AT_ONCE = 256
-"""How many images are held decoded while a part is scored, as many as go into one pass."""
+"""The number of images that are held decoded while a part is scored, as many as go into one pass."""
 
 Predicted = Callable[[int, int], None]
-"""Called now and then with the number of images that are predicted, and with that of all images."""
+"""Called now and then with the number of images that are predicted, and with the number of all images."""
 
 
 def evaluate(
     posterior: Posterior, task: Task, parts: Iterable[str] | None = None, progress: Predicted | None = None
-) -> dict[str, dict[str, Any]]:
+) -> Evaluation:
     """Scores the posterior on all test parts of a task, or on the named `parts`: name → accuracy, nll, ece …
 
     The scores are those of `prediction_scores`. A part of another data set is predicted as a transfer, with the
@@ -49,7 +50,7 @@ def evaluate(
     `temperature` is fitted on them, and `tempered_nll` and `tempered_ece` are the scores with it. `progress` counts
     the images of both.
     """
-    scored = {}
+    scored = Evaluation()
     wanted = {name: task.tests[name] for name in (task.tests if parts is None else parts)}
     fitting = task.protocol != "selection" and bool(task.val.items)
     total = sum(len(part.items) for part in [*wanted.values(), *([task.val] if fitting else [])])
@@ -70,7 +71,7 @@ def evaluate(
             softer = scores(tempered(prediction.probabilities, temperature), labels)
             found |= {"temperature": temperature, "tempered_nll": softer["nll"], "tempered_ece": softer["ece"]}
         about = {"target_settings": _changed_for(posterior, task, part), "split": part.split}
-        scored[name] = {**found, **{key: value for key, value in about.items() if value}}
+        scored[name] = ScoredPart(found, **{key: value for key, value in about.items() if value})
     return scored
 
 
@@ -231,6 +232,8 @@ def score_outside(
 
 def diversity_on_test(posterior: Posterior, task: Task) -> Diversity:
     """The diversity of the samples on at most 100 test images of the first test part, that of the trained classes."""
-    part = next(iter(task.tests.values()))
+    part = next(iter(task.tests.values()), None)
+    if part is None:
+        raise UserError("there are no test images to compare samples on: this task learns from every image")
     part = dataclasses.replace(part, items=[part.items[index] for index in spread(len(part.items), IMAGES)])
     return measure_diversity(bound_to(posterior, task, part), part_views(posterior, part))

@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from rebapl.evaluation.scores import Bin, proportion_interval
-from rebapl.reports.inspection import Course
+from rebapl.evaluation.scores import proportion_interval, reliability, risk_by_coverage
+from rebapl.reports.inspection import Answered, Course
 from rebapl.reports.results import MethodScores, by_task
 from rebapl.reports.style import (
     BLACK,
@@ -39,8 +40,11 @@ from rebapl.runs.results import DiversityRecord
 ASIDE = 0.14
 """How far the points of base and novel lie above and below the middle of their row, whose height is 1."""
 
-NUMBERED = 12
+NUMBERED = 10
 """The most samples whose heat map has its numbers written in its cells."""
+
+ALONE = 20
+"""The most samples that have a line of their own."""
 
 POINTS = 240
 """The most points of a line over the steps of a training."""
@@ -91,7 +95,7 @@ def diversity_figure(record: DiversityRecord, path: Path) -> Path:
     )
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     for axes, (matrix, title, form) in zip(figure.subplots(1, 2), panels, strict=True):
-        picture = heat_map(axes, matrix, form, dark_up_to=matrix.max() / 2, ticks=NUMBERED, numbered=NUMBERED)
+        picture = heat_map(axes, matrix, form)
         figure.colorbar(picture, ax=axes, shrink=0.85, label=title)
         axes.set_title(f"{title}, {record.images} test images", fontsize=9)
         axes.set_xlabel("sample")
@@ -99,29 +103,19 @@ def diversity_figure(record: DiversityRecord, path: Path) -> Path:
     return save_figure(figure, path)
 
 
-def heat_map(
-    axes: Axes,
-    matrix: np.ndarray,
-    form: str,
-    *,
-    dark_up_to: float,
-    ticks: int,
-    numbered: int,
-    highest: float | None = None,
-) -> Any:
-    """Draw a matrix (S, S) as colours from 0 to `highest`, rows and columns counted from 1 with about so many `ticks`.
+def heat_map(axes: Axes, matrix: np.ndarray, form: str, highest: float | None = None) -> AxesImage:
+    """Draw a matrix (S, S) as colours from 0 to `highest`, rows and columns counted from 1.
 
-    Where S is at most `numbered`, its values are written in as `form` says: white on cells up to `dark_up_to`.
+    Where S is at most `NUMBERED`, its values are written in as `form` says.
     """
-    picture = axes.imshow(matrix, cmap="viridis", vmin=0, vmax=highest)
-    count = len(matrix)
-    indices = range(0, count, max(1, count // ticks))
-    axes.set_xticks(indices, [str(index + 1) for index in indices])
-    axes.set_yticks(indices, [str(index + 1) for index in indices])
-    for (row, column), value in np.ndenumerate(matrix) if count <= numbered else ():
-        shade = "white" if value <= dark_up_to else "black"
-        axes.text(column, row, form.format(value), ha="center", va="center", color=shade, fontsize=7)
-    return picture
+    highest, count = highest or matrix.max() or 1.0, len(matrix)
+    indices = range(0, count, max(1, count // 10))
+    names = [str(index + 1) for index in indices]
+    axes.set(xticks=indices, yticks=indices, xticklabels=names, yticklabels=names)
+    for (row, column), value in np.ndenumerate(matrix) if count <= NUMBERED else ():
+        shade = "white" if value <= 0.6 * highest else "black"
+        axes.text(column, row, form.format(value), ha="center", va="center", color=shade, fontsize=6)
+    return axes.imshow(matrix, cmap="viridis", vmin=0, vmax=highest)
 
 
 class Illustration(NamedTuple):
@@ -139,17 +133,17 @@ class Illustration(NamedTuple):
 
 
 @rc_context(PAGE_FONTS)
-def reliability_figure(title: str, series: Mapping[str, Sequence[Bin]]) -> Illustration:
-    """How often answers are right by how sure they are, for one or two series of bins."""
+def reliability_figure(title: str, series: Mapping[str, Answered]) -> Illustration:
+    """How often answers are right by how sure they are, for one or two versions of the answers to the same images."""
     figure, axes = page_axes("confidence", "answers that are right")
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=(0, (4, 4)))
     words = []
-    for (name, bins), colour in zip(series.items(), (BLUE, ORANGE), strict=False):
-        sure, right = [each.confidence for each in bins], [each.accuracy for each in bins]
+    for (name, part), colour in zip(series.items(), (BLUE, ORANGE), strict=False):
+        bins = reliability(part.prediction.probabilities.amax(-1), part.right)
+        sure, right, images = (np.array(each) for each in zip(*bins, strict=True))
         ends = [proportion_interval(round(each.accuracy * each.images), each.images) for each in bins]
         axes.vlines(sure, *zip(*ends, strict=True), color=colour, linewidth=0.9, alpha=0.6)
-        total = sum(each.images for each in bins)
-        sizes = [(3.5 + 7 * math.sqrt(each.images / total)) ** 2 for each in bins]
+        sizes = (3.5 + 7 * np.sqrt(images / images.sum())) ** 2
         axes.scatter(sure, right, sizes, color=colour, linewidth=0, label=name, zorder=3, clip_on=False)
         shares = ", ".join(f"{100 * each.confidence:.0f} % sure, {100 * each.accuracy:.0f} % right" for each in bins)
         words.append(f"{name}: {shares}")
@@ -160,23 +154,30 @@ def reliability_figure(title: str, series: Mapping[str, Sequence[Bin]]) -> Illus
 
 
 @rc_context(PAGE_FONTS)
-def risk_figure(
-    title: str, together: np.ndarray, alone: Sequence[np.ndarray], threshold: tuple[float, float] | None, samples: int
-) -> Illustration:
-    """The share of wrong answers (N,) if only the k surest of N images are answered, k = 1 … N.
+def risk_figure(title: str, part: Answered) -> Illustration:
+    """The share of wrong answers if only the k surest of N images are answered, k = 1 … N.
 
-    `together` is that of all samples, and `alone` has those of some of the `samples`. `threshold` is the share of
-    images that are answered and the share of wrong ones among them, where the answer may be "I don't know".
+    It has a line for all samples together and one for each of the first samples alone, and the point at which
+    answers begin to be "I don't know", if a threshold was fitted.
     """
-    figure, axes = page_axes("images that are answered", "answers that are wrong", rows=2 if threshold else 1)
+    prediction, samples = part.prediction, len(part.prediction.weights)
+    together = risk_by_coverage(prediction.uncertainty(), part.right).numpy()
+    alone = [
+        risk_by_coverage(1 - each.amax(-1), each.argmax(-1) == part.labels).numpy()
+        for each in (prediction.per_sample[:ALONE] if samples > 1 else [])
+    ]
+    rows = 1 if prediction.threshold is None else 2
+    figure, axes = page_axes("images that are answered", "answers that are wrong", rows=rows)
     chosen = np.unique(np.linspace(0, len(together) - 1, POINTS // 2).round().astype(int))
     coverage = (chosen + 1) / len(together)
     for number, risks in enumerate(alone):
         label = "each sample alone" if len(alone) == samples else f"{len(alone)} of the samples alone"
         axes.plot(coverage, risks[chosen], color=GREY, linewidth=0.7, alpha=0.6, label="" if number else label)
     axes.plot(coverage, together[chosen], color=BLUE, linewidth=1.6, label="all samples together")
-    if threshold is not None:
-        axes.scatter(*threshold, 26, color=VERMILION, label="the threshold of “I don’t know”", zorder=3, clip_on=False)
+    if prediction.threshold is not None:
+        answered = ~prediction.unsure()
+        place = answered.double().mean().item(), (~part.right[answered]).double().mean().nan_to_num().item()
+        axes.scatter(*place, 26, color=VERMILION, label="the threshold of “I don’t know”", zorder=3, clip_on=False)
     highest = max(risks.max() for risks in (together, *alone))
     axes.set(xlim=(0, 1), ylim=(0, max(0.02, 1.08 * highest)))
     _in_percent(axes)

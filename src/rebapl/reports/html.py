@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -19,16 +19,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from rebapl import __version__
 from rebapl.data.fewshot import spread
 from rebapl.errors import UserError, printable
-from rebapl.evaluation.intervals import accuracy_interval, around, resampled_scores
-from rebapl.evaluation.scores import proportion_interval, reliability, risk_by_coverage, scores
-from rebapl.evaluation.temperature import tempered
+from rebapl.evaluation.intervals import Interval, accuracy_interval, around
+from rebapl.evaluation.scores import proportion_interval, scores
 from rebapl.files import write_atomically
 from rebapl.learners import METHODS
 from rebapl.numbers import effective_samples, harmonic_mean
 from rebapl.reports.comparison import HALVES, HARMONIC_MEAN, compare, resampled_harmonic_mean
 from rebapl.reports.figures import Illustration, log_figures, reliability_figure, risk_figure, schedule_figure
 from rebapl.reports.inspection import Answered, InspectedRun
-from rebapl.reports.pictures import Card, most_disputed, surest_mistakes
+from rebapl.reports.pictures import most_disputed, surest_mistakes
 from rebapl.reports.results import asked_settings, result_tables, short_value
 from rebapl.reports.style import BLUE, GREEN, ORANGE, SKY, VERMILION
 from rebapl.reports.tables import Cell, Table
@@ -49,24 +48,20 @@ MATRIX = 25
 MISTAKES = 15
 """The rows of the most frequent mistakes."""
 
-ALONE = 20
-"""The most samples that have a line of their own."""
-
 NUMBERED, SQUARES = 12, 40
 """The most samples whose distances are shown as numbers, and the most that are shown at all, evenly spread."""
 
-SCORES = {"accuracy": ("accuracy ↑", 2), "nll": ("NLL ↓", 3), "ece": ("ECE ↓", 2), "brier": ("Brier ↓", 3)}
-"""The scores that have intervals: how they are called, and with how many digits."""
-
-TEMPERED = {"nll": ("NLL at τ ↓", 3), "ece": ("ECE at τ ↓", 2)}
-
-
-class Tile(NamedTuple):
-    """A number that stands out at the top."""
-
-    label: str
-    value: str
-    more: str = ""
+SCORES = {
+    "images": ("images", 0),
+    "accuracy": ("accuracy ↑", 2),
+    "nll": ("NLL ↓", 3),
+    "ece": ("ECE ↓", 2),
+    "brier": ("Brier ↓", 3),
+    "aurc": ("AURC ↓", 2),
+    "tempered_nll": ("NLL at τ ↓", 3),
+    "tempered_ece": ("ECE at τ ↓", 2),
+}
+"""What is shown of each test part: how it is called, and with how many digits."""
 
 
 def write_report(inspected: Sequence[InspectedRun], out: Path) -> Path:
@@ -97,6 +92,8 @@ def report_html(inspected: Sequence[InspectedRun]) -> str:
         comparison=compare(inspected, stored=not detailed) if several else None,
         remarks=[] if detailed else [f"{seen.name}: {remark}" for seen in inspected for remark in seen.remarks],
         most=DETAILED,
+        most_disputed=most_disputed,
+        surest_mistakes=surest_mistakes,
         colours=COLOURS,
         version=__version__,
     )
@@ -119,6 +116,15 @@ class RunPage:
         """The number of samples; 0 where the posterior is not there."""
         return 0 if self.seen.posterior is None else len(self.seen.posterior)
 
+    @cached_property
+    def left_out(self) -> set[str]:
+        """The sections that have nothing to show: prediction sets where none were fitted, and answers to test images
+        where a run learned from every image."""
+        left_out = set() if self.sets() else {"sets"}
+        if self.seen.task is not None and not self.seen.task.tests:
+            left_out |= {"calibration", "risk", "confusion", "diversity", "disagreement", "mistakes"}
+        return left_out
+
     @property
     def lead(self) -> str:
         """The run in one sentence."""
@@ -129,25 +135,25 @@ class RunPage:
         shots = number_of(self.config["shots"], "image")
         return f"{samples} of the prompts, learned from {shots}{classes} ({self.config['protocol']})."
 
-    def tiles(self) -> Iterator[Tile]:
-        """The numbers at the top: accuracies with intervals, samples, time."""
+    def tiles(self) -> Iterator[tuple[str, str, str]]:
+        """The numbers at the top, each with its name and a remark: accuracies with intervals, samples, time."""
         accuracies = {name: part.accuracy for name, part in self.result.parts.items()}
         accuracies |= {name: part.scores["accuracy"] for name, part in self.seen.parts.items()}
         for name, accuracy in list(accuracies.items())[:3]:
             ends = ""
             if name in self.seen.parts:
                 ends = "95 %: {:.1f} – {:.1f}".format(*accuracy_interval(self.seen.parts[name].right))
-            yield Tile(f"accuracy, {name}", f"{accuracy:.1f} %", ends)
+            yield f"accuracy, {name}", f"{accuracy:.1f} %", ends
         if set(HALVES) <= accuracies.keys():
             mean = harmonic_mean(*(accuracies[half] for half in HALVES))
-            yield Tile(HARMONIC_MEAN, f"{mean:.1f} %", "of base and novel")
+            yield HARMONIC_MEAN, f"{mean:.1f} %", "of base and novel"
         if self.seen.posterior is not None:
             effective = effective_samples(self.seen.posterior.weights)
             equal = "of equal weight" if effective > self.samples - 0.01 else f"by weight as good as {effective:.1f}"
-            yield Tile("samples", str(self.samples), "one answer, no spread" if self.samples == 1 else equal)
+            yield "samples", str(self.samples), "one answer, no spread" if self.samples == 1 else equal
         seconds = self.environment.get("training_seconds")
         if seconds is not None and self.seen.inference is not None:
-            yield Tile("training", in_two_units(seconds), str(self.environment.get("device", "")))
+            yield "training", in_two_units(seconds), str(self.environment.get("device", ""))
 
     def warnings(self) -> Iterator[str]:
         """Remarks on the run, what is not there, and scores that are not those that are stored."""
@@ -157,9 +163,9 @@ class RunPage:
         if not self.result.parts:
             scored = "they are computed for this report" if parts else "there are none here"
             yield f"This run has no stored scores: {scored}. `rebapl evaluate RUN` stores them."
-        for name in parts.keys() & self.result.parts.keys():
-            stored, now, images = self.result.parts[name], parts[name].scores["accuracy"], len(parts[name].labels)
-            if stored.images != images or abs(stored.accuracy - now) > 0.5:
+        for name, part in parts.items():
+            stored, now, images = self.result.parts.get(name), part.scores["accuracy"], len(part.labels)
+            if stored is not None and (stored.images != images or abs(stored.accuracy - now) > 0.5):
                 yield (
                     f"The stored accuracy on {name} is {stored.accuracy:.2f} % of {stored.images} images, and now it "
                     f"is {now:.2f} % of {images}: the data, the backbone or the weights of the samples have changed "
@@ -191,43 +197,34 @@ class RunPage:
 
     def scores(self) -> Table:
         """Every score of every test part of all samples together, with its interval where its images are there."""
-        rows: list[list[Cell | str]] = [
-            [name, Cell(len(part.labels), digits=0), *self._scored(part)] for name, part in self.seen.parts.items()
-        ]
-        notes = []
+        rows: list[list[Cell | str]] = []
+        notes = ["Accuracy, ECE and AURC are in percent, NLL in nats; “at τ” means after a temperature."]
+        for name, part in self.seen.parts.items():
+            rows.append([name, *_score_cells(*self._scored(part))])
         if rows:
-            notes.append(
+            notes.insert(
+                0,
                 "Below each score is its 95 % interval: how far it would move with other test images of the same kind. "
-                "Another seed of the training is not in it."
+                "Another seed of the training is not in it.",
             )
-        notes.append("Accuracy, ECE and AURC are in percent, NLL in nats; “at τ” means after a temperature.")
-        for name, part in self.result.parts.items():
-            if name not in self.seen.parts:
-                keys = [(part.images, 0), *((getattr(part, key), digits) for key, (_, digits) in SCORES.items())]
-                keys += [(part.aurc, 2), (part.tempered_nll, 3), (part.tempered_ece, 2)]
-                rows.append([name, *(Cell(value, digits=digits) for value, digits in keys)])
-                notes.append(f"{name}: as stored in the run; intervals need its test images.")
+        for name in (each for each in self.result.parts if each not in self.seen.parts):
+            rows.append([name, *_score_cells(self.result.parts[name].as_json(), {})])
+            notes.append(f"{name}: as stored in the run; intervals need its test images.")
         if set(HALVES) <= self.seen.parts.keys():
             mean = harmonic_mean(*(self.seen.parts[half].scores["accuracy"] for half in HALVES))
             interval = around(mean, resampled_harmonic_mean(self.seen))
-            rows.append([HARMONIC_MEAN, "", Cell(mean, interval=interval), *[""] * 6])
-        columns = ["classes", "images", *(name for name, _ in SCORES.values()), "AURC ↓"]
-        return Table("All samples together", [*columns, *(name for name, _ in TEMPERED.values())], rows, notes)
+            rows.append([HARMONIC_MEAN, "", Cell(mean, interval=interval), *[""] * (len(SCORES) - 2)])
+        return Table("All samples together", ["classes", *(name for name, _ in SCORES.values())], rows, notes)
 
-    def _scored(self, part: Answered) -> list[Cell]:
-        """The scores of one test part, and those after the temperature."""
-
-        def cell(key: str, digits: int, values: Mapping[str, float], drawn: Mapping[str, torch.Tensor]) -> Cell:
-            interval = accuracy_interval(part.right) if key == "accuracy" else around(values[key], drawn[key])
-            return Cell(values[key], digits=digits, interval=interval)
-
-        cells = [cell(key, digits, part.scores, part.resampled) for key, (_, digits) in SCORES.items()]
-        cells.append(Cell(part.scores["aurc"]))
-        if self.seen.temperature is None:
-            return [*cells, *(Cell(None) for _ in TEMPERED)]
-        softer = tempered(part.prediction.probabilities, self.seen.temperature)
-        later = scores(softer, part.labels), resampled_scores(softer, part.labels)
-        return [*cells, *(cell(key, digits, *later) for key, (_, digits) in TEMPERED.items())]
+    def _scored(self, part: Answered) -> tuple[dict[str, float], dict[str, Interval]]:
+        """The scores of one test part, also after the temperature, and their intervals."""
+        softer = {} if self.seen.temperature is None else {"tempered_": part.tempered(self.seen.temperature)}
+        values: dict[str, float] = {"images": len(part.labels)}
+        intervals: dict[str, Interval] = {}
+        for before, each in {"": part, **softer}.items():
+            values |= {before + key: value for key, value in each.scores.items()}
+            intervals |= {before + key: around(each.scores[key], drawn) for key, drawn in each.resampled.items()}
+        return values, {**intervals, "accuracy": accuracy_interval(part.right)}
 
     def outside(self) -> Table | None:
         """How well outside images are told apart, where that was scored."""
@@ -253,29 +250,14 @@ class RunPage:
 
     def reliability(self) -> Iterator[Illustration]:
         """The reliability of each test part, before and after the temperature."""
+        temperature = self.seen.temperature
         for name, part in self.seen.parts.items():
-            series = {"as given": part.prediction.probabilities}
-            if (temperature := self.seen.temperature) is not None:
-                softer = tempered(part.prediction.probabilities, temperature)
-                series[f"with temperature {temperature:.2f}"] = softer
-            bins = {key: reliability(each.amax(-1), each.argmax(-1) == part.labels) for key, each in series.items()}
-            yield reliability_figure(name, bins)
+            softer = {} if temperature is None else {f"with temperature {temperature:.2f}": part.tempered(temperature)}
+            yield reliability_figure(name, {"as given": part, **softer})
 
-    def risk(self) -> Iterator[Illustration]:
+    def risk(self) -> list[Illustration]:
         """The risk by the coverage of each test part."""
-        for name, part in self.seen.parts.items():
-            prediction = part.prediction
-            alone = [
-                risk_by_coverage(1 - each.amax(-1), each.argmax(-1) == part.labels).numpy()
-                for each in (prediction.per_sample[:ALONE] if self.samples > 1 else [])
-            ]
-            threshold = None
-            if prediction.threshold is not None:
-                answered = ~prediction.unsure()
-                wrong = (~part.right[answered]).double().mean().nan_to_num()
-                threshold = (answered.double().mean().item(), wrong.item())
-            together = risk_by_coverage(prediction.uncertainty(), part.right).numpy()
-            yield risk_figure(name, together, alone, threshold, self.samples)
+        return [risk_figure(name, part) for name, part in self.seen.parts.items()]
 
     def sets(self) -> Table | None:
         """How often the prediction sets hold the right class, and how large they are; None where none were fitted."""
@@ -287,7 +269,7 @@ class RunPage:
                 low, high = (100 * end for end in proportion_interval(held, count))
                 right = Cell(100 * held / count, digits=1, interval=(low, high))
                 one = 100 * (sizes == 1).double().mean().item()
-                rows.append([name, Cell(100 * conformal.level, digits=0), right, Cell(sizes.mean().item()), Cell(one)])
+                rows.append([name, Cell(100 * conformal.level, digits=1), right, Cell(sizes.mean().item()), Cell(one)])
         columns = ["test part", "level, %", "with the right class, %", "classes, on average", "of one class, %"]
         return Table("Prediction sets", columns, rows) if rows else None
 
@@ -321,14 +303,6 @@ class RunPage:
             tables.append(_heat_map(title, ["sample", *names], names, numbers, shares, digits))
         return tables
 
-    def disputed(self) -> tuple[list[Card], list[str]]:
-        """The images that samples disagree about most, and what went wrong."""
-        return most_disputed(self.seen.parts)
-
-    def mistakes(self) -> tuple[list[Card], list[str]]:
-        """The surest wrong answers, and what went wrong."""
-        return surest_mistakes(self.seen.parts)
-
     def cost(self) -> Iterator[tuple[str, str]]:
         """Time, memory and versions, as pairs of a name and a value."""
         made = self.environment
@@ -350,6 +324,10 @@ class RunPage:
             yield "versions", ", ".join(f"{name} {version}" for name, version in made.get("versions", {}).items())
         if code := made.get("code"):
             yield "code", f"{code['commit'][:12]}{', changed since' if code['changed'] else ''}"
+
+
+def _score_cells(values: Mapping[str, float], intervals: Mapping[str, Interval]) -> list[Cell]:
+    return [Cell(values.get(key), digits=digits, interval=intervals.get(key)) for key, (_, digits) in SCORES.items()]
 
 
 def _confusion_matrix(name: str, part: Answered) -> Table:

@@ -23,7 +23,7 @@ from rebapl.evaluation.diversity import diversity_record
 from rebapl.evaluation.intervals import resampled_scores
 from rebapl.evaluation.scores import scores
 from rebapl.evaluation.tasks import Predicted, bound_to, diversity_on_test, part_labels, predict_part
-from rebapl.evaluation.temperature import fit_temperature
+from rebapl.evaluation.temperature import fit_temperature, tempered
 from rebapl.files import read_json
 from rebapl.posterior import Posterior, Prediction, load_posterior
 from rebapl.runs.config import RunConfig, data_name
@@ -53,6 +53,11 @@ class Answered:
     @cached_property
     def scores(self) -> Mapping[str, float]:
         return scores(self.prediction.probabilities, self.labels)
+
+    def tempered(self, temperature: float) -> Answered:
+        """The answers with the same order of classes and other probabilities."""
+        softer = tempered(self.prediction.probabilities, temperature)
+        return dataclasses.replace(self, prediction=dataclasses.replace(self.prediction, probabilities=softer))
 
     @cached_property
     def resampled(self) -> Mapping[str, Tensor]:

@@ -156,7 +156,7 @@ def page_axes(x: str, y: str, *, wide: bool = False, rows: int = 1) -> tuple[Fig
     axes = figure.subplots()
     axes.set_xlabel(x)
     axes.set_title(y, loc="left", fontsize=8, color=DARK_GREY, pad=8, x=-0.5 / (width - 0.65))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.grid(axis="y")
     axes.tick_params(axis="y", length=0)

@@ -142,7 +142,7 @@ def heat_maps(matrices: Mapping[str, Sequence[Sequence[float]]], label: str) -> 
         figure = Figure(figsize=(BOTH_COLUMNS * 0.8, 2.9), layout="constrained")
         panels = figure.subplots(1, len(arrays), squeeze=False)[0]
         for letter, axes, (title, array) in zip(ascii_lowercase, panels, arrays.items(), strict=False):
-            picture = heat_map(axes, array, "{:.3f}", dark_up_to=highest * 0.6, ticks=10, numbered=8, highest=highest)
+            picture = heat_map(axes, array, "{:.3f}", highest)
             pairs = array.sum() / max(1, len(array) * (len(array) - 1))
             axes.set_title(f"({letter}) {title}: mean {pairs:.3f}", loc="left")
             axes.set_xlabel("cycle")

@@ -109,7 +109,7 @@ class Distance(Settings):
     """Up to here d² may be nothing but float32 rounding, whatever the scale of the features."""
 
     def prepare(self, cloud: Tensor, generator: torch.Generator) -> Stored:  # noqa: ARG002
-        """What is kept of one stored cloud (m, d): here the cloud alone."""
+        """One stored cloud (m, d) with the statistics that `between` needs: here the cloud alone."""
         return Stored(cloud[None])
 
     def between(self, x: Tensor, stored: Stored) -> Tensor:
@@ -117,8 +117,7 @@ class Distance(Settings):
         raise NotImplementedError
 
     def waits(self, points: int, device: torch.device) -> bool:  # noqa: ARG002
-        """Whether comparing clouds of so many points each on this device waits for the host: such a step cannot be
-        captured."""
+        """Whether comparing clouds of this number of points waits for the host: such a step cannot be captured."""
         return False
 
 

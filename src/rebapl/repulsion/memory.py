@@ -16,7 +16,7 @@ Keep = Literal["all", "previous"]
 
 
 class Memory:
-    """Clouds of earlier samples. What is remembered during a cycle repels from the next one on.
+    """Clouds of earlier samples. A sample that is remembered during a cycle repels from the next one on.
 
     `keep`: the samples of every earlier cycle, or of the previous one alone (the paper's). `scale` is the s of the
     potential's ε; None measures it for each sample as d² to the `anchor`, the cloud (m, d) on the same points of the
@@ -69,7 +69,7 @@ class Memory:
         return scale
 
     def begin_cycle(self) -> None:
-        """What was remembered since the last call repels from now on; if nothing was, the memory stays as it is."""
+        """Samples since the last call repel from now on; if there are none, the memory stays as it is."""
         if self._pending:
             older = [self.stored] if self.keep == "all" and self.stored is not None else []
             self.stored, self._pending = Stored.join([*older, *self._pending]), []

@@ -212,7 +212,7 @@ class Repulsion:
         return term.value
 
     def note_loss(self, loss: Tensor) -> None:
-        """The mean loss of a step (), of every step and every cycle: what a force with a tolerance follows."""
+        """Tell a force with a tolerance the mean loss () of a step; it must hear of every step of every cycle."""
         self.keep(self.noted(self._read(loss.device, "level") if self._tolerance is not None else {}, loss))
 
     def plan(self, device: torch.device, exploring: bool = True, acts: bool = True) -> tuple[str, dict[str, Tensor]]:

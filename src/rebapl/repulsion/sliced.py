@@ -42,7 +42,7 @@ class Sliced(Distance):
 
 
 def with_directions(cloud: Tensor, directions: Tensor) -> Stored:
-    """What is kept of a cloud (m, d) for given directions (d, p), which are brought to length 1."""
+    """A stored cloud (m, d) with its projections on directions (d, p), which are brought to length 1."""
     directions = (directions / directions.norm(dim=0))[None]
     return Stored(
         cloud[None],

@@ -40,8 +40,8 @@ def gather_settings(file: Path | None, options: Mapping[str, Any], words: Sequen
 
     >>> gather_settings(None, {"data": "digits", "method": "maple"}, ["method.tokens=4", "method.depth=3"])
     {'data': 'digits', 'method': {'name': 'maple', 'tokens': 4, 'depth': 3}}
-    >>> gather_settings(None, {"method": "maple"}, ["method.tokens=4", "method=coop"])
-    {'method': {'name': 'coop'}}
+    >>> gather_settings(None, {"method": "maple"}, ["method=coop", "method.tokens=4"])
+    {'method': {'name': 'coop', 'tokens': 4}}
     """
     settings = {} if file is None else read_config_file(file)
     for each in (_checked(options), read_words(words)):
@@ -158,7 +158,8 @@ def run_schema() -> dict[str, Any]:
     (['base-to-novel', 'few-shot'], True)
     """
     own = inlined_schema(RunConfig)["properties"]
-    inference = _partial(inlined_schema(Inference))["properties"]
+    # settings that replace some values of a preset: none is required, and without `kind` they are of the preset's kind
+    inference = inlined_schema(Inference, without=("required", "default"))["properties"]
     methods = [
         {"name": {"const": name}, **inlined_schema(method.config).get("properties", {})}
         for name, method in METHODS.items()
@@ -190,21 +191,3 @@ def run_schema() -> dict[str, Any]:
 
 def _mapping(properties: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     return {"type": "object", "properties": properties, **more, "additionalProperties": False}
-
-
-def _partial(schema: Any) -> Any:
-    """The schema of settings that replace some values of others, so that none of them is required.
-
-    A mapping without `kind` keeps the kind that the preset has. So settings of any kind are accepted in it, and more
-    than one kind may match.
-    """
-    if isinstance(schema, list):
-        return [_partial(part) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    loose = {key: _partial(part) for key, part in schema.items() if key not in ("required", "default", "properties")}
-    if "properties" in schema:  # whatever their names are
-        loose["properties"] = {name: _partial(part) for name, part in schema["properties"].items()}
-    if "oneOf" in loose:
-        loose["anyOf"] = loose.pop("oneOf")
-    return loose

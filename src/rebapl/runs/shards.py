@@ -23,7 +23,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rebapl import __version__
 from rebapl.errors import UserError, printable
@@ -32,9 +32,11 @@ from rebapl.posterior import Posterior, load_posterior
 from rebapl.posterior.answers import Pace, Question, answer_files
 from rebapl.posterior.records import Record, as_text, head_of
 from rebapl.runs.answer_formats import images_in, import_parquet, join, rows_bytes
-from rebapl.runs.engine import Work
+from rebapl.runs.jobs import Work
 from rebapl.runs.machine import LoadBackbone
-from rebapl.training import Progress
+
+if TYPE_CHECKING:
+    from rebapl.training import Progress
 
 IMAGES, WORK = ".images.jsonl", ".work"
 

@@ -24,7 +24,7 @@ ADVICE = {
 
 
 class NonFiniteError(UserError):
-    """A term became infinite or NaN. `step` is the iteration, `term` what it was; the last good state is back."""
+    """A term became infinite or NaN: `step` and `term` say when and which. The last good state is put back."""
 
     def __init__(self, step: int, term: str, good_step: int) -> None:
         super().__init__(
@@ -106,7 +106,7 @@ class Diagnostics:
         self, step: int, optimizer: torch.optim.Optimizer, loss: Tensor, repulsion: Repulsion | None = None
     ) -> None:
         group = optimizer.param_groups[0]
-        # copies: what a captured step gives is overwritten by the next
+        # copies, because the next replay of a captured step overwrites these tensors
         record: dict[str, Any] = {"step": step, "loss": loss.detach().clone(), "lr": _copy(group["lr"])}
         record["temperature"] = group.get("temperature", 0.0)
         grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]

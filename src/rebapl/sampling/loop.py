@@ -1,4 +1,4 @@
-"""What every run of a sampler shares: steps that can be resumed, records, and a way back when numbers go wrong."""
+"""The part that all runs of a sampler share: steps that can be resumed, records, and the way back to a good state."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Sample:
 
 
 class Loop(ABC):
-    """A run of a sampler on a learner: what `rebapl.training` drives, whichever sampler it is.
+    """A run of a sampler on a learner, which `rebapl.training` drives without knowing the sampler.
 
     * `batches(step)` gives the mini-batch of a step, of `inference.batch` images; `steps_per_epoch` are an epoch.
     * `num_data`: number of training examples, N.
@@ -207,7 +207,7 @@ class Loop(ABC):
         """The inverse of `_own_state`."""
 
     def check_restored(self) -> None:
-        """Raise a `ValueError` if what was restored cannot be of this run."""
+        """Raise a `ValueError` if a state was restored that cannot be of this run."""
         steps = self.schedule.steps
         if not isinstance(steps, int) or not 0 <= steps <= self.steps_in_all:
             raise ValueError(f"it was taken after {steps!r} of {self.steps_in_all} steps")

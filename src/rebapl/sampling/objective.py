@@ -97,7 +97,7 @@ class Objective:
 class ReferencePool:
     """The reference images of a run, seen in one feature space.
 
-    Clouds with a row per image come from n random images of the pool that ride in the training batch's pass; clouds
+    Clouds with a row per image come from n random images of the pool, in one pass with the training batch; clouds
     with a row per class (text) and the weights need no images. `both` has rows of either kind. `shape` is that of
     the cloud on the whole pool. Of a step's rows, `keep` random ones are compared (None: all).
     """
@@ -151,7 +151,7 @@ class ReferencePool:
         return self.shape[0] - len(self.images) + self._seen if self.keep is None else self.keep
 
     def choose(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """What is random in a step: which pool images ride along (n,), where any do; which of the rows are kept."""
+        """The random choices of a step: which images of the pool it sees (n,), if any, and which rows it compares."""
         chosen = [Repulsion.choose(len(self.images), self.n or 0, generator)] if self.per_image else []
         if self.keep is not None:
             rows = self.shape[0] - len(self.images) + self._seen

@@ -24,11 +24,11 @@ class CyclicalSchedule(LRScheduler):
     done. `exploring`, `burning_in`, `cycle`, `at_cycle_start`, `done` and the optimizer's lr and temperature describe
     the iteration to come.
 
-    * `first_steps`: the first `first_cycles` cycles have so many iterations instead (None: as many as the others).
+    * `first_steps`: the number of iterations of the first `first_cycles` cycles (None: as many as the others have).
     * `floor`: share of lr below which the cosine does not go; 1 is a constant lr, 0 the plain cosine.
     * `granularity="epoch"` with `steps_per_epoch`: ρ moves once per epoch, as published baselines do.
-    * `warmup_steps`: so many first iterations run at `warmup_lr`, in the first `warmup_cycles` cycles. Meanwhile
-      the cosine's clock runs ("step"), or stands still and does not come to its end ("epoch", as published).
+    * `warmup_steps`: each of the first `warmup_cycles` cycles begins with this number of iterations at `warmup_lr`.
+      Meanwhile the cosine's clock runs ("step"), or stands still and does not come to its end ("epoch", as published).
     * `burn_in`, `burn_in_optimizer`: this share at the start of each cycle belongs to another optimiser (of
       the same parameters), started afresh; `schedule.current` is the one to step. Its lr follows the curve.
       No longer than the exploration: afterwards the sampler has to move.

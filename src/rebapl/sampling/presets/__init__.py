@@ -21,7 +21,7 @@ from rebapl.settings import leaves, nested
 if TYPE_CHECKING:
     from rebapl.learners import Recipe
 
-__all__ = ["PRESETS", "has_own_epochs", "preset", "preset_values", "register_preset"]
+__all__ = ["PRESETS", "changed_preset", "has_own_epochs", "preset", "preset_values", "register_preset"]
 
 FOLDER = Path(__file__).parent
 
@@ -74,7 +74,7 @@ def preset_values(name: str, recipe: Recipe, method: str = "", per_image: bool =
     return _resolved(name, recipe, method, per_image, {})
 
 
-def preset(name: str, recipe: Recipe, method: str = "", *, per_image: bool = True, **changes: Any) -> Inference:
+def preset(name: str, recipe: Recipe, method: str = "", /, *, per_image: bool = True, **changes: Any) -> Inference:
     """The settings of a preset for a learner's recipe, with `changes` on top, nested or with dots.
 
     A `kind` that is changed takes its own defaults: nothing of the other kind's settings stays. What follows from a
@@ -91,6 +91,11 @@ def preset(name: str, recipe: Recipe, method: str = "", *, per_image: bool = Tru
     >>> preset("rebapl", recipe, **{"repulsion.distance": "energy"}).repulsion.distance
     Energy()
     """
+    return changed_preset(name, recipe, method, per_image, changes)
+
+
+def changed_preset(name: str, recipe: Recipe, method: str, per_image: bool, changes: Mapping[str, Any]) -> Inference:
+    """The same as `preset`, for changes that somebody wrote and that may have any names."""
     values = _resolved(name, recipe, method, per_image, dict(leaves(nested(changes))))
     return Inference(**nested({key: each.value for key, each in values.items()}))
 
