@@ -32,7 +32,7 @@ from rebapl.posterior import Posterior, load_posterior
 from rebapl.posterior.answers import Pace, Question, answer_files
 from rebapl.posterior.records import Record, as_text, head_of
 from rebapl.runs.answer_formats import images_in, import_parquet, join, rows_bytes
-from rebapl.runs.engine import Work
+from rebapl.runs.jobs import Work
 from rebapl.runs.machine import LoadBackbone
 
 if TYPE_CHECKING:
