@@ -9,7 +9,7 @@ import typer
 
 from rebapl.cli.completion import kinds_of_inference, methods
 from rebapl.cli.engine_options import Device, expect_workers
-from rebapl.cli.remarks import backbone_remarks, one_sample
+from rebapl.cli.run_notes import backbone_remarks, one_sample
 from rebapl.cli.values import QuietOption, parse_names
 from rebapl.errors import UserError
 from rebapl.files import refuse_unwritable

@@ -14,7 +14,7 @@ import typer
 
 from rebapl.cli.completion import runs
 from rebapl.cli.engine_options import EngineOption, Jobs, engine_of
-from rebapl.cli.remarks import ONLY_DRAWINGS, one_sample
+from rebapl.cli.run_notes import ONLY_DRAWINGS, one_sample
 from rebapl.cli.values import QuietOption, given_class_names, parse_names
 from rebapl.errors import UserError, printable, unknown
 from rebapl.wording import number_of
@@ -162,8 +162,7 @@ def predict(
         for note in _notes(run, posterior, files, piped):
             progress.note(note)
         if place is not None:
-            size = shard or (128 if where is None and first == "cpu" else 2048)
-            _write(progress, str(run), posterior, question, files, place, where, size)
+            _write(progress, str(run), posterior, question, files, place, where, shard)
         else:
             _show(progress, posterior, question, files, form, out, None if piped else files.known)
 
@@ -241,15 +240,17 @@ def _write(
     files: ImageFiles,
     place: Place,
     where: Engine[Any] | None,
-    size: int,
+    size: int | None,
 ) -> None:
     """Do the shards that are missing, here or on an engine, and say at the end what is there."""
     from rebapl.cli.progress import StepProgress
     from rebapl.interruption import Interrupted
-    from rebapl.runs.engine import Outcome, check_outcomes
+    from rebapl.runs.jobs import Outcome, check_outcomes
     from rebapl.runs.lock import alone_in
-    from rebapl.runs.shards import Inquiry, answer_shards, conclude, count_rows, plan_shards
+    from rebapl.runs.shards import CPU_SIZE, SIZE, Inquiry, answer_shards, conclude, count_rows, plan_shards
 
+    here_on_cpu = where is None and posterior.learner.encoder.device.type == "cpu"
+    size = size or (CPU_SIZE if here_on_cpu else SIZE)
     with alone_in(place.out):
         shards = plan_shards(place, Inquiry.of(source, posterior, question, place.form), posterior, files, size)
         missing = [shard for shard in shards if not shard.is_done()]

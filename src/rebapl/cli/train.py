@@ -9,7 +9,7 @@ import typer
 
 from rebapl.cli.completion import datasets, kinds_of_inference, methods
 from rebapl.cli.engine_options import Device, EngineName, EngineOption, Jobs, engine_of
-from rebapl.cli.remarks import backbone_remarks, half_remarks, one_sample
+from rebapl.cli.run_notes import backbone_remarks, half_remarks, one_sample
 from rebapl.cli.values import QuietOption, TrackOption, parse_seeds, parse_trackers
 from rebapl.errors import UserError
 
@@ -98,8 +98,8 @@ def train(
     from rebapl.cli.progress import StepProgress
     from rebapl.reports.results import scores_table
     from rebapl.runs.config_file import build_config, gather_settings
-    from rebapl.runs.engine import check_outcomes
     from rebapl.runs.folder import is_trained
+    from rebapl.runs.jobs import check_outcomes
     from rebapl.runs.results import read_result
     from rebapl.runs.run import Job, cycle_jobs
 

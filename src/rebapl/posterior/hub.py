@@ -1,12 +1,13 @@
 """Posteriors on the Hugging Face hub: a repository holds the folder of a posterior, and a model card.
 
-The card says what the posterior is, how to use it, its scores, its limits and its licence.
+The card says what the posterior is, how to use it, its scores, its limits and its licence; `model_card.md` is its text.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,52 +25,6 @@ CARD = "README.md"
 
 SCORES = {"accuracy": "accuracy (%) ↑", "nll": "NLL ↓", "ece": "ECE (%) ↓"}
 TASK = "image-classification"
-
-_CARD = """---
-{metadata}
----
-
-# {title}
-
-This is a Bayesian posterior of prompts for the frozen backbone `{backbone}`. It has {samples} of what the method
-`{method}` learns, drawn by the inference `{inference}`. Predictions are averaged over the samples. The repository holds
-no backbone: it is loaded by its name, and its checksum is compared with that of the training.
-
-## How to use it
-
-With rebapl {version} or newer installed:
-
-```python
-from rebapl import load_posterior
-
-posterior = load_posterior("hf://{repository}")  # "hf://{repository}@COMMIT" pins a commit
-print(posterior.predict("photo.jpg"))
-```
-
-```
-rebapl predict hf://{repository} photo.jpg
-```
-
-## What it was trained on
-
-{training}
-
-The class names, one per line:
-
-{class_names}
-
-## Scores
-
-{scores}
-
-## Limits
-
-{limits}
-
-## Licence
-
-{licence} The backbone `{backbone}` has a licence of its own.
-"""
 
 
 def push(posterior: Posterior, repository: str, private: bool = False, **card: Any) -> str:
@@ -142,7 +97,8 @@ def model_card(
         "template": about["template"],
         "classes": len(about["class_names"]),
     }
-    return _CARD.format(
+    template = resources.files("rebapl.posterior").joinpath("model_card.md").read_text(encoding="utf-8")
+    return template.format(
         metadata=_metadata(posterior, repository, backbone, licence, scores),
         title=repository.partition("/")[2],
         repository=repository,

@@ -7,7 +7,7 @@ because they measure something themselves, are a `MeasuredTarget`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -88,14 +88,13 @@ class MeasuredTarget:
 class ScoreColumn:
     """A score that a table shows: its name among the collected scores and in `paper.json`, its heading, its digits.
 
-    `best`: the largest of each section is bold. `signed`: gains are green, losses red.
+    `best`: more is better, so that the largest number of each section is bold and gains are green.
     """
 
     name: str
     title: str
     digits: int = 2
     best: bool = False
-    signed: bool = False
 
 
 BASE_NOVEL = tuple(
@@ -108,9 +107,7 @@ class TableLine:
     """A row of a table: the choice that is run (None if the table is measured), and the words in front of its numbers.
 
     * `row`: the name of the row here and in `paper.json`, if it is not the label of the choice.
-    * `over`: the row that a row Δ below this one is the difference from.
-    * `against`: a second choice. The scores of the row then also have `mle hm`, … of the second, and the differences
-      `Δ hm`, … between runs of the same seed.
+    * `over`: the row that a row Δ below this one is the difference from, between runs of the same seed.
     * `name`: what a sentence calls the row, if not by its words.
     """
 
@@ -118,7 +115,6 @@ class TableLine:
     words: tuple[str, ...] = ()
     row: str = ""
     over: str = ""
-    against: Choice | None = None
     name: str = ""
 
     @property
@@ -185,11 +181,11 @@ class PaperTable:
 
     def runs(self, suite: Suite) -> list[RunConfig]:
         """The run of every choice on every data set with every seed."""
-        both = [each for line in self.rows(suite) for each in (line.against, line.choice) if each is not None]
+        choices = {line.choice.label: line.choice for line in self.rows(suite) if line.choice is not None}
         return [
             suite.config(data, choice, seed, self.protocol)
-            for data in (self.data(suite) if both else ())
-            for choice in {choice.label: choice for choice in both}.values()
+            for data in (self.data(suite) if choices else ())
+            for choice in choices.values()
             for seed in suite.seeds_of(choice, self.name)
         ]
 
@@ -209,34 +205,21 @@ def collect(table: PaperTable, context: Context) -> Collected:
     """The collector: the scores of every row of a table in every section, for each seed or measurement."""
     if table.measure is not None:
         return {row: {"": scores} for row, scores in table.measure(context).items()}
-    collected = {}
-    for line in table.rows(context.suite):
-        assert line.choice is not None, "a table without choices is measured"
-        collected[line.key] = _of_choice(table, context, line, line.choice)
-        if line.against is not None:
-            other = _of_choice(table, context, line, line.against)
-            for section, ours in collected[line.key].items():
-                ours[:] = [_with_gain(*pair) for pair in zip(ours, other[section], strict=True)]
-    return collected
-
-
-def _of_choice(table: PaperTable, context: Context, line: TableLine, choice: Choice) -> dict[str, list[Scores]]:
     suite, data = context.suite, table.data(context.suite)
-    per_seed = []
-    for seed in suite.seeds_of(choice, table.name):
-        sections: dict[str, Scores] = {}
-        for name in data:
-            sections |= table.read(context, suite.config(name, choice, seed, table.protocol), line)
-        if len(data) > 1 or table.orientation:
-            average: Any = average_over_data(list(sections.values()), context.hm)  # type: ignore[arg-type]
-            sections = {AVERAGE: average, **sections}
-        per_seed.append(sections)
-    return {section: [sections[section] for sections in per_seed] for section in per_seed[0]}
-
-
-def _with_gain(after: Scores, before: Scores) -> Scores:
-    gains = {f"Δ {name}": value - (before[name] or 0.0) for name, value in after.items() if value is not None}
-    return {**after, **{f"mle {name}": value for name, value in before.items()}, **gains}
+    collected = {}
+    for line in table.rows(suite):
+        assert line.choice is not None, "a table without choices is measured"
+        per_seed = []
+        for seed in suite.seeds_of(line.choice, table.name):
+            sections: dict[str, Scores] = {}
+            for name in data:
+                sections |= table.read(context, suite.config(name, line.choice, seed, table.protocol), line)
+            if len(data) > 1 or table.orientation:
+                average: Any = average_over_data(list(sections.values()), context.hm)  # type: ignore[arg-type]
+                sections = {AVERAGE: average, **sections}
+            per_seed.append(sections)
+        collected[line.key] = {section: [sections[section] for sections in per_seed] for section in per_seed[0]}
+    return collected
 
 
 class FilledTable:
@@ -269,10 +252,20 @@ class FilledTable:
 
     def cell(self, row: str, score: str, section: str | None = None) -> Cell:
         """Ours: the mean and the standard deviation over seeds."""
-        column = next(each for each in self.of.scores if each.name == score)
-        values = [seed[score] for seed in self.collected[row][section or self.summary]]
-        over = Cell.over([value for value in values if value is not None], column.digits)
-        return Cell(over.value, over.std, over.digits, signed=column.signed)
+        return Cell.over(self._per_seed(row, score, section), self._column(score).digits)
+
+    def gain(self, row: str, over: str, score: str, section: str | None = None) -> Cell:
+        """The mean and the standard deviation of the differences between two rows, of runs with the same seed."""
+        pairs = zip(self._per_seed(row, score, section), self._per_seed(over, score, section), strict=True)
+        column = self._column(score)
+        return replace(Cell.over([one - other for one, other in pairs], column.digits), signed=column.best)
+
+    def _per_seed(self, row: str, score: str, section: str | None) -> list[float]:
+        scores = [seed[score] for seed in self.collected[row][section or self.summary]]
+        return [value for value in scores if value is not None]
+
+    def _column(self, score: str) -> ScoreColumn:
+        return next(column for column in self.of.scores if column.name == score)
 
     def theirs(self, row: str, score: str, section: str = AVERAGE) -> Cell:
         """The paper's number beside it. A data set that only we train a transfer on has none."""
@@ -290,16 +283,16 @@ class FilledTable:
             names = ["ours", "paper", "diff."][: self._width(score)]
             columns += names if len(names) > 1 else [score.title]
             groups.append((score.title if len(names) > 1 else "", len(names)))
+        keys = [line.key for line in self.lines]
         rows: list[list[Cell | str]] = []
         for section in self.sections:
             front: list[Cell | str] = [printed(section)] if by_section else []
             block = [[*front, *line.shown, *self._numbers(line, section)] for line in self.lines]
             self._mark(block, len(words))
-            by_key = {line.key: row for line, row in zip(self.lines, block, strict=True)}
             for line, row in zip(self.lines, block, strict=True):
                 rows.append(row)
-                if line.over in by_key:
-                    rows.append([*front, "Δ", *_difference(row[len(words) :], by_key[line.over][len(words) :])])
+                if line.over in keys:
+                    rows.append([*front, "Δ", *self._numbers(line, section, line.over)])
         merged = 1 if by_section else self.of.merged
         changes = [number for number in range(1, len(rows)) if rows[number][:merged] != rows[number - 1][:merged]]
         data = printed(self.data[0]) if len(self.data) == 1 else f"{len(self.data)} data sets"
@@ -316,11 +309,16 @@ class FilledTable:
         """Whether the paper's numbers of a score stand beside ours."""
         return self._width(score) > 1
 
-    def _numbers(self, line: TableLine, section: str) -> list[Cell]:
+    def _numbers(self, line: TableLine, section: str, over: str = "") -> list[Cell]:
+        """The cells of a row, or of the row Δ that says how far it is above another."""
         numbers = []
         for score in self.of.scores:
             ours = self.cell(line.key, score.name, section)
-            theirs = self.theirs(line.key, score.name, section if len(self.sections) > 1 else AVERAGE)
+            of_paper = section if len(self.sections) > 1 else AVERAGE
+            theirs = self.theirs(line.key, score.name, of_paper)
+            if over:
+                ours = self.gain(line.key, over, score.name, section)
+                theirs = theirs.minus(self.theirs(over, score.name, of_paper))
             numbers += [ours, theirs, ours.minus(theirs)][: self._width(score)]
         return numbers
 
@@ -353,8 +351,7 @@ class FilledTable:
         average = "average " if self.summary == AVERAGE else ""
         sentences = []
         for claim in (*gains, *self.of.claims(list(names))):
-            title = next(score.title for score in self.of.scores if score.name == claim.score)
-            what = f"{names[claim.more]} minus {names[claim.less]}, {average}{title}"
+            what = f"{names[claim.more]} minus {names[claim.less]}, {average}{self._column(claim.score).title}"
             ours = self.cell(claim.more, claim.score).minus(self.cell(claim.less, claim.score))
             if claim.says:
                 sentences += [f"{what}: {ours} here; in the paper it is {claim.says}."] if ours.sign < 0 else []
@@ -363,13 +360,6 @@ class FilledTable:
             theirs = more.minus(less)
             sentences += [f"{what}: {ours} here, {theirs} in the paper."] if ours.sign * theirs.sign < 0 else []
         return sentences
-
-
-def _difference(after: Sequence[Cell | str], before: Sequence[Cell | str]) -> list[Cell | str]:
-    return [
-        one.minus(other) if isinstance(one, Cell) and isinstance(other, Cell) else ""
-        for one, other in zip(after, before, strict=True)
-    ]
 
 
 def seeds_note(seeds: Sequence[int], choices: Sequence[Choice] = ()) -> str:

@@ -23,6 +23,7 @@ from rebapl.posterior import load_posterior
 from rebapl.reports.tables import EMPTY, Row, Table
 from rebapl.reproduce.paper import AVERAGE, paper, printed
 from rebapl.reproduce.paper_table import (
+    BASE_NOVEL,
     PARTS,
     Claim,
     Context,
@@ -128,13 +129,12 @@ def _plugged(suite: Suite) -> list[TableLine]:
     methods = [method for method in suite.asked or METHODS if learns(method)]
     if not methods:
         raise UserError(f"{', '.join(suite.asked)} learns nothing: name a method that does with --methods")
-    return [
-        TableLine(suite.rebapl(method), (printed(method),), against=Choice(method, method, "mle")) for method in methods
-    ]
+    both = ((Choice(method, method, "mle"), suite.rebapl(method)) for method in methods)
+    return [line for mle, rebapl in both for line in (TableLine(mle), TableLine(rebapl, over=mle.label))]
 
 
 def _plugged_notes(filled: FilledTable) -> list[str]:
-    methods = [line.against.method for line in filled.lines if line.against is not None]
+    methods = [line.key for line in filled.lines if not line.over]
     inferences = {method: METHODS.find(method).learner.recipe.inference for method in methods}
     return [
         "Differences are of runs with the same seed. NLL and ECE are the means of base and novel; lower is better.",
@@ -151,18 +151,10 @@ def _plugged_notes(filled: FilledTable) -> list[str]:
 PLUG_AND_PLAY = PaperTable(
     "plug-and-play",
     "ReBaPL minus maximum likelihood, for every method that learns",
-    "Plug and play: ReBaPL minus maximum likelihood, by method, on {data}",
+    "Plug and play: ReBaPL and maximum likelihood, by method, on {data}",
     ("method",),
     _plugged,
-    scores=(
-        ScoreColumn("mle hm", "HM, mle"),
-        ScoreColumn("hm", "HM, ReBaPL"),
-        ScoreColumn("Δ base", "Δ base", signed=True),
-        ScoreColumn("Δ novel", "Δ novel", signed=True),
-        ScoreColumn("Δ hm", "Δ HM", signed=True),
-        ScoreColumn("Δ nll", "Δ NLL", 3),  # lower is better: no colours
-        ScoreColumn("Δ ece", "Δ ECE"),
-    ),
+    scores=(*BASE_NOVEL, ScoreColumn("nll", "NLL", 3), ScoreColumn("ece", "ECE")),
     notes=_plugged_notes,
 )
 
