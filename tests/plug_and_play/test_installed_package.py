@@ -148,7 +148,7 @@ from rebapl.runs import engine
 if __name__ == "__main__":
     for words in json.loads(sys.argv[1]):
         if "--plugin" in words:
-            engine.LocalEngine._one_by_one = engine.Engine._hand_out
+            engine.LocalEngine._hand_out = engine.Engine._hand_out  # in a process of its own, though it is one job
         app(words, standalone_mode=False)
 """
 """All commands one after the other, since every start of a process takes seconds; the last in a worker process."""
