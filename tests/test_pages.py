@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import gc
 import io
 import re
 import shlex
@@ -27,7 +28,9 @@ import site_hooks
 from rebapl.cli.commands import app
 from rebapl.data.batches import LabelledImages
 from rebapl.data.catalogue import load_dataset
+from rebapl.data.published import PUBLISHED
 from rebapl.learners import METHODS
+from rebapl.plugins import Registry
 from rebapl.runs.run import run
 from rebapl.sampling import PRESETS
 from rebapl.training.log import TRACKERS
@@ -119,6 +122,16 @@ def test_the_tables_name_every_method_and_preset_once(page: str, names: list[str
     assert sorted(in_backticks(" ".join(cells))) == sorted(names)
 
 
+def test_the_table_of_published_data_sets_is_the_catalogue() -> None:
+    rows = [line.strip("| ").split(" | ") for line in text_of("docs/data.md").splitlines() if "{}" in line]
+    table = {row[0]: row[1:] for row in rows if row[0] in PUBLISHED}
+    assert set(table) == set(PUBLISHED)
+    for name, (classes, images, lists, template) in table.items():
+        entry = PUBLISHED[name]
+        assert (int(classes), template, lists.split(",")[0]) == (entry.classes, entry.template, entry.lists[0])
+        assert Path(images) == Path(entry.folder, entry.images)
+
+
 def test_the_page_on_sharing_names_every_method() -> None:
     table = text_of("docs/sharing.md").split("| method | class embeddings")[1].split("\n\n")[0]
     named = in_backticks(" ".join(line.split("|")[1] for line in table.splitlines()[2:]))
@@ -162,6 +175,22 @@ def replaced(code: str, changes: dict[str, str]) -> str:
     return code
 
 
+@pytest.fixture
+def registries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test registers is forgotten after it."""
+    for each in gc.get_objects():
+        if isinstance(each, Registry):
+            monkeypatch.setattr(each, "known", dict(each.known))
+
+
+@pytest.mark.usefixtures("registries")
+@pytest.mark.parametrize("code", blocks("CONTRIBUTING.md"))
+def test_the_examples_of_contributing_run(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(code.splitlines()) <= 12, "one kind of thing is added in about ten lines"
+    monkeypatch.chdir(tmp_path)
+    run_code(code, "CONTRIBUTING.md")
+
+
 @pytest.mark.parametrize("code", blocks("README.md"))
 def test_the_python_in_the_readme_runs(code: str) -> None:
     """As it stands, but for the number of images: what is checked is that it runs and what it shows."""
@@ -180,6 +209,33 @@ def test_the_python_of_the_first_page_runs() -> None:
     }
     names = run_code(replaced(code, changes), "docs/index.md")
     assert names["top"].labels.shape == (1, 3)
+
+
+def test_the_example_of_the_page_on_data_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = blocks("docs/data.md")
+    monkeypatch.chdir(tmp_path)
+    run_code(code, "docs/data.md")
+    assert capsys.readouterr().out == "Sea or Lake a centered satellite photo of {}. 20 (16, 16)\nTrue\n"
+
+
+def test_the_example_of_the_page_on_prediction_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code,) = blocks("docs/prediction.md")
+    monkeypatch.chdir(tmp_path)
+    names = run_code(code, "docs/prediction.md")
+    assert capsys.readouterr().out.startswith("zero tensor(")
+    assert names["prediction"].probabilities.shape == (1, 5)
+    assert (tmp_path / "runs/digits/posterior/posterior.json").is_file()
+
+
+def test_the_example_of_the_page_on_reports_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = blocks("docs/report.md")
+    monkeypatch.chdir(tmp_path)
+    run_code(code, "docs/report.md")
+    assert (tmp_path / "report.html").exists()
 
 
 def test_the_example_of_the_page_on_loading_runs() -> None:

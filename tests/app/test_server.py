@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import io
 import json
-import re
 import socket
 import threading
 import time
@@ -23,6 +22,7 @@ import torch
 import uvicorn
 from chromium import open_page
 from driving import driven
+from pages import blocks
 from PIL import Image
 from small_run import CONFIG
 from starlette.applications import Starlette
@@ -443,8 +443,7 @@ def test_the_example_in_the_documentation_runs(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs/serve.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (code,) = blocks("docs/serve.md")
     assert "http://127.0.0.1:8000" in code
     (tmp_path / "photo.jpg").write_bytes(images[0].read_bytes())
     monkeypatch.chdir(tmp_path)

@@ -1,7 +1,6 @@
 """Exported posteriors, used as programs use them that know nothing of rebapl."""
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from methods import CASES
+from pages import blocks
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -141,8 +141,7 @@ def test_a_whole_predictor_in_onnx(
         expected = posterior.predict_views(digits[:count])
         np.testing.assert_allclose(whole, expected.probabilities, atol=1e-5)
         np.testing.assert_allclose(each, expected.per_sample, atol=1e-5)
-    page = (Path(__file__).parents[2] / "docs/sharing.md").read_text(encoding="utf-8")
-    (block,) = [each for each in re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL) if "onnxruntime" in each]
+    (block,) = [each for each in blocks("docs/sharing.md") if "onnxruntime" in each]
     monkeypatch.chdir(tmp_path)
     Image.fromarray(digits[0].permute(1, 2, 0).numpy()).save("photo.png")
     names: dict[str, Any] = {}

@@ -2,13 +2,13 @@
 
 import csv
 import io
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import blocks
 from tiny_suite import TINY
 
 from rebapl.files import write_json
@@ -162,7 +162,7 @@ def test_the_paper_s_latency_of_maple_stands_beside_that_of_rebapl(tmp_path: Pat
 
 def test_a_table_of_one_s_own_is_one_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The example of the page: its runs, then its table, a section for each data set and one for the average."""
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (block,) = blocks("docs/reproduce.md")
     names: dict[str, Any] = {}
     exec(compile(block, PAGE.name, "exec"), names)
     assert "letters maple rebapl 2" in capsys.readouterr().out

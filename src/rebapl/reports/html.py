@@ -116,6 +116,15 @@ class RunPage:
         """The number of samples; 0 where the posterior is not there."""
         return 0 if self.seen.posterior is None else len(self.seen.posterior)
 
+    @cached_property
+    def left_out(self) -> set[str]:
+        """The sections that have nothing to show: prediction sets where none were fitted, and answers to test images
+        where a run learned from every image."""
+        left_out = set() if self.sets() else {"sets"}
+        if self.seen.task is not None and not self.seen.task.tests:
+            left_out |= {"calibration", "risk", "confusion", "diversity", "disagreement", "mistakes"}
+        return left_out
+
     @property
     def lead(self) -> str:
         """The run in one sentence."""
