@@ -110,7 +110,8 @@ def test_several_runs_are_one_array(slurm: Path, tmp_path: Path) -> None:
     assert not [path.name for path in (tmp_path / "runs" / ".slurm").iterdir() if path.suffix in (".json", ".answer")]
 
 
-def test_files_in_the_working_folder_are_not_run(slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("slurm")
+def test_files_in_the_working_folder_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By submitit in a job, which begins in the folder in which sbatch was called."""
     (tmp_path / "evil").mkdir()
     for name in ("torch", "numpy", "submitit", "json", "rebapl"):
