@@ -1,4 +1,4 @@
-"""The plug-and-play promise: models that are no prompt learners, with nothing but the public pieces."""
+"""The plug-and-play promise: a model that is no prompt learner; docs/sampling.md has a loop of one's own."""
 
 from __future__ import annotations
 
@@ -6,50 +6,9 @@ import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_breast_cancer
 
-from rebapl.repulsion import Repulsion, kick
-from rebapl.sampling import SGHMC, CyclicalSchedule
+from rebapl.sampling import SGHMC
 
 from .conftest import Z
-
-
-def test_a_loop_of_ones_own():
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
-    x, y = torch.randn(90, 6), torch.randint(3, (90,))
-    data = torch.utils.data.TensorDataset(x, y)
-    loader = torch.utils.data.DataLoader(data, batch_size=10, shuffle=True)
-    pool = x[:32]
-
-    def features(images):
-        return model[:2](images)
-
-    sampler = SGHMC(model.parameters(), lr=2e-3, momentum=0.9, num_data=len(data), temperature=0.1, weight_decay=5e-4)
-    schedule = CyclicalSchedule(sampler, steps_per_cycle=3 * len(loader), exploration=0.4)
-    repulsion = Repulsion("mmd", anchor=features(pool))
-    generator = torch.Generator().manual_seed(0)
-    samples, forces = [], []
-    for _ in range(6):
-        for images, labels in loader:
-            if schedule.at_cycle_start:
-                repulsion.begin_cycle()
-            loss = F.cross_entropy(model(images), labels)
-            if repulsion.acts(schedule.exploring):
-                rows = repulsion.choose(len(pool), 16, generator)
-                loss = loss + repulsion(features(pool[rows]), rows, loss=loss, parameters=list(model.parameters()))
-                forces.append(repulsion.state["norm"].item())
-            sampler.zero_grad()
-            loss.backward()
-            sampler.step()
-            schedule.step()
-            if schedule.at_sample:
-                samples.append({name: p.detach().clone() for name, p in model.named_parameters()})
-                repulsion.remember(features(pool))
-            if schedule.at_cycle_end:
-                kick(model.parameters(), 0.01, generator)
-    assert len(samples) == 2
-    assert len(forces) == 11  # the exploring 40 % of the second cycle's 27 steps
-    assert min(forces) > 0
-    assert (samples[0]["0.weight"] - samples[1]["0.weight"]).abs().max() > 0
 
 
 class Logistic(torch.nn.Module):
