@@ -89,15 +89,11 @@ def test_no_circles() -> None:
         visit(name, ())
 
 
-STILL_TWICE = {"Paired", "Question", "Run", "Shown"}
-"""Names that two classes have. None may be added."""
-
-
 def test_no_class_name_stands_twice() -> None:
     places: dict[str, list[str]] = {}
     for path in files():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
-    twice = {name: where for name, where in places.items() if len(where) > 1 and name not in STILL_TWICE}
+    twice = {name: where for name, where in places.items() if len(where) > 1}
     assert not twice

@@ -16,8 +16,9 @@ from typing import Any
 
 from rebapl.files import write_json
 from rebapl.runs.config import RunConfig
-from rebapl.runs.engine import Engine, LocalEngine, Outcome
+from rebapl.runs.engine import Engine, LocalEngine
 from rebapl.runs.engines import RayEngine
+from rebapl.runs.jobs import Outcome
 from rebapl.runs.run import Job
 
 OUT = Path(__file__).parents[1] / "docs" / "benchmarks" / "soak.json"
@@ -58,7 +59,7 @@ def soak(name: str, engine: Engine[Any], count: int, runs: Path) -> dict[str, An
         "tried_again": sum(outcome.attempts > 1 for outcome in outcomes),
         "reported_once": all(number == 1 for number in ends.values()) and len(ends) == count,
         "results": sum((job.folder / "results.json").is_file() for job in jobs),
-        "left_behind": sum(len(list(job.folder.glob(".*"))) for job in jobs) + len(list(runs.glob(".*.lock"))),
+        "left_behind": sum(len(list(job.folder.glob(".*.tmp"))) for job in jobs) + len(list(runs.glob(".*.lock"))),
         "seconds": round(time.monotonic() - begin),
         "driver_mib": memory,
         "growth_mib": round(memory[-1] - early, 1),

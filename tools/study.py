@@ -70,8 +70,9 @@ from rebapl.learners import published
 from rebapl.posterior import load_posterior
 from rebapl.reports.tables import Cell, Row, Table
 from rebapl.runs.config import RunConfig
-from rebapl.runs.engine import Ended, LocalEngine
+from rebapl.runs.engine import LocalEngine
 from rebapl.runs.folder import read_config
+from rebapl.runs.jobs import Ended
 from rebapl.runs.machine import KeptBackbone, best_device
 from rebapl.runs.results import PartScores, RunResult, Seconds, read_result
 from rebapl.runs.run import Job

@@ -137,6 +137,7 @@ def test_one_run_that_fails_ends_with_1_and_names_the_traceback(
     (tmp_path / "run.yaml").write_text(SMALL)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("rebapl.runs.run.Training.run", lambda *_, **__: 1 / 0)
+    assert ending(monkeypatch, "train", "--config", "run.yaml", "--seeds", "1,2", "--runs", "many") == 1
     assert ending(monkeypatch, "run", "run.yaml") == 1
     shown = capsys.readouterr().err
     assert "ZeroDivisionError" in shown
@@ -160,7 +161,7 @@ def command(folder: Path, *words: str) -> None:
         main()
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_one_run_that_is_interrupted_says_so_and_keeps_its_last_step(
     tmp_path: Path, sent: signal.Signals, code: int
 ) -> None:

@@ -1,5 +1,6 @@
 """Options that say where runs happen."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,3 +47,8 @@ def test_several_devices_to_learn_on_are_several_workers(monkeypatch: pytest.Mon
     monkeypatch.setattr(engine_options, "begin_server", lambda: begun.append(True))
     CliRunner().invoke(app, ["learn", "nowhere", "--device", "cpu,cpu"])
     assert begun
+
+
+def test_a_ray_cluster_that_does_not_answer_is_named_at_once(tmp_path: Path) -> None:
+    words = f"train --data digits --engine ray -E address=127.0.0.1:1 --runs {tmp_path}".split()
+    assert "no Ray cluster could be reached at '127.0.0.1:1'" in str(CliRunner().invoke(app, words).exception)

@@ -11,6 +11,7 @@ from drawn_folder import class_folders, draw
 from typer.testing import CliRunner
 
 from rebapl.cli.commands import app
+from rebapl.errors import UserError
 from rebapl.posterior import load_posterior
 from rebapl.posterior.prediction import predicted
 from rebapl.runs.folder import is_finished, read_config
@@ -52,6 +53,7 @@ def test_it_says_what_it_chose_and_how_well_it_went(learned: tuple[Path, Result]
         "95 % interval",
         "mixes up: ",
         '"I don\'t know": ',
+        "answered, by the share of wrong answers that is allowed (--risk): 1 %: ",
         "not measured, because they have one image each: emu",
         "runs/photos/held-out.csv",
         "next: rebapl predict runs/photos NEW-PHOTOS/",
@@ -194,3 +196,30 @@ def test_a_folder_that_has_moved_is_scored_where_it_is(tmp_path: Path) -> None:
     assert "if it has moved, say where with --data" in str(rebapl("evaluate", "runs/x").exception)
     assert rebapl("evaluate", "runs/x", "--data", "pictures").exit_code == 0
     assert "already trained" in rebapl("train", "--data", "pictures", *few_shot).stdout
+
+
+def test_what_is_known_before_any_work_is_said_before_anything_else(tmp_path: Path) -> None:
+    class_folders(tmp_path / "photos", cat=3, dog=3)
+    (tmp_path / "file").touch()
+    for words in (["--inference", "rebap"], ["--set-level", "1.5"], ["--out", "file/x"], ["--set-level", "0.99"]):
+        refused = rebapl("learn", "photos", *QUICK, *words)
+        assert isinstance(refused.exception, UserError), words
+        assert "learns all classes" not in refused.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_empty_file_of_answers_is_damaged(learned: tuple[Path, Result]) -> None:
+    path = learned[0] / "runs" / "photos" / "held-out.csv"
+    content = path.read_text()
+    try:
+        for empty in ("", content.splitlines()[0] + "\n"):
+            path.write_text(empty)
+            assert "held-out.csv is damaged (it has no rows)" in str(rebapl("learn", "photos", *QUICK).exception)
+    finally:
+        path.write_text(content)
+
+
+def test_an_estimate_that_a_kill_has_left_is_removed(learned: tuple[Path, Result]) -> None:
+    (learned[0] / "runs" / "photos" / "estimate").mkdir()
+    assert "already learned" in rebapl("learn", "photos", *QUICK).stdout
+    assert not (learned[0] / "runs" / "photos" / "estimate").exists()

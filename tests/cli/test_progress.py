@@ -17,7 +17,7 @@ from rebapl.cli.progress import PlainSteps, StepProgress
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.published import PUBLISHED
 from rebapl.learners import METHODS
-from rebapl.runs.engine import Ended, Failure, Outcome, Retried, Started, Stepped
+from rebapl.runs.jobs import Ended, Failure, Outcome, Retried, Started, Stepped
 from rebapl.runs.run import Job
 from rebapl.sampling import PRESETS
 

@@ -96,7 +96,7 @@ def test_prediction_mixes_the_particle_with_each_images_own_prior(
     learner.eval()
     expected = share * particle + (1 - share) * torch.cat(rows)
     torch.testing.assert_close(learner(images).logits, expected, atol=1e-5, rtol=1e-5)
-    monkeypatch.setattr("rebapl.learners.adaptable_prompts.SEQUENCES", 5)
+    monkeypatch.setattr("rebapl.learners.base.SEQUENCES", 5)
     torch.testing.assert_close(learner(images).logits, expected, atol=1e-5, rtol=1e-5)
 
 

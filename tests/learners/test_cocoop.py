@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.learners import cocoop
 
 
 def test_chunks_change_nothing(build: Any, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = build("cocoop")
     whole = learner(images)
     for sequences in (1, 8):  # one image, then two at a time
-        monkeypatch.setattr(cocoop, "SEQUENCES", sequences)
+        monkeypatch.setattr("rebapl.learners.base.SEQUENCES", sequences)
         parts = learner(images)
         torch.testing.assert_close(parts.logits, whole.logits)
         torch.testing.assert_close(parts.cloud("text"), whole.cloud("text"))

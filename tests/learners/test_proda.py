@@ -89,7 +89,7 @@ def test_training_takes_a_random_few_and_prediction_all(encoder: DualEncoder) ->
 def test_passes_over_few_sequences_change_nothing(encoder: DualEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     learner = build(encoder).eval()
     whole = learner.encode_classes()["prompts"]
-    monkeypatch.setattr("rebapl.learners.proda.SEQUENCES", 5)
+    monkeypatch.setattr("rebapl.learners.base.SEQUENCES", 5)
     torch.testing.assert_close(learner.encode_classes()["prompts"], whole, atol=1e-6, rtol=0)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from rebapl.errors import UserError
-from rebapl.runs.engine import Ended, Event, LocalEngine
+from rebapl.runs.engine import LocalEngine
 from rebapl.runs.engines import build_engine
+from rebapl.runs.jobs import Ended, Event
 from rebapl.runs.results import read_result
 from rebapl.runs.run import run_all
 

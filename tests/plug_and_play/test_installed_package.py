@@ -145,13 +145,10 @@ import json, sys
 from rebapl.cli.commands import app
 from rebapl.runs import engine
 
-def in_a_worker(self, jobs, on_event):
-    return engine._Pool(self.devices, 1, on_event).run(jobs)
-
 if __name__ == "__main__":
     for words in json.loads(sys.argv[1]):
         if "--plugin" in words:
-            engine.LocalEngine.run = in_a_worker
+            engine.LocalEngine._hand_out = engine.Engine._hand_out  # in a process of its own, though it is one job
         app(words, standalone_mode=False)
 """
 """All commands one after the other, since every start of a process takes seconds; the last in a worker process."""

@@ -53,7 +53,12 @@ def test_joined_cycles_equal_those_of_one_run(name: str, tmp_path: Path) -> None
     run(case, every, device="cpu", load=MINI, score=False)
     assert bytes_of(some) == bytes_of(whole)
     assert bytes_of(every) == bytes_of(whole)
-    assert sorted(path.name for path in every.iterdir()) == ["config.json", "environment.json", "log.csv", "posterior"]
+    assert sorted(path.name for path in every.glob("[!.]*")) == [
+        "config.json",
+        "environment.json",
+        "log.csv",
+        "posterior",
+    ]
 
 
 def test_a_cycle_that_is_interrupted_goes_on_and_a_damaged_one_is_sampled_again(

@@ -22,20 +22,9 @@ from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.errors import UserError
 from rebapl.runs import engine as engine_module
 from rebapl.runs.config import RunConfig
-from rebapl.runs.engine import (
-    Ended,
-    Engine,
-    Event,
-    LocalEngine,
-    Reached,
-    Retried,
-    Started,
-    Stepped,
-    Work,
-    _do_in_process,
-    check_outcomes,
-)
+from rebapl.runs.engine import Engine, LocalEngine, _do_in_process
 from rebapl.runs.folder import CHECKPOINT, ERROR, RESULTS, run_folder
+from rebapl.runs.jobs import Ended, Event, Reached, Retried, Started, Stepped, Work, check_outcomes
 from rebapl.runs.machine import KeptBackbone
 from rebapl.runs.run import Job, run_all
 

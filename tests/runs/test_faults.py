@@ -96,7 +96,7 @@ def test_a_run_that_is_killed_at_twenty_moments_equals_one_that_is_not(
         if process.exitcode == 0:
             assert same(out, whole)
             assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
-            assert not list(out.glob(".*"))
+            assert not list(out.glob(".*.tmp"))
             assert not list(out.glob("checkpoint*"))
             if kills == 20:
                 return
@@ -357,7 +357,7 @@ def test_a_full_disk_is_named_and_what_was_there_stays(train: Train, small_disk:
         with pytest.raises(UserError, match=FULL):
             attempt()
     assert {each.name: each.read_bytes() for each in (out / "posterior").iterdir()} == saved
-    assert not list(out.glob(".*"))
+    assert not list(out.glob(".*.tmp"))
 
 
 def test_a_folder_that_may_not_be_written_is_named(train: Train) -> None:
@@ -408,7 +408,12 @@ def test_a_run_that_was_killed_just_before_its_end_is_tidied(train: Train, tmp_p
         left.write_text("left")
     (out / ".posterior.abc.tmp").mkdir()
     train(CONFIG.changed(epochs=1), out)
-    assert sorted(path.name for path in out.iterdir()) == ["config.json", "environment.json", "log.csv", "posterior"]
+    assert sorted(path.name for path in out.glob("[!.]*")) == [
+        "config.json",
+        "environment.json",
+        "log.csv",
+        "posterior",
+    ]
 
 
 def hold(folder: Path, begun: Any, enough: Any) -> None:

@@ -20,9 +20,10 @@ from tiny_suite import TINY
 
 from rebapl.errors import UserError
 from rebapl.reproduce.targets import PAPER_TARGETS
-from rebapl.runs.engine import Ended, Event, LocalEngine, Retried, Started, Stepped, Work
+from rebapl.runs.engine import LocalEngine
 from rebapl.runs.engines import RayEngine, SlurmEngine
 from rebapl.runs.folder import CHECKPOINT, ERROR
+from rebapl.runs.jobs import Ended, Event, Retried, Started, Stepped, Work
 from rebapl.runs.run import Job, run_all
 from rebapl.runs.shards import conclude
 from rebapl.training.checkpoint import load_checkpoint

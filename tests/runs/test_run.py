@@ -4,13 +4,13 @@ import gc
 import json
 import multiprocessing
 import shutil
-import threading
 import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from drawn_folder import coloured_squares
+from filelock import SoftFileLease
 
 import rebapl
 from rebapl.data.fixture import make_fixture
@@ -112,8 +112,9 @@ def test_an_untrained_run_cannot_be_scored(tmp_path: Path) -> None:
 
 
 def test_an_unknown_device_is_refused() -> None:
-    with pytest.raises(UserError, match="device 'tpu9'"):
-        best_device("tpu9")
+    for name in ("tpu9", "gpu", "cuda:99", "cpu:x"):
+        with pytest.raises(UserError, match=rf"device '{name}' is not available here; there is cpu"):
+            best_device(name)
 
 
 def test_a_finished_run_is_neither_trained_nor_scored_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +273,7 @@ def hold(folder: Path, begun, enough, over) -> None:
         over.set()
 
 
-def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
+def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = multiprocessing.get_context("fork")
     begun, enough, over = (context.Event() for _ in range(3))
     other = context.Process(target=hold, args=(tmp_path / "run", begun, enough, over))
@@ -285,7 +286,8 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
         pass
     with alone_in(tmp_path / "elsewhere"):
         pass
-    threading.Timer(0.2, enough.set).start()
+    attempt = SoftFileLease._acquire
+    monkeypatch.setattr(SoftFileLease, "_acquire", lambda self: (attempt(self), enough.set())[0])  # after an attempt
     with alone_in(tmp_path / "run", wait=True):
         assert over.is_set(), "the other process had left"
         assert not list(tmp_path.glob("run"))
@@ -307,3 +309,60 @@ def test_a_run_on_ones_own_images_is_scored_from_any_folder(tmp_path: Path, monk
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert evaluate_run(out, device="cpu").parts["test"].images == 4
+
+
+@pytest.fixture
+def scored(trained: Path, tmp_path: Path) -> Path:
+    """A copy of a run that is trained and scored."""
+    evaluate_run(trained, device="cpu")
+    return Path(shutil.copytree(trained, tmp_path / "scored"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with another step size."""
+    config = CONFIG.changed(inference_settings={"sampler.lr": 0.5})
+    return run(config, tmp_path_factory.mktemp("runs") / "other", device="cpu")
+
+
+def test_the_results_of_another_run_are_refused(scored: Path, other: Path) -> None:
+    shutil.copy(other / "results.json", scored / "results.json")
+    with pytest.raises(UserError, match=r"results.json is of another run: delete it"):
+        read_result(scored)
+    with pytest.raises(UserError, match="is of another run"):
+        run(CONFIG, scored, device="cpu")
+
+
+def test_the_settings_of_another_run_are_refused(scored: Path, other: Path) -> None:
+    shutil.copy(other / "config.json", scored / "config.json")
+    with pytest.raises(UserError, match=r"config.json is of another run than the other files"):
+        run(CONFIG.changed(inference_settings={"sampler.lr": 0.5}), scored, device="cpu", score=False)
+    content = json.loads((other / "config.json").read_text())
+    content["resolved"]["shots"] = 7
+    (scored / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="its hash is not that of its settings"):
+        run(CONFIG, scored, device="cpu", score=False)
+
+
+def test_what_kills_have_left_in_a_finished_run_is_removed(scored: Path) -> None:
+    before = sorted(path.name for path in scored.iterdir())
+    for name in ("checkpoint.safetensors", "checkpoint.previous.safetensors", ".results.json.x.tmp"):
+        (scored / name).touch()
+    (scored / "cycles").mkdir()
+    run(CONFIG, scored, device="cpu")
+    assert sorted(path.name for path in scored.iterdir()) == before
+
+
+def test_a_log_that_a_spreadsheet_has_saved_is_read(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text((trained / "log.csv").read_text(), encoding="utf-8-sig")
+    assert read_log(tmp_path / "log.csv") == read_log(trained / "log.csv")
+
+
+@pytest.mark.parametrize("content", ["{}", '{"images": [], "trained": {"x.png": "1"}}', '{"images": 3, "trained": 4}'])
+def test_a_changed_record_of_the_images_is_one_line(tmp_path: Path, content: str) -> None:
+    photos = coloured_squares(tmp_path / "photos")
+    config = RunConfig(str(photos), "zero-shot", protocol="few-shot", backbone="mini")
+    out = run(config, runs=tmp_path / "runs", device="cpu", score=False)
+    (out / "data.json").write_text(content)
+    with pytest.raises(UserError, match=r"data.json is damaged"):
+        run(config, out, device="cpu", score=False)

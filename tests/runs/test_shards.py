@@ -16,7 +16,8 @@ from rebapl.errors import UserError
 from rebapl.posterior import load_posterior, save_posterior
 from rebapl.posterior.answers import Question
 from rebapl.runs.answer_formats import import_parquet
-from rebapl.runs.engine import Event, LocalEngine, Retried, Started, Stepped, Work, check_outcomes
+from rebapl.runs.engine import LocalEngine
+from rebapl.runs.jobs import Event, Retried, Started, Stepped, Work, check_outcomes
 from rebapl.runs.shards import IMAGES, Inquiry, Place, Shard, answer_shards, conclude, count_rows, plan_shards
 
 

@@ -13,9 +13,11 @@ import pytest
 from small_jobs import LONG, jobs, made, tiny
 
 from rebapl.errors import UserError
-from rebapl.runs.engine import Ended, Event, LocalEngine, Started, Stepped
+from rebapl.runs import engines
+from rebapl.runs.engine import LocalEngine
 from rebapl.runs.engines import SlurmEngine, minutes
 from rebapl.runs.folder import CHECKPOINT
+from rebapl.runs.jobs import Ended, Event, Started, Stepped
 from rebapl.runs.run import Job
 from rebapl.training.checkpoint import load_checkpoint
 
@@ -97,6 +99,46 @@ def test_an_interrupted_driver_cancels_its_jobs_after_they_have_kept_their_step(
         time.sleep(0.05)
     assert load_checkpoint(kept)["loop"]["schedule"]["steps"] > 0
     os.kill(fake_slurm.process(slurm), signal.SIGKILL)  # as SLURM does a while after
+
+
+def test_several_runs_are_one_array(slurm: Path, tmp_path: Path) -> None:
+    wanted = jobs(tmp_path / "runs", 1, 2)
+    outcomes = list(SlurmEngine(tmp_path / "runs").run(wanted))
+    assert [(outcome.state, outcome.attempts) for outcome in outcomes] == [("done", 1)] * 2
+    assert len({path.name.partition("_")[0] for path in (slurm / "jobs").glob("*_*.sh")}) == 1
+    assert len(list((slurm / "jobs").glob("*_*.sh"))) == 2
+    assert not [path.name for path in (tmp_path / "runs" / ".slurm").iterdir() if path.suffix in (".json", ".answer")]
+
+
+@pytest.mark.usefixtures("slurm")
+def test_files_in_the_working_folder_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By submitit in a job, which begins in the folder in which sbatch was called."""
+    (tmp_path / "evil").mkdir()
+    for name in ("torch", "numpy", "submitit", "json", "rebapl"):
+        (tmp_path / "evil" / f"{name}.py").write_text(f'open({str(tmp_path / "EXECUTED")!r}, "w")\n')
+    monkeypatch.chdir(tmp_path / "evil")
+    (outcome,) = SlurmEngine(tmp_path / "runs").run(jobs(tmp_path / "runs", 1))
+    assert outcome.state == "done"
+    assert not (tmp_path / "EXECUTED").exists()
+
+
+def test_a_job_that_slurm_does_not_know_is_given_up(
+    slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "UNKNOWN_SECONDS", 0.2)
+    monkeypatch.setattr(SlurmEngine, "look_seconds", 0.1)
+    (slurm / "sbatch").write_text("#!/bin/sh\necho Submitted batch job 4711\n")
+    (slurm / "sacct").write_text("#!/bin/sh\necho 'JobID|State|NodeList'\n")
+    (outcome,) = SlurmEngine(tmp_path / "runs").run(jobs(tmp_path / "runs", 1))
+    assert (outcome.state, outcome.attempts) == ("failed", 2)
+    assert "job 4711 ended as UNKNOWN" in str(outcome.failure)
+
+
+def test_jobs_that_sbatch_refuses_are_one_line(slurm: Path, tmp_path: Path) -> None:
+    (slurm / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: nowhere' >&2\nexit 1\n")
+    with pytest.raises(UserError, match=r"SLURM does not take the jobs .*invalid partition") as refused:
+        list(SlurmEngine(tmp_path / "runs", partition="nowhere").run(jobs(tmp_path / "runs", 1)))
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def _sbatch(jobs: Path, words: list[str]) -> None:
     script = Path(words[-1]).read_text()
     array = next((line for line in script.splitlines() if line.startswith("#SBATCH --array=")), None)
     number = time.time_ns() // 1_000_000  # submitit remembers the numbers of all clusters of its process
-    count = 0 if array is None else int(array.partition("-")[2].partition("-")[2].partition("%")[0]) + 1
+    count = 0 if array is None else int(array.partition("=")[2].partition("-")[2].partition("%")[0]) + 1
     for job in [f"{number}_{index}" for index in range(count)] or [str(number)]:
         (jobs / f"{job}.sh").write_text(script)
         _start(jobs, job)

@@ -245,7 +245,7 @@ def _write(
     """Do the shards that are missing, here or on an engine, and say at the end what is there."""
     from rebapl.cli.progress import StepProgress
     from rebapl.interruption import Interrupted
-    from rebapl.runs.engine import Outcome, check_outcomes
+    from rebapl.runs.jobs import Outcome, check_outcomes
     from rebapl.runs.lock import alone_in
     from rebapl.runs.shards import CPU_SIZE, SIZE, Inquiry, answer_shards, conclude, count_rows, plan_shards
 

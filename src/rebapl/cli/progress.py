@@ -24,7 +24,7 @@ from rich.progress import (
 )
 
 from rebapl.errors import printable
-from rebapl.runs.engine import Ended, Event, Outcome, Retried, Stalled, Started, Stepped, Work
+from rebapl.runs.jobs import Ended, Event, Outcome, Retried, Stalled, Started, Stepped, Work
 from rebapl.wording import clock, roughly
 
 if TYPE_CHECKING:

@@ -28,7 +28,8 @@ def run(
     """
     from rebapl.cli.progress import StepProgress
     from rebapl.runs.config_file import build_config, read_config_file
-    from rebapl.runs.engine import LocalEngine, check_outcomes
+    from rebapl.runs.engine import LocalEngine
+    from rebapl.runs.jobs import check_outcomes
     from rebapl.runs.run import Job
 
     job = Job.of(build_config(read_config_file(config)), runs, root=root, track=parse_trackers(track))

@@ -98,8 +98,8 @@ def train(
     from rebapl.cli.progress import StepProgress
     from rebapl.reports.results import scores_table
     from rebapl.runs.config_file import build_config, gather_settings
-    from rebapl.runs.engine import check_outcomes
     from rebapl.runs.folder import is_trained
+    from rebapl.runs.jobs import check_outcomes
     from rebapl.runs.results import read_result
     from rebapl.runs.run import Job, cycle_jobs
 

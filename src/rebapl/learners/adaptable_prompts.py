@@ -34,8 +34,6 @@ from rebapl.learners.coop import CoOp, CoOpConfig
 from rebapl.learners.initial import draw_linear, undrawn_linear
 from rebapl.learners.registry import register
 
-SEQUENCES = 4096  # in one text pass
-
 
 class APPConfig(CoOpConfig):
     """CoOp's settings; `prior_weight` is λ, published as 1/shots; `particle_share` is α."""
@@ -68,8 +66,7 @@ class APP(CoOp):
         logits = self.cosine_logits(frozen, classes["text"])
         if not self.training:
             share = self.config.particle_share
-            parts = prior.split(max(1, SEQUENCES // len(self.class_names)))
-            text = torch.cat([self._prior_text(part) for part in parts])
+            text = self.in_portions(self._prior_text, prior)
             logits = share * logits + (1 - share) * self.cosine_logits(frozen.unsqueeze(1), text).squeeze(1)
         return Output(logits, {"image": frozen, "prior": prior}, classes)
 

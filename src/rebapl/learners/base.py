@@ -8,7 +8,7 @@ cycles or data sets.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from rebapl.learnable import Learnable
 
 DEFAULT_TEMPLATE = "a photo of a {}."
+
+SEQUENCES = 4096
+"""Texts in one pass, where each image or prompt has texts of its own: more would take too much memory."""
 
 Frozen = TypeVar("Frozen", bound=Tensor | States)
 """The part of the image pass that does not depend on the parameters: finished features, or states half-way."""
@@ -204,6 +207,10 @@ class Learner(nn.Module, Generic[Frozen]):
     def cosine_logits(self, image: Tensor, text: Tensor) -> Tensor:
         """Logits (B, C) of normalised features (B, e) and (C, e)."""
         return self.encoder.logits(image, text)
+
+    def in_portions(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+        """`function(rows)`, where each row takes a text of every class: at most `SEQUENCES` texts in one pass."""
+        return torch.cat([function(part) for part in rows.split(max(1, SEQUENCES // len(self.class_names)))])
 
     @torch.no_grad()
     def frozen_cloud(self, space: str, images: Tensor | None, chunk: int = 64) -> Tensor | None:

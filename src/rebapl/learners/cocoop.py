@@ -23,7 +23,6 @@ from rebapl.learners.initial import context_ids, draw_linear, draw_tokens, undra
 from rebapl.learners.registry import register
 from rebapl.settings import Settings
 
-SEQUENCES = 4096  # in one text pass
 REDUCTION = 16
 
 
@@ -66,8 +65,7 @@ class CoCoOp(Learner[Tensor]):
 
     def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
         """`text` is a cloud with a row per image here: its C text features side by side, (B, C·e), of length 1."""
-        parts = frozen.split(max(1, SEQUENCES // len(self.class_names)))
-        text = torch.cat([self._text_features(part) for part in parts])
+        text = self.in_portions(self._text_features, frozen)
         logits = self.cosine_logits(frozen.unsqueeze(1), text).squeeze(1)
         return Output(logits, {"image": frozen, "text": F.normalize(text.flatten(1), dim=-1)}, classes)
 

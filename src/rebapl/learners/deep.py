@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder, Edit, Insert, Replace, States
 from rebapl.errors import UserError
+from rebapl.learners.base import Output
 from rebapl.learners.initial import draw_tokens
 
 OPENING = "a photo of a"
@@ -146,3 +147,13 @@ def with_features(encoder: DualEncoder, states: States) -> StatesWithFeatures:
     """The same image states, and the features that the frozen tower computes from them."""
     features = F.normalize(encoder.vision.features(states), dim=-1)
     return StatesWithFeatures(states.hidden, states.read, states.layer, features=features)
+
+
+def frozen_image(output: Output, method: str) -> Tensor:
+    """The image features (B, e) of the frozen model, which the loss of a method compares with."""
+    if "frozen_image" not in output.per_image:
+        raise UserError(
+            f"{method}'s loss compares with the frozen model's image features, which are computed in training mode "
+            "only: call learner.train() before the pass"
+        )
+    return output.per_image["frozen_image"]

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from rebapl.backbones import DualEncoder, Edit, Insert, Replace, States, Tower
 from rebapl.errors import UserError
 from rebapl.learners.base import Learner, Output
-from rebapl.learners.deep import StatesWithFeatures, scaled_depth, with_features
+from rebapl.learners.deep import StatesWithFeatures, frozen_image, scaled_depth, with_features
 from rebapl.learners.initial import draw_linear, draw_normal, undrawn_linear
 from rebapl.learners.registry import register
 from rebapl.settings import Settings
@@ -121,14 +121,9 @@ class RepresentationLearner(Learner[States]):
         return Output(share * by_class + (1 - share) * by_representation, clouds, classes)
 
     def loss(self, output: Output, labels: Tensor) -> Tensor:
-        if "frozen_image" not in output.per_image:
-            raise UserError(
-                "MMRL's loss compares with the frozen model's image features, which are computed in training mode "
-                "only: call learner.train() before the pass"
-            )
         by_class, by_representation = _both_logits(output.per_image, output.per_class)
         share = self.config.class_share
-        like_image = (output.per_image["image"] * output.per_image["frozen_image"]).sum(-1).mean()
+        like_image = (output.per_image["image"] * frozen_image(output, "MMRL")).sum(-1).mean()
         like_text = (output.per_class["text"] * self.frozen_text).sum(-1).mean()
         return (
             share * F.cross_entropy(by_class, labels)

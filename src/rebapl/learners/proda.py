@@ -28,7 +28,6 @@ from rebapl.learners.initial import draw_normal
 from rebapl.learners.registry import register
 from rebapl.settings import SettingError, Settings
 
-SEQUENCES = 4096  # in one text pass
 ORDER: tuple[Position, ...] = ("front", "middle", "end")
 AT_ONCE = 4
 ORTHOGONALITY = 0.1
@@ -87,9 +86,7 @@ class ProDA(Learner[Tensor]):
 
     def encode_classes(self) -> Mapping[str, Tensor]:
         """`text` (C, e) is the mean over prompts, shorter than 1; `prompts` (C, P, e) are the normalised features."""
-        chosen = self._chosen()
-        parts = chosen.split(max(1, SEQUENCES // len(self.class_names)))
-        features = torch.cat([self._class_features(part) for part in parts]).transpose(0, 1)
+        features = self.in_portions(self._class_features, self._chosen()).transpose(0, 1)
         return {"text": features.mean(1), "prompts": features}
 
     def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:

@@ -20,9 +20,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rebapl.backbones import States
-from rebapl.errors import UserError
 from rebapl.learners.base import Output
-from rebapl.learners.deep import Depth, StatesWithFeatures, with_features
+from rebapl.learners.deep import Depth, StatesWithFeatures, frozen_image, with_features
 from rebapl.learners.ivlp import IVLP, IVLPConfig
 from rebapl.learners.registry import register
 from rebapl.learners.templates import Templates, mean_features
@@ -78,12 +77,7 @@ class PromptSRC(IVLP):
         return replace(output, per_image={**output.per_image, "frozen_image": frozen.features})
 
     def loss(self, output: Output, labels: Tensor) -> Tensor:
-        if "frozen_image" not in output.per_image:
-            raise UserError(
-                "PromptSRC's loss compares with the frozen model's image features, which are computed in training "
-                "mode only: call learner.train() before the pass"
-            )
-        image, text = output.per_image["frozen_image"], self.frozen_text
+        image, text = frozen_image(output, "PromptSRC"), self.frozen_text
         frozen_logits = self.cosine_logits(image, text)
         divergence = F.kl_div(
             output.logits.log_softmax(-1), frozen_logits.log_softmax(-1), reduction="sum", log_target=True

@@ -17,6 +17,9 @@ from rebapl.wording import few
 MIXED_UP = 5
 """How many confusions are shown."""
 
+RISKS = (0.01, 0.05, 0.1)
+"""The shares of wrong answers for which it is said how many images are answered."""
+
 
 def plan_lines(lesson: Lesson) -> list[str]:
     """What will be done, a line each: the images, how they are learned, and how that is measured."""
@@ -61,7 +64,7 @@ def result_lines(
             "with two or more images of each class, rebapl learn measures both",
         ]
     else:
-        lines = [_accuracy(answers), _mixed_up(answers), _threshold(answers, threshold)]
+        lines = [_accuracy(answers), _mixed_up(answers), _threshold(answers, threshold), _other_risks(answers)]
         if conformal is not None:
             lines.append(
                 f"prediction sets: at level {100 * conformal.level:g} %; those of the held-out images have "
@@ -98,6 +101,31 @@ def _threshold(answers: Sequence[Answer], threshold: Threshold | None) -> str:
         f"held-out images {len(answered)} ({100 * len(answered) / len(answers):.0f} %) are answered, {wrong} of them "
         f"wrongly: {_share(wrong, len(answered))}"
     )
+
+
+def _other_risks(answers: Sequence[Answer]) -> str:
+    """How many held-out images each of three risks answers, so that a person can choose another one."""
+    shares = (f"{100 * risk:g} %: {100 * answered_at(answers, risk) / len(answers):.0f} %" for risk in RISKS)
+    return f"answered, by the share of wrong answers that is allowed (--risk): {', '.join(shares)}"
+
+
+def answered_at(answers: Sequence[Answer], risk: float) -> int:
+    """How many images are answered, the surest first, if at most the share `risk` of the answers may be wrong.
+
+    Images of equal uncertainty are answered together or not at all.
+
+    >>> sure, unsure = Answer("1.png", "cat", "cat", 0.9, 0.1), Answer("2.png", "cat", "dog", 0.6, 0.4)
+    >>> answered_at([unsure, sure], 0.1), answered_at([unsure, sure], 0.5)
+    (1, 2)
+    """
+    ordered = sorted(answers, key=lambda answer: answer.uncertainty)
+    best = wrong = 0
+    for count, answer in enumerate(ordered, start=1):
+        wrong += not answer.right
+        ends = count == len(ordered) or ordered[count].uncertainty > answer.uncertainty
+        if ends and wrong <= risk * count:
+            best = count
+    return best
 
 
 def _share(count: int, total: int) -> str:

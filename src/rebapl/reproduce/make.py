@@ -17,8 +17,9 @@ from rebapl.reproduce.paper_table import Context, Product, Target
 from rebapl.reproduce.suites import Suite
 from rebapl.reproduce.targets import PAPER_TARGETS
 from rebapl.runs.config import RunConfig
-from rebapl.runs.engine import Engine, LocalEngine, OnEvent
+from rebapl.runs.engine import Engine, LocalEngine
 from rebapl.runs.folder import is_finished, run_folder
+from rebapl.runs.jobs import OnEvent
 from rebapl.runs.run import run_all
 
 PAGE = "README.md"

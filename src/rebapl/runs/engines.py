@@ -23,18 +23,8 @@ from typing import Any
 
 from rebapl.errors import UserError, first_line, unknown
 from rebapl.files import read_json, write_atomically, write_json
-from rebapl.runs.engine import (
-    ENGINES,
-    GRACE_SECONDS,
-    Engine,
-    Failure,
-    LocalEngine,
-    Work,
-    perform_text,
-    read_failure,
-    record_failure,
-    register_engine,
-)
+from rebapl.runs.engine import ENGINES, GRACE_SECONDS, Engine, LocalEngine, register_engine
+from rebapl.runs.jobs import Failure, Work, perform_text, read_failure, record_failure
 from rebapl.runs.workers import in_a_safe_folder
 
 CONNECT_SECONDS = 10.0

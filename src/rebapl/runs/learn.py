@@ -35,8 +35,9 @@ from rebapl.posterior.fitting import check_level, choose_conformal, choose_thres
 from rebapl.posterior.prediction import Conformal, Threshold
 from rebapl.posterior.storage import read_manifest
 from rebapl.runs.config import RunConfig
-from rebapl.runs.engine import LocalEngine, OnEvent, check_outcomes
+from rebapl.runs.engine import LocalEngine
 from rebapl.runs.folder import CONFIG, POSTERIOR, RESULTS, data_changes, is_trained, read_config
+from rebapl.runs.jobs import OnEvent, check_outcomes
 from rebapl.runs.lock import alone_in
 from rebapl.runs.machine import LoadBackbone, device_name
 from rebapl.runs.results import PartScores, RunResult, write_result
@@ -161,6 +162,7 @@ def learn(
     no more than 95 % of them. `set_level` asks for prediction sets of this level, chosen on the same images.
     """
     jobs = lesson.jobs(root)
+    engine.load.datasets[lesson.final.resolved().data] = lesson.dataset
     for some in (jobs[:1], jobs[1:]):
         check_outcomes(list(engine.run(some, on_event)))
     if not lesson.folds:

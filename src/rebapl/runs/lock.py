@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,8 @@ def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
             lock.acquire(blocking=wait)
         except (Timeout, LeaseSettingsMismatch) as error:
             raise _taken(folder, path, lock) from error
+        for left in path.parent.glob(f"{glob.escape(path.name)}.break.*"):  # by a kill while a stale lock was taken
+            left.unlink(missing_ok=True)
     try:
         yield
     finally:

@@ -22,11 +22,11 @@ from rebapl.data.task import Task
 from rebapl.errors import UserError, printable
 from rebapl.evaluation.diversity import diversity_record
 from rebapl.evaluation.tasks import Predicted, diversity_on_test, evaluate, fit_on_validation, score_outside
-from rebapl.files import finish_replacement, remove_leftovers, write_json
+from rebapl.files import finish_replacement, is_leftover, remove_leftovers, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.storage import is_stored
 from rebapl.runs.config import RunConfig, first_difference, hash_of
-from rebapl.runs.engine import Engine, LocalEngine, OnEvent, Work, check_outcomes
+from rebapl.runs.engine import Engine, LocalEngine
 from rebapl.runs.folder import (
     ANEW,
     CHECKPOINT,
@@ -52,6 +52,7 @@ from rebapl.runs.folder import (
     stored_settings,
     write_config,
 )
+from rebapl.runs.jobs import OnEvent, Work, check_outcomes
 from rebapl.runs.lock import alone_in
 from rebapl.runs.machine import (
     KeptBackbone,
@@ -105,7 +106,7 @@ def run(
         return out
     task, posterior = None, None
     if _unfinished(out) or not is_trained(config, out):
-        device, task = best_device(device), config.task(root, keep_split=True)
+        device, task = best_device(device), _task(config, root, load)
         with _alone(out, wait=wait):
             if not is_trained(config, out):
                 posterior = _train(config, out, task, device, progress, load, track)
@@ -175,6 +176,12 @@ def _begun(config: RunConfig, out: Path, task: Task, device: str, load: LoadBack
         yield holder.pop()
 
 
+def _task(config: RunConfig, root: Path | None, load: LoadBackbone) -> Task:
+    """The task of a run that is trained, of a data set that is loaded already if there is one."""
+    known = load.datasets.get(config.resolved().data) if isinstance(load, KeptBackbone) else None
+    return config.task(root, keep_split=True, dataset=known)
+
+
 def _sample_cycle(
     config: RunConfig,
     out: Path,
@@ -189,7 +196,7 @@ def _sample_cycle(
     """Sample one cycle of a run by itself, as far as that is not done."""
     if is_trained(config, out) or cycle_file(out, cycle).exists():
         return
-    device, task, folder = best_device(device), config.task(root, keep_split=True), cycle_folder(out, cycle)
+    device, task, folder = best_device(device), _task(config, root, load), cycle_folder(out, cycle)
     with alone_in(folder, wait=wait):
         if cycle_file(out, cycle).exists():
             return
@@ -201,8 +208,11 @@ def _sample_cycle(
 
 
 def _unfinished(out: Path) -> bool:
-    """Whether there are checkpoints or cycles, which a trained run no longer needs."""
-    return bool(Checkpoints(out / CHECKPOINT).there()) or (out / CYCLES).exists()
+    """Whether there is something that a finished run no longer needs: checkpoints, cycles, leftovers of a kill."""
+    there = out.iterdir() if out.is_dir() else ()
+    return bool(Checkpoints(out / CHECKPOINT).there()) or any(
+        is_leftover(path) or path.name == CYCLES for path in there
+    )
 
 
 def _remove_unfinished(out: Path) -> None:

@@ -32,7 +32,7 @@ from rebapl.posterior import Posterior, load_posterior
 from rebapl.posterior.answers import Pace, Question, answer_files
 from rebapl.posterior.records import Record, as_text, head_of
 from rebapl.runs.answer_formats import images_in, import_parquet, join, rows_bytes
-from rebapl.runs.engine import Work
+from rebapl.runs.jobs import Work
 from rebapl.runs.machine import LoadBackbone
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ class Place:
         there = read_json(self.about, "a place of answers")
         if there.get("posterior") != about["posterior"]:
             raise UserError(f"{shown} holds answers of another run or of other weights ({there.get('run')}): {anew}")
-        for key in about.keys() - {"rebapl", "run"}:
-            if there.get(key) != about[key]:
+        for key in about:
+            if key not in ("rebapl", "run") and there.get(key) != about[key]:
                 theirs, ours = (json.dumps(each, ensure_ascii=False) for each in (there.get(key), about[key]))
                 raise UserError(f"{shown} was made with {key} = {theirs}, not {ours}: {anew}")
         if self.joined and self.out.exists() and sha256(self.out) not in there.get("sha256", ()):
