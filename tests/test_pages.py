@@ -104,7 +104,7 @@ def test_the_commands_and_options_that_a_page_shows_exist(page: str) -> None:
         for word in line.split():
             if word in getattr(command, "commands", {}):
                 command = command.commands[word]
-            elif word.startswith("--"):
+            elif re.match(r"--?[a-zA-Z]", word):
                 known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
                 assert word.partition("=")[0] in known | {"--help"}, f"{page}: rebapl {line}"
         assert command is not root or line.startswith("-"), f"{page}: rebapl {line}"

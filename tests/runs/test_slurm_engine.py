@@ -110,6 +110,18 @@ def test_several_runs_are_one_array(slurm: Path, tmp_path: Path) -> None:
     assert not [path.name for path in (tmp_path / "runs" / ".slurm").iterdir() if path.suffix in (".json", ".answer")]
 
 
+@pytest.mark.usefixtures("slurm")
+def test_files_in_the_working_folder_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By submitit in a job, which begins in the folder in which sbatch was called."""
+    (tmp_path / "evil").mkdir()
+    for name in ("torch", "numpy", "submitit", "json", "rebapl"):
+        (tmp_path / "evil" / f"{name}.py").write_text(f'open({str(tmp_path / "EXECUTED")!r}, "w")\n')
+    monkeypatch.chdir(tmp_path / "evil")
+    (outcome,) = SlurmEngine(tmp_path / "runs").run(jobs(tmp_path / "runs", 1))
+    assert outcome.state == "done"
+    assert not (tmp_path / "EXECUTED").exists()
+
+
 def test_a_job_that_slurm_does_not_know_is_given_up(
     slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

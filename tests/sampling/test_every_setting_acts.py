@@ -49,6 +49,7 @@ OTHERS: dict[str, list[Any]] = {
     "first_epochs": [5],
     "gradient_noise": ["estimate", 0.01],
     "center": ["init"],
+    "mass_matrix": ["diagonal", None],
     "space": ["image", "text", "both", "logits", "weights"],
     "prior_std": [0.3],
     "bandwidth": [0.7],

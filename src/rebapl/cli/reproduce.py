@@ -38,8 +38,8 @@ def reproduce(
     inference: Annotated[str | None, typer.Option(help="The preset that ReBaPL stands for.")] = None,
     seeds: Annotated[str | None, typer.Option(help="Other seeds, separated by commas.")] = None,
     shots: Annotated[int | None, typer.Option(min=1, help="Other number of training images per class.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="At most so many epochs (per cycle) of each run.")] = None,
-    test_images: Annotated[int | None, typer.Option(min=1, help="At most so many test images per part.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Largest number of epochs (per cycle) of a run.")] = None,
+    test_images: Annotated[int | None, typer.Option(min=1, help="Largest number of test images per part.")] = None,
     hm: Annotated[
         str, typer.Option(help="Harmonic mean over data sets: of-averages, or average (of the data sets' own).")
     ] = "of-averages",
@@ -50,7 +50,7 @@ def reproduce(
     device: Device = None,
     jobs: Jobs = None,
 ) -> None:
-    """Make the paper's tables and figures from stored runs, beside the paper's own. What is finished is kept."""
+    """Make the paper's tables and figures from stored runs, beside the paper's own. Finished runs are used again."""
     from rebapl.cli.progress import StepProgress, print_table
     from rebapl.evaluation.scores import check_hm_convention
     from rebapl.reports.results import short_value

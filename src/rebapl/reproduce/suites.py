@@ -65,7 +65,7 @@ class Suite:
     * `source`: the data set that transfers are trained on; `cross`, `shifted`: the data sets that table 2 and table 3
       test on.
     * `inference`: the preset that ReBaPL stands for.
-    * `methods`: those of the first table; `asked`: those that a user named, which then are those of every table.
+    * `methods`: the methods of every table of methods, where a user named some; without them each has its own.
     * `epochs`: the largest number of epochs (of ReBaPL: per cycle) by method; "*" stands for every other method.
     * `splits`: split files other than the published ones, by data set.
     * `compared`: whether the paper's numbers are of these data sets, so that differences make sense.
@@ -87,8 +87,7 @@ class Suite:
     shots: int = 16
     test_images: int | None = None
     epochs: Mapping[str, int] = field(default_factory=dict)
-    methods: tuple[str, ...] = TABLE1_METHODS
-    asked: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
     splits: Mapping[str, str] = field(default_factory=dict)
     compared: bool = True
     strengths: tuple[float, ...] = (1e-3, 1e-2, 1e-1)
@@ -156,10 +155,13 @@ class Suite:
         epochs = self.inference_of(data, self.rebapl("maple")).all_epochs
         return Choice("maple, as many epochs", "maple", "mle", {"epochs": epochs, **settings})
 
-    def choices(self, methods: Sequence[str] | None = None) -> list[Choice]:
-        """The rows of a main table: each method as it was published, then ReBaPL on those that have it."""
+    def choices(self, methods: Sequence[str] = TABLE1_METHODS) -> list[Choice]:
+        """The rows of a main table: each method as it was published, then ReBaPL on those that have it.
+
+        `methods` are those that the table has if the user named none.
+        """
         rows = []
-        for method in self.methods if methods is None else methods:
+        for method in self.methods or methods:
             rows.append(Choice(method, method))
             if method in REBAPL_ON:
                 rows.append(self.rebapl(method))
@@ -201,8 +203,7 @@ class Suite:
             for name in methods:
                 METHODS.find(name)
             first = [name for name in TABLE1_METHODS if name in methods]
-            asked = (*first, *(name for name in methods if name not in first))
-            suite = replace(suite, methods=asked, asked=asked)
+            suite = replace(suite, methods=(*first, *(name for name in methods if name not in first)))
         if seeds:
             suite = replace(suite, seeds=tuple(seeds), seeds_by_target={})
         return suite
@@ -289,19 +290,19 @@ def photo_suite(
         return tuple(e.name for e in entries if (below / e.folder / e.images).is_dir())
 
     _check_among(data, ELEVEN, "this suite")
-    found = there([name for name in ELEVEN if not data or name in data])
-    if not found:
+    present = there([name for name in ELEVEN if not data or name in data])
+    if not present:
         looked = ", ".join(PUBLISHED[name].folder for name in data or ELEVEN)
         raise UserError(f"none of the data sets lies below {below} (looked for {looked}): see `rebapl data list`")
-    source = SOURCE if SOURCE in found else max(found, key=lambda name: PUBLISHED[name].classes)
+    source = SOURCE if SOURCE in present else max(present, key=lambda name: PUBLISHED[name].classes)
     return replace(
-        PAPER.changed(data=found),
+        PAPER.changed(data=present),
         name="photo",
         note=PHOTO_NOTE,
         backbone=backbone,
         inference="rebapl",
         source=source,
-        cross=tuple(name for name in found if name != source),
+        cross=tuple(name for name in present if name != source),
         shifted=there(TARGETS["domain-generalization"]) if source == SOURCE else (),
         splits=splits or {},
     )

@@ -37,7 +37,7 @@ from rebapl.reproduce.paper_table import (
     Target,
 )
 from rebapl.reproduce.study_figures import CurveFigure, heat_maps
-from rebapl.reproduce.suites import Choice, Suite, learns
+from rebapl.reproduce.suites import TABLE1_METHODS, Choice, Suite, learns
 from rebapl.reproduce.timing import LATENCY, OVERHEAD, distance_name
 from rebapl.reproduce.toy import toy
 from rebapl.runs.config import RunConfig
@@ -53,7 +53,7 @@ PREFIXES = "prefixes.json"
 """The file in a run's folder that keeps the scores of its first cycles."""
 
 
-def _main_rows(suite: Suite, methods: Sequence[str] | None = None) -> list[TableLine]:
+def _main_rows(suite: Suite, methods: Sequence[str] = TABLE1_METHODS) -> list[TableLine]:
     """Each method as it was published, then ReBaPL on those that have it, with a row Δ."""
     choices = suite.choices(methods)
     return [TableLine(choice, over=choice.method if choice.label != choice.method else "") for choice in choices]
@@ -96,7 +96,7 @@ def _transfer(name: str, what: str, title: str, protocol: str) -> PaperTable:
         what,
         f"{title}, accuracy in %",
         ("method",),
-        lambda suite: _main_rows(suite, suite.asked or TRANSFERRED),
+        lambda suite: _main_rows(suite, TRANSFERRED),
         scores=(ScoreColumn("accuracy", "accuracy", best=True),),
         protocol=protocol,
         read=_accuracies,
@@ -125,10 +125,10 @@ TABLE4 = PaperTable(
 
 
 def _plugged(suite: Suite) -> list[TableLine]:
-    """ReBaPL against maximum likelihood on every method that learns something, or on those that a user asked for."""
-    methods = [method for method in suite.asked or METHODS if learns(method)]
+    """ReBaPL against maximum likelihood on every method that learns something, or on those that a user named."""
+    methods = [method for method in suite.methods or METHODS if learns(method)]
     if not methods:
-        raise UserError(f"{', '.join(suite.asked)} learns nothing: name a method that does with --methods")
+        raise UserError(f"{', '.join(suite.methods)} learns nothing: name a method that does with --methods")
     both = ((Choice(method, method, "mle"), suite.rebapl(method)) for method in methods)
     return [line for mle, rebapl in both for line in (TableLine(mle), TableLine(rebapl, over=mle.label))]
 

@@ -1,4 +1,4 @@
-"""The figures of the toy example. Every function draws the potentials and tensors that it is given."""
+"""The figures of the toy example. Every function draws potentials and tensors that its caller computed."""
 
 from __future__ import annotations
 

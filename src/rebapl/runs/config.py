@@ -14,6 +14,7 @@ from pydantic import Field
 
 from rebapl.backbones.weights import weight_files
 from rebapl.data.catalogue import is_own, load_dataset
+from rebapl.data.dataset import Dataset
 from rebapl.data.identity import identity
 from rebapl.data.images import files_below
 from rebapl.data.task import Task, check_fold_use, load_task, part_names
@@ -76,13 +77,13 @@ class RunConfig(Settings):
         """The backbone asked for, or the default for the data."""
         return self.backbone or default_backbone(self.data)
 
-    def task(self, root: Path | None = None, *, keep_split: bool = False) -> Task:
-        """Load the task of this run. `root` is the folder of data sets.
+    def task(self, root: Path | None = None, *, keep_split: bool = False, dataset: Dataset | None = None) -> Task:
+        """Load the task of this run. `root` is the folder of data sets, and `dataset` the data set if it is loaded.
 
         With `keep_split`, a split that is made of somebody's own images is written beside them, as training does.
         """
         return load_task(
-            self.data,
+            dataset or self.data,
             self.shots,
             self.seed,
             self.protocol,

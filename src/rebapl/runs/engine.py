@@ -59,7 +59,7 @@ GRACE_SECONDS = 30.0
 """How many seconds a job may take to end when it is told to: it finishes its step and writes a checkpoint."""
 
 STALLED_SECONDS = 1800.0
-"""A job that reports no progress for so many seconds is named, so that a person can look after it."""
+"""A job that reports no progress for this many seconds is named, so that a person can look after it."""
 
 PASSED_ON = ("REBAPL_", "HF_")
 """Environment variables that begin like this go along with a job to other machines."""

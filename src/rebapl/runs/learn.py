@@ -162,6 +162,7 @@ def learn(
     no more than 95 % of them. `set_level` asks for prediction sets of this level, chosen on the same images.
     """
     jobs = lesson.jobs(root)
+    engine.load.datasets[lesson.final.resolved().data] = lesson.dataset
     for some in (jobs[:1], jobs[1:]):
         check_outcomes(list(engine.run(some, on_event)))
     if not lesson.folds:

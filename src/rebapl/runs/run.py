@@ -106,7 +106,7 @@ def run(
         return out
     task, posterior = None, None
     if _unfinished(out) or not is_trained(config, out):
-        device, task = best_device(device), config.task(root, keep_split=True)
+        device, task = best_device(device), _task(config, root, load)
         with _alone(out, wait=wait):
             if not is_trained(config, out):
                 posterior = _train(config, out, task, device, progress, load, track)
@@ -176,6 +176,12 @@ def _begun(config: RunConfig, out: Path, task: Task, device: str, load: LoadBack
         yield holder.pop()
 
 
+def _task(config: RunConfig, root: Path | None, load: LoadBackbone) -> Task:
+    """The task of a run that is trained, of a data set that is loaded already if there is one."""
+    known = load.datasets.get(config.resolved().data) if isinstance(load, KeptBackbone) else None
+    return config.task(root, keep_split=True, dataset=known)
+
+
 def _sample_cycle(
     config: RunConfig,
     out: Path,
@@ -190,7 +196,7 @@ def _sample_cycle(
     """Sample one cycle of a run by itself, as far as that is not done."""
     if is_trained(config, out) or cycle_file(out, cycle).exists():
         return
-    device, task, folder = best_device(device), config.task(root, keep_split=True), cycle_folder(out, cycle)
+    device, task, folder = best_device(device), _task(config, root, load), cycle_folder(out, cycle)
     with alone_in(folder, wait=wait):
         if cycle_file(out, cycle).exists():
             return

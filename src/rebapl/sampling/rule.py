@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
+from rebapl.sampling.mass_matrix import DECAY, inverse_mass_of_adamw, inverse_mass_of_gradients
 from rebapl.sampling.settings import LangevinSettings
 
 NOISE_DECAY = 0.99
 NOISE_TRUST = 0.5  # of the running mean's full weight, reached after 70 gradients; before, V̂ is shrunk
+ESTIMATES = ("last_gradient", "noise_variance", "noise_weight", "second_moment", "moment_weight", "inverse_mass")
 CUT_SHARE = 0.05  # of coordinates without injected noise, above which to warn
 
 
@@ -43,6 +45,10 @@ class Rule(torch.optim.Optimizer):
     plain running variance would count the movement of θ as noise). The injected noise is reduced accordingly
     and never below zero. `own` holds values of a parameter group that only one rule has.
 
+    `mass_matrix="diagonal"` samples in coordinates in which gradients have one scale; see `mass_matrix`. It is
+    estimated from the gradients of the steps at temperature 0 and frozen at the first step above it, or before by
+    `freeze_mass`.
+
     Steps work on lists of tensors with torch's foreach operations: one kernel for the whole list on a GPU.
     """
 
@@ -60,6 +66,7 @@ class Rule(torch.optim.Optimizer):
         prior_std: float | None = None,
         center: str | Sequence[Tensor] | None = None,
         gradient_noise: float | str | None = None,
+        mass_matrix: str | None = None,
         generator: torch.Generator | None = None,
         own: Mapping[str, Any] | None = None,
     ) -> None:
@@ -75,6 +82,7 @@ class Rule(torch.optim.Optimizer):
             "prior_std": prior_std,
             "center": center,
             "gradient_noise": gradient_noise,
+            "mass_matrix": mass_matrix,
             **(own or {}),
         }
         super().__init__(params, defaults)
@@ -140,7 +148,7 @@ class Rule(torch.optim.Optimizer):
                 continue
             if group["gradient_noise"] == "estimate":
                 self._update_noise_estimate(params)
-            self._move(group, params, self.gradients(group, params))
+            self._move(group, params, self._preconditioned(group, params, self.gradients(group, params)))
         self.warn_if_clamped(wait=False)
         return loss
 
@@ -148,11 +156,11 @@ class Rule(torch.optim.Optimizer):
         raise NotImplementedError
 
     def restart(self) -> None:
-        """Forget the path so far: momentum to zero, a fresh estimate of the gradient noise."""
+        """Forget the path so far: momentum to zero, fresh estimates of the gradient noise and of the mass matrix."""
         for state in self.state.values():
             if "momentum_buffer" in state:
                 state["momentum_buffer"].zero_()
-            for name in ("last_gradient", "noise_variance", "noise_weight"):
+            for name in ESTIMATES:
                 state.pop(name, None)
 
     def decay(self, group: dict[str, Any]) -> float:
@@ -169,6 +177,55 @@ class Rule(torch.optim.Optimizer):
         if group["center"] is not None:
             away = torch._foreach_sub(params, [self.state[p]["center"] for p in params])
         return list(torch._foreach_add(grads, away, alpha=wd))
+
+    def _preconditioned(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
+        """P·∇L once the mass matrix of a group is frozen; until then ∇L, which enters its estimate."""
+        if group["mass_matrix"] is None:
+            return grads
+        if not any("inverse_mass" in self.state[p] for p in group["params"]):
+            if group["temperature"] == 0:
+                self._update_second_moments(params, grads)
+                return grads
+            self.freeze_mass()
+        return list(torch._foreach_mul(grads, [self.inverse_mass(p) for p in params]))
+
+    def _update_second_moments(self, params: list[Tensor], grads: list[Tensor]) -> None:
+        for p, g in zip(params, grads, strict=True):
+            state = self.state[p]
+            if "second_moment" not in state:
+                state["second_moment"] = torch.zeros_like(p)
+                state["moment_weight"] = torch.zeros((), dtype=p.dtype, device=p.device)
+            state["second_moment"].lerp_(g.square(), 1 - DECAY)
+            state["moment_weight"].lerp_(torch.ones_like(state["moment_weight"]), 1 - DECAY)
+
+    def inverse_mass(self, p: Tensor) -> Tensor:
+        """P of one parameter, in its shape; 1 if it had no gradient while the others were measured."""
+        return self.state[p].setdefault("inverse_mass", torch.ones_like(p))
+
+    @torch.no_grad()
+    def freeze_mass(self, adamw: torch.optim.Optimizer | None = None) -> None:
+        """Fix the mass matrix until `restart`.
+
+        It is made of the second moments of an AdamW of the same parameters or, if none is given, of the gradients of
+        this rule's own steps at temperature 0.
+        """
+        for group in self.param_groups:
+            if group["mass_matrix"] is None:
+                continue
+            if adamw is not None:
+                masses = inverse_mass_of_adamw(adamw, group.get("momentum", 0.0))
+            else:
+                states = {p: self.state[p] for p in group["params"] if "second_moment" in self.state[p]}
+                if not states:
+                    raise UserError(
+                        "a mass matrix is estimated from steps at temperature 0: let some come before the sampling "
+                        "(`exploration` of a schedule), or call freeze_mass(adamw) with an AdamW that has made steps"
+                    )
+                moments = [state["second_moment"] / state["moment_weight"] for state in states.values()]
+                masses = dict(zip(states, inverse_mass_of_gradients(moments), strict=True))
+            for p in group["params"]:
+                if p in masses:
+                    self.state[p]["inverse_mass"] = masses[p]
 
     def _update_noise_estimate(self, params: Iterable[Tensor]) -> None:
         for p in params:
@@ -200,12 +257,16 @@ class Rule(torch.optim.Optimizer):
         """to ← to + scale·sqrt(variance − weight·s)·ε, the root cut at zero.
 
         s is the variance that the mini-batches bring to the unit-mass momentum in one step: lr·N·V̂ where
-        it is estimated, 2·γ̂·T for a constant γ̂.
+        it is estimated, 2·γ̂·T for a constant γ̂. With a mass matrix, ε has the variance P, and V̂ counts P-fold.
         """
         noise = normal_like(to, self.generator)
+        masses = None if group["mass_matrix"] is None else [self.inverse_mass(p) for p in params]
+        if masses is not None:
+            noise = list(torch._foreach_mul(noise, torch._foreach_sqrt(masses)))
         if group["gradient_noise"] == "estimate":
-            for x, p, eps in zip(to, params, noise, strict=True):
-                left = variance - weight * group["lr"] * group["num_data"] * self.gradient_variance(p)
+            for index, (x, p, eps) in enumerate(zip(to, params, noise, strict=True)):
+                brought = self.gradient_variance(p) if masses is None else masses[index] * self.gradient_variance(p)
+                left = variance - weight * group["lr"] * group["num_data"] * brought
                 self._note_clamped(left)
                 x.add_(eps * (left.clamp_min(0).sqrt() * scale))
             return

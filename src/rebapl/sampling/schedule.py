@@ -31,7 +31,8 @@ class CyclicalSchedule(LRScheduler):
       Meanwhile the cosine's clock runs ("step"), or stands still and does not come to its end ("epoch", as published).
     * `burn_in`, `burn_in_optimizer`: this share at the start of each cycle belongs to another optimiser (of
       the same parameters), started afresh; `schedule.current` is the one to step. Its lr follows the curve.
-      No longer than the exploration: afterwards the sampler has to move.
+      No longer than the exploration: afterwards the sampler has to move. A sampler with a mass matrix takes it from
+      this optimiser, an AdamW, when the burn-in ends.
 
     It is a scheduler of torch like any other (`get_last_lr`, `last_epoch`, which counts steps) and works on any torch
     optimizer; those without a temperature only get the learning rate.
@@ -167,6 +168,10 @@ class CyclicalSchedule(LRScheduler):
         return self.within < self._of_cycle(self.cycle).burn
 
     @property
+    def _burn_in_ends(self) -> bool:
+        return self.within == self._of_cycle(self.cycle).burn
+
+    @property
     def at_cycle_start(self) -> bool:
         return self.within == 0
 
@@ -198,6 +203,8 @@ class CyclicalSchedule(LRScheduler):
         self.last_epoch += 1
         if self.last_epoch > 0 and self.at_cycle_start:
             self._restart()
+        elif self._burner is not None and isinstance(self.optimizer, Rule) and self._burn_in_ends:
+            self.optimizer.freeze_mass(self._burner)
         self._apply()
 
     def get_lr(self) -> list[float | torch.Tensor]:

@@ -50,7 +50,8 @@ class LangevinSettings(Prior):
     `exploration` is the share of each cycle without injected noise. In the rest of the cycle, `samples_per_cycle`
     samples are kept, evenly spaced, the last at the end of the cycle. AdamW takes the place of the sampler in the first
     part of the exploration, whose share of it is `burn_in`. `gradient_noise` is γ̂: None, a constant, or "estimate".
-    `center` is the θ₀ of the prior: None is zero, and "init" is where the run began.
+    `center` is the θ₀ of the prior: None is zero, and "init" is where the run began. `mass_matrix` "diagonal" samples
+    in coordinates in which gradients have one scale, measured in the exploration of each cycle; None is unit mass.
     """
 
     lr: float = Field(ge=0)
@@ -60,6 +61,7 @@ class LangevinSettings(Prior):
     burn_in: float = Field(default=0.0, ge=0, le=1)
     samples_per_cycle: int = Field(default=1, ge=1)
     center: Literal["init"] | None = None
+    mass_matrix: Literal["diagonal"] | None = None
 
     @model_validator(mode="after")
     def _settings_act(self) -> LangevinSettings:
@@ -67,6 +69,8 @@ class LangevinSettings(Prior):
             refuse("center", "does nothing without a prior: give prior_std or weight_decay as well")
         if self.burn_in > 0 and self.exploration == 0:
             refuse("burn_in", "does nothing without exploration, of which it is a part: set it to 0")
+        if self.mass_matrix is not None and self.exploration == 0:
+            refuse("mass_matrix", "is measured in the exploration, which is 0 here: raise that, or set it to null")
         return self
 
 
@@ -85,8 +89,9 @@ class SGHMCSettings(LangevinSettings):
 
     @model_validator(mode="after")
     def _authors_have_no_estimate(self) -> SGHMCSettings:
-        if self.integrator == "authors" and self.gradient_noise is not None:
-            refuse("gradient_noise", "does not go with the integrator 'authors', which knows none: set it to null")
+        for name in ("gradient_noise", "mass_matrix"):
+            if self.integrator == "authors" and getattr(self, name) is not None:
+                refuse(name, "does not go with the integrator 'authors', which knows none: set it to null")
         return self
 
 

@@ -33,7 +33,8 @@ class SGHMC(Rule):
     At temperature 0 the step is torch.optim.SGD's with momentum, exactly, at any schedule of lr (except
     "printed", which keeps its order). The state is torch's momentum buffer v, with p = −sqrt(lr·N)·v; while
     sampling, v is rescaled by sqrt(lr_old/lr_new) when lr changes, which keeps p ("authors" leaves it alone,
-    as they do).
+    as they do). With a mass matrix, v is P^(1/2) times that of unit mass, and the step at temperature 0 is that of SGD
+    on the gradient P·∇L.
 
     >>> import torch
     >>> weight = torch.nn.Parameter(torch.ones(3))
@@ -56,6 +57,7 @@ class SGHMC(Rule):
         prior_std: float | None = None,
         center: str | Sequence[Tensor] | None = None,
         gradient_noise: float | str | None = None,
+        mass_matrix: str | None = None,
         integrator: str = "kdod",
         generator: torch.Generator | None = None,
     ) -> None:
@@ -68,6 +70,7 @@ class SGHMC(Rule):
             prior_std=prior_std,
             center=center,
             gradient_noise=gradient_noise,
+            mass_matrix=mass_matrix,
             generator=generator,
             own={"momentum": momentum, "integrator": integrator},
         )
@@ -150,7 +153,10 @@ class SGHMC(Rule):
                 if self._momentum_lr(p) is None:
                     continue
                 buffer = self.state[p]["momentum_buffer"]
-                sums.append(buffer.float().square().sum() * (correction * self._momentum_lr(p) * group["num_data"]))
+                squares = buffer.float().square()
+                if group["mass_matrix"] is not None:
+                    squares = squares / self.inverse_mass(p)
+                sums.append(squares.sum() * (correction * self._momentum_lr(p) * group["num_data"]))
                 count += buffer.numel()
         if not sums:
             return torch.tensor(math.nan)

@@ -1,0 +1,245 @@
+"""A mass matrix changes how fast a sampler moves in each direction, not the density that it samples."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from rebapl import SGHMC, SGLD, CyclicalSchedule
+from rebapl.errors import UserError
+from rebapl.sampling.mass_matrix import inverse_mass_of_adamw, inverse_mass_of_gradients
+from rebapl.sampling.rule import Rule
+
+CURVATURES = torch.tensor([0.01, 1.0, 100.0], dtype=torch.float64)
+"""Of N·L."""
+N = 50
+
+
+def sampler(kind: type[Rule], theta: Tensor, inverse_mass: Tensor, seed: int = 0, **options: object) -> Rule:
+    """A sampler whose mass matrix is given."""
+    made = kind(
+        [theta],
+        num_data=N,
+        mass_matrix="diagonal",
+        generator=torch.Generator().manual_seed(seed),
+        **options,  # type: ignore[arg-type]
+    )
+    made.state[theta]["inverse_mass"] = inverse_mass.expand_as(theta).clone()
+    return made
+
+
+def on_quadratic(rule: Rule, theta: Tensor, steps: int, curvatures: Tensor = CURVATURES) -> Tensor:
+    """The path (steps, chains, d) on N·L = ½ Σ λ_i θ_i²."""
+    path = torch.empty(steps, *theta.shape, dtype=theta.dtype)
+    for step in range(steps):
+        theta.grad = curvatures * theta.detach() / N
+        rule.step()
+        path[step] = theta.detach()
+    return path
+
+
+# Chains begin in the stationary density and stay in it: the mean of z² over chains and steps has a standard error below
+# 1.5 % (2 000 independent chains give sqrt(2/2000) = 3.2 %, and each mixes many times), so 6 % fail less than once in
+# ten thousand runs.
+@pytest.mark.parametrize("inverse_mass", [[1.0, 1.0, 1.0], [100.0, 1.0, 0.01], [3.0, 0.2, 0.05]])
+def test_sghmc_has_the_same_stationary_variance_for_every_mass(inverse_mass: list[float]) -> None:
+    mass = torch.tensor(inverse_mass, dtype=torch.float64)
+    chains = 2000
+    start = torch.randn(chains, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    theta = torch.nn.Parameter(start / CURVATURES.sqrt())
+    lr = N / (mass * CURVATURES).max().item()  # α·P·λ is at most 1; stable below 4
+    rule = sampler(SGHMC, theta, mass, lr=lr, momentum=0.8)
+    path = on_quadratic(rule, theta, 400)
+    variances = path[100:].square().mean(dim=(0, 1)) * CURVATURES
+    assert torch.allclose(variances, torch.ones(3, dtype=torch.float64), atol=0.06)
+    assert rule.kinetic_temperature().item() == pytest.approx(1.0, abs=0.06)  # type: ignore[attr-defined]
+
+
+def test_sgld_has_its_stationary_variance_with_a_mass() -> None:
+    mass = torch.tensor([100.0, 1.0, 0.01], dtype=torch.float64)
+    theta = torch.nn.Parameter(torch.randn(2000, 3, dtype=torch.float64) / CURVATURES.sqrt())
+    lr = 0.5 * N  # α·P·λ = 0.5 in every direction
+    path = on_quadratic(sampler(SGLD, theta, mass, lr=lr), theta, 300)
+    variances = path[100:].square().mean(dim=(0, 1)) * CURVATURES
+    assert torch.allclose(variances, torch.full((3,), 1 / (1 - 0.25), dtype=torch.float64), atol=0.08)
+
+
+def autocorrelation_time(path: Tensor) -> float:
+    """1 + 2·Σ_k ρ_k of paths (steps, chains) about their known mean 0, summed until ρ falls below 0.05."""
+    scale, total = path.square().mean().item(), 1.0
+    for lag in range(1, len(path) // 2):
+        rho = (path[lag:] * path[:-lag]).mean().item() / scale
+        if rho < 0.05:
+            break
+        total += 2 * rho
+    return total
+
+
+def test_mixing_on_a_condition_number_of_ten_thousand_improves_tenfold() -> None:
+    """Effective samples per step in the flattest direction: with P = 1, and with P from the size of gradients."""
+    times = []
+    for mass_matrix in (None, "diagonal"):
+        theta = torch.nn.Parameter(torch.randn(64, 3, dtype=torch.float64) / CURVATURES.sqrt())
+        rule = SGHMC(
+            [theta],
+            lr=0.5 * N / CURVATURES.max().item(),
+            num_data=N,
+            mass_matrix=mass_matrix,
+            temperature=0.0,
+            generator=torch.Generator().manual_seed(2),
+        )
+        rule.param_groups[0]["temperature"] = 1.0
+        if mass_matrix is not None:
+            # what mini-batches bring: gradients whose mean square is the curvature (the Fisher information)
+            second = (CURVATURES / N).expand_as(theta).clone()
+            rule.state[theta]["second_moment"], rule.state[theta]["moment_weight"] = second, torch.ones(())
+            rule.freeze_mass()
+        times.append(autocorrelation_time(on_quadratic(rule, theta, 2500)[500:, :, 0]))
+    assert times[0] > 10 * times[1]
+
+
+def test_without_noise_the_step_is_that_of_sgd_with_momentum_on_preconditioned_gradients() -> None:
+    mass = torch.tensor([100.0, 1.0, 0.01])
+    ours, theirs = (torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0])) for _ in range(2))
+    rule = sampler(SGHMC, ours, mass, lr=0.1, momentum=0.9, temperature=0.0)
+    sgd = torch.optim.SGD([theirs], lr=0.1, momentum=0.9)
+    stream = torch.Generator().manual_seed(3)
+    for _ in range(20):
+        gradient = torch.randn(3, generator=stream)
+        ours.grad, theirs.grad = gradient.clone(), mass * gradient
+        rule.step()
+        sgd.step()
+        assert torch.equal(ours, theirs)
+
+
+def test_the_mass_of_adamw_makes_steps_as_long_as_its_own() -> None:
+    theta = torch.nn.Parameter(torch.zeros(1000))
+    adamw = torch.optim.AdamW([theta], lr=1e-3, weight_decay=0.0)
+    scales = torch.logspace(-2, 2, 1000)
+    for _ in range(50):
+        theta.grad = scales.clone()  # constant gradients: AdamW moves by lr in every coordinate
+        adamw.step()
+    mass = inverse_mass_of_adamw(adamw, momentum=0.9, damping=1e-9)[theta]
+    # with momentum the sampler's step adds up to P·g/(1−momentum)
+    assert torch.allclose(mass * scales / (1 - 0.9), torch.ones(1000), rtol=1e-3)
+
+
+def test_the_mass_of_gradients_keeps_the_length_of_a_step() -> None:
+    moments = [torch.logspace(-6, 2, 50), torch.rand(4, 5, generator=torch.Generator().manual_seed(0))]
+    masses = inverse_mass_of_gradients(moments)
+    after = sum((p.square() * v).sum() for p, v in zip(masses, moments, strict=True))
+    assert after.item() == pytest.approx(sum(v.sum().item() for v in moments), rel=1e-5)  # type: ignore[union-attr]
+    assert masses[0][0] / masses[0][-1] > 100  # flat directions go further
+
+
+def test_coordinates_without_any_gradient_stay_bounded() -> None:
+    (mass,) = inverse_mass_of_gradients([torch.tensor([0.0, 1.0, 4.0])])
+    assert mass.isfinite().all()
+    (nothing,) = inverse_mass_of_gradients([torch.zeros(3)])
+    assert nothing.isfinite().all()
+
+
+def explored(steps: int, seed: int = 0) -> tuple[torch.nn.Parameter, SGHMC, CyclicalSchedule]:
+    """A sampler of cycles of twenty steps, the first half of which explores, after some of its steps."""
+    theta = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+    rule = SGHMC(
+        [theta],
+        lr=0.01,
+        num_data=N,
+        temperature=0.01,
+        mass_matrix="diagonal",
+        generator=torch.Generator().manual_seed(seed),
+    )
+    schedule = CyclicalSchedule(rule, steps_per_cycle=20, exploration=0.5)
+    go_on(theta, rule, schedule, steps)
+    return theta, rule, schedule
+
+
+def go_on(theta: torch.nn.Parameter, rule: SGHMC, schedule: CyclicalSchedule, steps: int) -> None:
+    for _ in range(steps):
+        theta.grad = CURVATURES.float() * theta.detach() / N
+        rule.step()
+        schedule.step()
+
+
+def test_it_is_measured_while_exploring_frozen_while_sampling_and_measured_anew_in_the_next_cycle() -> None:
+    theta, rule, schedule = explored(10)
+    assert "inverse_mass" not in rule.state[theta]
+    go_on(theta, rule, schedule, 1)
+    first = rule.state[theta]["inverse_mass"].clone()
+    go_on(theta, rule, schedule, 8)
+    assert torch.equal(rule.state[theta]["inverse_mass"], first)
+    go_on(theta, rule, schedule, 1)  # the cycle ends
+    assert "inverse_mass" not in rule.state[theta]
+    assert "second_moment" not in rule.state[theta]
+    go_on(theta, rule, schedule, 11)
+    assert not torch.equal(rule.state[theta]["inverse_mass"], first)
+
+
+@pytest.mark.parametrize("stop", [5, 15])
+def test_a_resumed_sampler_goes_on_bit_for_bit(stop: int) -> None:
+    whole, _, _ = explored(35)
+    theta, rule, schedule = explored(stop)
+    kept = copy.deepcopy((theta.detach(), rule.state_dict(), schedule.state_dict(), rule.generator.get_state()))  # type: ignore[union-attr]
+    again, resumed, plan = explored(0, seed=1)
+    with torch.no_grad():
+        again.copy_(kept[0])
+    resumed.load_state_dict(kept[1])
+    plan.load_state_dict(kept[2])
+    resumed.generator.set_state(kept[3])  # type: ignore[union-attr]
+    go_on(again, resumed, plan, 35 - stop)
+    assert torch.equal(again, whole)
+
+
+def test_a_burn_in_hands_its_second_moments_over() -> None:
+    theta = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+    rule = SGHMC([theta], lr=0.01, num_data=N, mass_matrix="diagonal", momentum=0.9)
+    adamw = torch.optim.AdamW([theta], lr=0.01)
+    schedule = CyclicalSchedule(
+        rule, steps_per_cycle=20, exploration=0.5, burn_in=0.5, burn_in_optimizer=adamw, cycles=2
+    )
+    for _ in range(10):
+        theta.grad = CURVATURES.float() * theta.detach() / N
+        schedule.current.step()
+        schedule.step()
+    expected = inverse_mass_of_adamw(adamw, momentum=0.9)[theta]
+    assert torch.equal(rule.state[theta]["inverse_mass"], expected)
+
+
+def test_the_noise_of_mini_batches_counts_in_the_units_of_the_mass() -> None:
+    """With `gradient_noise="estimate"` the variance stays T/λ although mini-batches bring noise of their own.
+
+    The standard error of the mean over 4 000 chains that mix many times is below 2 %; 8 % fail less than once in ten
+    thousand runs.
+    """
+    mass = torch.tensor([10.0, 1.0, 0.1], dtype=torch.float64)
+    curvatures = torch.tensor([0.1, 1.0, 10.0], dtype=torch.float64)
+    theta = torch.nn.Parameter(torch.randn(4000, 3, dtype=torch.float64) / curvatures.sqrt())
+    rule = sampler(SGHMC, theta, mass, lr=0.1 * N, momentum=0.7, gradient_noise="estimate")
+    noise = (0.0012 * curvatures).sqrt()  # lr·N·P·V is 0.3 where the friction removes 0.51
+    stream, kept = torch.Generator().manual_seed(4), []
+    for step in range(600):
+        drawn = torch.randn(4000, 3, dtype=torch.float64, generator=stream)
+        theta.grad = curvatures * theta.detach() / N + noise * drawn
+        rule.step()
+        if step >= 300:
+            kept.append(theta.detach().clone())
+    variances = torch.stack(kept).square().mean(dim=(0, 1)) * curvatures
+    assert torch.allclose(variances, torch.ones(3, dtype=torch.float64), atol=0.08)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    theta = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(UserError, match="mass_matrix is 'full'"):
+        SGHMC([theta], lr=0.1, num_data=N, mass_matrix="full")
+    with pytest.raises(UserError, match="does not go with the integrator 'authors'"):
+        SGHMC([theta], lr=0.1, num_data=N, mass_matrix="diagonal", integrator="authors")
+    rule = SGLD([theta], lr=0.1, num_data=N, mass_matrix="diagonal")
+    theta.grad = torch.ones(2)
+    with pytest.raises(UserError, match="steps at temperature 0"):
+        rule.step()
+    with pytest.raises(UserError, match="no step yet"):
+        inverse_mass_of_adamw(torch.optim.AdamW([theta]))
+    assert math.isfinite(theta.sum().item())
