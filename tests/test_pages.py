@@ -198,7 +198,7 @@ def test_the_python_in_the_readme_runs(code: str) -> None:
     with contextlib.redirect_stdout(shown):
         run_code(code.replace("shots=16,", "shots=1, test_images=20,"), "README.md")
     if "print(" in code:
-        assert "'novel': {'accuracy'" in shown.getvalue()
+        assert "harmonic mean of the accuracies" in shown.getvalue()
 
 
 def test_the_python_of_the_first_page_runs() -> None:
