@@ -104,7 +104,7 @@ def test_the_commands_and_options_that_a_page_shows_exist(page: str) -> None:
         for word in line.split():
             if word in getattr(command, "commands", {}):
                 command = command.commands[word]
-            elif word.startswith("--"):
+            elif re.match(r"--?[a-zA-Z]", word):
                 known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
                 assert word.partition("=")[0] in known | {"--help"}, f"{page}: rebapl {line}"
         assert command is not root or line.startswith("-"), f"{page}: rebapl {line}"
@@ -198,7 +198,7 @@ def test_the_python_in_the_readme_runs(code: str) -> None:
     with contextlib.redirect_stdout(shown):
         run_code(code.replace("shots=16,", "shots=1, test_images=20,"), "README.md")
     if "print(" in code:
-        assert "'novel': {'accuracy'" in shown.getvalue()
+        assert "harmonic mean of the accuracies" in shown.getvalue()
 
 
 def test_the_python_of_the_first_page_runs() -> None:

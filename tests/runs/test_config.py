@@ -155,10 +155,8 @@ def test_a_list_of_images_is_known_by_its_content(tmp_path: Path) -> None:
         ({"method": "mapl"}, "unknown method 'mapl': did you mean 'maple'?"),
         ({"inference": "rebap"}, "unknown inference 'rebap': did you mean 'rebapl'?"),
         ({"protocol": "few-shots"}, "protocol is 'few-shots': did you mean 'few-shot'?"),
-        ({"shots": "sixteen"}, "shots is 'sixteen': it must be a whole number"),
         ({"epochs": 2.5}, "epochs is 2.5: it must be a whole number or null"),
         ({"targets": ["shapes"]}, "protocol 'base-to-novel' has no targets"),
-        ({"method_settings": {"tokens": 2.5}}, "method.tokens is 2.5: it must be a whole number"),
         ({"method_settings": {"tokns": 4}}, "method.tokns: there is no such setting, did you mean 'tokens'?"),
         ({"method": "zero-shot", "method_settings": {"tokens": 4}}, "method.tokens: there is no such setting"),
         ({"method": "zero-shot", "inference_settings": {"cycles": 4}}, "method 'zero-shot' learns nothing"),
@@ -174,7 +172,6 @@ def test_a_list_of_images_is_known_by_its_content(tmp_path: Path) -> None:
             {"inference_settings": {"sampler.temprature": 0.1}},
             "inference.sampler.temprature: there is no such setting, did you mean 'temperature'?",
         ),
-        ({"inference_settings": {"sampler.temperature": -1}}, "inference.sampler.temperature is -1: it must be above"),
         (
             {"inference_settings": {"repulsion.distance": "enrgy"}},
             "inference.repulsion.distance: unknown kind of distance 'enrgy': did you mean 'energy'?",

@@ -21,9 +21,6 @@ def sampler(**changes) -> dict:
         ({"sampler": "sgmcmc"}, "sampler: unknown kind of sampler 'sgmcmc': .*Accepted: sghmc"),
         ({**CYCLES, "restart": "hot"}, "Accepted: warm, cold"),
         ({"cycles": 0}, "cycles is 0: it must be at least 1"),
-        ({"cycles": "3"}, "cycles is '3': it must be a whole number"),
-        ({"epochs": 2.5}, r"epochs is 2\.5: it must be a whole number"),
-        (sampler(temperature="hot"), r"sampler\.temperature is 'hot': it must be a number"),
         (sampler(temperature=0.0), r"sampler\.temperature is 0\.0: it must be above 0"),
         (sampler(burn_in={"share": 0.1}), r"sampler\.burn_in is \{'share': 0\.1\}: it must be a number"),
         (sampler(burn_in=1.5), r"sampler\.burn_in is 1\.5: it must be at most 1"),
@@ -33,7 +30,6 @@ def sampler(**changes) -> dict:
             sampler(gradient_noise=0.1, integrator="authors"),
             r"gradient_noise does not go with the integrator 'authors'",
         ),
-        (sampler(lr=float("nan")), r"sampler\.lr is nan: it must be a finite number"),
         (sampler(exploration=1.0), r"sampler\.exploration is 1\.0: it must be below 1"),
         (sampler(weight_decay=0.1, prior_std=1.0), r"sampler\.prior_std and weight_decay both state the prior"),
         (
@@ -72,7 +68,6 @@ def sampler(**changes) -> dict:
             "an optimiser has one stage",
         ),
         ({"pool_view": "augmented"}, "no repulsion compares images here"),
-        ({**CYCLES, "repulsion": {"distance": "mdm"}}, r"repulsion\.distance: unknown kind of distance 'mdm'"),
     ],
 )
 def test_bad_settings_say_what_is_accepted(changes, says):
@@ -85,7 +80,6 @@ def test_bad_settings_say_what_is_accepted(changes, says):
     [
         (Repelling, {"images": 0}, "images is 0: it must be at least 1 or null"),
         (Repelling, {"force": {"kind": "fading", "fraction": "x"}}, r"force\.fraction is 'x': it must be a number"),
-        (Repelling, {"pool": 0}, "pool is 0: it must be at least 1"),
         (Repelling, {"space": "weights"}, "images does nothing in the space 'weights'"),
         (Repelling, {"space": "weights", "images": None, "rows": 3}, "rows does nothing in the space 'weights'"),
         (Repelling, {"images": None, "pool": 4}, "pool does nothing without `images`"),
@@ -97,7 +91,6 @@ def test_bad_settings_say_what_is_accepted(changes, says):
             "potential does nothing with a normalised force",
         ),
         (Adaptive, {"patience": None}, "patience is None: it must be a whole number$"),
-        (Adaptive, {"patience": 0}, "patience is 0: it must be at least 1"),
         (Adaptive, {"min_diversity_gain": -1.0}, r"min_diversity_gain is -1\.0: it must be at least 0"),
     ],
 )
