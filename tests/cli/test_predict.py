@@ -17,7 +17,7 @@ import pytest
 import small_run
 import torch
 from PIL import Image
-from small_shards import rows_of
+from small_shards import rows_of, save_small
 from typer.testing import CliRunner
 
 from rebapl.cli.commands import app, main
@@ -411,6 +411,14 @@ def test_an_interruption_says_what_is_answered_and_how_to_go_on(
 def test_engine_options_are_refused_before_any_work(images: Path, words: list[object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         rebapl("predict", "nowhere", images, *(str(word).format(images=images) for word in words))
+
+
+def test_photos_are_not_for_mini(images: Path, tmp_path: Path) -> None:
+    Image.new("RGB", (32, 32)).save(tmp_path / "drawing.png")
+    for file, warned in ((images / "c.jpg", True), (tmp_path / "drawing.png", False)):
+        said = CliRunner().invoke(app, ["predict", str(save_small(tmp_path / "on-mini")), str(file)])
+        assert said.exit_code == 0, said.output
+        assert ("mini knows only drawings" in " ".join(said.stderr.split())) == warned
 
 
 def test_lists_and_paths_through_a_pipe(run: Path, images: Path, tmp_path: Path) -> None:

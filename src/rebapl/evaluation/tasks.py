@@ -183,8 +183,8 @@ def fit_on_validation(
     by: str = "max-probability",
     level: float | None = None,
 ) -> Posterior:
-    """The posterior with what is asked for, fitted on the task's validation images: sample weights, a threshold for
-    `risk` or `coverage`, prediction sets of a `level`."""
+    """Fit a posterior on the task's validation images: its sample weights, a threshold for `risk` or `coverage`, and
+    prediction sets of a `level`, whichever of them are named."""
     if not task.val.items:
         raise UserError(f"data set '{task.dataset.name}' has no validation images to fit on")
     if level is not None:

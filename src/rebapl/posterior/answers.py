@@ -123,8 +123,8 @@ def answer_files(
     """Give the records of image files in their order, a portion at a time. Only a few portions are in memory.
 
     The numbers are those of `Posterior.predict`, up to rounding. A file that cannot be read has a record with the
-    `error`; if the question is `strict`, it is raised instead, after the portions before it were given. `pace` is told
-    what is waited for.
+    `error`; if the question is `strict`, it is raised instead, after the portions before it were given. `pace` hears
+    what the stream waits for.
     """
     bound, asked = (question or Question()).put_to(posterior)
     encoder, pace = bound.learner.encoder, pace or Pace()

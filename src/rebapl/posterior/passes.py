@@ -100,7 +100,7 @@ class Passes:
         begun = [self._begin(chunk, together) for chunk in views.split(CHUNK)]
         return lambda: torch.cat([finish() for finish in begun], dim=1)
 
-    @torch.inference_mode(False)  # what is kept must serve callers in either mode
+    @torch.inference_mode(False)  # kept tensors must serve callers in either mode
     @torch.no_grad()
     def clouds(self, views: Tensor, *spaces: str) -> list[Tensor]:
         """The points (S, n, d) of every sample in feature spaces, for a few views; see `AtSamples.points`."""
@@ -109,7 +109,7 @@ class Passes:
             found = ready.samples.points(views.to(self.device), ready.classes, spaces)
             return [found[space].cpu() for space in spaces]
 
-    @torch.inference_mode(False)  # what is kept must serve callers in either mode
+    @torch.inference_mode(False)  # kept tensors must serve callers in either mode
     @torch.no_grad()
     def _begin(self, views: Tensor, together: int | None) -> Finish:
         """The same for one pass."""
