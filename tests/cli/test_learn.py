@@ -53,7 +53,7 @@ def test_it_says_what_it_chose_and_how_well_it_went(learned: tuple[Path, Result]
         "95 % interval",
         "mixes up: ",
         '"I don\'t know": ',
-        "answered, by the share of wrong answers that is allowed (--risk): 1 %: ",
+        " % with --risk 0.01, ",
         "not measured, because they have one image each: emu",
         "runs/photos/held-out.csv",
         "next: rebapl predict runs/photos NEW-PHOTOS/",

@@ -178,22 +178,22 @@ def fit(
     encoder = backbone or default_backbone(task.dataset.name)
     encoder = load_backbone(encoder) if isinstance(encoder, str) else encoder
     seed = task.seed if seed is None else seed
-    if isinstance(method, Learner):
-        resolved = _of_learner(method, inference, task, epochs, method_settings, inference_settings)
-        with _shown(progress, resolved) as shown:
-            return Training(task, encoder, resolved, seed, method).run(checkpoint, shown, tracker=tracker)
-    resolved = resolve_training(
-        method,
-        inference,
-        protocol=task.protocol,
-        data=task.dataset.name,
-        shots=task.shots,
-        epochs=epochs,
-        method_settings=method_settings,
-        inference_settings=inference_settings,
-    )
+    learner = method if isinstance(method, Learner) else None
+    if learner is not None:
+        resolved = _of_learner(learner, inference, task, epochs, method_settings, inference_settings)
+    else:
+        resolved = resolve_training(
+            str(method),
+            inference,
+            protocol=task.protocol,
+            data=task.dataset.name,
+            shots=task.shots,
+            epochs=epochs,
+            method_settings=method_settings,
+            inference_settings=inference_settings,
+        )
     with _shown(progress, resolved) as shown:
-        return Training(task, encoder, resolved, seed).run(checkpoint, shown, tracker=tracker)
+        return Training(task, encoder, resolved, seed, learner).run(checkpoint, shown, tracker=tracker)
 
 
 def _either(name: str, given: Any, by_name: Any) -> Any:
