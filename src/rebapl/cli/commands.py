@@ -195,7 +195,7 @@ def toy(
 @app.command("list")
 def list_() -> None:
     """Name the data sets, methods, kinds of inference and distances there are, and say what they are."""
-    from rebapl.data.catalogue import registered_datasets
+    from rebapl.data.catalogue import REGISTERED
     from rebapl.data.embedded import EMBEDDED
     from rebapl.data.published import PUBLISHED
     from rebapl.learners import METHODS
@@ -206,7 +206,7 @@ def list_() -> None:
         ("methods", {name: METHODS.find(name).about for name in METHODS}),
         ("inference", {name: PRESETS.find(name).about for name in PRESETS}),
     )
-    print(f"data sets: {', '.join([*EMBEDDED, *PUBLISHED, *registered_datasets()])}")
+    print(f"data sets: {', '.join([*EMBEDDED, *PUBLISHED, *REGISTERED])}")
     for title, lines in described:
         print(f"{title}:")
         for name, about in lines.items():
