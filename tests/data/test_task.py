@@ -5,10 +5,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from drawn_published import make_fixture
 from PIL import Image
 
 from rebapl.data.dataset import Dataset, Item
-from rebapl.data.fixture import make_fixture
 from rebapl.data.task import PROTOCOLS, TARGETS, load_task, part_names, target_names
 from rebapl.errors import UserError
 from rebapl.learners import METHODS, published

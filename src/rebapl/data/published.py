@@ -5,7 +5,6 @@ What differs from one to the other stands in `published.yaml`. A missing file is
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -208,15 +207,6 @@ def year_first(official: str) -> str:
     return " ".join([year, *words])
 
 
-def words_apart(official: str) -> str:
-    """UCF101: words written together are joined by underscores, which become spaces in text.
-
-    >>> words_apart("ApplyEyeMakeup")
-    'Apply_Eye_Makeup'
-    """
-    return "_".join(re.findall("[A-Z][^A-Z]*", official))
-
-
 def place_last(official: str) -> str:
     """SUN397: the initial goes, and the word that tells places apart comes first.
 
@@ -242,7 +232,7 @@ NAME_RULES: dict[str, Callable[[str], str | None]] = {
     "sun397": lambda key: place_last(str(PurePosixPath(key).parent)),
     "dtd": _folder,
     "eurosat": lambda key: EUROSAT.get(_folder(key)),
-    "ucf101": _folder,
+    "ucf101": _folder,  # such as Apply_Eye_Makeup
 }
 """The class name of an image from its path, as the published split files have it; None if it belongs to no class.
 

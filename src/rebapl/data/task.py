@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rebapl.data.cache import cached
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.dataset import Dataset, Item
 from rebapl.data.fewshot import base_novel, few_shot, relabelled, spread
@@ -61,7 +60,6 @@ def load_task(
     split: str | None = None,
     template: str | None = None,
     targets: Sequence[str] | None = None,
-    cache: int | None = None,
     fold: str | None = None,
     keep_split: bool = False,
 ) -> Task:
@@ -78,9 +76,9 @@ def load_task(
     * `selection` is for choosing settings. It is base-to-novel within the base classes, tested on all *validation*
       images of these. It sees no test image and no novel class.
 
-    `test_images` is the largest number of images per part, spread evenly over the list. With `cache`, images are kept
-    on disk, their short side `cache` pixels long; see `rebapl.data.cache`. With a `fold` (only for `few-shot`), its
-    images are tested and all others train; see `rebapl.data.folds`. The fold `all` leaves no test part.
+    `test_images` is the largest number of images per part, spread evenly over the list. With a `fold`
+    (only for `few-shot`), its images are tested and all others train; see `rebapl.data.folds`. The fold `all` leaves no
+    test part.
 
     >>> task = load_task("digits", shots=16, seed=1)
     >>> len(task.train.items), list(task.tests), task.tests["novel"].class_names
@@ -97,7 +95,6 @@ def load_task(
     if isinstance(dataset, str):
         dataset = load_dataset(dataset, root, split=split, template=template, keep_split=keep_split, whole=whole)
     dataset = dataset if fold is None else folded(dataset, fold)
-    dataset = dataset if cache is None else cached(dataset, cache)
     train, val = few_shot(dataset, shots, seed)
     names = dataset.class_names
     labels = list(range(_several_classes(dataset)))
@@ -114,13 +111,12 @@ def load_task(
     splits = target_splits(targets)
     for name in wanted:
         target = load_dataset(name, root, split=splits.get(name))
-        target = target if cache is None else cached(target, cache)
         part = _part(target, target.test, range(len(target.class_names)), test_images)
         tests[name] = replace(part, split=splits.get(name))
     return Task(dataset, protocol, shots, seed, _part(dataset, train, trained), _part(dataset, val, trained), tests)
 
 
-def task_of(dataset: Dataset, seed: int = 1, shots: int | None = None, *, cache: int | None = None) -> Task:
+def task_of(dataset: Dataset, seed: int = 1, shots: int | None = None) -> Task:
     """A task that trains on all classes and all training images of a data set, or on `shots` images of each class.
 
     If the data set has test images, they are the only test part, `test`. Otherwise there is nothing to score.
@@ -131,7 +127,6 @@ def task_of(dataset: Dataset, seed: int = 1, shots: int | None = None, *, cache:
     (908, 358, ['test'])
     """
     labels = range(_several_classes(dataset))
-    dataset = dataset if cache is None else cached(dataset, cache)
     train, val = (dataset.train, dataset.val) if shots is None else few_shot(dataset, shots, seed)
     if not train:
         raise UserError(f"data set '{dataset.name}' has no training images: it is for testing only")
