@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.completion import datasets
+from rebapl.cli.options import complete_datasets
 from rebapl.errors import printable, unknown
 
 data = typer.Typer(no_args_is_help=True, help="Data sets: list, check.")
@@ -82,7 +82,9 @@ def _show(name: str) -> None:
 
 @data.command()
 def check(
-    name: Annotated[str, typer.Argument(help="A data set's name, or the path of your own.", autocompletion=datasets)],
+    name: Annotated[
+        str, typer.Argument(help="A data set's name, or the path of your own.", autocompletion=complete_datasets)
+    ],
     root: RootOption = None,
     split: Annotated[
         str | None, typer.Option(help="Another split file, in the data set's folder or with its path.")
