@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from drawn_folder import coloured_squares
+from drawn_published import make_fixture
 from filelock import SoftFileLease
 
 import rebapl
-from rebapl.data.fixture import make_fixture
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.runs import run as runs_module

@@ -33,8 +33,8 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 class RunConfig(Settings):
     """Everything that the numbers of a run depend on, as a person asks for it.
 
-    The machine and the folder in which the data lie are no part of it. `split`, `template`, `targets`, `cache` and
-    `fold` are as in `load_task`. `method_settings` replace settings that were published for the method, `epochs` takes
+    The machine and the folder in which the data lie are no part of it. `split`, `template`, `targets` and `fold`
+    are as in `load_task`. `method_settings` replace settings that were published for the method, `epochs` takes
     the place of the published number of epochs, and `inference_settings` replace values of the preset. Without an
     `inference`, a method has the one that it was published with: `svgd` for APP, `mle` for the others. Without a
     `backbone`, embedded tasks use the embedded `mini` and all other data use CLIP ViT-B/16.
@@ -59,7 +59,6 @@ class RunConfig(Settings):
     split: str | None = None
     template: str | None = None
     targets: Names | None = None
-    cache: int | None = Field(default=None, ge=1)
     fold: str | None = None
     method_settings: dict[str, Any] = Field(default_factory=dict)
     inference_settings: dict[str, Any] = Field(default_factory=dict)
@@ -92,7 +91,6 @@ class RunConfig(Settings):
             split=self.split,
             template=self.template,
             targets=self.targets,
-            cache=self.cache,
             fold=self.fold,
             keep_split=keep_split,
         )
@@ -118,7 +116,7 @@ class RunConfig(Settings):
             method_settings=self.method_settings,
             inference_settings=self.inference_settings,
         )
-        same = ("split", "template", "cache", "shots", "seed", "test_images", "fold")
+        same = ("split", "template", "shots", "seed", "test_images", "fold")
         settings = {
             "data": _data_identity(self.data, self.split, self.template, self.fold is not None),
             "backbone": _backbone_identity(self.backbone_name),
