@@ -10,7 +10,7 @@ from rich.console import Console
 from small_jobs import jobs, tiny
 from typer.testing import CliRunner
 
-from rebapl.cli import completion
+from rebapl.cli import options
 from rebapl.cli import progress as progress_module
 from rebapl.cli.commands import app
 from rebapl.cli.progress import PlainSteps, StepProgress
@@ -148,17 +148,17 @@ def test_piped_commands_say_what_they_do_and_quiet_ones_do_not(tmp_path: Path, m
 def test_the_shell_completes_every_name_without_importing_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert set(completion.methods("")) == set(METHODS)
-    assert set(completion.kinds_of_inference("")) == set(PRESETS)
-    assert completion.datasets("") == [*EMBEDDED, *PUBLISHED]
-    assert completion.methods("mm") == ["mmrl", "mmrl++"]
+    assert set(options.complete_methods("")) == set(METHODS)
+    assert set(options.complete_inference("")) == set(PRESETS)
+    assert options.complete_datasets("") == [*EMBEDDED, *PUBLISHED]
+    assert options.complete_methods("mm") == ["mmrl", "mmrl++"]
     monkeypatch.chdir(tmp_path)
-    assert completion.runs("") == []
+    assert options.complete_runs("") == []
     for name in ("photos", "pets"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "config.json").touch()
-    assert completion.runs("") == completion.runs("runs/p") == ["runs/pets", "runs/photos"]
-    assert completion.runs("ru") == ["runs/"]
+    assert options.complete_runs("") == options.complete_runs("runs/p") == ["runs/pets", "runs/photos"]
+    assert options.complete_runs("ru") == ["runs/"]
 
 
 def test_completion_answers_the_shell() -> None:

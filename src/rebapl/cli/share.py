@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.completion import runs
+from rebapl.cli.options import complete_runs
 
 
 def share(
-    run: Annotated[Path, typer.Argument(help="Folder of a trained run, or of a posterior.", autocompletion=runs)],
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a trained run, or of a posterior.", autocompletion=complete_runs)
+    ],
     to: Annotated[str, typer.Option(metavar="USER/NAME", help="The repository; it is made if it does not exist.")],
     private: Annotated[bool, typer.Option("--private", help="Let only yourself and your team see it.")] = False,
     licence: Annotated[
