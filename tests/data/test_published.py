@@ -10,8 +10,8 @@ from drawn_published import make_fixture
 
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.checking import check_dataset
-from rebapl.data.fewshot import few_shot
 from rebapl.data.published import NAME_RULES, PUBLISHED, place_last, year_first
+from rebapl.data.task import few_shot
 from rebapl.errors import UserError
 
 # name: (train, val, test images, a train or test key, its label, its class name)

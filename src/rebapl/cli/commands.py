@@ -184,14 +184,14 @@ def toy(
 @app.command("list")
 def list_() -> None:
     """Name the data sets, methods, kinds of inference and distances there are, and say what they are."""
-    from rebapl.data.catalogue import registered_datasets
+    from rebapl.data.catalogue import REGISTERED
     from rebapl.data.embedded import EMBEDDED
     from rebapl.data.published import PUBLISHED
     from rebapl.learners import METHODS
     from rebapl.repulsion import DISTANCES
     from rebapl.sampling import PRESETS
 
-    print(f"data sets: {', '.join([*EMBEDDED, *PUBLISHED, *registered_datasets()])}")
+    print(f"data sets: {', '.join([*EMBEDDED, *PUBLISHED, *REGISTERED])}")
     print("methods:")
     for name, method in METHODS.items():
         print(f"  {name:<15} {method.about}".rstrip())

@@ -29,7 +29,7 @@ def list_(
     from rich.console import Console
     from rich.table import Table
 
-    from rebapl.data.catalogue import given_root, registered_datasets
+    from rebapl.data.catalogue import REGISTERED, given_root
     from rebapl.data.embedded import EMBEDDED
     from rebapl.data.published import PUBLISHED
 
@@ -47,14 +47,14 @@ def list_(
         table.add_row(entry.name, str(entry.classes), images, entry.template, *state)
     Console().print(table)
     print(f"embedded, without files: {', '.join(EMBEDDED)}")
-    if registered := registered_datasets():
-        print(f"registered by plugins: {', '.join(registered)}")
+    if REGISTERED:
+        print(f"registered by plugins: {', '.join(REGISTERED)}")
     print("your own: --data PATH, a folder with train/ val/ test/, a folder of class folders, or a CSV file")
     print("files and sources of one: rebapl data list NAME")
 
 
 def _show(name: str) -> None:
-    from rebapl.data.catalogue import registered_datasets
+    from rebapl.data.catalogue import REGISTERED
     from rebapl.data.embedded import EMBEDDED
     from rebapl.data.published import PUBLISHED
 
@@ -62,7 +62,7 @@ def _show(name: str) -> None:
         print(f"{name} is embedded in the package: there are no files to get")
         return
     if name not in PUBLISHED:
-        if name in registered_datasets():
+        if name in REGISTERED:
             print(f"{name} is registered by a plugin, which gets its images itself")
             return
         raise unknown("data set", name, PUBLISHED)

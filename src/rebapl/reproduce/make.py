@@ -8,7 +8,7 @@ from typing import Any
 
 from rebapl.data.catalogue import given_root, is_own
 from rebapl.data.published import PUBLISHED
-from rebapl.data.task import target_names, target_splits
+from rebapl.data.task import targets_of
 from rebapl.errors import UserError
 from rebapl.files import read_json, write_atomically, write_json
 from rebapl.reports.style import save_for_paper
@@ -110,8 +110,8 @@ def missing_data(configs: Iterable[RunConfig], root: Path | None) -> list[str]:
     splits: dict[str, str | None] = {}
     for config in configs:
         splits.setdefault(config.data, config.split)
-        for target in target_names(config.protocol, config.data, config.targets):
-            splits.setdefault(target, target_splits(config.targets).get(target))
+        for target, split in targets_of(config.protocol, config.data, config.targets).items():
+            splits.setdefault(target, split)
     lines = []
     for data, split in splits.items():
         if data in PUBLISHED and folder is None:

@@ -20,7 +20,7 @@ from typing import Any
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.identity import changes, touched
 from rebapl.data.images import NO_IMAGES
-from rebapl.data.task import TARGETS, target_splits
+from rebapl.data.task import TARGETS, split_of
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import target_settings
 from rebapl.files import is_leftover, read_json, write_json
@@ -161,7 +161,7 @@ def missing_parts(result: RunResult, config: RunConfig) -> list[str]:
 def _stale(part: PartScores, config: RunConfig, name: str) -> bool:
     if config.protocol not in TARGETS or name == "test":
         return False
-    if part.split != target_splits(config.targets).get(name):
+    if part.split != dict(map(split_of, config.targets or ())).get(name):
         return True
     source, target = data_name(config.data), data_name(name)
     settings = config.resolved().training.method_settings.plain()
