@@ -36,15 +36,13 @@ def make_target(
     configs = target.runs(context.suite)
     run_all(configs, context.runs, root=context.root, engine=engine or LocalEngine(context.devices), on_event=on_event)
     product = target.make(context)
-    for name, table in product.tables.items():
-        table.write(out, name)
+    product.table.write(out, target.name)
     for name, figure in product.figures.items():
         save_for_paper(figure, out, name)
     record = {
         "target": target.name,
         "suite": context.suite.name,
         "note": context.suite.remark,
-        "tables": list(product.tables),
         "figures": list(product.figures),
         "opposite": list(product.opposite),
         "runs": sorted({run_folder(config, context.runs).name for config in configs}),
@@ -65,8 +63,8 @@ def page(out: Path) -> str:
     lines += ["(unrounded) and LaTeX, the figures as PDF, and everything behind them as JSON.", ""]
     for record in records:
         lines += [f"## {record['target']}: {PAPER_TARGETS[record['target']].what}", ""]
-        lines += [(out / f"{name}.md").read_text(encoding="utf-8") for name in record["tables"]]
-        if record.get("opposite"):
+        lines.append((out / f"{record['target']}.md").read_text(encoding="utf-8"))
+        if record["opposite"]:
             lines += ["**Opposite to the paper:**", ""]
             lines += [*(f"- {sentence}" for sentence in record["opposite"]), ""]
         for name in record["figures"]:
