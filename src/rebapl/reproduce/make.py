@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rebapl.data.catalogue import given_root, is_own
+from rebapl.data.catalogue import given_root
 from rebapl.data.published import PUBLISHED
 from rebapl.data.task import target_names, target_splits
 from rebapl.errors import UserError
@@ -107,16 +107,14 @@ def missing_data(configs: Iterable[RunConfig], root: Path | None) -> list[str]:
     folder = given_root(root)
     splits: dict[str, str | None] = {}
     for config in configs:
-        splits.setdefault(config.data, config.split)
-        for target in target_names(config.protocol, config.data, config.targets):
-            splits.setdefault(target, target_splits(config.targets).get(target))
+        of_targets = target_splits(config.targets)
+        targets = target_names(config.protocol, config.data, config.targets)
+        splits |= {config.data: config.split, **{name: of_targets.get(name) for name in targets}}
     lines = []
     for data, split in splits.items():
         if data in PUBLISHED and folder is None:
             lines.append(f"{data}: no --root is given")
         elif data in PUBLISHED and folder is not None:
-            gone = [path for path in PUBLISHED[data].needed_files(folder, split) if not path.exists()]
-            lines += [f"{data}: there is no {path}" for path in gone]
-        elif is_own(data) and not Path(data).expanduser().exists():
-            lines.append(f"{data}: there is no such folder or file")
+            needed = PUBLISHED[data].needed_files(folder, split)
+            lines += [f"{data}: there is no {path}" for path in needed if not path.exists()]
     return lines

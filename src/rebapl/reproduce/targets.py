@@ -21,6 +21,7 @@ from rebapl.evaluation.tasks import bound_to, part_labels, predict_part
 from rebapl.files import read_json, write_json
 from rebapl.learners import METHODS, published
 from rebapl.posterior import load_posterior
+from rebapl.reports.results import short_value
 from rebapl.reports.tables import EMPTY, Row, Table
 from rebapl.reproduce.paper import AVERAGE, paper_table, printed
 from rebapl.reproduce.paper_table import (
@@ -40,7 +41,7 @@ from rebapl.reproduce.paper_table import (
 from rebapl.reproduce.study_figures import CurveFigure, heat_maps
 from rebapl.reproduce.suites import Suite, TableRow, learns
 from rebapl.reproduce.timing import LATENCY, OVERHEAD, distance_name
-from rebapl.reproduce.toy_figures import toy
+from rebapl.reproduce.toy_figures import toy_target
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import run_folder
 from rebapl.runs.machine import best_device
@@ -240,54 +241,30 @@ def _diversity_figure(filled: FilledTable) -> Figure:
 REBAPL_PRESETS = ("rebapl-paper", "rebapl-authors", "rebapl")
 """The presets that are ReBaPL; that of the suite joins them if it is another."""
 
-SETTING_TITLES = {
-    "sampler.lr": "lr, α",
-    "batch": "batch",
-    "epochs": "epochs per cycle",
-    "cycles": "cycles, C",
-    "sampler.samples_per_cycle": "samples per cycle, K",
-    "repulsion.force.strength": "strength, ξ",
-    "repulsion.images": "reference images, n",
-    "repulsion.distance.kind": "distance",
-    "sampler.weight_decay": "weight decay",
-}
-"""What the paper's table of settings has. All other settings stand below these, under their own names."""
-
 
 def settings(context: Context) -> Product:
     """A section for MaPLe and one for MMRL: the settings of the paper's table, then those that only presets have."""
     section = paper_table("settings")
-    presets = list(dict.fromkeys((*REBAPL_PRESETS, context.suite.inference)))
+    titles, presets = section["titles"], list(dict.fromkeys((*REBAPL_PRESETS, context.suite.inference)))
     rows: list[Row] = []
     rules = []
     stored: dict[str, Any] = {}
     for column, method in enumerate(section["columns"]):
         chosen, recipe = published(method, "base-to-novel", "", context.suite.shots)
         per_image = METHODS.find(method).learner.per_image(METHODS.find(method).settings(chosen))
-        values = {name: preset_values(name, recipe, method, per_image) for name in presets}
+        values = {preset: preset_values(preset, recipe, method, per_image) for preset in presets}
         stored[method] = {
             preset: {name: [each.value, each.origin] for name, each in of_preset.items()}
             for preset, of_preset in values.items()
         }
-        for name in dict.fromkeys([*SETTING_TITLES, *(name for of_preset in values.values() for name in of_preset)]):
-            ours = [values[preset].get(name) for preset in presets]
-            shown = [EMPTY if each is None else f"{_word(each.value)} ({each.origin})" for each in ours]
-            theirs = _word(section["rows"][name][column]) if name in section["rows"] else EMPTY
-            rows.append([printed(method), SETTING_TITLES.get(name, name), theirs, *shown])
+        for name in dict.fromkeys([*titles, *(name for of_preset in values.values() for name in of_preset)]):
+            theirs = short_value(section["rows"][name][column]) if name in section["rows"] else EMPTY
+            ours = (values[preset].get(name) for preset in presets)
+            shown = (f"{short_value(each.value)} ({each.origin})" if each is not None else EMPTY for each in ours)
+            rows.append([printed(method), titles.get(name, name), theirs, *shown])
         rules.append(len(rows))
-    notes = [
-        "The paper's seeds are 1, 2, 3. In brackets: where a preset's value comes from; recipe is what the method was "
-        "published with, on data sets without settings of their own.",
-        "A dash: the paper's table or the preset says nothing of it, or has a force of another kind.",
-    ]
     title, columns = "Settings of ReBaPL: the paper's table and the presets", ["method", "setting", "paper", *presets]
-    return Product(Table(title, columns, rows, notes, rules=rules, merged=1), data={"presets": stored})
-
-
-def _word(value: Any) -> str:
-    if value is None:
-        return "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return Product(Table(title, columns, rows, section["notes"], rules=rules, merged=1), data={"presets": stored})
 
 
 _TARGETS: tuple[Target, ...] = (
@@ -400,7 +377,7 @@ _TARGETS: tuple[Target, ...] = (
         claims=lambda rows: [Claim(rows[1], rows[0]), Claim(rows[2], rows[1])],
         figure=CurveFigure(("", "accuracy (%)"), scores=PARTS, x=None, aside=0.28).draw,
     ),
-    MeasuredTarget("toy", "the two-mode example", toy),
+    MeasuredTarget("toy", "the two-mode example", toy_target),
 )
 
 PAPER_TARGETS: dict[str, Target] = {target.name: target for target in _TARGETS}

@@ -14,36 +14,15 @@ import numpy as np
 import torch
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from torch import Tensor
 
 from rebapl.evaluation.scores import proportion_interval
-from rebapl.reports.style import (
-    BLACK,
-    BLUE,
-    BOTH_COLUMNS,
-    LIGHT_GREY,
-    ORANGE,
-    PAPER_FONTS,
-    VERMILION,
-    bare_axes,
-    save_for_paper,
-)
+from rebapl.reports.style import BLACK, BLUE, BOTH_COLUMNS, ORANGE, PAPER_FONTS, VERMILION, bare_axes, save_for_paper
 from rebapl.reports.tables import Cell, Row, Table
+from rebapl.reproduce import toy
 from rebapl.reproduce.paper_table import Context, Product
-from rebapl.reproduce.toy import (
-    MEANS,
-    SETTINGS,
-    Chains,
-    Setting,
-    density_potential,
-    repulsive_potential,
-    run_chains,
-    run_many,
-    visited_both,
-)
+from rebapl.reproduce.toy import MEANS, SETTINGS, density_potential
 
 WINDOW = (-3.5, 5.3, -2.8, 2.8)
 """The part of the plane that is drawn: left, right, bottom, top."""
@@ -62,12 +41,12 @@ def draw_toy(out: Path, seed: int = 1) -> list[Path]:
     return [path for name, figure in figures(seed)[0].items() for path in save_for_paper(figure, out, name)]
 
 
-def toy(_: Context) -> Product:
+def toy_target(_: Context) -> Product:
     """The figures of the example, and a table of how many chains find both modes."""
     drawn, modes = figures()
     rows: list[Row] = []
     for name, which in modes.items():
-        both = 100 * visited_both(which)[-1].double().mean().item()
+        both = 100 * toy.visited_both(which)[-1].double().mean().item()
         outside = 100 * (which < 0).double().mean().item()
         rows.append([name, Cell(both, digits=1), Cell(outside, digits=1)])
     cycles, runs = next(iter(modes.values())).shape
@@ -81,9 +60,9 @@ def figures(seed: int = 1, runs: int = 400) -> tuple[dict[str, Figure], dict[str
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        stored = run_chains(SETTINGS[0], MEANS[:1], seed=seed, cycles=1).samples[0]
+        stored = toy.run_chains(SETTINGS[0], MEANS[:1], seed=seed, cycles=1).samples[0]
         journeys = {setting.name: _journeys(setting, stored, seed) for setting in SETTINGS}
-        modes = {setting.name: run_many(setting, seed=seed, runs=runs) for setting in SETTINGS}
+        modes = {setting.name: toy.run_many(setting, seed=seed, runs=runs) for setting in SETTINGS}
     finally:
         torch.set_num_threads(threads)
     drawn = {
@@ -94,18 +73,18 @@ def figures(seed: int = 1, runs: int = 400) -> tuple[dict[str, Figure], dict[str
     return drawn, modes
 
 
-def _journeys(setting: Setting, stored: Tensor, seed: int) -> tuple[Chains, Tensor]:
+def _journeys(setting: toy.Setting, stored: Tensor, seed: int) -> tuple[toy.Chains, Tensor]:
     """One cycle, as in the paper from a start between the stored sample and the barrier: a chain, and others' ends."""
     start = (MEANS[0] + 0.3 * (MEANS[1] - MEANS[0]))[None]
     slow: dict[str, Any] = {"cycles": 1, "steps": 800, "lr": 0.005}  # small steps: a path to be seen
-    many = run_chains(setting, start.expand(OTHERS, 2), stored=stored.expand(OTHERS, 2), seed=seed, **slow)
-    return run_chains(setting, start, stored=stored, seed=seed + 3, **slow), many.samples[-1]
+    many = toy.run_chains(setting, start.expand(OTHERS, 2), stored=stored.expand(OTHERS, 2), seed=seed, **slow)
+    return toy.run_chains(setting, start, stored=stored, seed=seed + 3, **slow), many.samples[-1]
 
 
 @rc_context(PAPER_FONTS)
 def fields(stored: Tensor, strength: float) -> Figure:
     """(a) U, (b) V around the stored sample, (c) U + strength·V, each with its drift."""
-    repulsion = partial(repulsive_potential, stored=stored)
+    repulsion = partial(toy.repulsive_potential, stored=stored)
     panels: dict[str, tuple[str, Potential, str, np.ndarray]] = {
         r"$U=-\log p$ and its drift $-\nabla U$": ("$U$", density_potential, "Blues_r", LEVELS),
         r"$V$ and the force $F=-\nabla V$": ("$V$", repulsion, "Oranges", np.linspace(0, 1, 11)),
@@ -123,12 +102,12 @@ def fields(stored: Tensor, strength: float) -> Figure:
         axes.plot(*MEANS.T.numpy(), "x", color=BLACK, ms=5, mew=1.4, label=r"modes $\mu_1$, $\mu_2$ of the target")
         _star(axes, stored)
         figure.colorbar(filled, ax=axes, location="bottom", aspect=30, pad=0.03, ticks=levels[::3], label=height)
-    _legend_below(figure, *many[0].get_legend_handles_labels())
+    _legend_below(figure, many[0])
     return figure
 
 
 @rc_context(PAPER_FONTS)
-def trajectories(stored: Tensor, journeys: Mapping[str, tuple[Chains, Tensor]]) -> Figure:
+def trajectories(stored: Tensor, journeys: Mapping[str, tuple[toy.Chains, Tensor]]) -> Figure:
     """A panel per setting: the path of one cycle, the stored sample that repels it, and where other seeds end."""
     figure, many = _planes(journeys, 2.4)
     for axes, (chain, ends) in zip(many, journeys.values(), strict=True):
@@ -141,36 +120,30 @@ def trajectories(stored: Tensor, journeys: Mapping[str, tuple[Chains, Tensor]]) 
         axes.plot(*points[-1], "o", color="white", mec=BLACK, ms=5, mew=1, zorder=6, label="sample")
         others = f"samples of {len(ends)} other seeds"
         axes.plot(*ends.T.numpy(), ".", color=BLACK, ms=2.5, alpha=0.7, mew=0, label=others)
-    _legend_below(figure, *many[0].get_legend_handles_labels())
+    _legend_below(figure, many[0])
     return figure
 
 
 @rc_context(PAPER_FONTS)
-def visits(modes: Mapping[str, Tensor], shown: int = 30) -> Figure:
-    """Above: the mode of each cycle's sample in some chains. Below: shares of all chains, with 95 % intervals."""
-    figure = Figure(figsize=(BOTH_COLUMNS, 4.6), layout="constrained")
-    many: dict[str, Axes] = figure.subplot_mosaic([["a", "a", "b", "b", "c", "c"], ["d", "d", "d", "e", "e", "e"]])
-    kinds = {LIGHT_GREY: "sample in neither mode", BLUE: "in the first mode", ORANGE: "in the second mode"}
-    for letter, (name, which), (colour, line) in zip(
-        "abc", modes.items(), ((BLACK, "-"), (BLUE, "-"), (VERMILION, "--")), strict=True
+def visits(modes: Mapping[str, Tensor]) -> Figure:
+    """Which share of the chains has visited both modes by each cycle, and which is in a mode, with 95 % intervals."""
+    figure = Figure(figsize=(BOTH_COLUMNS, 2.5), layout="constrained")
+    left, right = many = figure.subplots(1, 2, sharey=True)
+    for (name, which), (colour, line) in zip(
+        modes.items(), ((BLACK, "-"), (BLUE, "-"), (VERMILION, "--")), strict=True
     ):
         cycles, runs = which.shape
-        x, extent = np.arange(1, cycles + 1), (0.5, cycles + 0.5, shown + 0.5, 0.5)
-        picture, axes = which[:, :shown].T.numpy(), many[letter]
-        axes.imshow(picture, cmap=ListedColormap(kinds), vmin=-1, vmax=1, aspect="auto", extent=extent)
-        axes.set(xlabel="cycle", xticks=x, yticks=[1, 10, 20, 30])
-        axes.set_title(f"({letter}) {name}", loc="left")
-        for axes, happened in ((many["d"], visited_both(which)), (many["e"], which >= 0)):
-            low, high = zip(*(proportion_interval(count, runs) for count in happened.sum(1).tolist()), strict=True)
+        for axes, happened in ((left, toy.visited_both(which)), (right, which >= 0)):
+            x, counts = np.arange(1, cycles + 1), happened.sum(1).tolist()
+            low, high = zip(*(proportion_interval(count, runs) for count in counts), strict=True)
             axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
-            axes.plot(x, happened.double().mean(1), line, color=colour, marker="o", ms=2.5, lw=1.3, label=name)
-            axes.set(xlabel="cycle", xticks=x, ylim=(-0.03, 1.03), ylabel="share, 95 % band")
-    many["a"].set_ylabel("chain")
-    many["d"].set_title(f"(d) of {runs} chains, those whose samples lie in both modes so far", loc="left")
-    many["e"].set_title("(e) samples that lie in a mode at all", loc="left")
-    bare_axes(many["d"], many["e"])
-    handles, labels = many["d"].get_legend_handles_labels()
-    _legend_below(figure, [*(Patch(color=colour) for colour in kinds), *handles], [*kinds.values(), *labels])
+            axes.plot(x, np.array(counts) / runs, line, color=colour, marker="o", ms=2.5, lw=1.3, label=name)
+            axes.set(xlabel="cycle", xticks=x, ylim=(-0.03, 1.03))
+    left.set_ylabel(f"share of {runs} chains, 95 % band")
+    left.set_title("(a) chains whose samples lie in both modes so far", loc="left")
+    right.set_title("(b) chains whose sample lies in a mode at all", loc="left")
+    bare_axes(*many)
+    _legend_below(figure, left)
     return figure
 
 
@@ -186,9 +159,9 @@ def _planes(titles: Sequence[str] | Mapping[str, Any], height: float) -> tuple[F
     return figure, many
 
 
-def _legend_below(figure: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    columns = len(labels) if len(labels) < 6 else 3
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+def _legend_below(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False)
 
 
 def _grid(count: int, margin: float = 0.0) -> tuple[np.ndarray, np.ndarray, Tensor]:
