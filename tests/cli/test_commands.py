@@ -287,7 +287,6 @@ def test_several_runs_are_shown_as_lines_and_their_cycles_may_be_apart(
         ("train --data digits --seeds 1,x", "whole numbers"),
         ("train --data digits --seeds 1,1", "name it once"),
         ("train --data digits --seeds 1,2 --out x", "--out names the folder of one run"),
-        ("train --data digits --seed 1 --seeds 1,2", "give one of them"),
         ("train --backbone mini", "which data set"),
         ("train --config no.yaml", "cannot be read"),
         ("run no.yaml", "cannot be read"),

@@ -10,14 +10,14 @@ from rich.console import Console
 from small_jobs import jobs, tiny
 from typer.testing import CliRunner
 
-from rebapl.cli import completion
+from rebapl.cli import options
 from rebapl.cli import progress as progress_module
 from rebapl.cli.commands import app
 from rebapl.cli.progress import PlainSteps, StepProgress
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.published import PUBLISHED
 from rebapl.learners import METHODS
-from rebapl.runs.jobs import Ended, Failure, Outcome, Retried, Started, Stepped
+from rebapl.runs.jobs import Failure, Outcome, Retried, Started, Stepped
 from rebapl.runs.run import Job
 from rebapl.sampling import PRESETS
 
@@ -33,8 +33,8 @@ def events(wanted: list[Job]) -> list:
         Started(two, 1, "node2", 8),
         Retried(two, DIED),
         Started(two, 2, "node1", 9),
-        Ended(Outcome(three, "failed", Failure("bad input", "no \x1b[31msuch"), 1, 0.5)),
-        Ended(Outcome(two, "done", None, 2, 75.0)),
+        Outcome(three, "failed", Failure("bad input", "no \x1b[31msuch"), 1, 0.5),
+        Outcome(two, "done", None, 2, 75.0),
     ]
 
 
@@ -148,17 +148,17 @@ def test_piped_commands_say_what_they_do_and_quiet_ones_do_not(tmp_path: Path, m
 def test_the_shell_completes_every_name_without_importing_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert set(completion.methods("")) == set(METHODS)
-    assert set(completion.kinds_of_inference("")) == set(PRESETS)
-    assert completion.datasets("") == [*EMBEDDED, *PUBLISHED]
-    assert completion.methods("mm") == ["mmrl", "mmrl++"]
+    assert set(options.complete_methods("")) == set(METHODS)
+    assert set(options.complete_inference("")) == set(PRESETS)
+    assert options.complete_datasets("") == [*EMBEDDED, *PUBLISHED]
+    assert options.complete_methods("mm") == ["mmrl", "mmrl++"]
     monkeypatch.chdir(tmp_path)
-    assert completion.runs("") == []
+    assert options.complete_runs("") == []
     for name in ("photos", "pets"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "config.json").touch()
-    assert completion.runs("") == completion.runs("runs/p") == ["runs/pets", "runs/photos"]
-    assert completion.runs("ru") == ["runs/"]
+    assert options.complete_runs("") == options.complete_runs("runs/p") == ["runs/pets", "runs/photos"]
+    assert options.complete_runs("ru") == ["runs/"]
 
 
 def test_completion_answers_the_shell() -> None:

@@ -110,6 +110,6 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(UserError, match="say at which step of the cycle"):
         repulsion.acts(exploring=True)
     sampler = {"kind": "sghmc", "lr": 1e-3, "gradient_noise": "estimate"}
-    with pytest.raises(UserError, match="taken for gradient noise"):
+    with pytest.raises(UserError, match="would take such impulses for noise"):
         chain(sampler, Fading(), every=2)
     assert Repelling().every == 1

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rebapl.cli.completion import runs
-from rebapl.cli.values import QuietOption, TrackOption, parse_names, parse_threshold, parse_trackers
+from rebapl.cli.options import QuietOption, TrackOption, complete_runs, parse_names, parse_threshold, parse_trackers
 from rebapl.errors import UserError, printable
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a trained run.", autocompletion=runs)],
+    run: Annotated[Path, typer.Argument(help="Folder of a trained run.", autocompletion=complete_runs)],
     root: Annotated[
         Path | None, typer.Option(help="Folder of the published data sets; $REBAPL_DATA if not given.")
     ] = None,

@@ -7,10 +7,16 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.completion import kinds_of_inference, methods
-from rebapl.cli.engine_options import Device, expect_workers
-from rebapl.cli.run_notes import backbone_remarks, one_sample
-from rebapl.cli.values import QuietOption, parse_names
+from rebapl.cli.options import (
+    Device,
+    Epochs,
+    QuietOption,
+    complete_inference,
+    complete_methods,
+    expect_workers,
+    parse_names,
+)
+from rebapl.cli.run_notes import backbone_remarks, sample_remarks
 from rebapl.errors import UserError
 from rebapl.files import refuse_unwritable
 
@@ -45,12 +51,12 @@ def learn(
     anew: Annotated[bool, typer.Option("--anew", help="Delete what was learned before in this folder.")] = False,
     shots: Annotated[int, typer.Option(min=1, help="Learn from at most this many images of each class.")] = SHOTS,
     method: Annotated[
-        str, typer.Option(help="What is learned; `rebapl list` names the methods.", autocompletion=methods)
+        str, typer.Option(help="What is learned; `rebapl list` names the methods.", autocompletion=complete_methods)
     ] = METHOD,
     inference: Annotated[
-        str, typer.Option(help="How; `rebapl list` names the kinds of inference.", autocompletion=kinds_of_inference)
+        str, typer.Option(help="How; `rebapl list` names the kinds of inference.", autocompletion=complete_inference)
     ] = INFERENCE,
-    epochs: Annotated[int | None, typer.Option(help="Epochs instead of the number that was published.")] = None,
+    epochs: Epochs = None,
     template: Annotated[str | None, typer.Option(help="Text with {} for the class name.")] = None,
     device: Device = None,
     jobs: Annotated[int, typer.Option(min=1, callback=expect_workers, help="Trainings at a time on each device.")] = 1,
@@ -58,7 +64,7 @@ def learn(
 ) -> None:
     """Learn all classes of your photos, measure how well, and choose when to say "I don't know".
 
-    What is done is kept; interrupted work goes on where it was.
+    Finished work is kept; interrupted work goes on where it was.
     """
     from rebapl.backbones import find_backbone
     from rebapl.cli.progress import StepProgress
@@ -100,8 +106,6 @@ def learn(
                 progress.warn(line)
             do_lesson(lesson, engine, risk, progress.show, set_level=set_level)
         print(f"learned: {lesson.out}")
-    trained = lesson.final.resolved().training.inference
-    if trained is not None and trained.samples == 1:
-        warnings.append(one_sample(lesson.out))
-    for line in [*result_lines(lesson, *read_learned(lesson.out)), *warnings]:
+    remarks = [*warnings, *sample_remarks(lesson.final, lesson.out)]
+    for line in [*result_lines(lesson, *read_learned(lesson.out)), *remarks]:
         print(line)

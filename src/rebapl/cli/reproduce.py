@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.engine_options import Device, EngineName, EngineOption, Jobs, engine_of
-from rebapl.cli.values import parse_names, parse_seeds
+from rebapl.cli.options import Device, EngineName, EngineOption, Jobs, engine_of, parse_names, parse_seeds
 from rebapl.errors import UserError
 
 

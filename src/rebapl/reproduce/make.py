@@ -8,7 +8,7 @@ from typing import Any
 
 from rebapl.data.catalogue import given_root
 from rebapl.data.published import PUBLISHED
-from rebapl.data.task import target_names, target_splits
+from rebapl.data.task import targets_of
 from rebapl.errors import UserError
 from rebapl.files import read_json, write_atomically, write_json
 from rebapl.reports.style import save_for_paper
@@ -107,9 +107,7 @@ def missing_data(configs: Iterable[RunConfig], root: Path | None) -> list[str]:
     folder = given_root(root)
     splits: dict[str, str | None] = {}
     for config in configs:
-        of_targets = target_splits(config.targets)
-        targets = target_names(config.protocol, config.data, config.targets)
-        splits |= {config.data: config.split, **{name: of_targets.get(name) for name in targets}}
+        splits |= {config.data: config.split, **targets_of(config.protocol, config.data, config.targets)}
     lines = []
     for data, split in splits.items():
         if data in PUBLISHED and folder is None:

@@ -331,11 +331,12 @@ class Repulsion:
             measured = torch.maximum(norms / pull[which], 0.5 * slope[which])
             slope = slope.index_copy(0, which, torch.where(apart[which], measured, 0))
 
-        def sized(size: Tensor) -> Tensor:
-            coefficients = force.coefficients(size, slope, pull, bound)
+        share = self._share(state)
+
+        def sized(usual: Tensor) -> Tensor:
+            coefficients = force.coefficients(usual, slope, pull, bound)
             return share * torch.where(apart & (slope > 0) & coefficients.isfinite(), coefficients, 0)
 
-        share = self._share(state)
         held = state["held"] if kind == "hold" else sized(usual)
         used = sized(state["moved"]) if decoupled else held
         after = {**means, **nearest, "slope": slope, "held": held, "norm": (used * pull * slope).sum()}
@@ -351,7 +352,7 @@ class Repulsion:
         return Term(value, after, of_loss, scaled, None if others is None else (others * potentials).sum())
 
     def _share(self, state: Mapping[str, Tensor]) -> Tensor | float:
-        """What the tolerance leaves of the force (): all of it without one."""
+        """The share of the force that its tolerance leaves (): all of it without one."""
         if self._tolerance is None:
             return 1.0
         return (1 - (state["level"] - state["first"]) / self._tolerance).clamp(0, 1)
