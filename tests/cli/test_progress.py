@@ -17,7 +17,7 @@ from rebapl.cli.progress import StepProgress
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.published import PUBLISHED
 from rebapl.learners import METHODS
-from rebapl.runs.jobs import Ended, Failure, Outcome, Retried, Started, Stepped
+from rebapl.runs.jobs import Failure, Outcome, Retried, Started, Stepped
 from rebapl.runs.run import Job
 from rebapl.sampling import PRESETS
 
@@ -33,8 +33,8 @@ def events(wanted: list[Job]) -> list:
         Started(two, 1, "node2", 8),
         Retried(two, DIED),
         Started(two, 2, "node1", 9),
-        Ended(Outcome(three, "failed", Failure("bad input", "no \x1b[31msuch"), 1, 0.5)),
-        Ended(Outcome(two, "done", None, 2, 75.0)),
+        Outcome(three, "failed", Failure("bad input", "no \x1b[31msuch"), 1, 0.5),
+        Outcome(two, "done", None, 2, 75.0),
     ]
 
 

@@ -170,7 +170,7 @@ def toy(
     seed: Annotated[int, typer.Option(help="The one seed of the pictures.")] = 1,
 ) -> None:
     """Draw the paper's two-mode example: potential, repulsion, trajectories, modes visited (PNG and PDF)."""
-    from rebapl.reproduce.toy import draw_toy
+    from rebapl.reproduce.toy_figures import draw_toy
 
     for path in draw_toy(out, seed):
         print(path)

@@ -24,7 +24,7 @@ from rich.progress import (
 )
 
 from rebapl.errors import printable
-from rebapl.runs.jobs import Ended, Event, Outcome, Retried, Stalled, Started, Stepped, Work
+from rebapl.runs.jobs import Event, Outcome, Retried, Stalled, Started, Stepped, Work
 from rebapl.wording import clock, roughly
 
 if TYPE_CHECKING:
@@ -127,8 +127,8 @@ class StepProgress:
         elif isinstance(event, Retried):
             self.states[job.folder] = "queued"
             self.warn(f"{job.name}: is tried again, {event.failure}")
-        elif isinstance(event, Ended):
-            self._ended(event.outcome)
+        else:
+            self._ended(event)
 
     def _ended(self, outcome: Outcome) -> None:
         self.states[outcome.folder] = outcome.state
