@@ -100,7 +100,7 @@ def test_a_job_travels_as_json(tmp_path: Path) -> None:
 
 def test_a_killed_worker_costs_its_own_run_only(tmp_path: Path) -> None:
     """Five runs on two workers: one is killed once, one at every attempt, one is refused; the others see nothing."""
-    once_killed, always_killed = (StruckJob.of(tiny(seed=seed), tmp_path, deaths=seed) for seed in (1, 2))
+    once_killed, always_killed = (StruckJob.of(tiny(seed=seed, epochs=4), tmp_path, deaths=seed) for seed in (1, 2))
     jobs = [once_killed, always_killed]
     jobs += [Job.of(config, tmp_path) for config in (tiny(seed=3, **REFUSED), tiny(seed=4), tiny(seed=5))]
     events: list[Event] = []

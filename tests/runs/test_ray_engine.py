@@ -65,7 +65,7 @@ def test_what_is_lost_is_done_again_and_the_results_are_those_of_the_local_engin
     engine: RayEngine, tmp_path: Path
 ) -> None:
     """A worker is killed. A wrong setting is not tried again, and stops nobody."""
-    wanted = [StruckJob.of(tiny(), tmp_path / "ray"), *jobs(tmp_path / "ray", 2)]
+    wanted = [StruckJob.of(tiny(epochs=4), tmp_path / "ray"), *jobs(tmp_path / "ray", 2)]
     wrong = Job.of(tiny(data="digit"), tmp_path / "ray")
     events: list[Event] = []
     found = {outcome.folder: outcome for outcome in engine.run([*wanted, wrong], events.append)}
@@ -75,7 +75,7 @@ def test_what_is_lost_is_done_again_and_the_results_are_those_of_the_local_engin
     assert (again.job, again.failure.kind) == (wanted[0], "worker died")
     assert not (wanted[0].folder / ERROR).exists()
 
-    (here,) = jobs(tmp_path / "local", 1)
+    (here,) = jobs(tmp_path / "local", 1, epochs=4)
     assert [each.state for each in LocalEngine(["cpu"]).run([here])] == ["done"]
     assert made(wanted[0].folder) == made(here.folder)
     assert [outcome.attempts for outcome in engine.run(wanted)] == [0, 0]
@@ -191,7 +191,7 @@ def test_a_run_travels_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_run_whose_machine_is_removed_goes_on_on_another(cluster: Any, engine: RayEngine, tmp_path: Path) -> None:
     """The last test of this cluster, which has one machine less after it."""
-    last = StruckJob.of(tiny(seed=3), tmp_path, waits=True)
+    last = StruckJob.of(tiny(seed=3, epochs=4), tmp_path, waits=True)
 
     def remove(event: Event) -> None:
         if isinstance(event, Started) and event.attempt == 1:

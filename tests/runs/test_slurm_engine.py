@@ -49,7 +49,7 @@ def interrupt(event: Event) -> None:
 
 def test_a_job_whose_time_is_over_keeps_its_step_and_is_queued_again(slurm: Path, tmp_path: Path) -> None:
     """SLURM sends SIGUSR2 before the end, as submitit asks it to."""
-    wanted = StruckJob.of(tiny(), tmp_path / "runs", signal=signal.SIGUSR2)
+    wanted = StruckJob.of(tiny(epochs=4), tmp_path / "runs", signal=signal.SIGUSR2)
     engine = SlurmEngine(tmp_path / "runs", partition="gpu", time="2:00:00", cpus=1)
     events: list[Event] = []
     (outcome,) = engine.run([wanted], events.append)
@@ -60,13 +60,13 @@ def test_a_job_whose_time_is_over_keeps_its_step_and_is_queued_again(slurm: Path
         assert word in script
     steps = [event.done for event in events if isinstance(event, Stepped)]
     assert steps == sorted(steps), "it never went back"
-    here = jobs(tmp_path / "here", 1)
+    here = jobs(tmp_path / "here", 1, epochs=4)
     assert [outcome.state for outcome in LocalEngine(["cpu"]).run(here)] == ["done"]
     assert made(wanted.folder) == made(here[0].folder)
 
 
 def test_a_driver_that_dies_leaves_its_jobs_and_the_next_one_takes_them_up(slurm: Path, tmp_path: Path) -> None:
-    wanted = StruckJob.of(tiny(), tmp_path / "runs", waits=True)
+    wanted = StruckJob.of(tiny(epochs=4), tmp_path / "runs", waits=True)
     driver = SlurmEngine(tmp_path / "runs")
     driver.cancel = lambda _: None  # type: ignore[method-assign]  # a driver that is killed cancels nothing
     with pytest.raises(KeyboardInterrupt):
