@@ -61,7 +61,7 @@ def class_embeddings(posterior: Posterior) -> Tensor:
         image = encoder.image_features(encoder.preprocessing.normalize(views))
     logits, expected = posterior.sample_logits(views), torch.empty(0)
     try:
-        text = posterior.sample_clouds(views, "text")
+        (text,) = posterior.passes.clouds(views, "text")
         expected = encoder.logits(image, text)
     except (UserError, RuntimeError):  # it has no text features of its own, or others for every image
         pass

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rebapl.posterior import load_posterior
-from rebapl.posterior.hub import push, write_for_hub
+from rebapl.posterior.hub import write_for_hub
 from rebapl.runs.folder import CONFIG, read_config
 from rebapl.runs.results import RESULTS, read_result
 
@@ -33,4 +33,4 @@ def share_run(
     posterior = load_posterior(run)
     if folder is not None:
         return str(write_for_hub(posterior, folder, repository, **card))
-    return push(posterior, repository, private, **card)
+    return posterior.push_to_hub(repository, private=private, **card)
