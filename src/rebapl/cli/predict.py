@@ -246,12 +246,12 @@ def _write(
     from rebapl.interruption import Interrupted
     from rebapl.runs.jobs import Outcome, check_outcomes
     from rebapl.runs.lock import alone_in
-    from rebapl.runs.shards import CPU_SIZE, SIZE, Inquiry, answer_shards, conclude, count_rows, plan_shards
+    from rebapl.runs.shards import CPU_SIZE, SIZE, answer_shards, conclude, count_rows, plan_shards
 
     here_on_cpu = where is None and posterior.learner.encoder.device.type == "cpu"
     size = size or (CPU_SIZE if here_on_cpu else SIZE)
     with alone_in(place.out):
-        shards = plan_shards(place, Inquiry.of(source, posterior, question, place.form), posterior, files, size)
+        shards = plan_shards(place, source, posterior, question, files, size)
         missing = [shard for shard in shards if not shard.is_done()]
         before, _ = count_rows(place, shards)
         asked = sum(shard.count for shard in missing)
@@ -272,8 +272,8 @@ def _write(
         rows, not_read = count_rows(place, shards)
         conclude(place, shards)
     if where is not None:
-        for image, error in not_read:
-            watch.skip(image, error)
+        for image, why in not_read:
+            watch.skip(image, why)
     if rows:
         print(f"{counted(rows, before, len(not_read))}: {printable(str(place.out))}")
     check_outcomes(outcomes)
