@@ -241,7 +241,7 @@ def _write(
     where: Engine[Any] | None,
     size: int | None,
 ) -> None:
-    """Do the shards that are missing, here or on an engine, and say at the end what is there."""
+    """Do the shards that are missing, here or on an engine, and say at the end how many rows there are."""
     from rebapl.cli.progress import StepProgress
     from rebapl.interruption import Interrupted
     from rebapl.runs.jobs import Outcome, check_outcomes

@@ -37,7 +37,7 @@ RECENT = 8
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked about every image.
+    """The question that is put for every image.
 
     The answer is one of `class_names`, in the words of `template` (None: those of the training), and the `top`
     likeliest classes are listed. `average` is what is averaged over samples (None: as in training). With `abstain`, the
@@ -166,7 +166,7 @@ def answer_files(
 def by_one_torch_thread(portions: Iterator[list[Record]]) -> Iterator[list[Record]]:
     """The same portions, for work beside a GPU: what little torch computes on the CPU is not shared among threads.
 
-    The cores are busy decoding, and a part of it would wait until the core that it was given to is free. Whoever takes
+    The cores are busy decoding, and a share of the work would wait until its core is free. Whoever takes
     the portions has all of torch's threads between them.
     """
     while True:

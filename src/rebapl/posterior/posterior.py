@@ -104,8 +104,8 @@ class Posterior:
         """Upload it to a repository of the Hugging Face hub, such as `"somebody/digits"`, with a model card.
 
         The repository is made if it does not exist, and the commit is returned:
-        `load_posterior("hf://somebody/digits@COMMIT")` reads exactly what was uploaded. `scores` are what `evaluate`
-        gave for test parts, and `facts` are further rows for the card's table. `backbone` is the hub id of the
+        `load_posterior("hf://somebody/digits@COMMIT")` reads exactly these files. `scores` is the result of
+        `evaluate`, and `facts` are further rows for the card's table. `backbone` is the hub id of the
         backbone, which is needed where it was loaded from a folder: the backbone itself is not uploaded.
         """
         from rebapl.posterior.hub import upload, write_for_hub
@@ -230,7 +230,7 @@ class Posterior:
     ) -> Prediction:
         """Predict images (a file, a folder, pictures or uint8 arrays, see `read_images`) with all samples together.
 
-        `class_names` and `template` replace those bound. A portion of the images is in memory at a time.
+        `class_names` and `template` replace those that it is bound to. A portion of the images is in memory at a time.
         """
         check_average(average or self.average)
         at_once = AT_ONCE * self.device_count

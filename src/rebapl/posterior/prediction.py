@@ -52,7 +52,7 @@ NO_SETS = (
 
 
 class _HoldsFor:
-    """What was chosen on held-out images holds only for the averaging and the class names that it was chosen with."""
+    """A choice on held-out images, which holds only for the averaging and the class names that it was made with."""
 
     __pydantic_config__ = pydantic.ConfigDict(allow_inf_nan=False, extra="forbid")  # for what is read from a file
     average: str
@@ -243,7 +243,7 @@ class Prediction:
         return self.uncertainty(threshold.by) > threshold.value
 
     def sets(self, conformal: Conformal | None = None) -> Tensor:
-        """Which classes are in the prediction set of each image, booleans (N, C), as given or as the posterior has it.
+        """Which classes are in the prediction set of each image, booleans (N, C), by these sets or by the posterior's.
 
         The likeliest class always is.
         """
