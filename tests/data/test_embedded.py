@@ -103,7 +103,7 @@ def test_a_digit_is_its_scan_enlarged(tasks):
 
 
 def test_both_halves_of_the_shapes_hold_every_attribute_equally_often_in_new_combinations():
-    classes = shape_classes()
+    classes = [tuple(name.split()) for name in shape_classes()]
     assert len(set(classes)) == len(classes) == 48
     halves = classes[:24], classes[24:]
     for attribute, kinds in enumerate((6, 4, 8)):

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from drawn_folder import class_folders, draw
+from drawn_published import make_fixture
 from PIL import Image
 
 from rebapl.data import dataset as dataset_module
 from rebapl.data.catalogue import load_dataset
-from rebapl.data.fixture import make_fixture
 from rebapl.data.own_images import SPLIT_FILE
 from rebapl.data.task import load_task
 from rebapl.errors import UserError

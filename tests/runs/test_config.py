@@ -52,7 +52,6 @@ def test_saying_what_holds_anyway_changes_nothing(same: RunConfig) -> None:
         changed(protocol="selection"),
         changed(template="a {}."),
         changed(split="other.json"),
-        changed(cache=256),
         changed(test_images=10),
         changed(backbone="openai/clip-vit-base-patch32"),
         changed(inference_settings={"repulsion.force.fraction": 0.31}),
