@@ -43,12 +43,6 @@ def test_words_that_are_too_few_are_refused(build: Any, method: str) -> None:
         build(method, {"tokens": 3, "init": "the red"})
 
 
-@pytest.mark.parametrize("method", DEEP)
-def test_no_tokens_are_refused(build: Any, method: str) -> None:
-    with pytest.raises(UserError, match=r"method\.tokens is 0: it must be at least 1"):
-        build(method, {"tokens": 0})
-
-
 @pytest.mark.parametrize("method", ["ivlp", "maple", "promptsrc", "coop", "cocoop"])
 def test_more_tokens_than_the_text_has_room_for_are_refused(build: Any, method: str) -> None:
     with pytest.raises(UserError, match=r"\[80 tokens\] red cat.*room for 77"):

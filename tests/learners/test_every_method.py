@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import small_clip
 import torch
+from annotated_types import Ge, Le
 from methods import CASES, output_of
 from plain import Task
 from torch import Tensor, nn
@@ -103,7 +104,7 @@ def test_a_learner_knows_its_method_and_all_of_its_settings(build: Any, method: 
 
 
 @every_method
-def test_unknown_settings_and_values_of_another_type_are_refused_in_one_line(build: Any, method: str) -> None:
+def test_unknown_settings_other_types_and_values_out_of_range_are_refused_in_one_line(build: Any, method: str) -> None:
     with pytest.raises(UserError, match="tokenz"):
         build(method, {"tokenz": 3})
     for name, field in METHODS[method].config.model_fields.items():
@@ -115,6 +116,11 @@ def test_unknown_settings_and_values_of_another_type_are_refused_in_one_line(bui
         if int in kinds and str not in kinds:
             for wrong in ("abc", 2.5, True):
                 with pytest.raises(UserError, match=rf"method\.{name} is .*: it must be a whole number"):
+                    build(method, {name: wrong})
+        for limit in field.metadata:
+            beyond = [limit.ge - 1] if isinstance(limit, Ge) else [limit.le + 1] if isinstance(limit, Le) else []
+            for wrong in beyond:
+                with pytest.raises(UserError, match=rf"method\.{name} is {wrong}: it must be at (least|most)"):
                     build(method, {name: wrong})
 
 

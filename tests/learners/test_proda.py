@@ -93,14 +93,6 @@ def test_passes_over_few_sequences_change_nothing(encoder: DualEncoder, monkeypa
     torch.testing.assert_close(learner.encode_classes()["prompts"], whole, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"prompts": 0}, {"tokens": 0}, {"at_once": 0}, {"at_once": 5}, {"orthogonality": -1}], ids=str
-)
-def test_settings_out_of_range_are_refused(encoder: DualEncoder, settings: dict) -> None:
-    with pytest.raises(UserError, match=next(iter(settings))):
-        build(encoder, **settings)
-
-
 def test_orthogonality_of_a_single_prompt_is_refused(encoder: DualEncoder) -> None:
     with pytest.raises(UserError, match=r"method.orthogonality has no effect on a single prompt"):
         build(encoder, prompts=1, orthogonality=2.0)

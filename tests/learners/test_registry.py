@@ -127,11 +127,6 @@ def test_variants_lie_on_top_of_each_other_in_a_fixed_order(tmp_path: Path) -> N
     assert (epochs("base-to-novel", "dtd", 2), epochs("few-shot", "dtd"), epochs("few-shot", "dtd", 2)) == (3, 4, 5)
 
 
-def test_values_of_every_origin_count(tmp_path: Path) -> None:
-    found = recipes(tmp_path, GENERAL + "ours: {method.tokens: 2}\nvariants:\n  dtd:\n    ours: {batch: 8}\n")
-    assert recipe_at(found, "few-shot", "dtd") == ({"tokens": 2}, Recipe(lr=0.1, epochs=9, batch=8))
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
