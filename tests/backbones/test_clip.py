@@ -65,6 +65,18 @@ def test_features_equal_those_of_transformers(request: pytest.FixtureRequest, fi
     assert_features_equal(request.getfixturevalue(fixture), torch.randn(4, 3, 32, 32, generator=generator))
 
 
+@pytest.mark.parametrize("eos_token_id", [None, 2])
+def test_features_on_the_vit_b16_shape_with_few_layers(tmp_path: Path, eos_token_id: int | None) -> None:
+    folder = checkpoints.write_clip(
+        tmp_path,
+        vision={**B16_VISION, "num_hidden_layers": 1},
+        text={**B16_TEXT, "num_hidden_layers": 2},
+        width=512,
+        eos_token_id=eos_token_id,
+    )
+    assert_features_equal(folder, torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0)))
+
+
 @pytest.fixture
 def vit_b16_folder() -> Iterator[Path]:
     """250 MB, so it does not stay."""
@@ -119,6 +131,10 @@ def test_the_backbone_is_frozen_and_in_the_type_asked_for(clip_folder: Path) -> 
     full = load_backbone(clip_folder)
     assert encoder.fingerprint == full.fingerprint
     assert encoder.logit_scale == full.logit_scale
+
+
+def test_the_fingerprint_tells_checkpoints_apart(clip_folder: Path, old_clip_folder: Path) -> None:
+    assert load_backbone(clip_folder).fingerprint != load_backbone(old_clip_folder).fingerprint
 
 
 def test_a_model_that_was_loaded_with_another_attention(clip_folder: Path) -> None:

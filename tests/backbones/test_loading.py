@@ -1,7 +1,6 @@
 """Where a backbone comes from: folders, the hub (an offline cache of it), and what is said when something is wrong."""
 
 import json
-import os
 import re
 import shutil
 import socket
@@ -139,94 +138,125 @@ def test_a_file_instead_of_a_folder(folder: Path) -> None:
     assert "is a file. Accepted: 'mini'" in message(folder / "config.json")
 
 
-Damage = Callable[[Path], Any]
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
+def test_a_folder_without_a_file(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    text = message(folder)
+    assert f"has no {name}" in text
+    assert "Accepted:" in text
 
 
-def says(file: str, **entries: Any) -> Damage:
-    """A JSON file with other entries."""
-    return lambda folder: rewrite(folder / file, lambda content: content.update(entries))
-
-
-def holds(file: str, content: str | bytes | None) -> Damage:
-    """A file with another content; None removes it."""
-
-    def damage(folder: Path) -> None:
-        (folder / file).unlink()
-        if content is not None:
-            (folder / file).write_bytes(content if isinstance(content, bytes) else content.encode())
-
-    return damage
-
-
-def weighs(**changes: Callable[[torch.Tensor], torch.Tensor] | None) -> Damage:
-    """Weights of which some tensors are changed; None removes one."""
-
-    def damage(folder: Path) -> None:
-        tensors = load_file(folder / "model.safetensors")
-        for name, change in changes.items():
-            old = tensors.pop(name.replace("__", "."))
-            if change is not None:
-                tensors[name.replace("__", ".")] = change(old)
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-    return damage
-
-
-CONFIG, PREPROCESSOR, WEIGHTS, TOKENIZER = (
-    "config.json",
-    "preprocessor_config.json",
-    "model.safetensors",
-    "tokenizer.json",
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("{", "is not valid JSON"), ("[]", "does not hold a JSON object"), ("", "is not valid JSON")],
 )
-DAMAGES: list[tuple[Damage, str]] = [
-    *((holds(name, None), f"has no {name}.*Accepted:") for name in (CONFIG, PREPROCESSOR)),
-    *((holds(name, "{"), f"{name} is not valid JSON.*fetch the checkpoint again") for name in (CONFIG, PREPROCESSOR)),
-    *((holds(name, "[]"), f"{name} does not hold a JSON object") for name in (CONFIG, PREPROCESSOR)),
-    *(
-        (says(CONFIG, model_type=kind), rf"is a '{re.escape(str(kind))}' checkpoint, not .*: clip, siglip")
-        for kind in ("bert", "clip_text_model", "siglip2", "metaclip_2", None, [])
-    ),
-    (says(CONFIG, text_config={"hidden_size": "wide"}), "config.json of .* cannot be used: .*hidden_size is 'wide'"),
-    (says(CONFIG, vision_config={"num_attention_heads": 5}), "config.json of .* cannot be used: .*heads"),
-    (says(CONFIG, vision_config={"num_hidden_layers": 10**9}), "num_hidden_layers is 1000000000 and should"),
-    (says(CONFIG, vision_config={"image_size": 10**9}), "image_size is 1000000000 and should"),
-    (says(CONFIG, text_config={"vocab_size": 10**12}), "vocab_size is 1000000000000 and should"),
-    (says(PREPROCESSOR, image_mean=[float("nan"), 0, 0]), "image_mean must be three numbers"),
-    (says(PREPROCESSOR, image_std=[0.3, 0, 0.3]), "image_std must be three numbers above 0"),
-    (says(PREPROCESSOR, size=10**9), r"size must be pixels \(at most 8192\)"),
-    (holds(PREPROCESSOR, json.dumps(checkpoints.clip_processor(48))), "48 px but the model sees 32 px"),
-    *(
-        (says(PREPROCESSOR, resample=value), f"resample is {value!r} and should be the number of a filter of PIL")
-        for value in (None, "bicubic", 9)
-    ),
-    *(
-        (holds(WEIGHTS, content), "the weights of .* cannot be read .*missing, truncated or of another model")
-        for content in (None, b"", b"\x00" * 64, b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n")
-    ),
-    (lambda folder: os.truncate(folder / WEIGHTS, (folder / WEIGHTS).stat().st_size // 2), "cannot be read"),
-    (weighs(logit_scale=None, visual_projection__weight=None), r"lack 2 tensors .*\(first: logit_scale\)"),
-    (weighs(visual_projection__weight=lambda _: torch.zeros(7, 7)), "of another model"),
-    (weighs(text_projection__weight=lambda x: x * float("nan")), r"NaN or infinity \(first: text_projection.weight\)"),
-    (weighs(text_projection__weight=lambda x: x / 0), r"NaN or infinity \(first: text_projection.weight\)"),
-    (holds(TOKENIZER, None), "has no tokenizer: tokenizer.json, or vocab.json with merges.txt, or spiece.model"),
-    (holds(TOKENIZER, "{"), "the tokenizer of backbone .*fetch tokenizer.json again"),
-    (lambda folder: checkpoints.siglip_tokenizer(limit=60).save_pretrained(folder), "as a CLIP tokenizer does"),
-]
+def test_broken_json(folder: Path, name: str, content: str, reason: str) -> None:
+    (folder / name).write_text(content)
+    text = message(folder)
+    assert name in text
+    assert reason in text
+    assert "fetch the checkpoint again" in text
 
 
-@pytest.mark.parametrize(("damage", "said"), DAMAGES, ids=[said for _, said in DAMAGES])
-def test_a_damaged_checkpoint_is_refused_with_the_reason(folder: Path, damage: Damage, said: str) -> None:
-    damage(folder)
-    found = message(folder)
-    assert re.search(said, found)
-    assert str(folder) in found
-    assert "\n" not in found
+@pytest.mark.parametrize("kind", ["bert", "clip_text_model", None, []])
+def test_a_checkpoint_that_is_no_dual_encoder(folder: Path, kind: Any) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, "hidden_size": 8}))
+    text = message(folder)
+    assert f"is a '{kind}' checkpoint, not a dual encoder that is supported" in text
+    assert "Accepted model types: clip, siglip" in text
+
+
+def test_a_config_with_a_value_of_the_wrong_kind(folder: Path) -> None:
+    rewrite(folder / "config.json", lambda c: c["text_config"].update(hidden_size="wide"))
+    text = message(folder)
+    assert f"config.json of backbone '{folder}' cannot be used" in text
+    assert "hidden_size" in text
+    assert "wide" in text
+
+
+def test_a_config_with_sizes_that_do_not_go_together(folder: Path) -> None:
+    rewrite(folder / "config.json", lambda c: c["vision_config"].update(num_attention_heads=5))
+    text = message(folder)
+    assert f"config.json of backbone '{folder}' cannot be used" in text
+    assert "heads" in text
+
+
+def test_truncated_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    text = message(folder)
+    assert f"the weights of backbone '{folder}' cannot be read" in text
+    assert "missing, truncated or of another model" in text
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 64, b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n"])
+def test_weights_that_are_no_weights(folder: Path, content: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    assert "cannot be read" in message(folder)
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert "cannot be read" in message(folder)
+
+
+def test_weights_that_lack_tensors(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    lost = "text_model.encoder.layers.1.mlp.fc1.weight"
+    del tensors[lost]
+    del tensors["visual_projection.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    text = message(folder)
+    assert "lack 2 tensors of its configuration" in text
+    assert lost in text
+
+
+def test_weights_of_another_shape(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["visual_projection.weight"] = torch.zeros(7, 7)
+    save_file(tensors, path, metadata={"format": "pt"})
+    assert "of another model" in message(folder)
+
+
+def test_no_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    text = message(folder)
+    assert "has no tokenizer" in text
+    assert "tokenizer.json, or vocab.json with merges.txt, or spiece.model" in text
+
+
+def test_a_broken_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+    text = message(folder)
+    assert "the tokenizer of backbone" in text
+    assert "fetch tokenizer.json again" in text
+
+
+def test_a_tokenizer_of_another_kind(folder: Path) -> None:
+    checkpoints.siglip_tokenizer(limit=60).save_pretrained(folder)
+    assert "does not put a start and an end token around text, as a CLIP tokenizer does" in message(folder)
 
 
 def test_a_siglip_tokenizer_without_end(siglip_folder: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(siglip_folder, tmp_path / "siglip"))
     rewrite(copy / "tokenizer.json", lambda t: t.update(post_processor=None))
     assert "does not put an end token after text" in message(copy)
+
+
+def test_a_preprocessor_for_another_size(folder: Path) -> None:
+    (folder / "preprocessor_config.json").write_text(json.dumps(checkpoints.clip_processor(48)))
+    text = message(folder)
+    assert str(folder) in text
+    assert "48 px but the model sees 32 px" in text
+
+
+@pytest.mark.parametrize("value", [None, "bicubic", 9])
+def test_a_filter_that_is_not_known(folder: Path, value: Any) -> None:
+    rewrite(folder / "preprocessor_config.json", lambda given: given.update(resample=value))
+    assert f"resample is {value!r} and should be the number of a filter of PIL" in message(folder)
 
 
 def test_a_processor_config_serves_as_well(folder: Path) -> None:
@@ -236,6 +266,34 @@ def test_a_processor_config_serves_as_well(folder: Path) -> None:
     (folder / "preprocessor_config.json").unlink()
     (folder / "processor_config.json").write_text(json.dumps({"image_processor": given}))
     assert load_backbone(folder).preprocessing == expected
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(folder: Path, value: float) -> None:
+    weights = load_file(folder / "model.safetensors")
+    name = "text_projection.weight"
+    weights[name][0, 1] = value
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    said = message(folder)
+    assert f"hold NaN or infinity (first: {name})" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("preprocessor_config.json", {"image_mean": [float("nan"), 0, 0]}, "image_mean must be three numbers"),
+        ("preprocessor_config.json", {"image_std": [0.3, 0, 0.3]}, "image_std must be three numbers above 0"),
+        ("preprocessor_config.json", {"size": 10**9}, r"size must be pixels \(at most 8192\)"),
+        ("config.json", {"vision_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers is 1000000000 and should"),
+        ("config.json", {"vision_config": {"image_size": 10**9}}, "image_size is 1000000000 and should"),
+        ("config.json", {"text_config": {"layer_norm_eps": float("nan")}}, "layer_norm_eps is nan and should"),
+        ("config.json", {"text_config": {"vocab_size": 10**12}}, "vocab_size is 1000000000000 and should"),
+    ],
+)
+def test_settings_beyond_reason_are_refused(folder: Path, file: str, change: dict[str, Any], said: str) -> None:
+    rewrite(folder / file, lambda content: content.update(change))
+    assert re.search(said, message(folder))
 
 
 def test_a_tokenizer_with_two_ids_exchanged_is_another_backbone(folder: Path) -> None:
@@ -250,3 +308,11 @@ def test_a_tokenizer_with_two_ids_exchanged_is_another_backbone(folder: Path) ->
     assert torch.equal(before.model.logit_scale, after.model.logit_scale)
     assert before.tokenizer.encode("a photo") == after.tokenizer.encode("a photo")
     assert before.fingerprint != after.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["siglip2", "metaclip_2"])
+def test_the_page_says_which_kinds_are_refused(folder: Path, kind: str) -> None:
+    rewrite(folder / "config.json", lambda content: content.update(model_type=kind))
+    assert f"is a '{kind}' checkpoint, not a dual encoder that is supported" in message(folder)
+    page = Path(__file__).parents[2] / "docs" / "backbones.md"
+    assert f"`{kind}`" in page.read_text(encoding="utf-8")

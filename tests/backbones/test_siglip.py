@@ -121,3 +121,16 @@ def test_text_starts_as_zero_shot(encoder: DualEncoder, method: str, settings: d
     arguments = encoder, ["cat", "the old dog"], "a photo of a {}.", torch.Generator()
     given = build_learner(method, *arguments, settings)(PIXELS).cloud("text")
     torch.testing.assert_close(given, build_learner("zero-shot", *arguments)(PIXELS).cloud("text"), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_downhill_lowers_the_loss(encoder: DualEncoder, method: str) -> None:
+    learner = build_learner(method, encoder, ["cat", "dog"], "a photo of a {}.", torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 1, 1])
+    before = learner.loss(learner(PIXELS), labels)
+    before.backward()
+    with torch.no_grad():
+        for parameter in learner.parameters():
+            assert parameter.grad is not None
+            parameter -= 1e-3 * parameter.grad
+        assert learner.loss(learner(PIXELS), labels) < before

@@ -53,6 +53,14 @@ def test_other_modes_are_rgb(tmp_path: Path, mode: str) -> None:
     assert (read.mode, read.size) == ("RGB", (9, 6))
 
 
+def test_a_turned_photo_is_upright_unless_it_is_published_so(tmp_path: Path) -> None:
+    picture, exif = noise(), Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90° to the right
+    picture.save(tmp_path / "turned.png", exif=exif)
+    assert np.array_equal(read_image(tmp_path / "turned.png"), np.rot90(np.asarray(picture), k=-1))
+    assert np.array_equal(read_image(tmp_path / "turned.png", upright=False), np.asarray(picture))
+
+
 @pytest.mark.parametrize("ending", ["jpg", "png", "tif", "webp"])
 @pytest.mark.parametrize("orientation", range(1, 10))  # 9 is none
 def test_every_orientation_is_that_of_pillow(tmp_path: Path, ending: str, orientation: int) -> None:
