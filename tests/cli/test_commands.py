@@ -320,7 +320,7 @@ def test_an_interruption_promises_nothing_that_is_not_so(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rebapl.reproduce.toy.draw_toy", interrupted)
+    monkeypatch.setattr("rebapl.reproduce.toy_figures.draw_toy", interrupted)
     monkeypatch.setattr("sys.argv", ["rebapl", "toy"])
     with pytest.raises(SystemExit) as ending:
         main()

@@ -100,8 +100,7 @@ def reproduce(
         print(f"{target.name}: {target.what}", file=sys.stderr)
         with StepProgress(jobs=[Job.of(config, runs, root=root) for config in needed]) as live:
             product = make_target(target, context, folder, engine=where, on_event=live.show)
-        for made in product.tables.values():
-            print_table(made)
+        print_table(product.table)
         for name in product.figures:
             print(f"figure: {folder / f'{name}.png'}")
     print(f"all tables and figures: {folder / 'README.md'}")
