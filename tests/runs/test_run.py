@@ -234,7 +234,7 @@ def test_a_target_is_scored_again_when_its_split_file_is_another(tmp_path: Path)
 
 
 def test_a_run_is_not_scored_as_what_it_was_not_trained_for(trained: Path) -> None:
-    with pytest.raises(UserError, match="trained with classes = 'first half', not 'all'"):
+    with pytest.raises(UserError, match="trained with classes = 'base', not 'all'"):
         evaluate_run(trained, config=scored_as(CONFIG, "few-shot"), device="cpu")
 
 
