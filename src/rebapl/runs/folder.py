@@ -145,8 +145,9 @@ def is_trained(config: RunConfig, out: Path) -> bool:
     if (out / CONFIG).exists():
         refuse_other_run(config, out, stored_settings(out))
         return (out / POSTERIOR).exists()
+    ours = (ERROR, CYCLES)  # which may be there before the settings are
     if out.exists() and (
-        not out.is_dir() or any(path.name != ERROR and not is_leftover(path) for path in out.iterdir())
+        not out.is_dir() or any(path.name not in ours and not is_leftover(path) for path in out.iterdir())
     ):
         raise UserError(f"{out} exists and is not a run of rebapl: choose another --out")
     return False
