@@ -5,7 +5,10 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.repulsion import DISTANCES, POTENTIAL, POTENTIALS, Inverse, Memory, Repulsion, get_distance
+from rebapl.repulsion import DISTANCES, POTENTIALS, Inverse, Repulsion
+from rebapl.repulsion.distances import get_distance
+from rebapl.repulsion.memory import Memory
+from rebapl.repulsion.repulsion import POTENTIAL
 
 NAMES = list(POTENTIALS)
 

@@ -40,7 +40,21 @@ step."""
 
 
 class Chain(Loop):
-    """Runs `learner` as `inference` says. `run()` yields samples; `step()` is one iteration. Arguments as in `Loop`."""
+    """Runs `learner` as `inference` says. `run()` yields samples; `step()` is one iteration.
+
+    * `batches(step)` gives the mini-batch of a step, of `inference.batch` images; `steps_per_epoch` are an epoch.
+    * `num_data`: number of training examples, N.
+    * `reference`: un-augmented training images, on whose features samples are compared (the first ones are used).
+    * `anchor`: the features on that pool of the model before anything is learned, which give the repulsion's ε its
+      scale; None: those of the parameters as they are now.
+    * `held_out`: images and labels (or None) for adaptive cycles.
+    * `record_every`: every how many steps a record is kept for `rows`; 0 is never.
+    * `check_every`: every how many steps the numbers are checked for being finite, which waits for the device.
+    * `capture`: replay forward and backward passes as CUDA graphs, which is several times faster for small
+      batches; None: on a GPU. Batches must then have one shape. They are drawn in the pass where they can be
+      (`Drawing`).
+    * `compile`: compile the layers of the backbone; None: on a GPU, where the run is long enough to earn it.
+    """
 
     streams = ("chain/sampler", "chain/restart", "chain/repulsion", "chain/learner")
 
@@ -82,13 +96,13 @@ class Chain(Loop):
         # a distance that cannot work on such clouds says so now, not when the first cycle is over
         stream = torch.Generator().manual_seed(0)
         first, second = (torch.randn(reference.shape, generator=stream) for _ in range(2))
-        Repulsion.of(settings, first, stream).remember(second)
+        Repulsion(settings, anchor=first, generator=stream).remember(second)
         if anchor is None and settings.potential.scale is None:
             with evaluating(self.learner):
                 anchor = reference.stored()
         elif anchor is not None:
             anchor = anchor[: reference.shape[0]]
-        return Repulsion.of(settings, anchor, self.generators["chain/repulsion"])
+        return Repulsion(settings, anchor=anchor, generator=self.generators["chain/repulsion"])
 
     @property
     def cycle(self) -> int:

@@ -59,21 +59,8 @@ class Sample:
 class Loop(ABC):
     """A run of a sampler on a learner, which `rebapl.training` drives without knowing the sampler.
 
-    * `batches(step)` gives the mini-batch of a step, of `inference.batch` images; `steps_per_epoch` are an epoch.
-    * `num_data`: number of training examples, N.
-    * `reference`: un-augmented training images, on whose features samples are compared (the first ones are used).
-    * `anchor`: the features on that pool of the model before anything is learned, which give the repulsion's ε its
-      scale; None: those of the parameters as they are now.
-    * `held_out`: images and labels (or None) for adaptive cycles.
-    * `record_every`: every how many steps a record is kept for `rows`; 0 is never.
-    * `check_every`: every how many steps the numbers are checked for being finite, which waits for the device.
-    * `capture`: replay forward and backward passes as CUDA graphs, which is several times faster for small
-      batches; None: on a GPU. Batches must then have one shape. They are drawn in the pass where they can be
-      (`Drawing`).
-    * `compile`: compile the layers of the backbone; None: on a GPU, where the run is long enough to earn it.
-
-    All randomness comes from `seed`. `state_dict()` between two steps holds everything: a run restored from it equals
-    an uninterrupted one bit for bit.
+    `Chain` describes the arguments. All randomness comes from `seed`. `state_dict()` between two steps holds
+    everything: a run restored from it equals an uninterrupted one bit for bit.
     """
 
     schedule: CyclicalSchedule

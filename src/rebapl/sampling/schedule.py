@@ -15,20 +15,7 @@ from rebapl.settings import Settings, refuse
 
 
 class Timetable(Settings):
-    """The cycles of a run, and the stages of each.
-
-    * `steps_per_cycle`: the number of iterations of a cycle; `first_steps`: that of the first `first_cycles` cycles
-      (None: as many as the others have). There are `cycles` of them (None: without end).
-    * `exploration`: the share of a cycle without injected noise. In the rest of the cycle, `samples_per_cycle` samples
-      are marked, evenly spaced, the last at the cycle's end.
-    * `burn_in`: the share at the start of each cycle that belongs to another optimiser. It is no longer than the
-      exploration: afterwards the sampler has to move.
-    * `floor`: share of lr below which the cosine does not go; 1 is a constant lr, 0 the plain cosine.
-    * `granularity="epoch"` with `steps_per_epoch`: ρ moves once per epoch, as published baselines do.
-    * `warmup_steps`: each of the first `warmup_cycles` cycles begins with this number of iterations at `warmup_lr`.
-      Meanwhile the cosine's clock runs ("step"), or stands still and does not come to its end ("epoch", as published).
-    * `keep_momentum`: momentum starts each cycle at zero unless this is set.
-    """
+    """The cycles of a run, and the stages of each. `CyclicalSchedule` describes the settings."""
 
     steps_per_cycle: int = Field(ge=1)
     cycles: int | None = Field(default=None, ge=1)
@@ -108,7 +95,19 @@ class CyclicalSchedule(LRScheduler):
     """lr_t = lr·max(floor, ½(1 + cos πρ)),  ρ = (t−1)/T_c,  t = 1..T_c in each cycle
 
     Zhang et al., "Cyclical Stochastic Gradient MCMC", 2020. While ρ < `exploration` the temperature is 0 (no
-    injected noise); afterwards it is the optimizer's own. The settings are those of `Timetable`.
+    injected noise); afterwards it is the optimizer's own. The settings, with the defaults of `Timetable`:
+
+    * `steps_per_cycle`: the number of iterations of a cycle; `first_steps`: that of the first `first_cycles` cycles
+      (None: as many as the others have). There are `cycles` of them (None: without end).
+    * `exploration`: the share of a cycle without injected noise. In the rest of the cycle, `samples_per_cycle` samples
+      are marked, evenly spaced, the last at the cycle's end.
+    * `burn_in`: the share at the start of each cycle that belongs to another optimiser. It is no longer than the
+      exploration: afterwards the sampler has to move.
+    * `floor`: share of lr below which the cosine does not go; 1 is a constant lr, 0 the plain cosine.
+    * `granularity="epoch"` with `steps_per_epoch`: ρ moves once per epoch, as published baselines do.
+    * `warmup_steps`: each of the first `warmup_cycles` cycles begins with this number of iterations at `warmup_lr`.
+      Meanwhile the cosine's clock runs ("step"), or stands still and does not come to its end ("epoch", as published).
+    * `keep_momentum`: momentum starts each cycle at zero unless this is set.
 
     Call `step()` after the optimizer's step. Then `at_sample` and `at_cycle_end` describe the iteration that was just
     done. `cycle`, `within` (how many iterations of the cycle are done), `exploring`, `at_cycle_start`, `done` and the

@@ -19,6 +19,8 @@ class SGHMC(Rule):
     L = mean loss + ½·wd·‖θ−θ₀‖² (see `Rule`, also for the arguments). Friction η = 1 − momentum,
     h = sqrt(lr/N), p of unit mass.
 
+    Settings: `momentum` 0.9, `temperature` 1, `integrator` "kdod", and the prior as `weight_decay` or `prior_std`.
+
     `integrator`, on a quadratic of curvature λ of N·L, with α = lr/N:
 
     * "kdod" (kick, half drift, Ornstein–Uhlenbeck, half drift), above: stationary variance T/λ exactly,

@@ -37,7 +37,7 @@ from rebapl.sampling.settings import SVGDSettings
 
 
 class SVGD(Loop):
-    """Moves `particles` of `learner`'s parameters through one cycle; each ends as a sample. Arguments as in `Loop`; of
+    """Moves `particles` of `learner`'s parameters through one cycle; each ends as a sample. Arguments as in `Chain`; of
     these, `anchor`, `held_out` and `capture` must be None.
 
     Particle 0 starts as given, the others freshly drawn, all but the first kicked so that a deterministic
