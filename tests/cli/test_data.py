@@ -4,12 +4,10 @@ from pathlib import Path
 
 import pytest
 from drawn_folder import class_folders
-from PIL import Image
+from drawn_published import make_fixture
 from typer.testing import CliRunner
 
 from rebapl.cli.data import data
-from rebapl.data.cache import cached
-from rebapl.data.dataset import Dataset
 from rebapl.data.published import PUBLISHED
 from rebapl.errors import UserError
 
@@ -28,8 +26,8 @@ def test_list_has_every_data_set() -> None:
 
 
 def test_list_says_what_is_there(tmp_path: Path) -> None:
-    rebapl_data("make-fixture", "imagenet", str(tmp_path))
-    rebapl_data("make-fixture", "eurosat", str(tmp_path))
+    make_fixture("imagenet", tmp_path)
+    make_fixture("eurosat", tmp_path)
     (tmp_path / "eurosat" / "split_zhou_EuroSAT.json").unlink()
     lines = rebapl_data("list", "--root", str(tmp_path)).stdout.splitlines()
     state = {line.split()[1]: line.split("│")[-2].strip() for line in lines if line.startswith("│")}
@@ -50,9 +48,7 @@ def test_list_of_one_has_all_that_is_known(name: str) -> None:
 
 
 def test_a_drawn_data_set_is_complete_until_something_is_missing(tmp_path: Path) -> None:
-    drawn = rebapl_data("make-fixture", "eurosat", str(tmp_path))
-    assert drawn.exit_code == 0
-    assert drawn.stdout == f"drawn: {tmp_path / 'eurosat'}\n"
+    make_fixture("eurosat", tmp_path)
     shown = rebapl_data("check", "eurosat", "--root", str(tmp_path))
     assert shown.exit_code == 0
     assert "eurosat: complete" in shown.stdout
@@ -65,8 +61,8 @@ def test_a_drawn_data_set_is_complete_until_something_is_missing(tmp_path: Path)
     assert "eurosat: not complete" in shown.stdout
 
 
-def test_unknown_names(tmp_path: Path) -> None:
-    for words in (("list", "eurosta"), ("make-fixture", "eurosta", str(tmp_path)), ("check", "eurosta")):
+def test_unknown_names() -> None:
+    for words in (("list", "eurosta"), ("check", "eurosta")):
         error = rebapl_data(*words).exception
         assert isinstance(error, UserError)
         assert "did you mean 'eurosat'?" in str(error)
@@ -79,16 +75,3 @@ def test_control_characters_in_names_are_shown_as_escapes(tmp_path: Path) -> Non
     assert "c\\x1b[31mat" in shown
     assert "\\x07\\n.png cannot be read" in shown
     assert not {"\x1b", "\x07"} & set(shown)
-
-
-def test_the_cache_is_shown_by_folder_with_numbers_and_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REBAPL_CACHE", str(tmp_path / "cache"))
-    assert f"no cached images in {tmp_path / 'cache'}" in rebapl_data("cache").stdout
-    Image.new("RGB", (100, 100)).save(tmp_path / "a.png")
-    mine = Dataset("mine", "{}.", (), (), (), lambda key: Image.open(tmp_path / key), folder=tmp_path)
-    for size in (50, 80):
-        cached(mine, size).load("a.png")
-    lines = rebapl_data("cache").stdout.splitlines()
-    for words in (("mine-50px", "7.6 kB"), ("mine-80px", "19.3 kB"), ("all", " 2 ", "26.9 kB")):
-        assert any(all(word in line for word in words) for line in lines)
-    assert f"below {tmp_path / 'cache'}" in lines[-1]

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from drawn_published import make_fixture
 from typer.testing import CliRunner
 
 from rebapl.cli.commands import app
-from rebapl.data.fixture import make_fixture
 from rebapl.errors import UserError
 from rebapl.reproduce.targets import PAPER_TARGETS
 

@@ -1,17 +1,16 @@
 """The catalogue against the protocols, and all fifteen loaders on drawn files and on the real ones there are."""
 
-import hashlib
 import json
 import re
 from pathlib import Path
 
 import pytest
+from drawn_published import make_fixture
 
-from rebapl.data import fixture
 from rebapl.data.catalogue import load_dataset
-from rebapl.data.fewshot import few_shot
-from rebapl.data.fixture import make_fixture
-from rebapl.data.published import PUBLISHED
+from rebapl.data.checking import check_dataset
+from rebapl.data.published import NAME_RULES, PUBLISHED, place_last, year_first
+from rebapl.data.task import few_shot
 from rebapl.errors import UserError
 
 # name: (train, val, test images, a train or test key, its label, its class name)
@@ -50,6 +49,10 @@ def test_a_drawn_data_set_is_read_in_its_published_layout(tmp_path: Path, name: 
     (item,) = [item for item in (*dataset.train, *dataset.test) if item.key == key]
     assert (item.label, item.class_name) == (label, class_name)
     assert dataset.load(key).size == (16, 16)
+    report = check_dataset(name, tmp_path, read=entry.classes < 1000)
+    assert report.ok, report.problems
+    assert ("class names are those of the files" in report.fine) == (entry.layout == "split")
+    assert any(note.startswith("the published split has") for note in report.notes)
     assert (dataset.name, dataset.template, dataset.folder) == (
         name,
         entry.template,
@@ -65,8 +68,6 @@ def test_a_drawn_data_set_is_read_in_its_published_layout(tmp_path: Path, name: 
         with pytest.raises(UserError, match=f"{entry.title} is not complete .*{needed}.*To get it: .*{made_up}$"):
             load_dataset(name, tmp_path)
         (tmp_path / "away").rename(tmp_path / entry.folder / needed)
-    with pytest.raises(UserError, match="never mixed"):
-        make_fixture(name, tmp_path)
 
 
 @pytest.mark.shared
@@ -93,21 +94,6 @@ def test_counts_are_those_of_the_published_files(shared: Path) -> None:
         if file.is_file():
             raw = json.loads(file.read_text())
             assert [len(raw[part]) for part in ("train", "val", "test")] == entry.counts
-
-
-@pytest.mark.shared
-@pytest.mark.parametrize("name", ["eurosat", "caltech101"])
-def test_real_files_give_the_published_few_shot_images(shared: Path, name: str) -> None:
-    entry = PUBLISHED[name]
-    dataset = load_dataset(name, shared / "data", split=str(shared / "splits" / entry.lists[0]))
-    expected = json.loads((shared / "splits" / "few_shot_expected.json").read_text())[name]
-    for seed in (1, 2, 3):
-        values = expected[f"16-shot seed {seed}"]
-        for part, items in zip(("train", "val"), few_shot(dataset, 16, seed), strict=True):
-            digest = hashlib.sha256("\n".join(sorted(item.key for item in items)).encode()).hexdigest()
-            assert digest == values[f"{part}_sha256"]
-            assert all((shared / "data" / entry.folder / entry.images / item.key).is_file() for item in items)
-    assert dataset.load(few_shot(dataset, 1, seed=1)[0][0].key).mode == "RGB"
 
 
 @pytest.fixture(scope="module")
@@ -211,11 +197,22 @@ def test_another_list_of_a_published_data_set_may_repeat_a_name_too(tmp_path: Pa
     assert load_dataset("imagenet_a", tmp_path, split="two.json").class_names == ["missile", "missile"]
 
 
-def test_nothing_is_left_of_a_drawing_that_broke_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError("no space left")
+@pytest.mark.shared
+@pytest.mark.parametrize("name", ["caltech101", "dtd", "eurosat", "oxford_pets", "ucf101"])
+def test_paths_give_the_published_names(shared: Path, name: str) -> None:
+    raw = json.loads((shared / "splits" / PUBLISHED[name].lists[0]).read_text())
+    entries = [entry for items in raw.values() for entry in items]
+    assert len({label for _, label, _ in entries}) == PUBLISHED[name].classes
+    for key, _, published in entries:
+        assert NAME_RULES[name](key) == published
 
-    monkeypatch.setattr(fixture, "_draw", full)
-    with pytest.raises(UserError, match="no space"):
-        make_fixture("eurosat", tmp_path)
-    assert not list(tmp_path.iterdir())
+
+def test_rules_without_a_published_file_here() -> None:
+    assert year_first("AM General Hummer SUV 2000") == "2000 AM General Hummer SUV"
+    assert place_last("t/theater/indoor_procenium") == "indoor_procenium theater"
+    assert NAME_RULES["sun397"]("a/apartment_building/outdoor/sun_x.jpg") == "outdoor apartment_building"
+    assert NAME_RULES["sun397"]("a/abbey/sun_x.jpg") == "abbey"
+    assert NAME_RULES["food101"]("apple_pie/1005649.jpg") == "apple_pie"
+    assert NAME_RULES["caltech101"]("BACKGROUND_Google/image_0001.jpg") is None
+    assert NAME_RULES["eurosat"]("Desert/Desert_1.jpg") is None
+    assert "stanford_cars" not in NAME_RULES

@@ -1,4 +1,4 @@
-"""`rebapl data`: which data sets there are, whether their files are complete, and drawn stand-ins."""
+"""`rebapl data`: which data sets there are, and whether their files are complete."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.completion import datasets
+from rebapl.cli.options import complete_datasets
 from rebapl.errors import printable, unknown
 
-data = typer.Typer(no_args_is_help=True, help="Data sets: list, check, draw stand-ins.")
+data = typer.Typer(no_args_is_help=True, help="Data sets: list, check.")
 
 LINES = "\n"
 """What a report may hold beside text: the images that cannot be read stand in a line each."""
@@ -29,7 +29,7 @@ def list_(
     from rich.console import Console
     from rich.table import Table
 
-    from rebapl.data.catalogue import given_root, registered_datasets
+    from rebapl.data.catalogue import REGISTERED, given_root
     from rebapl.data.embedded import EMBEDDED
     from rebapl.data.published import PUBLISHED
 
@@ -47,14 +47,14 @@ def list_(
         table.add_row(entry.name, str(entry.classes), images, entry.template, *state)
     Console().print(table)
     print(f"embedded, without files: {', '.join(EMBEDDED)}")
-    if registered := registered_datasets():
-        print(f"registered by plugins: {', '.join(registered)}")
+    if REGISTERED:
+        print(f"registered by plugins: {', '.join(REGISTERED)}")
     print("your own: --data PATH, a folder with train/ val/ test/, a folder of class folders, or a CSV file")
     print("files and sources of one: rebapl data list NAME")
 
 
 def _show(name: str) -> None:
-    from rebapl.data.catalogue import registered_datasets
+    from rebapl.data.catalogue import REGISTERED
     from rebapl.data.embedded import EMBEDDED
     from rebapl.data.published import PUBLISHED
 
@@ -62,7 +62,7 @@ def _show(name: str) -> None:
         print(f"{name} is embedded in the package: there are no files to get")
         return
     if name not in PUBLISHED:
-        if name in registered_datasets():
+        if name in REGISTERED:
             print(f"{name} is registered by a plugin, which gets its images itself")
             return
         raise unknown("data set", name, PUBLISHED)
@@ -82,7 +82,9 @@ def _show(name: str) -> None:
 
 @data.command()
 def check(
-    name: Annotated[str, typer.Argument(help="A data set's name, or the path of your own.", autocompletion=datasets)],
+    name: Annotated[
+        str, typer.Argument(help="A data set's name, or the path of your own.", autocompletion=complete_datasets)
+    ],
     root: RootOption = None,
     split: Annotated[
         str | None, typer.Option(help="Another split file, in the data set's folder or with its path.")
@@ -118,41 +120,3 @@ def check(
     console.print(f"{escape(printable(name))}: " + ("[green]complete[/]" if report.ok else "[bold red]not complete[/]"))
     if not report.ok:
         raise typer.Exit(1)
-
-
-@data.command("make-fixture")
-def make_fixture_(
-    name: Annotated[str, typer.Argument(help="A published data set, or 'all'.")],
-    folder: Annotated[Path, typer.Argument(help="The data root to draw it in.")],
-) -> None:
-    """Draw a tiny stand-in in exactly the layout of a published data set, to try things out."""
-    from rebapl.data.fixture import make_fixture
-    from rebapl.data.published import PUBLISHED
-
-    for each in PUBLISHED if name == "all" else (name,):
-        print(f"drawn: {make_fixture(each, folder)}")
-
-
-@data.command()
-def cache() -> None:
-    """Show what the cache of resized images (--cache) holds, how large it is and where it is."""
-    from rich.console import Console
-    from rich.filesize import decimal
-    from rich.table import Table
-
-    from rebapl.data.cache import CACHE_VARIABLE, cache_contents, cache_folder
-
-    entries = cache_contents()
-    if not entries:
-        print(f"no cached images in {cache_folder()} (${CACHE_VARIABLE} names another folder)")
-        return
-    table = Table("folder", "images", "size", show_footer=len(entries) > 1)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    table.columns[0].footer = "all"
-    table.columns[1].footer = f"{sum(entry.images for entry in entries):,}"
-    table.columns[2].footer = decimal(sum(entry.size for entry in entries))
-    for entry in entries:
-        table.add_row(entry.folder.name, f"{entry.images:,}", decimal(entry.size))
-    Console().print(table)
-    print(f"below {cache_folder()}; any of these folders may be deleted")

@@ -5,7 +5,6 @@ What differs from one to the other stands in `published.yaml`. A missing file is
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -114,24 +113,24 @@ def _imagenet(entry: Entry, root: Path) -> Splits:
 
     So no images are left to validate on, because nothing may be chosen on images that are tested later.
     """
-    images = root / entry.folder / entry.images
-    names = _class_names(entry, root)
+    images, names = root / entry.folder / entry.images, _class_names(entry, root)
     for part in ("train", "val"):
         _refuse_missing(entry, root, images / part)
     return Splits(_class_folders(images, "train/", names), [], _class_folders(images, "val/", names))
 
 
-def _test_only(entry: Entry, root: Path) -> Splits:
-    """Folders of classes. There may be fewer folders than names; labels number the folders that there are."""
-    images = root / entry.folder / entry.images
-    found, names = _subfolders(images), _class_names(entry, root)
-    return Splits([], [], _class_folders(images, "", {key: name for key, name in names.items() if key in found}))
+def _variant(entry: Entry, root: Path) -> Splits:
+    """Class folders, which are called 0 … 999 in the order of the names, or as in ImageNet.
 
-
-def _numbered(entry: Entry, root: Path) -> Splits:
-    """Class folders called 0 … 999, in the order of the names."""
-    names = {str(label): name for label, name in enumerate(_class_names(entry, root).values())}
-    return Splits([], [], _class_folders(root / entry.folder / entry.images, "", names))
+    Of the latter there may be fewer than names; labels number the folders that there are.
+    """
+    images, names = root / entry.folder / entry.images, _class_names(entry, root)
+    if entry.layout == "numbered":
+        names = {str(label): name for label, name in enumerate(names.values())}
+    else:
+        there = _subfolders(images)
+        names = {folder: name for folder, name in names.items() if folder in there}
+    return Splits([], [], _class_folders(images, "", names))
 
 
 TEST_ONLY = ("test-only", "numbered")
@@ -141,8 +140,8 @@ _READERS: dict[str, Callable[[Entry, Path], Splits]] = {
     "split": _split_file,
     "aircraft": _aircraft,
     "imagenet": _imagenet,
-    "test-only": _test_only,
-    "numbered": _numbered,
+    "test-only": _variant,
+    "numbered": _variant,
 }
 """How the items are read, by the layout of the files."""
 
@@ -208,15 +207,6 @@ def year_first(official: str) -> str:
     return " ".join([year, *words])
 
 
-def words_apart(official: str) -> str:
-    """UCF101: words written together are joined by underscores, which become spaces in text.
-
-    >>> words_apart("ApplyEyeMakeup")
-    'Apply_Eye_Makeup'
-    """
-    return "_".join(re.findall("[A-Z][^A-Z]*", official))
-
-
 def place_last(official: str) -> str:
     """SUN397: the initial goes, and the word that tells places apart comes first.
 
@@ -242,7 +232,7 @@ NAME_RULES: dict[str, Callable[[str], str | None]] = {
     "sun397": lambda key: place_last(str(PurePosixPath(key).parent)),
     "dtd": _folder,
     "eurosat": lambda key: EUROSAT.get(_folder(key)),
-    "ucf101": _folder,
+    "ucf101": _folder,  # such as Apply_Eye_Makeup
 }
 """The class name of an image from its path, as the published split files have it; None if it belongs to no class.
 

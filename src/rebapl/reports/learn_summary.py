@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from rebapl.data.own_images import passed_over
 from rebapl.errors import printable
 from rebapl.evaluation.scores import proportion_interval
 from rebapl.posterior.prediction import Conformal, Threshold
-from rebapl.runs.learn import ANSWERS, Answer, Lesson
+from rebapl.runs.learn import ANSWERS, COVERAGE, Answer, Lesson
 from rebapl.wording import few
 
 MIXED_UP = 5
@@ -64,7 +65,7 @@ def result_lines(
             "with two or more images of each class, rebapl learn measures both",
         ]
     else:
-        lines = [_accuracy(answers), _mixed_up(answers), _threshold(answers, threshold), _other_risks(answers)]
+        lines = [_accuracy(answers), _mixed_up(answers), _threshold(answers, threshold)]
         if conformal is not None:
             lines.append(
                 f"prediction sets: at level {100 * conformal.level:g} %; those of the held-out images have "
@@ -93,26 +94,27 @@ def _mixed_up(answers: Sequence[Answer]) -> str:
 
 def _threshold(answers: Sequence[Answer], threshold: Threshold | None) -> str:
     if threshold is None:
-        return '"I don\'t know": never, since even its surest answers were wrong too often to choose a threshold'
+        never = '"I don\'t know": never, since even its surest answers were wrong too often to choose a threshold'
+        return f"{never}. {_other_risks(answers)}"
     answered = [answer for answer in answers if answer.uncertainty <= threshold.value]
     wrong = sum(not answer.right for answer in answered)
     return (
         f'"I don\'t know": where no class has a probability of {1 - threshold.value:.3f} or more. Of {len(answers)} '
         f"held-out images {len(answered)} ({100 * len(answered) / len(answers):.0f} %) are answered, {wrong} of them "
-        f"wrongly: {_share(wrong, len(answered))}"
+        f"wrongly: {_share(wrong, len(answered))}. {_other_risks(answers)}"
     )
 
 
 def _other_risks(answers: Sequence[Answer]) -> str:
     """How many held-out images each of three risks answers, so that a person can choose another one."""
-    shares = (f"{100 * risk:g} %: {100 * answered_at(answers, risk) / len(answers):.0f} %" for risk in RISKS)
-    return f"answered, by the share of wrong answers that is allowed (--risk): {', '.join(shares)}"
+    shares = (f"{100 * answered_at(answers, risk) / len(answers):.0f} % with --risk {risk:g}" for risk in RISKS)
+    return f"Answered: {', '.join(shares)}"
 
 
 def answered_at(answers: Sequence[Answer], risk: float) -> int:
     """How many images are answered, the surest first, if at most the share `risk` of the answers may be wrong.
 
-    Images of equal uncertainty are answered together or not at all.
+    Images of equal uncertainty are answered together or not at all, and the least sure ones never, see `COVERAGE`.
 
     >>> sure, unsure = Answer("1.png", "cat", "cat", 0.9, 0.1), Answer("2.png", "cat", "dog", 0.6, 0.4)
     >>> answered_at([unsure, sure], 0.1), answered_at([unsure, sure], 0.5)
@@ -125,7 +127,7 @@ def answered_at(answers: Sequence[Answer], risk: float) -> int:
         ends = count == len(ordered) or ordered[count].uncertainty > answer.uncertainty
         if ends and wrong <= risk * count:
             best = count
-    return best
+    return min(best, math.ceil(COVERAGE * len(ordered)))
 
 
 def _share(count: int, total: int) -> str:

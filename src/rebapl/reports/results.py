@@ -63,11 +63,7 @@ def long_list(runs: Sequence[Run]) -> str:
 
 def asked_settings(config: Mapping[str, Any]) -> list[str]:
     """The settings of a run that its user chose, beyond data, method, inference, shots, seed and backbone."""
-    words = [
-        f"{key}={config[key]}"
-        for key in ("epochs", "split", "template", "cache", "fold")
-        if config.get(key) is not None
-    ]
+    words = [f"{key}={config[key]}" for key in ("epochs", "split", "template", "fold") if config.get(key) is not None]
     for section in ("method", "inference"):
         words += [f"{key}={short_value(value)}" for key, value in leaves(config.get(f"{section}_settings") or {})]
     if config.get("test_images") is not None:

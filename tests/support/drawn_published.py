@@ -1,4 +1,4 @@
-"""Tiny drawn data sets in the published layouts, to try loaders and protocols without the real files.
+"""Tiny drawn data sets in the published layouts, to test loaders and protocols without the real files.
 
 Layouts, file names and class-name rules are the real ones. So are the classes where code depends on them; the others
 are called by numbers in words.
@@ -24,11 +24,8 @@ from rebapl.data.published import (
     NAME_RULES,
     PUBLISHED,
     Entry,
-    words_apart,
     year_first,
 )
-from rebapl.errors import UserError, unknown
-from rebapl.files import folder_written_whole
 
 PER_CLASS = {"train": 2, "val": 1, "test": 1}
 SIZE = 16
@@ -46,25 +43,12 @@ class Drawn(NamedTuple):
 
 
 def make_fixture(name: str, root: str | Path) -> Path:
-    """Draw the data set below `root` and return its folder, which must not exist yet.
-
-    >>> import tempfile
-    >>> from rebapl.data.catalogue import load_dataset
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     _ = make_fixture("eurosat", root)
-    ...     dataset = load_dataset("eurosat", root)
-    >>> len(dataset.train), dataset.class_names[3]
-    (20, 'Highway or Road')
-    """
-    if name not in PUBLISHED:
-        raise unknown("published data set", name, PUBLISHED)
+    """Draw the data set below `root` and return its folder, which must not exist yet."""
     entry = PUBLISHED[name]
     folder = Path(root) / entry.folder
-    if folder.exists():
-        raise UserError(f"{folder} is there already: a drawn data set is never mixed with other files")
+    folder.mkdir()
     draw = {"split": _split_layout, "aircraft": _aircraft}.get(entry.layout, _imagenet)
-    with folder_written_whole(folder) as unfinished:
-        draw(entry, unfinished)
+    draw(entry, folder)
     return folder
 
 
@@ -125,7 +109,7 @@ _KEYS: dict[str, Callable[[Drawn], str]] = {
     "sun397": lambda p: f"{_sun_folder(p.label)}/sun_{p.number:016x}.jpg",
     "dtd": lambda p: f"{'-'.join(_words(p.label)[1:])}/{'-'.join(_words(p.label)[1:])}_{p.of_class:04d}.jpg",
     "eurosat": lambda p: f"{list(EUROSAT)[p.label]}/{list(EUROSAT)[p.label]}_{p.of_class}.jpg",
-    "ucf101": lambda p: f"{words_apart(_ucf(p.label))}/v_{_ucf(p.label)}_g{p.of_class:02d}_c01.jpg",
+    "ucf101": lambda p: f"{'_'.join(_words(p.label)).title()}/v_{_ucf(p.label)}_g{p.of_class:02d}_c01.jpg",
 }
 
 
