@@ -7,6 +7,7 @@ import statistics
 import pytest
 from rich.console import Console
 
+from rebapl.reports.html import PAGES
 from rebapl.reports.tables import Cell, Table, latex
 
 TABLE = Table(
@@ -99,13 +100,14 @@ def test_html_has_intervals_shades_and_signs_and_is_escaped() -> None:
     evil = "<b>&"
     gain, loss = Cell(1.0, signed=True, best=True), Cell(-1.0, signed=True, notes=(evil,))
     rows: list[list[Cell | str]] = [[evil, Cell(80.0, interval=(70.0, 90.0)), gain], [evil, Cell(None), loss]]
-    page = Table(evil, [evil, "accuracy", "Δ"], rows).to_html()
+    in_html = PAGES.get_template("table.html").module.table
+    page = in_html(Table(evil, [evil, "accuracy", "Δ"], rows))
     assert evil not in page
     assert "80.00<small>70.00 – 90.00</small>" in page
     assert "<strong>+1.00</strong>" in page
     assert "-1.00<sup>[1]</sup>" in page
     assert '<p class="notes">[1] &lt;b&gt;&amp;</p>' in page
-    heat = Table("h", ["true", "a"], [["a", Cell(3.0, digits=0, share=0.9)], ["b", Cell(None, share=0.0)]]).to_html()
+    heat = in_html(Table("h", ["true", "a"], [["a", Cell(3.0, digits=0, share=0.9)], ["b", Cell(None, share=0.0)]]))
     assert '<td class="half full" style="--v:0.900">3</td>' in heat
     assert '<td style="--v:0.000"></td>' in heat
     assert '<table class="heat">' in heat

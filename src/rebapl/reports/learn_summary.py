@@ -12,7 +12,8 @@ from rebapl.data.own_images import passed_over
 from rebapl.errors import printable
 from rebapl.evaluation.scores import proportion_interval
 from rebapl.posterior.prediction import Conformal, Threshold
-from rebapl.runs.learn import ANSWERS, COVERAGE, Answer, Lesson
+from rebapl.runs.folder import HELD_OUT
+from rebapl.runs.learn import COVERAGE, Answer, Lesson
 from rebapl.wording import few
 
 MIXED_UP = 5
@@ -138,5 +139,5 @@ def _share(count: int, total: int) -> str:
 def _files(out: Path, measured: bool) -> list[str]:
     files = [f"{out / 'posterior'} (what was learned)"]
     if measured:
-        files += [f"{out / ANSWERS} (each held-out image and its answer)", f"{out / 'results.json'} (scores)"]
+        files += [f"{out / HELD_OUT} (each held-out image and its answer)", f"{out / 'results.json'} (scores)"]
     return [f"kept: {', '.join(files)}"]
