@@ -2,7 +2,6 @@
 
 import csv
 import io
-import statistics
 
 import pytest
 from rich.console import Console
@@ -29,15 +28,6 @@ def shown(table: Table) -> str:
     console = Console(width=200, file=io.StringIO(), no_color=True)
     console.print(table.to_rich())
     return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_over_seeds_is_the_mean_and_the_deviation_of_a_sample() -> None:
-    values = [80.0, 82.5, 83.1]
-    cell = Cell.over(values)
-    assert cell.value == pytest.approx(sum(values) / 3)
-    assert cell.std == pytest.approx(statistics.stdev(values))
-    assert Cell.over([80.0]).std is None
-    assert str(Cell.over([])) == "–"
 
 
 def test_csv_is_unrounded_and_says_every_row_in_full() -> None:
@@ -89,11 +79,6 @@ def test_rows_that_do_not_fit_are_refused() -> None:
         Table("t", ["a", "b", "c"], [["x", "y"]])
     with pytest.raises(ValueError, match="groups"):
         Table("t", ["a", "b"], [], groups=[("x", 3)])
-
-
-def test_written_files(tmp_path) -> None:
-    assert [path.name for path in TABLE.write(tmp_path, "t")] == ["t.md", "t.csv", "t.tex"]
-    assert (tmp_path / "t.csv").read_text() == TABLE.to_csv()
 
 
 def test_html_has_intervals_shades_and_signs_and_is_escaped() -> None:

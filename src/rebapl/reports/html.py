@@ -25,7 +25,7 @@ from rebapl.files import write_atomically
 from rebapl.learners import METHODS
 from rebapl.numbers import effective_samples, harmonic_mean
 from rebapl.reports.comparison import HALVES, HARMONIC_MEAN, compare, resampled_harmonic_mean
-from rebapl.reports.figures import Illustration, log_figures, reliability_figure, risk_figure, schedule_figure
+from rebapl.reports.figures import Illustration, reliability_figure, risk_figure, training_figures
 from rebapl.reports.inspection import Answered, InspectedRun
 from rebapl.reports.pictures import Card, cards, dispute, sure_mistake
 from rebapl.reports.results import asked_settings, result_tables, short_value
@@ -246,8 +246,7 @@ class RunPage:
 
     def training(self) -> list[Illustration]:
         """The schedule, and what was logged."""
-        course = self.seen.course
-        return [*([] if course is None else [schedule_figure(course)]), *log_figures(self.seen.log, course)]
+        return training_figures(self.seen.log, self.seen.course)
 
     def diversity(self) -> list[Table]:
         """Distances and disagreements of all pairs of samples."""

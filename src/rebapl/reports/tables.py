@@ -198,10 +198,8 @@ class Table:
 
     def full_columns(self) -> list[str]:
         """The columns' names with their group's in front."""
-        return [f"{heading} {name}".strip() for heading, name in zip(self._headings(), self.columns, strict=True)]
-
-    def _headings(self) -> list[str]:
-        return [heading for heading, count in self.groups for _ in range(count)] or [""] * len(self.columns)
+        headings = [heading for heading, count in self.groups for _ in range(count)] or [""] * len(self.columns)
+        return [f"{heading} {name}".strip() for heading, name in zip(headings, self.columns, strict=True)]
 
     @property
     def numeric(self) -> list[bool]:
@@ -225,11 +223,10 @@ class Table:
         if not bare:
             table.title = TERMINAL.word(self.title)
             table.caption = "\n".join(map(TERMINAL.word, self.remarks())) or None
-        before = ""
-        for heading, name, right in zip(self._headings(), self.columns, self.numeric, strict=True):
-            shown = "" if heading == before else heading
-            before = heading
-            header = "\n".join(map(TERMINAL.word, [shown, name] if any(self._headings()) else [name]))
+        grouped = any(heading for heading, _ in self.groups)
+        tops = [top for heading, count in self.groups for top in (heading, *[""] * (count - 1))]
+        for top, name, right in zip(tops or self.columns, self.columns, self.numeric, strict=True):
+            header = "\n".join(map(TERMINAL.word, [top, name] if grouped else [name]))
             table.add_column(header, justify="right" if right else "left", no_wrap=True)
         for number, row in enumerate(self._written(TERMINAL, self.merged), 1):
             table.add_row(*row, end_section=number in self.rules)
@@ -268,7 +265,7 @@ class Table:
         shape = "".join("r" if right else "l" for right in self.numeric)
         lines = [r"\begin{table}", r"\centering", rf"\caption{{{latex(self.title)}}}", rf"\begin{{tabular}}{{{shape}}}"]
         lines.append(r"\toprule")
-        if any(self._headings()):
+        if any(heading for heading, _ in self.groups):
             spans = (
                 rf"\multicolumn{{{count}}}{{c}}{{{latex(heading)}}}" if heading else "&" * (count - 1)
                 for heading, count in self.groups
