@@ -61,7 +61,7 @@ SCORES = {
     "tempered_nll": ("NLL at τ ↓", 3),
     "tempered_ece": ("ECE at τ ↓", 2),
 }
-"""What is shown of each test part: how it is called, and with how many digits."""
+"""The scores of a test part, each with its name in the page and the number of its digits."""
 
 
 PAGES = Environment(
@@ -87,10 +87,10 @@ def write_report(inspected: Sequence[InspectedRun], out: Path) -> Path:
 def report_html(inspected: Sequence[InspectedRun]) -> str:
     """The report as text."""
     several, detailed = len(inspected) > 1, len(inspected) <= DETAILED
-    runs = [RunPage(seen, f"run-{number}") for number, seen in enumerate(inspected, 1)]
+    runs = [RunPage(seen, f"run-{number}") for number, seen in enumerate(inspected, 1) if detailed]
     return PAGES.get_template("report.html").render(
-        title=f"Comparison of {len(runs)} runs" if several else runs[0].seen.name,
-        runs=runs if detailed else [],
+        title=f"Comparison of {len(inspected)} runs" if several else inspected[0].name,
+        runs=runs,
         one=None if several else runs[0],
         tables_of_scores=result_tables(Found([seen.run for seen in inspected if seen.run.result.parts], [], [])),
         comparison=compare(inspected, stored=not detailed) if several else None,
@@ -138,7 +138,7 @@ class RunPage:
             yield "training", in_two_units(seconds), str(self.environment.get("device", ""))
 
     def warnings(self) -> Iterator[str]:
-        """Remarks on the run, what is not there, and scores that are not those that are stored."""
+        """A sentence for each file that has changed, each thing that is missing and each score that no longer holds."""
         yield from self.seen.remarks
         yield from (self.missing[key] for key in ("remarks", "posterior", "task", "parts") if key in self.missing)
         if not self.result.parts:
@@ -245,7 +245,7 @@ class RunPage:
         ]
 
     def training(self) -> list[Illustration]:
-        """The schedule, and what was logged."""
+        """The schedule, and the columns of the log."""
         return training_figures(self.seen.log, self.seen.course)
 
     def diversity(self) -> list[Table]:
