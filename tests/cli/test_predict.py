@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from rebapl.cli.commands import app, main
 from rebapl.cli.evaluate import _say_weights
-from rebapl.cli.values import parse_threshold
+from rebapl.cli.options import parse_threshold
 from rebapl.data.task import load_task
 from rebapl.errors import UserError
 from rebapl.evaluation import outside_scores

@@ -163,14 +163,6 @@ def test_coop_trains_longer_with_more_shots() -> None:
     assert published("coop", "base-to-novel", "dtd", 1)[1].epochs == 200
 
 
-def test_published_inference() -> None:
-    assert {name: published(name, "few-shot", "dtd")[1].inference for name in ("app", "coop", "mmrl")} == {
-        "app": "svgd",
-        "coop": "mle",
-        "mmrl": "mle",
-    }
-
-
 def test_a_recipe_may_name_its_inference_and_settings_of_it(tmp_path: Path) -> None:
     text = "ours: {lr: 0.1, epochs: 3, batch: 4, inference.name: svgd, inference.sampler.particles: 5}"
     recipe = recipe_at(recipes(tmp_path, text), "few-shot", "dtd")[1]

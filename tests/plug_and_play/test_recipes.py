@@ -134,11 +134,11 @@ class TestALearnerOfYourOwn:
 
 @pytest.fixture(scope="module")
 def named_recipe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    before = dict(DISTANCES.known), dict(PRESETS.known), dict(REGISTERED)
+    before = dict(DISTANCES.known), dict(PRESETS.known), dict(REGISTERED.known)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("named"))
         yield run("\n".join(blocks("A distance, a preset and a data set of your own")))
-    for known, old in zip((DISTANCES.known, PRESETS.known, REGISTERED), before, strict=True):
+    for known, old in zip((DISTANCES.known, PRESETS.known, REGISTERED.known), before, strict=True):
         known.clear()
         known.update(old)
 

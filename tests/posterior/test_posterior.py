@@ -31,13 +31,6 @@ def test_weights_may_be_numbers_of_any_type(make: Any, views: Tensor, given: Any
     assert posterior.predict(views).mutual_information.shape == (7,)
 
 
-def test_views_and_raw_images_agree(make: Any, views: Tensor) -> None:
-    posterior = make("coop")
-    array = views.permute(0, 2, 3, 1).numpy()
-    assert torch.equal(posterior.predict(array).probabilities, posterior.predict_views(views).probabilities)
-    assert np.array_equal(array.shape, (7, 16, 16, 3))
-
-
 def test_other_class_names_and_template_at_predict_time(make: Any, views: Tensor) -> None:
     posterior = make("zero-shot", 1)
     others = ["green fish", "car"]

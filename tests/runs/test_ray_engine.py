@@ -23,7 +23,7 @@ from rebapl.reproduce.targets import PAPER_TARGETS
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.engines import RayEngine, SlurmEngine
 from rebapl.runs.folder import CHECKPOINT, ERROR
-from rebapl.runs.jobs import Ended, Event, Retried, Started, Stepped, Work
+from rebapl.runs.jobs import Event, Outcome, Retried, Started, Stepped, Work
 from rebapl.runs.run import Job, run_all
 from rebapl.runs.shards import conclude
 from rebapl.training.checkpoint import load_checkpoint
@@ -119,7 +119,7 @@ def test_an_interruption_keeps_the_step_of_every_run(engine: RayEngine, tmp_path
 
     with pytest.raises(KeyboardInterrupt):
         list(engine.run(wanted, interrupt))
-    assert [event.outcome.state for event in events if isinstance(event, Ended)] == ["interrupted"] * 2
+    assert [event.state for event in events if isinstance(event, Outcome)] == ["interrupted"] * 2
     for job in wanted:
         assert load_checkpoint(job.folder / CHECKPOINT)["loop"]["schedule"]["steps"] > 0
 

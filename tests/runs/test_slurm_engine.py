@@ -17,7 +17,7 @@ from rebapl.runs import engines
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.engines import SlurmEngine, minutes
 from rebapl.runs.folder import CHECKPOINT
-from rebapl.runs.jobs import Ended, Event, Started, Stepped
+from rebapl.runs.jobs import Event, Outcome, Started, Stepped
 from rebapl.runs.run import Job
 from rebapl.training.checkpoint import load_checkpoint
 
@@ -82,7 +82,7 @@ def test_a_driver_that_dies_leaves_its_jobs_and_the_next_one_takes_them_up(slurm
     driver.cancel = lambda _: None  # type: ignore[method-assign]  # a driver that is killed cancels nothing
     with pytest.raises(KeyboardInterrupt):
         list(driver.run(wanted, meets))
-    assert [event.outcome.state for event in meets.events if isinstance(event, Ended)] == ["interrupted"]
+    assert [event.state for event in meets.events if isinstance(event, Outcome)] == ["interrupted"]
     (outcome,) = SlurmEngine(tmp_path / "runs").run(wanted)
     assert outcome.state == "done"
     assert len(list((slurm / "jobs").glob("*.sh"))) == 1, "no second job was made"

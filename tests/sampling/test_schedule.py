@@ -34,11 +34,6 @@ def test_each_cycle_is_the_cosine_with_its_floor():
     assert rows[9][0] == 2.0 * 0.05
 
 
-def test_floor_one_is_a_constant_rate():
-    rows, _ = trace(CyclicalSchedule(sampler(2.0), 7, floor=1.0), 14)
-    assert {row[0] for row in rows} == {2.0}
-
-
 @pytest.mark.parametrize(("exploration", "exploring"), [(0.0, 0), (0.4, 4), (0.41, 5), (1.0, 10), (0.1 + 0.2, 3)])
 def test_exploration_is_the_share_of_iterations_with_rho_below_it(exploration, exploring):
     rows, _ = trace(CyclicalSchedule(sampler(), 10, exploration=exploration), 10)
@@ -50,11 +45,6 @@ def test_exploration_is_the_share_of_iterations_with_rho_below_it(exploration, e
 def test_samples_are_evenly_spaced_in_the_sampling_stage_and_the_last_ends_the_cycle(samples, wanted):
     _, marks = trace(CyclicalSchedule(sampler(), 10, samples_per_cycle=samples), 20)
     assert marks == wanted + [10 + t for t in wanted]
-
-
-def test_more_samples_than_the_stage_has_iterations_is_an_error():
-    with pytest.raises(UserError, match="from 1 to 6"):
-        CyclicalSchedule(sampler(), 10, samples_per_cycle=7)
 
 
 def test_momentum_starts_each_cycle_at_zero_unless_kept():
@@ -170,6 +160,7 @@ def test_tensor_learning_rates_are_written_in_place():
         ({"granularity": "batch"}, "step, epoch"),
         ({"granularity": "epoch", "steps_per_epoch": 3}, "dividing"),
         ({"cycles": 0}, "cycles is 0"),
+        ({"samples_per_cycle": 7}, "from 1 to 6"),
         ({"warmup_steps": -1}, "from 0 to 9"),
         ({"warmup_steps": 10}, "warm-up has 10 iterations; accepted: from 0 to 9"),
     ],

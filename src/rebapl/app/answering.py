@@ -24,13 +24,13 @@ from PIL import Image
 from torch import Tensor
 
 from rebapl.data.dataset import Dataset, Item
-from rebapl.data.fewshot import spread
 from rebapl.data.images import BROKEN, as_rgb, unreadable
 from rebapl.data.task import Task
 from rebapl.data.transforms import Preprocessing
 from rebapl.data.workers import portions
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import part_views
+from rebapl.numbers import spread
 from rebapl.posterior import Posterior, Prediction
 from rebapl.posterior.records import head_of, records_of
 from rebapl.reports.pictures import embedded

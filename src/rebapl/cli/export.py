@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.completion import runs
-from rebapl.cli.values import given_class_names
+from rebapl.cli.options import complete_runs, given_class_names
 from rebapl.wording import number_of
 
 
@@ -17,7 +16,7 @@ def export(
     run: Annotated[
         Path,
         typer.Argument(
-            help="Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.", autocompletion=runs
+            help="Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.", autocompletion=complete_runs
         ),
     ],
     out: Annotated[

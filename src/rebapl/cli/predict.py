@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from rebapl.cli.completion import runs
-from rebapl.cli.engine_options import EngineOption, Jobs, engine_of
+from rebapl.cli.options import EngineOption, Jobs, QuietOption, complete_runs, engine_of, given_class_names, parse_names
 from rebapl.cli.run_notes import ONLY_DRAWINGS, one_sample
-from rebapl.cli.values import QuietOption, given_class_names, parse_names
 from rebapl.errors import UserError, printable, unknown
 from rebapl.wording import number_of
 
@@ -42,7 +40,7 @@ def predict(
     run: Annotated[
         Path,
         typer.Argument(
-            help="Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.", autocompletion=runs
+            help="Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.", autocompletion=complete_runs
         ),
     ],
     images: Annotated[

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.completion import runs as complete_runs
-from rebapl.cli.values import QuietOption
+from rebapl.cli.options import QuietOption, complete_runs
 from rebapl.errors import UserError, printable
 
 

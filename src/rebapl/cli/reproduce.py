@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.engine_options import Device, EngineName, EngineOption, Jobs, engine_of
-from rebapl.cli.values import parse_names, parse_seeds
+from rebapl.cli.options import Device, EngineName, EngineOption, Jobs, engine_of, parse_names, parse_seeds
 from rebapl.errors import UserError
 
 
@@ -101,8 +100,7 @@ def reproduce(
         print(f"{target.name}: {target.what}", file=sys.stderr)
         with StepProgress(jobs=[Job.of(config, runs, root=root) for config in needed]) as live:
             product = make_target(target, context, folder, engine=where, on_event=live.show)
-        for made in product.tables.values():
-            print_table(made)
+        print_table(product.table)
         for name in product.figures:
             print(f"figure: {folder / f'{name}.png'}")
     print(f"all tables and figures: {folder / 'README.md'}")

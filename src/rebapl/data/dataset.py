@@ -39,6 +39,14 @@ class Item(NamedTuple):
     class_name: str
 
 
+def by_label(items: Iterable[Item]) -> dict[int, list[Item]]:
+    """The items of each label, in the order in which labels first appear."""
+    groups: dict[int, list[Item]] = {}
+    for item in items:
+        groups.setdefault(item.label, []).append(item)
+    return groups
+
+
 class Splits(NamedTuple):
     """The items of a data set in the order of its files."""
 

@@ -11,7 +11,6 @@ import torch
 
 from rebapl.data.batches import LabelledImages
 from rebapl.data.catalogue import is_own, load_dataset
-from rebapl.data.fewshot import spread
 from rebapl.data.own_images import is_flat, load_flat_folder
 from rebapl.data.task import TARGETS, Part, Task, split_of
 from rebapl.data.workers import portions
@@ -29,6 +28,7 @@ from rebapl.evaluation.result import Evaluation, ScoredPart
 from rebapl.evaluation.scores import scores
 from rebapl.evaluation.temperature import fit_temperature, tempered
 from rebapl.learners import METHODS, build_learner, published, resolve_method
+from rebapl.numbers import spread
 from rebapl.posterior import Posterior, Prediction
 from rebapl.posterior.fitting import check_level
 

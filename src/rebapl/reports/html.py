@@ -17,13 +17,12 @@ import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from rebapl import __version__
-from rebapl.data.fewshot import spread
 from rebapl.errors import UserError, printable
 from rebapl.evaluation.intervals import accuracy_interval, around
 from rebapl.evaluation.scores import proportion_interval, scores
 from rebapl.files import write_atomically
 from rebapl.learners import METHODS
-from rebapl.numbers import effective_samples, harmonic_mean
+from rebapl.numbers import effective_samples, harmonic_mean, spread
 from rebapl.reports.comparison import HALVES, HARMONIC_MEAN, compare, resampled_harmonic_mean
 from rebapl.reports.figures import Illustration, reliability_figure, risk_figure, training_figures
 from rebapl.reports.inspection import Answered, InspectedRun

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rebapl.data.catalogue import given_root, is_own
+from rebapl.data.catalogue import given_root
 from rebapl.data.published import PUBLISHED
-from rebapl.data.task import target_names, target_splits
+from rebapl.data.task import targets_of
 from rebapl.errors import UserError
 from rebapl.files import read_json, write_atomically, write_json
 from rebapl.reports.style import save_for_paper
@@ -36,15 +36,13 @@ def make_target(
     configs = target.runs(context.suite)
     run_all(configs, context.runs, root=context.root, engine=engine or LocalEngine(context.devices), on_event=on_event)
     product = target.make(context)
-    for name, table in product.tables.items():
-        table.write(out, name)
+    product.table.write(out, target.name)
     for name, figure in product.figures.items():
         save_for_paper(figure, out, name)
     record = {
         "target": target.name,
         "suite": context.suite.name,
         "note": context.suite.remark,
-        "tables": list(product.tables),
         "figures": list(product.figures),
         "opposite": list(product.opposite),
         "runs": sorted({run_folder(config, context.runs).name for config in configs}),
@@ -65,8 +63,8 @@ def page(out: Path) -> str:
     lines += ["(unrounded) and LaTeX, the figures as PDF, and everything behind them as JSON.", ""]
     for record in records:
         lines += [f"## {record['target']}: {PAPER_TARGETS[record['target']].what}", ""]
-        lines += [(out / f"{name}.md").read_text(encoding="utf-8") for name in record["tables"]]
-        if record.get("opposite"):
+        lines.append((out / f"{record['target']}.md").read_text(encoding="utf-8"))
+        if record["opposite"]:
             lines += ["**Opposite to the paper:**", ""]
             lines += [*(f"- {sentence}" for sentence in record["opposite"]), ""]
         for name in record["figures"]:
@@ -109,16 +107,12 @@ def missing_data(configs: Iterable[RunConfig], root: Path | None) -> list[str]:
     folder = given_root(root)
     splits: dict[str, str | None] = {}
     for config in configs:
-        splits.setdefault(config.data, config.split)
-        for target in target_names(config.protocol, config.data, config.targets):
-            splits.setdefault(target, target_splits(config.targets).get(target))
+        splits |= {config.data: config.split, **targets_of(config.protocol, config.data, config.targets)}
     lines = []
     for data, split in splits.items():
         if data in PUBLISHED and folder is None:
             lines.append(f"{data}: no --root is given")
         elif data in PUBLISHED and folder is not None:
-            gone = [path for path in PUBLISHED[data].needed_files(folder, split) if not path.exists()]
-            lines += [f"{data}: there is no {path}" for path in gone]
-        elif is_own(data) and not Path(data).expanduser().exists():
-            lines.append(f"{data}: there is no such folder or file")
+            needed = PUBLISHED[data].needed_files(folder, split)
+            lines += [f"{data}: there is no {path}" for path in needed if not path.exists()]
     return lines

@@ -21,7 +21,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rebapl.data.catalogue import load_dataset
 from rebapl.data.checking import broken_images
 from rebapl.data.dataset import Dataset
 from rebapl.data.folds import ALL, folds_for
@@ -100,9 +99,9 @@ class Lesson:
         The epochs, unless they are given, are those that were published for the method, and more where there are few
         images; see `FULL_SHOTS`.
         """
-        dataset = load_dataset(config.data, root, template=config.template, whole=True)
         final = config.changed(protocol="few-shot", fold=ALL)
-        train = load_task(dataset, config.shots, config.seed, "few-shot", fold=ALL).train
+        task = final.task(root)
+        dataset, train = task.dataset, task.train
         epochs = published(config.method, "few-shot", dataset.name, config.shots)[1].epochs
         per_class = len(train.items) / len(train.class_names)
         if config.epochs is None and epochs and per_class < FULL_SHOTS:
@@ -171,7 +170,6 @@ def learn(
     no more than 95 % of them. `set_level` asks for prediction sets of this level, chosen on the same images.
     """
     jobs = lesson.jobs(root)
-    engine.load.datasets[lesson.final.resolved().data] = lesson.dataset
     for some in (jobs[:1], jobs[1:]):
         check_outcomes(list(engine.run(some, on_event)))
     if not lesson.folds:
