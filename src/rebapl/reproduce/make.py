@@ -54,9 +54,8 @@ def make_target(
 
 def page(out: Path) -> str:
     """Everything that was made in a folder, as one Markdown page."""
-    records = [
-        read_json(out / f"{name}.json", "the target") for name in PAPER_TARGETS if (out / f"{name}.json").exists()
-    ]
+    files = (out / f"{name}.json" for name in PAPER_TARGETS)
+    records = [read_json(file, "the target") for file in files if file.exists()]
     suites = list(dict.fromkeys(record["suite"] for record in records))
     lines = [f"# The paper's tables and figures, suite {' and '.join(suites)}", ""]
     lines += [note for note in dict.fromkeys(record["note"] for record in records) if note]
