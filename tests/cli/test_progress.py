@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from rebapl.cli import options
 from rebapl.cli import progress as progress_module
 from rebapl.cli.commands import app
-from rebapl.cli.progress import PlainSteps, StepProgress
+from rebapl.cli.progress import StepProgress
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.published import PUBLISHED
 from rebapl.learners import METHODS
@@ -73,7 +73,7 @@ def test_a_pipe_has_plain_lines(wanted: list[Job], monkeypatch: pytest.MonkeyPat
         f"{first}: 5 of 30 steps, cycle 1 of 3",
         lines[2],
     ]
-    assert lines[2].startswith(f"{first}: 15 of 30 steps, loss 0.250, about ")
+    assert lines[2].startswith(f"{first}: 15 of 30 steps, cycle 2 of 3, loss 0.250, about ")
     assert lines[3:] == [
         f"{second}: started on node2",
         f"{second}: is tried again, the process was lost",
@@ -94,16 +94,17 @@ def test_quiet_says_only_what_is_tried_again(wanted: list[Job]) -> None:
 def test_a_line_now_and_then_with_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     now, said = 0.0, list[str]()
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    steps = PlainSteps("training", "steps", said.append)
+    monkeypatch.setattr(StepProgress, "note", lambda _, line: said.append(line))
+    moved = StepProgress(console=Console(file=io.StringIO())).begin("training")
     for second in range(2001):
         now = float(second)
-        steps.moved(1000 + second, 6000, 0.5 if second > 40 else float("nan"))
+        moved(1000 + second, 6000, 0.5 if second > 40 else float("nan"))
     assert said[0] == "training: 1030 of 6000 steps, about 83 min left"
     assert said[1] == "training: 1060 of 6000 steps, loss 0.500, about 82 min left"
     assert len(said) < 40  # more rarely later: not one every thirty seconds
-    steps.moved(5, None)
+    moved(5, None)
     now += 1000
-    steps.moved(7, None)
+    moved(7, None)
     assert said[-1] == "training: 7 steps"
 
 

@@ -54,7 +54,7 @@ class Shift(rebapl.Learner):
 
     def respond(self, frozen, classes):
         image = F.normalize(frozen + self.config.scale * self.shift, dim=-1)
-        return Output(self.cosine_logits(image, classes["text"]), {"image": image}, classes)
+        return Output(self.encoder.logits(image, classes["text"]), {"image": image}, classes)
 """
 
 DISTANCE = """

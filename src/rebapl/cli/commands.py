@@ -32,15 +32,13 @@ from rebapl.interruption import Interrupted, interrupt
 FAILED, REFUSED = 1, 2
 """The exit codes of work that failed, and of bad input."""
 
-CTRL_C, HUNG_UP, TERMINATED = 130, 129, 143
-"""The exit codes of interrupted work: after Ctrl-C, with which typer ends, after SIGHUP and after SIGTERM."""
+INTERRUPTED = 128
+"""The exit code of interrupted work is this and the number of the signal: 130 after Ctrl-C, with which typer ends."""
 
 RESUMABLE = ("train", "run", "reproduce", "learn")
 """The commands that go on where they were when they are given again."""
 
-_ENDINGS: dict[int, int] = {signal.SIGTERM: TERMINATED}
-if hasattr(signal, "SIGHUP"):  # not on Windows
-    _ENDINGS[signal.SIGHUP] = HUNG_UP
+_ENDINGS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # as Windows has them
 
 _debug: ContextVar[bool] = ContextVar("debug", default=False)
 
@@ -74,11 +72,11 @@ def main() -> None:
         _show_error(str(error) if isinstance(error, UserError) else _of_the_system(error))
         sys.exit(FAILED if isinstance(error, FailedError) else REFUSED)
     except SystemExit as ending:
-        if ending.code != CTRL_C:
+        if ending.code != INTERRUPTED + signal.SIGINT:
             raise
         found = _interruption(ending)
         print(_how_to_go_on(found.kept), file=sys.stderr)
-        sys.exit(_ENDINGS.get(found.signal, CTRL_C))
+        sys.exit(INTERRUPTED + found.signal)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -151,16 +149,13 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the table and the figure.")] = Path("demo"),
 ) -> None:
     """Base-to-novel on two embedded tasks: about two minutes on two cores."""
-    from rich.console import Console
-
-    from rebapl.cli.progress import StepProgress
+    from rebapl.cli.progress import StepProgress, print_table
     from rebapl.reports.results import base_novel_table
     from rebapl.reproduce.demo import SEED, SHOTS, run_demo
 
     with StepProgress() as progress:
         rows = run_demo(out, progress.begin)
-    table = base_novel_table(rows, f"base-to-novel, {SHOTS} shots, seed {SEED}, embedded backbone")
-    Console().print(table.to_rich())
+    print_table(base_novel_table(rows, f"base-to-novel, {SHOTS} shots, seed {SEED}, embedded backbone"))
     print(f"the table is in {out / 'table.md'}, the figure in {out / 'figure.png'}")
 
 

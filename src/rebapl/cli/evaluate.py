@@ -57,9 +57,8 @@ def evaluate(
 ) -> None:
     """Score a trained run on its test images and store the results in it."""
     import torch
-    from rich.console import Console
 
-    from rebapl.cli.progress import StepProgress
+    from rebapl.cli.progress import StepProgress, print_table
     from rebapl.reports.results import scores_table
     from rebapl.runs.folder import read_config, scored_as
     from rebapl.runs.run import evaluate_run
@@ -83,7 +82,7 @@ def evaluate(
             track=trackers,
             progress=progress.begin(f"scoring {printable(str(run))}"),
         )
-    Console().print(scores_table(result, title=str(run)).to_rich())
+    print_table(scores_table(result, title=str(run)))
     if fit_weights or uniform_weights:
         _say_weights(run, torch.tensor(result.weights))
     for by, found in result.outside.get(outside or "", {}).items():

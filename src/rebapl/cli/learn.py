@@ -7,15 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.options import (
-    Device,
-    Epochs,
-    QuietOption,
-    complete_inference,
-    complete_methods,
-    expect_workers,
-    parse_names,
-)
+from rebapl.cli import options
 from rebapl.cli.run_notes import backbone_remarks, sample_remarks
 from rebapl.errors import UserError
 from rebapl.files import refuse_unwritable
@@ -40,7 +32,7 @@ def learn(
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to keep it in; runs/ and the name of the photos' folder.")
-    ] = (None),
+    ] = None,
     risk: Annotated[
         float, typer.Option(min=0, max=0.99, help="Share of wrong answers to allow before it says 'I don't know'.")
     ] = RISK,
@@ -51,16 +43,22 @@ def learn(
     anew: Annotated[bool, typer.Option("--anew", help="Delete what was learned before in this folder.")] = False,
     shots: Annotated[int, typer.Option(min=1, help="Learn from at most this many images of each class.")] = SHOTS,
     method: Annotated[
-        str, typer.Option(help="What is learned; `rebapl list` names the methods.", autocompletion=complete_methods)
+        str,
+        typer.Option(help="What is learned; `rebapl list` names the methods.", autocompletion=options.complete_methods),
     ] = METHOD,
     inference: Annotated[
-        str, typer.Option(help="How; `rebapl list` names the kinds of inference.", autocompletion=complete_inference)
+        str,
+        typer.Option(
+            help="How; `rebapl list` names the kinds of inference.", autocompletion=options.complete_inference
+        ),
     ] = INFERENCE,
-    epochs: Epochs = None,
+    epochs: options.Epochs = None,
     template: Annotated[str | None, typer.Option(help="Text with {} for the class name.")] = None,
-    device: Device = None,
-    jobs: Annotated[int, typer.Option(min=1, callback=expect_workers, help="Trainings at a time on each device.")] = 1,
-    quiet: QuietOption = False,
+    device: options.Device = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, callback=options.expect_workers, help="Trainings at a time on each device.")
+    ] = 1,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Learn all classes of your photos, measure how well, and choose when to say "I don't know".
 
@@ -76,7 +74,7 @@ def learn(
     from rebapl.runs.learn import learn as do_lesson
 
     config = RunConfig(photos, method, inference, shots=shots, backbone=backbone, epochs=epochs, template=template)
-    engine = LocalEngine(parse_names(device), jobs)
+    engine = LocalEngine(options.parse_names(device), jobs or 1)
     lesson = Lesson.of(config, out or Path("runs") / folder_name(photos))
     if anew:
         lesson.forget()

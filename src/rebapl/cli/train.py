@@ -7,23 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rebapl.cli.options import (
-    Device,
-    EngineName,
-    EngineOption,
-    Epochs,
-    Jobs,
-    QuietOption,
-    Root,
-    RunsFolder,
-    TrackOption,
-    complete_datasets,
-    complete_inference,
-    complete_methods,
-    engine_of,
-    parse_seeds,
-    parse_trackers,
-)
+from rebapl.cli import options
 from rebapl.cli.run_notes import backbone_remarks, sample_remarks
 from rebapl.errors import UserError
 
@@ -47,13 +31,14 @@ def train(
         str | None,
         typer.Option(
             help="Data set (`rebapl list` names them), or the path of a folder of images or a CSV.",
-            autocompletion=complete_datasets,
+            autocompletion=options.complete_datasets,
         ),
     ] = None,
     method: Annotated[
         str | None,
         typer.Option(
-            help="What is learned; `rebapl list` names the methods. coop if not given.", autocompletion=complete_methods
+            help="What is learned; `rebapl list` names the methods. coop if not given.",
+            autocompletion=options.complete_methods,
         ),
     ] = None,
     inference: Annotated[
@@ -61,7 +46,7 @@ def train(
         typer.Option(
             help="How; `rebapl list` names the kinds of inference. If not given, as the method was published: svgd for "
             "app, mle for all others.",
-            autocompletion=complete_inference,
+            autocompletion=options.complete_inference,
         ),
     ] = None,
     protocol: Annotated[
@@ -73,7 +58,8 @@ def train(
     ] = None,
     shots: Annotated[int | None, typer.Option(help="Training images per class; 16 if not given.")] = None,
     seeds: Annotated[
-        str | None, typer.Option("--seed", "--seeds", help="The one seed of a run, or several runs: 1,2,3.")
+        str | None,
+        typer.Option("--seed", "--seeds", help="The seed, 1 if not given; several, such as 1,2,3, are several runs."),
     ] = None,
     backbone: Annotated[
         str | None,
@@ -82,9 +68,9 @@ def train(
             "openai/clip-vit-base-patch16 for other data."
         ),
     ] = None,
-    epochs: Epochs = None,
-    root: Root = None,
-    runs: RunsFolder = Path("runs"),
+    epochs: options.Epochs = None,
+    root: options.Root = None,
+    runs: options.RunsFolder = Path("runs"),
     out: Annotated[Path | None, typer.Option(help="Folder of this run, if you would rather name it.")] = None,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Score it on the test images as well.")] = False,
     cycles_apart: Annotated[
@@ -95,18 +81,16 @@ def train(
             "another.",
         ),
     ] = False,
-    engine: EngineName = "local",
-    engine_option: EngineOption = None,
-    device: Device = None,
-    jobs: Jobs = None,
-    track: TrackOption = None,
-    quiet: QuietOption = False,
+    engine: options.EngineName = "local",
+    engine_option: options.EngineOption = None,
+    device: options.Device = None,
+    jobs: options.Jobs = None,
+    track: options.TrackOption = None,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Learn prompts from a few labelled images. Finished runs are kept; interrupted ones go on where they were."""
-    from rich.console import Console
-
     from rebapl.backbones import find_backbone
-    from rebapl.cli.progress import StepProgress
+    from rebapl.cli.progress import StepProgress, print_table
     from rebapl.reports.results import scores_table
     from rebapl.runs.config_file import build_config, gather_settings
     from rebapl.runs.folder import is_trained
@@ -114,7 +98,7 @@ def train(
     from rebapl.runs.results import read_result
     from rebapl.runs.run import Job, cycle_jobs
 
-    options = {
+    named = {
         "data": data,
         "method": method,
         "inference": inference,
@@ -123,17 +107,16 @@ def train(
         "backbone": backbone,
         "epochs": epochs,
     }
-    chosen = gather_settings(
-        config, {key: value for key, value in options.items() if value is not None}, settings or []
-    )
-    wanted = [chosen] if seeds is None else [{**chosen, "seed": each} for each in parse_seeds(seeds)]
+    given = {key: value for key, value in named.items() if value is not None}
+    chosen = gather_settings(config, given, settings or [])
+    wanted = [chosen] if seeds is None else [{**chosen, "seed": each} for each in options.parse_seeds(seeds)]
     if out is not None and len(wanted) > 1:
         raise UserError("--out names the folder of one run: with several --seeds leave it out (they go to --runs)")
     configs = [build_config(each) for each in wanted]
     first = configs[0]  # they differ in the seed only
     _refuse_idle_template(first)
-    where = engine_of(engine, runs if out is None else out.absolute().parent, device, jobs, engine_option)
-    trackers = parse_trackers(track)
+    where = options.engine_of(engine, runs if out is None else out.absolute().parent, device, jobs, engine_option)
+    trackers = options.parse_trackers(track)
     todo = [Job.of(each, runs, out=out, root=root, score=evaluate, wait=False, track=trackers) for each in configs]
     before = {job.folder for each, job in zip(configs, todo, strict=True) if is_trained(each, job.folder)}
     parts = [part for job in todo if cycles_apart and job.folder not in before for part in cycle_jobs(job)]
@@ -154,7 +137,7 @@ def train(
             more = "" if evaluate else f"; score it with: rebapl evaluate {folder}"
             print(f"{'already trained' if folder in before else 'trained'}: {folder}{more}")
             if evaluate:
-                Console().print(scores_table(read_result(folder), title=str(folder)).to_rich())
+                print_table(scores_table(read_result(folder), title=str(folder)))
     check_outcomes(outcomes)
     for line in sample_remarks(first, todo[0].folder):
         print(line)
@@ -162,11 +145,11 @@ def train(
 
 def run(
     config: Annotated[Path, typer.Argument(help="YAML file with the settings, or the config.json of a run.")],
-    runs: RunsFolder = Path("runs"),
-    root: Root = None,
+    runs: options.RunsFolder = Path("runs"),
+    root: options.Root = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
-    track: TrackOption = None,
-    quiet: QuietOption = False,
+    track: options.TrackOption = None,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Train and score one run, as far as that is not done, and print its folder: the unit of work for any scheduler.
 
@@ -178,7 +161,7 @@ def run(
     from rebapl.runs.jobs import check_outcomes
     from rebapl.runs.run import Job
 
-    job = Job.of(build_config(read_config_file(config)), runs, root=root, track=parse_trackers(track))
+    job = Job.of(build_config(read_config_file(config)), runs, root=root, track=options.parse_trackers(track))
     engine = LocalEngine(None if device is None else [device])
     with StepProgress(quiet, jobs=[job]) as progress:
         outcomes = list(engine.run([job], progress.show))
