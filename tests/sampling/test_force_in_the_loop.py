@@ -165,7 +165,7 @@ def test_in_both_stages_the_coefficients_of_a_relative_force_are_held_while_samp
     while not run.done:
         inside = run.steps_done > STEPS
         theta = run.learner.theta.detach().clone()
-        now = run.exploring
+        now = run.schedule.exploring
         images, _ = batches(run.steps_done)
         run.step()
         if not inside:

@@ -19,13 +19,12 @@ class ScoredPart(dict[str, Any]):
     """
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"there is no score '{name}': there are {', '.join(self)}") from None
+        if name not in self:
+            raise AttributeError(f"there is no '{name}': there are {', '.join(self)}")
+        return self[name]
 
 
-class Evaluation(dict[str, ScoredPart]):
+class Evaluation(ScoredPart):
     """The scores of a posterior by test part; printed, it is a short table.
 
     >>> scores = ScoredPart(images=9, accuracy=60.0, nll=0.5, ece=2.0, brier=0.5)
@@ -38,12 +37,6 @@ class Evaluation(dict[str, ScoredPart]):
     >>> found.base.accuracy, found.harmonic_mean
     (60.0, 40.0)
     """
-
-    def __getattr__(self, name: str) -> ScoredPart:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"there is no part '{name}': there are {', '.join(self)}") from None
 
     @property
     def harmonic_mean(self) -> float | None:

@@ -118,12 +118,10 @@ def predict_part(posterior: Posterior, part: Part, progress: Callable[[int], Non
 
     `progress` is called with the number of images done.
     """
-    if not part.items:
-        return posterior.predict_views(part_views(posterior, part))
 
     def views() -> Iterator[torch.Tensor]:
         done = 0
-        for items in portions(part.items, IMAGES_AT_ONCE):
+        for items in list(portions(part.items, IMAGES_AT_ONCE)) or [[]]:
             yield part_views(posterior, dataclasses.replace(part, items=items))
             done += len(items)
             if progress is not None:
