@@ -15,7 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+<<<<<<< HEAD
 from small_jobs import StruckJob, tiny
+=======
+from small_jobs import tiny
+>>>>>>> main
 
 import rebapl
 from rebapl import backbones
@@ -53,23 +57,6 @@ def test_processes_side_by_side_give_what_one_gives(tmp_path: Path) -> None:
     assert [folder.name for folder in one] == [folder.name for folder in two]
     assert [parts(folder) for folder in one] == [parts(folder) for folder in two]
     assert len([event for event in events if isinstance(event, Outcome)]) == 2
-
-
-def test_what_is_finished_is_not_done_again(tmp_path: Path) -> None:
-    (folder,) = run_all([tiny()], tmp_path, engine=CPU)
-    before = (folder / RESULTS).stat().st_mtime_ns
-    events: list[Event] = []
-    assert run_all([tiny(), tiny()], tmp_path, engine=CPU, on_event=events.append) == [folder] * 2
-    assert (folder / RESULTS).stat().st_mtime_ns == before
-    assert [event.attempts for event in events if isinstance(event, Outcome)] == [0, 0]
-
-
-def test_two_protocols_of_one_training_are_both_scored(tmp_path: Path) -> None:
-    """They share a folder."""
-    configs = [tiny(data="shapes", protocol="cross-dataset", targets=(name,)) for name in ("digits", "letters")]
-    first, second = run_all(configs, tmp_path, engine=CPU)
-    assert first == second
-    assert parts(first).keys() >= {"digits", "letters"}
 
 
 # A cloud of one point has no median distance, which is seen only as the run begins.
