@@ -4,14 +4,12 @@ import json
 import os
 import re
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import checkpoints
-import huggingface_hub.constants
 import pytest
 import torch
 from huggingface_hub.errors import RevisionNotFoundError
@@ -26,16 +24,6 @@ from rebapl.settings import overlaid
 def folder(clip_folder: Path, tmp_path: Path) -> Path:
     """A copy that a test may damage."""
     return Path(shutil.copytree(clip_folder, tmp_path / "backbone"))
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty hub cache, and no network."""
-    cache = tmp_path / "hub"
-    cache.mkdir()
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    return cache
 
 
 def rewrite(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -103,15 +91,6 @@ def test_a_revision_that_the_hub_does_not_have(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", none)
     assert "the hub has the model, but no revision 'v9' of it" in message("somebody/clip@v9")
-
-
-def test_without_a_connection_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody(*_: object, **__: object) -> None:
-        raise OSError("the network is unreachable")
-
-    monkeypatch.setattr(socket, "getaddrinfo", nobody)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    assert "the hub cannot be reached" in message("somebody/no-such-clip")
 
 
 @pytest.mark.usefixtures("hub")

@@ -163,14 +163,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "lib"
 
 
-def check_posterior(run: Path) -> None:
-    manifest = json.loads((run / "posterior/posterior.json").read_text())
-    assert (manifest["method"], manifest["data"]) == ("their-shift", "their-digits")
-    assert manifest["method_settings"] == {"scale": 0.5}
-    assert manifest["inference"]["repulsion"]["distance"] == {"kind": "their-mean-shift"}
-    assert len(manifest["weights"]) == 2
-
-
 @pytest.fixture(scope="module")
 def folder(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the commands were called; what they printed is in `said.txt`."""

@@ -61,7 +61,7 @@ def test_a_threshold_belongs_to_its_class_names_averaging_and_template(make: Any
         posterior.predict(views, average="logits"),
         posterior.predict(views, class_names=["green fish", "car"]),
         posterior.predict(views, template="a photo of a {}."),
-        posterior.predict(views, transfer=True),
+        posterior.bind(posterior.class_names, transfer=True).predict(views),
     ):
         with pytest.raises(UserError, match="no threshold was chosen"):
             prediction.unsure()
@@ -75,8 +75,6 @@ def test_a_posterior_without_samples_is_refused(make: Any) -> None:
         Posterior.of(make("coop").learner, [], {})
 
 
-def test_a_method_without_features_of_its_own_names_the_choice(make: Any, views: Tensor) -> None:
-    with pytest.raises(UserError, match="name a space"):
-        make("zero-shot", 1).sample_clouds(views)
+def test_an_unknown_feature_space_is_refused(make: Any, views: Tensor) -> None:
     with pytest.raises(UserError, match="unknown feature space"):
-        make("coop").sample_clouds(views, "imag")
+        make("coop").passes.clouds(views, "imag")

@@ -12,9 +12,9 @@ from scipy.stats import energy_distance, wasserstein_distance
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.repulsion import DISTANCES, Distance, Stored, get_distance, register_distance, sinkhorn, squared_distance
-from rebapl.repulsion.distances import median_squared_distance, squared_distances
-from rebapl.repulsion.sliced import Sliced, with_directions
+from rebapl.repulsion import DISTANCES, Distance, Stored, register_distance, sinkhorn, squared_distance
+from rebapl.repulsion.distances import get_distance, median_squared_distance, squared_distances
+from rebapl.repulsion.wasserstein import Sliced, with_directions
 
 ALL = list(DISTANCES)
 

@@ -5,7 +5,9 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.repulsion import DISTANCES, POTENTIALS, Inverse, Memory, get_distance
+from rebapl.repulsion import DISTANCES, POTENTIALS, Inverse
+from rebapl.repulsion.distances import get_distance
+from rebapl.repulsion.memory import Memory
 
 NAMES = list(POTENTIALS)
 
