@@ -15,11 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-<<<<<<< HEAD
 from small_jobs import StruckJob, tiny
-=======
-from small_jobs import tiny
->>>>>>> main
 
 import rebapl
 from rebapl import backbones
