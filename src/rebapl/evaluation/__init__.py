@@ -2,9 +2,8 @@
 
 from rebapl.evaluation.diversity import Diversity, measure_diversity
 from rebapl.evaluation.outside import outside_scores
-from rebapl.evaluation.result import Evaluation
 from rebapl.evaluation.scores import SCORES, base_novel_scores, scores
-from rebapl.evaluation.tasks import evaluate, prediction_scores
+from rebapl.evaluation.tasks import Evaluation, evaluate, prediction_scores
 
 __all__ = [
     "SCORES",

@@ -43,9 +43,6 @@ MANIFEST, SAMPLES = "posterior.json", "samples.safetensors"
 INSIDE = "posterior"
 """The folder of the posterior inside the folder of a run."""
 
-ABOUT = ("method", "method_settings", "inference", "crop_scale", "seed", "data", "class_names", "template")
-"""The entries of the manifest that make up `Posterior.about`."""
-
 _REMOTE = re.compile(r"hf:/+([^@]+)(?:@(.+))?")  # one slash is enough: a `Path` has no double slashes
 
 
@@ -126,8 +123,7 @@ def read_posterior(
             f"{folder} was trained on backbone '{name}' ({expected[:12]}…), and '{encoder.name}' is another "
             f"({encoder.fingerprint[:12]}…): give the backbone it was trained on"
         )
-    about = {key: value for key, value in manifest.model_dump(exclude_unset=True).items() if key in ABOUT}
-    method = manifest.method
+    method, entries = manifest.method, manifest.model_dump(exclude_unset=True)
     try:
         learner = build_learner(
             method, encoder, manifest.class_names, manifest.template, torch.Generator(), manifest.method_settings
@@ -139,12 +135,12 @@ def read_posterior(
         raise UserError(
             f"{path} cannot be used by this version of rebapl ({error}): {wrote}, or train the posterior again"
         ) from error
-    weights = torch.tensor(manifest.weights)
+    weights, about = torch.tensor(manifest.weights), about_learner(learner)
     return {
         "learner": learner,
         "samples": _read_samples(samples, learner, len(weights), method),
         "weights": weights,
-        "about": {**about, "method_settings": learner.config.plain()},
+        "about": {key: entries[key] for key in about} | {"method_settings": about["method_settings"]},
         "threshold": manifest.threshold,
         "earlier_weights": tuple(manifest.earlier_weights),
         "conformal": manifest.conformal,
@@ -244,7 +240,7 @@ def content_sha256(content: Mapping[str, Any]) -> str:
 
 
 def about_learner(learner: Learner) -> dict[str, Any]:
-    """What a learner says of itself, for a posterior whose samples were made by hand."""
+    """The entries of `Posterior.about`, and of the manifest, as a learner has them whose samples were made by hand."""
     return {
         "method": learner.method,
         "method_settings": learner.config.plain(),
@@ -265,7 +261,8 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
             f"{type(learner).__name__} is not registered, so nobody could find it when the posterior is read: decorate "
             'the class with @rebapl.register("NAME", SettingsClass) and make the posterior again'
         )
-    about = {**about_learner(learner), **posterior.about, "method": learner.method}
+    own = about_learner(learner)
+    about = {**own, **posterior.about, "method": learner.method}
     about["method_settings"] = resolve_method(learner.method, about["method_settings"]).plain()
     if learner.transfer or learner.template != about["template"]:
         threshold = conformal = None  # chosen for texts that are not those they would be read back with
@@ -277,7 +274,7 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
         "earlier_weights": [asdict(each) for each in posterior.earlier_weights],
         "threshold": None if threshold is None else asdict(threshold),
         "conformal": None if conformal is None else asdict(conformal),
-        **{key: about[key] for key in ABOUT},
+        **{key: about[key] for key in own},
         "versions": {
             "rebapl": __version__,
             "python": platform.python_version(),

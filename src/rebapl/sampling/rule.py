@@ -193,7 +193,7 @@ class Rule(torch.optim.Optimizer):
 
     def inverse_mass(self, p: Tensor) -> Tensor:
         """P of one parameter, in its shape; 1 if it had no gradient while the others were measured."""
-        return self.state[p].setdefault("inverse_mass", torch.ones_like(p))
+        return self.state[p]["inverse_mass"] if "inverse_mass" in self.state[p] else torch.ones_like(p)
 
     @torch.no_grad()
     def freeze_mass(self, adamw: torch.optim.Optimizer | None = None) -> None:
