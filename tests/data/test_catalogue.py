@@ -1,10 +1,6 @@
 """Data sets from outside the package are found by name."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -45,23 +41,3 @@ def test_a_name_that_is_taken_or_reads_as_a_path_is_refused(name: str, message: 
     register_dataset("mine", mine)
     with pytest.raises(UserError, match=message):
         register_dataset(name, lambda: mine())
-
-
-def test_an_installed_package_brings_its_data_set(tmp_path: Path) -> None:
-    (tmp_path / "outside_data.py").write_text(
-        "from rebapl.data.catalogue import register_dataset\n"
-        "from rebapl.data.own_images import dataset_of\n"
-        "import numpy as np\n"
-        "pictures = np.zeros((4, 8, 8, 3), np.uint8)\n"
-        "register_dataset('birds', lambda: dataset_of(pictures, [0, 1, 0, 1], ['emu', 'tit'], name='birds'))\n"
-    )
-    about = tmp_path / "outside_data-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-data\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[rebapl.datasets]\nbirds = outside_data\n")
-    code = "from rebapl.data.catalogue import load_dataset; print(load_dataset('birds').class_names)"
-    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "['emu', 'tit']\n"

@@ -62,8 +62,9 @@ def mean_distance(context: Context, row: TableRow) -> float:
     posterior = load_posterior(run_folder(config, context.runs))
     part = config.task().tests["base"]
     views = LabelledImages(part.dataset, part.items).views(posterior.learner.encoder.preprocessing)
-    clouds = posterior.bind(part.class_names).sample_clouds(views).double().numpy()
-    pairs = [ot.emd2([], [], ot.dist(one, other)) ** 0.5 for one, other in itertools.combinations(clouds, 2)]
+    (clouds,) = posterior.bind(part.class_names).passes.clouds(views, posterior.learner.repels_in)
+    each = clouds.double().numpy()
+    pairs = [ot.emd2([], [], ot.dist(one, other)) ** 0.5 for one, other in itertools.combinations(each, 2)]
     return sum(pairs) / len(pairs)
 
 

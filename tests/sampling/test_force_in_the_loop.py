@@ -165,7 +165,7 @@ def test_in_both_stages_the_coefficients_of_a_relative_force_are_held_while_samp
     while not run.done:
         inside = run.steps_done > STEPS
         theta = run.learner.theta.detach().clone()
-        now = run.exploring
+        now = run.schedule.exploring
         images, _ = batches(run.steps_done)
         run.step()
         if not inside:
@@ -273,15 +273,3 @@ def test_the_usual_norm_is_a_mean_over_each_chains_own_steps(three_chains, monke
             mean += (norm - mean) * max(1 / count, 0.1)
         assert each.state["usual"].item() == pytest.approx(mean, rel=1e-4)
     assert len({each.state["usual"].item() for each in three_chains.repulsions}) == 3
-
-
-def test_chains_share_what_they_remember_and_nothing_else(three_chains):
-    first, second, third = three_chains.repulsions
-    assert first.memory is second.memory is third.memory
-    while three_chains.cycle == 0:
-        three_chains.step()
-    assert len(first) == 0  # a sample does not repel a chain of its own cycle
-    three_chains.step()
-    assert len(first) == len(third) == 3
-    assert "slope" in first.state
-    assert "slope" not in second.state

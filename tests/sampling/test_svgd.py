@@ -27,40 +27,6 @@ def values(samples):
     return torch.stack([torch.cat([x.flatten() for x in sample.parameters.values()]) for sample in samples])
 
 
-class Quadratic(torch.nn.Module):
-    """Mean loss ½·λ·‖θ‖²/N, whatever the data: the posterior is N(0, 1/λ)."""
-
-    def __init__(self, curvature, num_data, width):
-        super().__init__()
-        self.theta = torch.nn.Parameter(torch.zeros(width))
-        self.scale = curvature / num_data
-
-    repels_in = None
-
-    def use_noise(self, generator):
-        """It draws nothing."""
-
-    @torch.no_grad()
-    def reset(self, generator):
-        self.theta.copy_(torch.randn(self.theta.shape, generator=generator))
-
-    def forward(self, images):
-        return 0.5 * self.scale * self.theta.square().sum() + 0 * images.sum()
-
-    def loss(self, output, labels):
-        return output + 0 * labels.sum()
-
-
-def test_particles_spread_to_the_posterior_of_a_gaussian():
-    """50 particles in one dimension on N(0, 1/4): Stein's identity makes the variance right up to O(1/P)."""
-    sampler = {**SAMPLER, "lr": 1.0, "particles": 50, "momentum": 0.5}
-    inference = Inference(sampler=sampler, curve="constant", epochs=60, batch=8)
-    run = SVGD(Quadratic(4.0, 10, 1), inference, batches, num_data=10, steps_per_epoch=5)
-    theta = values(run.run())
-    assert abs(theta.mean().item()) < 0.05
-    assert theta.var().item() == pytest.approx(0.25, rel=0.12)
-
-
 @pytest.mark.parametrize("space", ["weights", "image", "text"])
 def test_every_kernel_space_gives_as_many_samples_as_particles_and_trains_them(space):
     run = svgd(space=space, **({"images": 6, "pool": 16} if space == "image" else {}))

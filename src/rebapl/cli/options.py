@@ -76,6 +76,9 @@ TrackOption = Annotated[
     typer.Option(help="Also log to these trackers, with commas: tensorboard, mlflow, or those that plugins register."),
 ]
 Root = Annotated[Path | None, typer.Option(help="Folder of the published data sets; $REBAPL_DATA if not given.")]
+ClassesOption = Annotated[
+    str | None, typer.Option(help="Other class names, separated by commas, or @FILE with one per line.")
+]
 RunsFolder = Annotated[Path, typer.Option(help="Folder of runs; a run gets a folder named by its settings' hash.")]
 Epochs = Annotated[int | None, typer.Option(help="Epochs instead of the number that was published.")]
 EngineName = Annotated[
@@ -180,15 +183,17 @@ def parse_threshold(given: str) -> dict[str, Any]:
     return wanted
 
 
-def given_class_names(classes: str | None, file: Path | None) -> list[str] | None:
-    """The class names that the user gave, if any."""
+def given_class_names(given: str | None) -> list[str] | None:
+    """Class names with commas between them, or those in the lines of a file; None where none are given.
+
+    >>> given_class_names("cat, big dog")
+    ['cat', 'big dog']
+    """
     from rebapl.files import read_lines
 
-    if classes is not None and file is not None:
-        raise UserError("give the class names with --classes or with --classes-file, not both")
-    if classes is None and file is None:
+    if given is None:
         return None
-    names = read_lines(file) if file is not None else [name.strip() for name in (classes or "").split(",")]
+    names = read_lines(Path(given[1:])) if given.startswith("@") else [name.strip() for name in given.split(",")]
     if len(names) == 1:
         raise UserError(f"one class name ({names[0]}) would be the answer to every image: give at least two")
     return names

@@ -58,6 +58,7 @@ def reproduce(
     from rebapl.reproduce.suites import named_suite
     from rebapl.reproduce.targets import PAPER_TARGETS, chosen
     from rebapl.runs.run import Job
+    from rebapl.wording import number_of
 
     if list_:
         wide = max(map(len, PAPER_TARGETS))
@@ -77,14 +78,15 @@ def reproduce(
         inference=inference,
     )
     if dry_run:
-        table, configs = planned(targets, selected, runs, root)
-        for config, done in configs:
+        states, remarks = planned(targets, selected, runs, root)
+        for config, done in states:
             transfers = "" if config.protocol == "base-to-novel" else f" {config.protocol}"
             settings = {**({"epochs": config.epochs} if config.epochs else {}), **config.inference_settings}
             extra = "".join(f" {key}={short_value(value)}" for key, value in settings.items())
             how = f"{config.method} · {config.inference_name}{extra}"
             print(f"{config.data}{transfers} {how} seed {config.seed}: {'done' if done else 'to do'}")
-        print_table(table)
+        finished = sum(done for _, done in states)
+        print("\n".join([f"{number_of(len(states), 'run')}, {finished} of them done", *remarks]))
         return
     where = engine_of(engine, runs, device, jobs, engine_option)
     context = Context(selected, runs, root, parse_names(device), hm)

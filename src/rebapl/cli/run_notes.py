@@ -29,7 +29,7 @@ def sample_remarks(config: RunConfig, run: Path) -> list[str]:
 
 def one_sample(run: Path) -> str:
     """What a run with one sample cannot say, and what can be done about it."""
-    from rebapl.runs.learn import ANSWERS
+    from rebapl.runs.folder import HELD_OUT
 
     measures = (
         f"How well its probabilities tell unfamiliar images: rebapl evaluate {run} --outside FOLDER. When to say "
@@ -37,5 +37,5 @@ def one_sample(run: Path) -> str:
     )
     return (
         "this run has one sample, so it has no uncertainty of its own: mutual information and disagreement are 0. "
-        f"{'' if (run / ANSWERS).exists() else measures}For more, take --inference rebapl or ensemble"
+        f"{'' if (run / HELD_OUT).exists() else measures}For more, take --inference rebapl or ensemble"
     )

@@ -31,7 +31,7 @@ def share(
     The backbone and the images are not uploaded; the class names are.
     """
     from rebapl.posterior import load_posterior
-    from rebapl.posterior.hub import push, write_for_hub
+    from rebapl.posterior.hub import write_for_hub
     from rebapl.runs.folder import CONFIG, read_config
     from rebapl.runs.results import RESULTS, read_result
 
@@ -45,5 +45,5 @@ def share(
     if dry_run is not None:
         print(f"what would be uploaded to {to}: {write_for_hub(posterior, dry_run, to, **card)}")
     else:
-        commit = push(posterior, to, private, **card)
+        commit = posterior.push_to_hub(to, private=private, **card)
         print(f"uploaded to {to}, commit {commit}; use it with: rebapl predict hf://{to}@{commit} IMAGES")

@@ -44,7 +44,6 @@ class CurveFigure:
     panel: int | None = None
     log: str = ""
     aside: float = 0.0
-    legend: str = "outside lower center"
 
     @rc_context(PAPER_FONTS)
     def draw(self, filled: FilledTable) -> Figure:
@@ -72,8 +71,8 @@ class CurveFigure:
             bare_axes(axes)
         many[0].set_ylabel(self.labels[1])
         handles, labels = many[0].get_legend_handles_labels()
-        columns = min(4, len(labels)) if "lower" in self.legend else 1
-        figure.legend(handles, labels, loc=self.legend, ncols=columns, frameon=False)
+        place, columns = ("lower center", min(4, len(labels))) if len(labels) <= 8 else ("right center", 1)
+        figure.legend(handles, labels, loc=f"outside {place}", ncols=columns, frameon=False)
         return figure
 
     def _draw_curves(self, axes: Axes, filled: FilledTable, curves: Mapping[str, Points]) -> None:
@@ -108,7 +107,7 @@ def _errorbar(axes: Axes, places: Sequence[float], cells: Sequence[Cell], **styl
 
 
 def _about(filled: FilledTable) -> str:
-    """The data set of a figure, and what its bars are; nothing for a table that is measured."""
+    """The data set of a figure and the meaning of its bars; nothing for a table that is measured."""
     if filled.of.measure is not None:
         return ""
     seeds = len(filled.seeds)

@@ -1,4 +1,4 @@
-"""Times of what the paper times: the distances between clouds, and a prediction with C samples."""
+"""The times that the paper gives: of the distances between clouds, and of a prediction with C samples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WIDTH = 512
 
 
 def milliseconds(call: Callable[[], object], repeats: int, threads: int | None = None) -> list[float]:
-    """The times of `repeats` calls, each until the device has finished, with this many threads of the CPU."""
+    """The times of `repeats` calls, each until the device has finished, with `threads` of the CPU."""
     timer = Timer("call()", globals={"call": call}, num_threads=threads or torch.get_num_threads())
     return [1000 * timer.timeit(1).mean for _ in range(repeats)]
 
@@ -97,7 +97,6 @@ OVERHEAD = PaperTable(
         x=1,
         curve=0,
         log="xy",
-        legend="outside right center",
     ).draw,
 )
 

@@ -23,13 +23,14 @@ from rebapl.data.images import NO_IMAGES
 from rebapl.data.task import TARGETS, split_of
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import target_settings
-from rebapl.files import is_leftover, read_json, write_json
+from rebapl.files import is_leftover, read_json, sha256, write_json
+from rebapl.posterior.storage import content_sha256
 from rebapl.runs.config import ResolvedRun, RunConfig, data_name, first_difference, hash_of, with_full_paths
 from rebapl.runs.results import CONFIG, RESULTS, PartScores, RunResult, read_result
 from rebapl.settings import SettingError
 from rebapl.training.checkpoint import load_checkpoint
 
-ENVIRONMENT, LOG, POSTERIOR = "environment.json", "log.csv", "posterior"
+ENVIRONMENT, LOG, POSTERIOR, HELD_OUT = "environment.json", "log.csv", "posterior", "held-out.csv"
 CHECKPOINT, ERROR, DATA, CYCLES = "checkpoint.safetensors", "error.txt", "data.json", "cycles"
 
 ANEW = "To train anew, choose another --out or delete that folder"
@@ -79,6 +80,22 @@ def stored_settings(out: Path) -> dict[str, Any]:
 def read_environment(out: Path) -> dict[str, Any]:
     """Where and how the run in a folder is made, as far as that is known."""
     return read_json(out / ENVIRONMENT, "a run") if (out / ENVIRONMENT).exists() else {}
+
+
+def note_checksum(out: Path, *names: str) -> None:
+    """Note in the environment of a run what files of its folder hold, see `changed_files`."""
+    made_in = read_environment(out)
+    found = {name: sha256(out / name) for name in names if (out / name).exists()}
+    write_json(out / ENVIRONMENT, {**made_in, "files": {**made_in.get("files", {}), **found}})
+
+
+def changed_files(out: Path) -> list[str]:
+    """The log, the answers to held-out images and the scores of a run, as far as they do not hold what it wrote."""
+    noted = read_environment(out).get("files") or {}
+    there = [name for name in (LOG, HELD_OUT) if name in noted and (out / name).exists()]
+    changed = [name for name in there if sha256(out / name) != noted[name]]
+    scores = read_json(out / RESULTS, "a finished run") if (out / RESULTS).exists() else {}
+    return [*changed, *([RESULTS] if "sha256" in scores and scores["sha256"] != content_sha256(scores) else [])]
 
 
 def run_folder(config: RunConfig, runs: Path) -> Path:
@@ -145,8 +162,9 @@ def is_trained(config: RunConfig, out: Path) -> bool:
     if (out / CONFIG).exists():
         refuse_other_run(config, out, stored_settings(out))
         return (out / POSTERIOR).exists()
+    ours = (ERROR, CYCLES)  # which may be there before the settings are
     if out.exists() and (
-        not out.is_dir() or any(path.name != ERROR and not is_leftover(path) for path in out.iterdir())
+        not out.is_dir() or any(path.name not in ours and not is_leftover(path) for path in out.iterdir())
     ):
         raise UserError(f"{out} exists and is not a run of rebapl: choose another --out")
     return False

@@ -35,7 +35,16 @@ from rebapl.posterior.prediction import Conformal, Threshold
 from rebapl.posterior.storage import read_manifest
 from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import LocalEngine
-from rebapl.runs.folder import CONFIG, POSTERIOR, RESULTS, data_changes, is_trained, read_config
+from rebapl.runs.folder import (
+    CONFIG,
+    HELD_OUT,
+    POSTERIOR,
+    RESULTS,
+    data_changes,
+    is_trained,
+    note_checksum,
+    read_config,
+)
 from rebapl.runs.jobs import OnEvent, check_outcomes
 from rebapl.runs.lock import alone_in
 from rebapl.runs.machine import LoadBackbone, device_name
@@ -49,7 +58,7 @@ FULL_SHOTS = 8
 COVERAGE = 0.95
 """The share of held-out images that are answered at most, as far as their number allows."""
 
-ESTIMATE, ANSWERS = "estimate", "held-out.csv"
+ESTIMATE = "estimate"
 COLUMNS = ("image", "class", "answer", "probability", "uncertainty")
 
 
@@ -173,7 +182,8 @@ def learn(
         sets = None if set_level is None else choose_conformal(prediction, labels, set_level)
         fitted = dataclasses.replace(posterior, threshold=threshold, conformal=sets)
         save_posterior(fitted, lesson.out / POSTERIOR)
-        write_atomically(lesson.out / ANSWERS, _as_csv(prediction, labels))
+        write_atomically(lesson.out / HELD_OUT, _as_csv(prediction, labels))
+        note_checksum(lesson.out, HELD_OUT)
         result = RunResult(
             parts={"test": PartScores(**prediction_scores(prediction, labels))},
             protocols={"few-shot": ["test"]},
@@ -237,7 +247,7 @@ def read_learned(out: Path) -> tuple[list[Answer], Threshold | None, Conformal |
 
     There are none if it was not measured.
     """
-    path = out / ANSWERS
+    path = out / HELD_OUT
     if not path.exists():
         return [], None, None
     try:

@@ -43,6 +43,7 @@ from rebapl.runs.folder import (
     is_finished,
     is_trained,
     missing_parts,
+    note_checksum,
     read_config,
     read_cycles,
     read_environment,
@@ -177,6 +178,7 @@ def _train(
             posterior = training.run(out / CHECKPOINT, progress, out / LOG, name=name, tracker=tracker, cycles=cycles)
         spent = {"training_seconds": training.seconds, "peak_memory": peak_memory(device)}
         write_json(out / ENVIRONMENT, {**made_in, **spent})
+        note_checksum(out, LOG)
         del training  # what it kept on a GPU is free, even if something still holds this frame
     save_posterior(posterior, out / POSTERIOR)
     return posterior

@@ -102,7 +102,7 @@ class Training:
         if self.loop is None:
             raise UserError("a method that learns nothing has no cycles")
         self.loop.begin_at(cycle)
-        start, end = (self.loop.schedule.start_of(each) for each in (cycle, cycle + 1))
+        start, end = (self.loop.schedule.timetable.start_of(each) for each in (cycle, cycle + 1))
 
         def moved(done: int, _total: int, loss: float) -> None:
             if progress is not None:
