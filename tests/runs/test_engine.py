@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_jobs import tiny
+from small_jobs import StruckJob, tiny
 
 import rebapl
 from rebapl import backbones
@@ -30,7 +29,6 @@ from rebapl.runs.jobs import (
     Outcome,
     Reached,
     Retried,
-    Started,
     Stepped,
     Work,
     check_outcomes,
@@ -83,35 +81,14 @@ def test_a_job_travels_as_json(tmp_path: Path) -> None:
     assert run_folder(there.run_config(), tmp_path) == job.folder
 
 
-class Kills:
-    """Ends the processes of some jobs with SIGKILL in the middle of their training, so many times each."""
-
-    def __init__(self, times: dict[Path, int]) -> None:
-        self.times = times
-        self.events: list[Event] = []
-        self.processes: dict[Path, int] = {}
-
-    def __call__(self, event: Event) -> None:
-        self.events.append(event)
-        if isinstance(event, Started):
-            self.processes[event.job.folder] = event.process
-        if isinstance(event, Stepped) and self.times.get(event.job.folder):
-            process = self.processes.pop(event.job.folder, None)
-            if process is not None:
-                assert event.done < event.total, "the training is not over"
-                self.times[event.job.folder] -= 1
-                os.kill(process, signal.SIGKILL)
-
-
 def test_a_killed_worker_costs_its_own_run_only(tmp_path: Path) -> None:
     """Five runs on two workers: one is killed once, one at every attempt, one is refused; the others see nothing."""
-    long = {"epochs": 30, "inference_settings": {"batch": 1}}  # many steps, so that they are killed amid them
-    configs = [tiny(seed=1, **long), tiny(seed=2, **long), tiny(seed=3, **REFUSED), tiny(seed=4), tiny(seed=5)]
-    jobs = [Job.of(config, tmp_path) for config in configs]
-    kills = Kills({jobs[0].folder: 1, jobs[1].folder: 2})
-    outcomes = {outcome.folder: outcome for outcome in LocalEngine(["cpu"], 2).run(jobs, kills)}
+    once_killed, always_killed = (StruckJob.of(tiny(seed=seed, epochs=4), tmp_path, deaths=seed) for seed in (1, 2))
+    jobs = [once_killed, always_killed]
+    jobs += [Job.of(config, tmp_path) for config in (tiny(seed=3, **REFUSED), tiny(seed=4), tiny(seed=5))]
+    events: list[Event] = []
+    outcomes = {outcome.folder: outcome for outcome in LocalEngine(["cpu"], 2).run(jobs, events.append)}
     once, always, refused, *others = (outcomes[job.folder] for job in jobs)
-    assert set(kills.times.values()) == {0}, "the workers were killed as often as they should be"
 
     assert [(other.state, other.attempts, other.failure) for other in others] == [("done", 1, None)] * 2
     assert (once.state, once.attempts, once.failure) == ("done", 2, None)
@@ -124,7 +101,7 @@ def test_a_killed_worker_costs_its_own_run_only(tmp_path: Path) -> None:
     assert "SIGKILL" in (always.folder / ERROR).read_text()
 
     assert (refused.state, refused.attempts) == ("failed", 1)
-    retried = [event.job for event in kills.events if isinstance(event, Retried)]
+    retried = [event.job for event in events if isinstance(event, Retried)]
     assert sorted(job.folder for job in retried) == sorted(job.folder for job in jobs[:2])
     with pytest.raises(UserError, match=r"2 of 5 runs failed(.|\n)*mle-s2(.|\n)*SIGKILL(.|\n)*rebapl-s3"):
         check_outcomes([outcomes[job.folder] for job in jobs])

@@ -45,10 +45,10 @@ def test_every_preset_resolves_runs_and_says_where_its_values_come_from(name, me
 
 
 def test_a_method_without_points_per_image_compares_no_images():
-    assert preset("rebapl", MAPLE, per_image=False).repulsion.images is None
-    authors = preset("rebapl-authors", MAPLE, per_image=False).repulsion
+    assert preset("rebapl", MAPLE, "", False).repulsion.images is None
+    authors = preset("rebapl-authors", MAPLE, "", False).repulsion
     assert (authors.space, authors.images, authors.pool) == ("both", 128, 128)  # it names a space that has images
-    assert preset("mle", MAPLE, per_image=False) == preset("mle", MAPLE)
+    assert preset("mle", MAPLE, "", False) == preset("mle", MAPLE)
 
 
 def test_mle_is_the_published_recipe():

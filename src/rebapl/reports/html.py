@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from torch import Tensor
 
 from rebapl import __version__
 from rebapl.errors import UserError, printable
@@ -253,14 +254,15 @@ class RunPage:
         if record is None:
             return []
         chosen = spread(len(record.distance), SQUARES)
-        names = [str(index + 1) for index in chosen]
-        distance, disagreement = (
-            torch.tensor(matrix)[chosen][:, chosen] for matrix in (record.distance, record.disagreement)
-        )
-        return [
-            _heat_map("Wasserstein-2 distance", "sample", names, distance, digits=2),
-            _heat_map("Images answered differently, in percent", "sample", names, 100 * disagreement),
-        ]
+        names, tables = [str(index + 1) for index in chosen], []
+        for title, matrix, factor, digits in (
+            ("Wasserstein-2 distance", record.distance, 1, 2),
+            ("Images answered differently, in percent", record.disagreement, 100, 0),
+        ):
+            values = factor * torch.tensor(matrix)[chosen][:, chosen]
+            numbers = values if len(names) <= NUMBERED else torch.zeros_like(values)
+            tables.append(_heat_map(title, "sample", names, numbers, values / values.max().clamp_min(1e-12), digits))
+        return tables
 
     def disputed(self) -> tuple[Sequence[Card], Sequence[str]]:
         """The images that samples disagree about most, and a sentence for each that is lost."""
@@ -280,32 +282,16 @@ def _confusion_matrix(name: str, part: Answered) -> Table:
     names = list(part.part.class_names)
     counts = torch.zeros(len(names), len(names))
     counts.index_put_((part.labels, part.prediction.labels), torch.tensor(1.0), accumulate=True)
-    return _heat_map(f"Confusion on {name}", "true class", names, counts, counts.sum(1, keepdim=True))
+    shares = counts / counts.sum(1, keepdim=True).clamp_min(1)
+    return _heat_map(f"Confusion on {name}", "true class", names, counts, shares)
 
 
-def _heat_map(
-    title: str,
-    corner: str,
-    names: Sequence[str],
-    values: torch.Tensor,
-    full: torch.Tensor | None = None,
-    digits: int = 0,
-) -> Table:
-    """A square table of `values` that is coloured by their shares in `full`, or in the highest value.
-
-    Zeros are left out, and all numbers where there are too many.
-    """
-    shares = values / (values.max() if full is None else full).clamp_min(1e-12)
-    rows: list[Row] = [
-        [
-            name,
-            *(
-                Cell(value or None if full is not None or len(names) <= NUMBERED else None, digits=digits, share=share)
-                for value, share in zip(row, of_row, strict=True)
-            ),
-        ]
-        for name, row, of_row in zip(names, values.tolist(), shares.tolist(), strict=True)
-    ]
+def _heat_map(title: str, corner: str, names: Sequence[str], numbers: Tensor, shares: Tensor, digits: int = 0) -> Table:
+    """A square table of `numbers` that is coloured by `shares`. Zeros are not written."""
+    rows: list[Row] = []
+    for name, values, of_row in zip(names, numbers.tolist(), shares.tolist(), strict=True):
+        cells = (Cell(value or None, digits=digits, share=share) for value, share in zip(values, of_row, strict=True))
+        rows.append([name, *cells])
     return Table(title, [corner, *names], rows)
 
 
