@@ -42,7 +42,7 @@ def test_the_pictures_are_those_that_all_published_scores_were_measured_on(tasks
     )
 
 
-@pytest.mark.parametrize("name", EMBEDDED)
+@pytest.mark.parametrize("name", ["digits", "shapes", "letters"])
 def test_every_class_draws_and_no_image_comes_twice(tasks, name):
     data = tasks[name]
     per_class = {}

@@ -43,30 +43,6 @@ def test_samples_come_from_each_cycle_and_hold_only_what_is_learned():
     assert len(values(samples).unique(dim=0)) == 6
 
 
-def test_warm_cycles_go_on_and_cold_ones_start_afresh():
-    starts = {}
-    for restart in ("warm", "cold"):
-        run = chain(settings(restart=restart, cycles=2))
-        for _ in range(10):
-            run.step()
-        end = run.samples[-1].parameters["image"]
-        before = run.learner.image.detach().clone()
-        run.schedule.optimizer.param_groups[0]["lr"] = 0.0
-        run.step()
-        starts[restart] = (run.learner.image.detach() - end).abs().max().item()
-        assert torch.equal(before, end)
-    assert starts["warm"] == 0.0
-    assert starts["cold"] > 0.1
-
-
-def test_chains_side_by_side_each_go_on_from_their_own_end():
-    samples = list(chain(settings(chains=2, cycles=2)).run())
-    assert [(s.cycle, s.chain) for s in samples] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    a0, b0, a1, b1 = values(samples)
-    assert (a0 - a1).norm() < (a0 - b0).norm()
-    assert (b0 - b1).norm() < (a0 - b0).norm()
-
-
 def test_reference_images_ride_in_the_same_pass_only_while_the_repulsion_acts():
     learner = ToyLearner()
     run = chain(settings(repulsion=REPEL, cycles=2), learner)

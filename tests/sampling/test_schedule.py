@@ -82,22 +82,6 @@ def test_warm_up_overrides_the_first_iterations_only(cycles):
         assert warm[t][0] == (1e-5 if t in cold else plain[t][0])
 
 
-def test_per_epoch_cosine_with_a_first_epoch_at_1e_5():
-    """As MaPLe is trained: 5 epochs at 0.0035, the first at 1e-5, and the cosine of 5 epochs begins after it."""
-    options = {"floor": 0.0, "granularity": "epoch", "steps_per_epoch": 2, "warmup_steps": 2}
-    rows, _ = trace(CyclicalSchedule(sampler(0.0035), 10, exploration=1.0, **options), 10)
-    theta = torch.nn.Parameter(torch.zeros(1))
-    sgd = torch.optim.SGD([theta], lr=0.0035)
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, 5)
-    published = [1e-5]
-    for _ in range(4):
-        published.append(sgd.param_groups[0]["lr"])
-        sgd.step()
-        cosine.step()
-    assert [rows[2 * e][0] for e in range(5)] == pytest.approx(published, rel=1e-9)
-    assert all(rows[2 * e][0] == rows[2 * e + 1][0] for e in range(5))
-
-
 def test_burn_in_hands_the_first_part_of_each_cycle_to_the_other_optimizer():
     theta = torch.nn.Parameter(torch.ones(3))
     main = SGHMC([theta], lr=1.0, num_data=10)
