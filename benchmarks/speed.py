@@ -129,7 +129,8 @@ def class_names(count: int, words: int = 3) -> list[str]:
     >>> class_names(2), class_names(2, words=5)[1], len(set(class_names(1000)))
     (['red striped circle', 'blue striped circle'], 'blue striped circle blue striped', 1000)
     """
-    colours, textures, shapes = (list(dict.fromkeys(each)) for each in zip(*shape_classes(), strict=True))
+    words_of = [name.split() for name in shape_classes()]
+    colours, textures, shapes = (list(dict.fromkeys(each)) for each in zip(*words_of, strict=True))
     numbers = [[], *([word] for word in NUMBER_WORDS)]
     every = product(numbers, shapes, textures, colours)
     names = [[*number, colour, texture, shape] for number, shape, texture, colour in every]

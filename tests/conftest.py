@@ -1,6 +1,7 @@
 """What all tests share: one thread per process, the reference material where there is some, a skip without a GPU."""
 
 import os
+import socket
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start; read when torch is imported
@@ -52,6 +53,19 @@ def nano(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("backbone") / "nano"
     return write_clip(folder, vision={**TINY_VISION, "patch_size": 16}, width=64)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the hub, and nobody to connect to."""
+    from huggingface_hub import constants
+
+    def nobody(*_: object, **__: object) -> None:
+        raise OSError("the network is unreachable")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,7 +17,7 @@ from rebapl.backbones import load_backbone
 from rebapl.backbones.text import clean_class_names
 from rebapl.data.dataset import read_split
 from rebapl.data.images import read_image
-from rebapl.data.own_images import load_csv
+from rebapl.data.own_images import load_own
 from rebapl.errors import UserError
 from rebapl.files import read_json
 from rebapl.learners import build_learner
@@ -118,7 +118,7 @@ def test_bytes_in_the_place_of_any_text_file(tmp_path: Path, content: bytes) -> 
         (tmp_path / name).write_bytes(content)
     refused_or_fine(read_config_file, tmp_path / "run.yaml")
     refused_or_fine(read_split, tmp_path / "split.json")
-    refused_or_fine(load_csv, tmp_path / "list.csv", keep_split=False)
+    refused_or_fine(load_own, tmp_path / "list.csv", keep_split=False)
     refused_or_fine(read_json, tmp_path / "posterior.json", "a posterior")
     refused_or_fine(read_result, tmp_path)
 
@@ -152,7 +152,7 @@ def test_lists(tmp_path: Path, rows: list[list[str]]) -> None:
         Image.new("RGB", (4, 4)).save(tmp_path / name)
     lines = ["path,label,split", *(",".join(row) for row in rows)]
     (tmp_path / "list.csv").write_text("\n".join(lines), encoding="utf-8", errors="surrogatepass")
-    refused_or_fine(load_csv, tmp_path / "list.csv", keep_split=False)
+    refused_or_fine(load_own, tmp_path / "list.csv", keep_split=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "b.png", "list.csv"]
 
 

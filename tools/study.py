@@ -72,7 +72,7 @@ from rebapl.reports.tables import Cell, Row, Table
 from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.folder import read_config
-from rebapl.runs.jobs import Ended
+from rebapl.runs.jobs import Outcome
 from rebapl.runs.machine import KeptBackbone, best_device
 from rebapl.runs.results import PartScores, RunResult, Seconds, read_result
 from rebapl.runs.run import Job
@@ -433,9 +433,9 @@ class Study:
         return RunResult(parts=parts, seconds=Seconds(training=sum(spent)))
 
     def _watch(self, event: Any) -> None:
-        if isinstance(event, Ended) and event.outcome.attempts:
+        if isinstance(event, Outcome) and event.attempts:
             print(
-                f"{self.until - time.monotonic():5.0f} s left: {event.outcome.state} {event.outcome.folder.name}",
+                f"{self.until - time.monotonic():5.0f} s left: {event.state} {event.folder.name}",
                 flush=True,
             )
 

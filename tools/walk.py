@@ -23,6 +23,10 @@ OPTIMIZED_LOCALS = 0x2
 """The flag of code that has local variables of its own: functions have it, bodies of modules and classes do not."""
 
 
+COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+"""The names of comprehensions in the body of a module, which importing runs. In functions, their names are longer."""
+
+
 def walk(words: list[str]) -> set[tuple[str, str]]:
     """Run `rebapl` with these words. Every function of the package that it enters: its file and its name."""
     from rebapl.cli import main
@@ -44,11 +48,12 @@ def walk(words: list[str]) -> set[tuple[str, str]]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    return {
+    found = {
         (str(Path(code.co_filename).relative_to(PACKAGE)), getattr(code, "co_qualname", code.co_name))
         for code in seen
         if code.co_filename.startswith(f"{PACKAGE}/") and code.co_flags & OPTIMIZED_LOCALS
     }
+    return {(file, name) for file, name in found if name not in COMPREHENSIONS}
 
 
 def main() -> None:

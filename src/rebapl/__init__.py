@@ -29,30 +29,20 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-_WHERE = {
-    "Chain": "rebapl.sampling",
-    "CyclicalSchedule": "rebapl.sampling",
-    "Inference": "rebapl.sampling",
-    "Learner": "rebapl.learners",
-    "Posterior": "rebapl.posterior",
-    "Recipe": "rebapl.learners",
-    "Repulsion": "rebapl.repulsion",
-    "SGHMC": "rebapl.sampling",
-    "SGLD": "rebapl.sampling",
-    "Settings": "rebapl.settings",
-    "evaluate": "rebapl.evaluation",
-    "fit": "rebapl.training.fit",
-    "load_backbone": "rebapl.backbones",
-    "load_posterior": "rebapl.posterior",
-    "load_task": "rebapl.data.task",
-    "preset": "rebapl.sampling",
-    "register": "rebapl.learners",
-    "register_dataset": "rebapl.data.catalogue",
-    "register_distance": "rebapl.repulsion",
-    "register_preset": "rebapl.sampling",
-    "register_tracker": "rebapl.training.log",
-    "save_posterior": "rebapl.posterior",
+_NAMES = {
+    "rebapl.backbones": ["load_backbone"],
+    "rebapl.data.catalogue": ["register_dataset"],
+    "rebapl.data.task": ["load_task"],
+    "rebapl.evaluation": ["evaluate"],
+    "rebapl.learners": ["Learner", "Recipe", "register"],
+    "rebapl.posterior": ["Posterior", "load_posterior", "save_posterior"],
+    "rebapl.repulsion": ["Repulsion", "register_distance"],
+    "rebapl.sampling": ["SGHMC", "SGLD", "Chain", "CyclicalSchedule", "Inference", "preset", "register_preset"],
+    "rebapl.settings": ["Settings"],
+    "rebapl.training.fit": ["fit"],
+    "rebapl.training.log": ["register_tracker"],
 }
+_WHERE = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "SGHMC",

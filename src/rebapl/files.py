@@ -10,7 +10,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def write_atomically(path: Path, content: bytes | str, previous: Path | None = N
         except BaseException:
             Path(temporary).unlink(missing_ok=True)
             raise
-        sync_folder(path.parent)
+        _sync(path.parent)
 
 
 @contextmanager
@@ -73,13 +73,13 @@ def refuse_unwritable(out: Path, option: str = "--out") -> None:
         raise UserError(f"{option} {printable(str(out))} cannot be written: the file is read-only")
 
 
-def sync_folder(folder: Path) -> None:
-    """Put the names in a folder on the disk, where the system can."""
-    if not hasattr(os, "O_DIRECTORY"):
+def _sync(path: Path) -> None:
+    """Put a file, or the names in a folder, on the disk."""
+    if path.is_dir() and not hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder
         return
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    handle = os.open(path, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network file systems refuse it
+        with suppress(OSError) if path.is_dir() else nullcontext():  # some network file systems refuse it for folders
             os.fsync(handle)
     finally:
         os.close(handle)
@@ -91,7 +91,7 @@ def is_leftover(path: Path) -> bool:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes have left in a folder in which no other process is at work."""
+    """Remove the unfinished files of killed processes from a folder in which no other process is at work."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if is_leftover(path):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
@@ -119,7 +119,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 
 def refuse_special(path: Path) -> None:
-    """Refuse what is no plain file, such as a pipe, which would be waited for without end."""
+    """Refuse a pipe and anything else that is no plain file: reading it might wait without end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(0, "it is no plain file", str(path))
 
@@ -138,8 +138,8 @@ def read_lines(path: Path) -> list[str]:
 def folder_written_whole(folder: Path) -> Iterator[Path]:
     """A temporary folder beside `folder` to write into; it takes that place only if nothing went wrong.
 
-    Where another folder is in that place, two renames are needed. What a kill between them leaves is put right by
-    `finish_replacement`.
+    Where another folder is in that place, two renames are needed. After a kill between them, `finish_replacement` does
+    the second one.
     """
     new, old = _places(folder)
     with clear_refusals(folder):
@@ -166,11 +166,11 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
             for unused in (temporary, new):
                 shutil.rmtree(unused, ignore_errors=True)
             raise
-        sync_folder(folder.parent)
+        _sync(folder.parent)
 
 
 def finish_replacement(folder: Path) -> None:
-    """Finish what a kill between the two renames of `folder_written_whole` has left. Otherwise nothing is done."""
+    """Finish the replacement if a process was killed between the two renames of `folder_written_whole`."""
     new, old = _places(folder)
     with suppress(OSError):
         if not folder.exists() and (new.exists() or old.exists()):
@@ -185,14 +185,6 @@ def _places(folder: Path) -> tuple[Path, Path]:
     return folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
 
 
-def _sync(path: Path) -> None:
-    if path.is_dir():
-        sync_folder(path)
-        return
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
 def sha256(path: Path) -> str:
     """The checksum of a file, read in portions."""
     digest = hashlib.sha256()
@@ -203,6 +195,6 @@ def sha256(path: Path) -> str:
 
 
 def stamp(path: Path) -> tuple[str, int, int]:
-    """What tells a file from a changed one without reading it: its path, its length and its time of change."""
+    """The path, the length and the time of change of a file: they tell it from a changed one without reading it."""
     about = path.stat()
     return str(path), about.st_size, about.st_mtime_ns

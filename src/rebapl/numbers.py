@@ -46,3 +46,12 @@ def effective_samples(weights: Tensor, similarity: Tensor | None = None) -> floa
     weights = weights.double()
     alike = torch.eye(len(weights)) if similarity is None else similarity
     return 1 / (weights @ alike.double() @ weights).item()
+
+
+def spread(count: int, limit: int) -> list[int]:
+    """The indices of at most `limit` of `count` things, evenly spread over them.
+
+    >>> spread(10, 4), spread(3, 4)
+    ([0, 2, 5, 7], [0, 1, 2])
+    """
+    return [index * count // limit for index in range(limit)] if limit < count else list(range(count))

@@ -39,7 +39,7 @@ from rebapl.cli.commands import app as commands
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.answers import Question, answer_files
-from rebapl.posterior.prediction import Conformal, Threshold
+from rebapl.posterior.prediction import Conformal, Prediction, Threshold
 from rebapl.runs.run import run as do_run
 
 NAMES = ["cat", "dog", "zero"]
@@ -194,10 +194,10 @@ def large() -> str:
         (b"{}", 400, "image is missing"),
         (b'{"image": "%%%"}', 400, "not base64"),
         (b'{"image": "aGVsbG8="}', 400, "in no format of images that is known"),
-        (b'{"image": "aGVsbG8=", "clases": []}', 400, "unknown field 'clases'"),
-        (b'{"image": "aGVsbG8=", "class_names": ["a"]}', 400, "2 to 200 names"),
-        (b'{"image": "aGVsbG8=", "class_names": ["a", ""]}', 400, "none of them empty"),
-        (b'{"image": "aGVsbG8=", "top": true}', 400, "top is a whole number"),
+        (b'{"image": "aGVsbG8=", "clases": []}', 400, "did you mean 'class_names'"),
+        (b'{"image": "aGVsbG8=", "class_names": ["a"]}', 400, "class_names is"),
+        (b'{"image": "aGVsbG8=", "class_names": ["a", ""]}', 400, "class_names.1 is ''"),
+        (b'{"image": "aGVsbG8=", "top": true}', 400, "top is True: it must be a whole number"),
         (b" " * (MAX_BYTES + 1), 413, "longer than 16 MiB"),
         (b" " * (17 * 2**20), 413, "longer than 16 MiB"),
         (json.dumps({"image": large()}).encode(), 400, "10000 × 6000 pixels"),
@@ -229,7 +229,7 @@ def test_a_failure_inside_is_told_and_the_next_question_is_answered(
     answering = Answering(posterior)
     answering.start()
     with monkeypatch.context() as patch:
-        patch.setattr(answering_module, "records_of", lambda *_: 1 / 0)
+        patch.setattr(Prediction, "to_dict", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             answering.ask(Upload(view)).result(timeout=600)
     assert answering.ask(Upload(view)).result(timeout=600)["samples"] == 2

@@ -60,17 +60,9 @@ def check(
 
 @pytest.mark.parametrize("folder", ["clip_folder", "siglip_folder"])
 @pytest.mark.parametrize("which", [0, 1], ids=["vision", "text"])
-def test_our_way_equals_that_of_transformers(request: pytest.FixtureRequest, folder: str, which: int) -> None:
-    encoder = of_transformers(request.getfixturevalue(folder))
-    block = blocks(encoder)[which]
-    check(block, (encoder.vision, encoder.text)[which].width, block)
-
-
-@pytest.mark.parametrize("folder", ["clip_folder", "siglip_folder"])
-@pytest.mark.parametrize("which", [0, 1], ids=["vision", "text"])
-@pytest.mark.parametrize("read", READ, ids=["one position", "three positions"])
-def test_the_states_that_are_read_are_those_among_all(
-    request: pytest.FixtureRequest, folder: str, which: int, read: Tensor
+@pytest.mark.parametrize("read", [None, *READ], ids=["all positions", "one position", "three positions"])
+def test_our_way_equals_that_of_transformers(
+    request: pytest.FixtureRequest, folder: str, which: int, read: Tensor | None
 ) -> None:
     encoder = of_transformers(request.getfixturevalue(folder))
     block = blocks(encoder)[which]

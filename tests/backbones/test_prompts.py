@@ -47,7 +47,7 @@ def by_hand(encoder: DualEncoder, side: str, states: States, layer: int, change)
     return torch.stack(rows)
 
 
-CASES = [(kind, side, layer) for kind in ("clip", "siglip") for side in ("vision", "text") for layer in range(3)]
+CASES = [(kind, side, layer) for kind in ("clip", "siglip") for side in ("vision", "text") for layer in (0, 2)]
 
 
 @pytest.mark.parametrize(("kind", "side", "layer"), CASES)
@@ -144,16 +144,6 @@ def test_slots_are_filled_before_positions_are_added(encoders: dict[str, DualEnc
     expected = plain.clone()
     expected[:, first : first + N] = fill + positions[first : first + N]
     torch.testing.assert_close(filled, expected)
-
-
-def test_prompts_carry_gradients_and_the_backbone_none(encoders: dict[str, DualEncoder]) -> None:
-    for encoder in encoders.values():
-        tower, states = start(encoder, "vision")
-        new = tokens(tower).requires_grad_()
-        tower.features(states, {2: Insert(new)}).square().sum().backward()
-        assert new.grad is not None
-        assert new.grad.abs().sum() > 0
-        assert all(parameter.grad is None for parameter in encoder.model.parameters())
 
 
 @pytest.mark.parametrize(

@@ -287,7 +287,6 @@ def test_several_runs_are_shown_as_lines_and_their_cycles_may_be_apart(
         ("train --data digits --seeds 1,x", "whole numbers"),
         ("train --data digits --seeds 1,1", "name it once"),
         ("train --data digits --seeds 1,2 --out x", "--out names the folder of one run"),
-        ("train --data digits --seed 1 --seeds 1,2", "give one of them"),
         ("train --backbone mini", "which data set"),
         ("train --config no.yaml", "cannot be read"),
         ("run no.yaml", "cannot be read"),
@@ -321,7 +320,7 @@ def test_an_interruption_promises_nothing_that_is_not_so(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rebapl.reproduce.toy.draw_toy", interrupted)
+    monkeypatch.setattr("rebapl.reproduce.toy_figures.draw_toy", interrupted)
     monkeypatch.setattr("sys.argv", ["rebapl", "toy"])
     with pytest.raises(SystemExit) as ending:
         main()

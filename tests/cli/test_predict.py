@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from rebapl.cli.commands import app, main
 from rebapl.cli.evaluate import _say_weights
-from rebapl.cli.values import parse_threshold
+from rebapl.cli.options import parse_threshold
 from rebapl.data.task import load_task
 from rebapl.errors import UserError
 from rebapl.evaluation import outside_scores
@@ -124,7 +124,7 @@ def test_other_class_names_from_the_command_line_or_a_file(run: Path, images: Pa
     words = ["predict", run / "posterior", images / "a.png", "--format", "json"]
     given = json.loads(rebapl(*words, "--classes", "cat, big dog"))
     assert given["class_names"] == ["cat", "big dog"]
-    assert json.loads(rebapl(*words, "--classes-file", tmp_path / "classes.txt")) == given
+    assert json.loads(rebapl(*words, "--classes", f"@{tmp_path / 'classes.txt'}")) == given
     averaged = json.loads(rebapl(*words, "--classes", "cat, big dog", "--average", "logits"))
     assert averaged["average"] == "logits"
     assert averaged["images"][0]["top"][0]["probability"] != given["images"][0]["top"][0]["probability"]
@@ -251,11 +251,10 @@ def test_the_heat_map_is_drawn(run: Path) -> None:
         (["--out", "x.xls"], "its ending does not say the format"),
         (["--out", "x.csv", "--format", "json"], "contradict each other"),
         (["--average", "mean"], "unknown average 'mean'"),
-        (["--classes", "cat", "--classes-file", "x"], "not both"),
         (["--classes", "cat,,dog"], "is empty"),
         (["--classes", "cat"], r"one class name \(cat\) would be the answer to every image"),
         (["--template", "a {}."], "the template has no effect: maple does not use it"),
-        (["--classes-file", "nowhere.txt"], r"nowhere\.txt cannot be read"),
+        (["--classes", "@nowhere.txt"], r"nowhere\.txt cannot be read"),
         (["--template", "no place"], "template"),
         (["--backbone", "nowhere"], "unknown backbone 'nowhere'"),
         (["nowhere.png"], r"nowhere\.png: no such image or folder"),

@@ -10,14 +10,14 @@ from rich.console import Console
 from small_jobs import jobs, tiny
 from typer.testing import CliRunner
 
-from rebapl.cli import completion
+from rebapl.cli import options
 from rebapl.cli import progress as progress_module
 from rebapl.cli.commands import app
-from rebapl.cli.progress import PlainSteps, StepProgress
+from rebapl.cli.progress import StepProgress
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.published import PUBLISHED
 from rebapl.learners import METHODS
-from rebapl.runs.jobs import Ended, Failure, Outcome, Retried, Started, Stepped
+from rebapl.runs.jobs import Failure, Outcome, Retried, Started, Stepped
 from rebapl.runs.run import Job
 from rebapl.sampling import PRESETS
 
@@ -33,8 +33,8 @@ def events(wanted: list[Job]) -> list:
         Started(two, 1, "node2", 8),
         Retried(two, DIED),
         Started(two, 2, "node1", 9),
-        Ended(Outcome(three, "failed", Failure("bad input", "no \x1b[31msuch"), 1, 0.5)),
-        Ended(Outcome(two, "done", None, 2, 75.0)),
+        Outcome(three, "failed", Failure("bad input", "no \x1b[31msuch"), 1, 0.5),
+        Outcome(two, "done", None, 2, 75.0),
     ]
 
 
@@ -73,7 +73,7 @@ def test_a_pipe_has_plain_lines(wanted: list[Job], monkeypatch: pytest.MonkeyPat
         f"{first}: 5 of 30 steps, cycle 1 of 3",
         lines[2],
     ]
-    assert lines[2].startswith(f"{first}: 15 of 30 steps, loss 0.250, about ")
+    assert lines[2].startswith(f"{first}: 15 of 30 steps, cycle 2 of 3, loss 0.250, about ")
     assert lines[3:] == [
         f"{second}: started on node2",
         f"{second}: is tried again, the process was lost",
@@ -94,16 +94,17 @@ def test_quiet_says_only_what_is_tried_again(wanted: list[Job]) -> None:
 def test_a_line_now_and_then_with_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     now, said = 0.0, list[str]()
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    steps = PlainSteps("training", "steps", said.append)
+    monkeypatch.setattr(StepProgress, "note", lambda _, line: said.append(line))
+    moved = StepProgress(console=Console(file=io.StringIO())).begin("training")
     for second in range(2001):
         now = float(second)
-        steps.moved(1000 + second, 6000, 0.5 if second > 40 else float("nan"))
+        moved(1000 + second, 6000, 0.5 if second > 40 else float("nan"))
     assert said[0] == "training: 1030 of 6000 steps, about 83 min left"
     assert said[1] == "training: 1060 of 6000 steps, loss 0.500, about 82 min left"
     assert len(said) < 40  # more rarely later: not one every thirty seconds
-    steps.moved(5, None)
+    moved(5, None)
     now += 1000
-    steps.moved(7, None)
+    moved(7, None)
     assert said[-1] == "training: 7 steps"
 
 
@@ -148,17 +149,17 @@ def test_piped_commands_say_what_they_do_and_quiet_ones_do_not(tmp_path: Path, m
 def test_the_shell_completes_every_name_without_importing_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert set(completion.methods("")) == set(METHODS)
-    assert set(completion.kinds_of_inference("")) == set(PRESETS)
-    assert completion.datasets("") == [*EMBEDDED, *PUBLISHED]
-    assert completion.methods("mm") == ["mmrl", "mmrl++"]
+    assert set(options.complete_methods("")) == set(METHODS)
+    assert set(options.complete_inference("")) == set(PRESETS)
+    assert options.complete_datasets("") == [*EMBEDDED, *PUBLISHED]
+    assert options.complete_methods("mm") == ["mmrl", "mmrl++"]
     monkeypatch.chdir(tmp_path)
-    assert completion.runs("") == []
+    assert options.complete_runs("") == []
     for name in ("photos", "pets"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "config.json").touch()
-    assert completion.runs("") == completion.runs("runs/p") == ["runs/pets", "runs/photos"]
-    assert completion.runs("ru") == ["runs/"]
+    assert options.complete_runs("") == options.complete_runs("runs/p") == ["runs/pets", "runs/photos"]
+    assert options.complete_runs("ru") == ["runs/"]
 
 
 def test_completion_answers_the_shell() -> None:

@@ -42,7 +42,7 @@ def test_the_dry_run_of_the_paper_needs_no_data_and_says_what_is_missing(tmp_pat
     assert "Missing data: eurosat: no --root is given." in shown
     make_fixture("dtd", tmp_path)
     shown = reproduce("table1", "--dry-run", "--methods", "maple", "--data", "eurosat,dtd", "--root", str(tmp_path))
-    assert f"Missing data: eurosat: there is no {tmp_path / 'eurosat' / '2750'}." in shown.replace("\n", "")
+    assert f"Missing data: eurosat: there is no {tmp_path / 'eurosat' / '2750'}." in shown
     assert "Missing data: dtd" not in shown
 
 

@@ -10,7 +10,6 @@ from drawn_published import make_fixture
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.checking import check_dataset
 from rebapl.data.published import PUBLISHED
-from rebapl.errors import UserError
 
 
 @pytest.mark.shared
@@ -98,11 +97,6 @@ def test_own_folders_too(tmp_path: Path) -> None:
     assert "1 images cannot be read" in check_dataset(str(tmp_path)).problems[0]
     (tmp_path / "cat" / "0.png").unlink()
     assert "are gone: cat/0.png" in check_dataset(str(tmp_path)).problems[0]
-
-
-def test_a_wrong_name_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="did you mean 'eurosat'"):
-        check_dataset("eurosta", tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["folder", "csv"])

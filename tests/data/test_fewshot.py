@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from rebapl.data.dataset import Dataset, Item
-from rebapl.data.fewshot import base_novel, few_shot, relabelled
+from rebapl.data.task import base_novel, few_shot, relabelled
 from rebapl.errors import UserError
 
 SPLITS = {

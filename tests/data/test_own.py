@@ -81,8 +81,3 @@ def test_a_task_may_take_a_few_images_of_each_class_and_tests_where_it_can() -> 
     assert len(task.train.items) == 20
     assert task.shots == 2
     assert len(task.tests["test"].items) == 531
-
-
-def test_one_class_is_nothing_to_learn() -> None:
-    with pytest.raises(UserError, match="one class, 'cat'"):
-        task_of(dataset_of([GREY], [0], ["cat"]))

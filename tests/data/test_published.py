@@ -1,6 +1,5 @@
 """The catalogue against the protocols, and all fifteen loaders on drawn files and on the real ones there are."""
 
-import hashlib
 import json
 import re
 from pathlib import Path
@@ -10,8 +9,8 @@ from drawn_published import make_fixture
 
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.checking import check_dataset
-from rebapl.data.fewshot import few_shot
 from rebapl.data.published import NAME_RULES, PUBLISHED, place_last, year_first
+from rebapl.data.task import few_shot
 from rebapl.errors import UserError
 
 # name: (train, val, test images, a train or test key, its label, its class name)
@@ -95,21 +94,6 @@ def test_counts_are_those_of_the_published_files(shared: Path) -> None:
         if file.is_file():
             raw = json.loads(file.read_text())
             assert [len(raw[part]) for part in ("train", "val", "test")] == entry.counts
-
-
-@pytest.mark.shared
-@pytest.mark.parametrize("name", ["eurosat", "caltech101"])
-def test_real_files_give_the_published_few_shot_images(shared: Path, name: str) -> None:
-    entry = PUBLISHED[name]
-    dataset = load_dataset(name, shared / "data", split=str(shared / "splits" / entry.lists[0]))
-    expected = json.loads((shared / "splits" / "few_shot_expected.json").read_text())[name]
-    for seed in (1, 2, 3):
-        values = expected[f"16-shot seed {seed}"]
-        for part, items in zip(("train", "val"), few_shot(dataset, 16, seed), strict=True):
-            digest = hashlib.sha256("\n".join(sorted(item.key for item in items)).encode()).hexdigest()
-            assert digest == values[f"{part}_sha256"]
-            assert all((shared / "data" / entry.folder / entry.images / item.key).is_file() for item in items)
-    assert dataset.load(few_shot(dataset, 1, seed=1)[0][0].key).mode == "RGB"
 
 
 @pytest.fixture(scope="module")

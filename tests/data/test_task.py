@@ -9,7 +9,7 @@ from drawn_published import make_fixture
 from PIL import Image
 
 from rebapl.data.dataset import Dataset, Item
-from rebapl.data.task import PROTOCOLS, TARGETS, load_task, part_names, target_names
+from rebapl.data.task import PROTOCOLS, TARGETS, load_task, part_names, targets_of
 from rebapl.errors import UserError
 from rebapl.learners import METHODS, published
 
@@ -87,14 +87,14 @@ def test_a_target_may_carry_a_split_file(tmp_path: Path) -> None:
     assert (whole.split, half.split) == (None, "few.json")
     assert part_names("cross-dataset", "digits", ["dtd=few.json"]) == ["test", "dtd"]
     with pytest.raises(UserError, match="each once"):
-        target_names("cross-dataset", "digits", ["dtd", "dtd=few.json"])
+        targets_of("cross-dataset", "digits", ["dtd", "dtd=few.json"])
     with pytest.raises(UserError, match="trained on"):
-        target_names("cross-dataset", "dtd", ["dtd=few.json"])
+        targets_of("cross-dataset", "dtd", ["dtd=few.json"])
 
 
 def test_the_published_targets() -> None:
-    assert len(target_names("cross-dataset", "imagenet")) == 10
-    assert len(target_names("domain-generalization", "imagenet")) == 4
+    assert len(targets_of("cross-dataset", "imagenet")) == 10
+    assert len(targets_of("domain-generalization", "imagenet")) == 4
     mixed = [key.partition("/")[2] for key in METHODS["mmrl++"].recipes.variants if key.startswith("cross-dataset/")]
     assert set(mixed) == {"imagenet", *TARGETS["cross-dataset"]}  # spelled as the methods spell them
     assert published("mmrl++", "domain-generalization", TARGETS["domain-generalization"][1])[0]["mix"] == 0.7

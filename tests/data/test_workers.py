@@ -52,11 +52,6 @@ def test_results_come_in_the_order_of_the_items_though_the_first_is_done_last() 
     assert in_threads(work, range(20)) == [number * number for number in range(20)]
 
 
-def test_items_are_worked_on_at_the_same_time() -> None:
-    together = threading.Barrier(2, timeout=HANGS)
-    in_threads(lambda _: together.wait(), range(2))
-
-
 def test_the_first_exception_ends_it_early(ended: threading.Event) -> None:
     begun: list[int] = []
 

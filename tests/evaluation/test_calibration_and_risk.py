@@ -7,8 +7,14 @@ import pytest
 import torch
 from sklearn.metrics import brier_score_loss
 
-from rebapl.evaluation import adaptive_calibration_error, area_under_risk_coverage, brier, scores
-from rebapl.evaluation.scores import reliability, risk_by_coverage
+from rebapl.evaluation.scores import (
+    adaptive_calibration_error,
+    area_under_risk_coverage,
+    brier,
+    reliability,
+    risk_by_coverage,
+    scores,
+)
 
 
 def random_predictions(n: int = 200, classes: int = 6) -> tuple[torch.Tensor, torch.Tensor]:

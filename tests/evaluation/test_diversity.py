@@ -8,15 +8,10 @@ import pytest
 import small_clip
 import torch
 
-from rebapl.evaluation import (
-    disagreement_matrix,
-    effective_samples,
-    measure_diversity,
-    prediction_scores,
-    scores,
-    wasserstein_matrix,
-)
+from rebapl.evaluation import measure_diversity, prediction_scores, scores
+from rebapl.evaluation.diversity import disagreement_matrix, wasserstein_matrix
 from rebapl.learners import build_learner
+from rebapl.numbers import effective_samples
 from rebapl.posterior import Posterior
 from rebapl.posterior.prediction import predicted
 
@@ -85,7 +80,7 @@ def test_a_hundred_images_are_spread_over_those_given() -> None:
     views, posterior = random_views(130), posterior_of(0.5)
     chosen = views[[i * 130 // 100 for i in range(100)]]
     found = measure_diversity(posterior, views)
-    torch.testing.assert_close(found.distance, wasserstein_matrix(posterior.sample_clouds(chosen, "image")))
+    torch.testing.assert_close(found.distance, wasserstein_matrix(posterior.passes.clouds(chosen, "image")[0]))
     assert torch.equal(found.disagreement, disagreement_matrix(posterior.sample_logits(chosen).argmax(-1)))
 
 

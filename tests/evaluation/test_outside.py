@@ -6,7 +6,7 @@ import torch
 from sklearn.metrics import roc_curve
 
 from rebapl.errors import UserError
-from rebapl.evaluation import all_outside_scores, outside_scores
+from rebapl.evaluation.outside import all_outside_scores, outside_scores
 from rebapl.posterior import UNCERTAINTIES
 from rebapl.posterior.prediction import Prediction, predicted
 

@@ -5,8 +5,9 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss
 
-from rebapl.evaluation import base_novel_scores, harmonic_mean, scores
+from rebapl.evaluation import base_novel_scores, scores
 from rebapl.evaluation.scores import calibration_error
+from rebapl.numbers import harmonic_mean
 
 
 def random_predictions(n: int = 400, classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:

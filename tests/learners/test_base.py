@@ -23,13 +23,6 @@ def test_the_base_constructor_calls_nothing_of_a_subclass(encoder: DualEncoder) 
     Strict(encoder, resolve_method("coop"))
 
 
-def test_an_unregistered_subclass_has_no_method(encoder: DualEncoder) -> None:
-    class Own(METHODS["coop"].learner):  # type: ignore[name-defined]
-        pass
-
-    assert Own(encoder, resolve_method("coop")).method is None
-
-
 def test_modes_and_hooks_are_each_learners_own(build: Any, images: Tensor) -> None:
     learner = build("mmrl++", {"width": 24})
     bound = learner.bind(learner.class_names).eval()

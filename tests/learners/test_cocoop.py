@@ -9,16 +9,6 @@ from torch import Tensor
 from rebapl.errors import UserError
 
 
-def test_chunks_change_nothing(build: Any, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = build("cocoop")
-    whole = learner(images)
-    for sequences in (1, 8):  # one image, then two at a time
-        monkeypatch.setattr("rebapl.learners.base.SEQUENCES", sequences)
-        parts = learner(images)
-        torch.testing.assert_close(parts.logits, whole.logits)
-        torch.testing.assert_close(parts.cloud("text"), whole.cloud("text"))
-
-
 def test_text_cloud_has_a_row_of_length_one_per_image(build: Any, images: Tensor) -> None:
     output = build("cocoop")(images)
     cloud = output.cloud("text")

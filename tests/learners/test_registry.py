@@ -6,7 +6,7 @@ import pytest
 
 from rebapl.errors import UserError
 from rebapl.learners import METHODS, Learner, Recipe, build_learner, published, register, resolve_method
-from rebapl.learners.recipes import read_recipes, recipe_at, recipe_values
+from rebapl.learners.recipes import read_recipes, recipe_at
 from rebapl.learners.registry import FOLDER
 from rebapl.origins import ORIGINS, SettingsFile
 from rebapl.settings import Settings
@@ -127,18 +127,6 @@ def test_variants_lie_on_top_of_each_other_in_a_fixed_order(tmp_path: Path) -> N
     assert (epochs("base-to-novel", "dtd", 2), epochs("few-shot", "dtd"), epochs("few-shot", "dtd", 2)) == (3, 4, 5)
 
 
-def test_values_keep_their_origin(tmp_path: Path) -> None:
-    found = recipes(tmp_path, GENERAL + "ours: {method.tokens: 2}\nvariants:\n  dtd:\n    ours: {batch: 8}\n")
-    values = recipe_values(found, "few-shot", "dtd")
-    assert {name: each.origin for name, each in values.items()} == {
-        "lr": "published",
-        "epochs": "published",
-        "batch": "ours",
-        "method.tokens": "ours",
-    }
-    assert recipe_at(found, "few-shot", "dtd") == ({"tokens": 2}, Recipe(lr=0.1, epochs=9, batch=8))
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -161,14 +149,6 @@ def test_coop_trains_longer_with_more_shots() -> None:
     assert by_shots == {1: 50, 2: 100, 4: 100, 8: 200, 16: 200}
     assert {published("coop", "few-shot", "imagenet", shots)[1].epochs for shots in (1, 4, 16)} == {50}
     assert published("coop", "base-to-novel", "dtd", 1)[1].epochs == 200
-
-
-def test_published_inference() -> None:
-    assert {name: published(name, "few-shot", "dtd")[1].inference for name in ("app", "coop", "mmrl")} == {
-        "app": "svgd",
-        "coop": "mle",
-        "mmrl": "mle",
-    }
 
 
 def test_a_recipe_may_name_its_inference_and_settings_of_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rebapl.errors import UserError
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.engines import build_engine
-from rebapl.runs.jobs import Ended, Event
+from rebapl.runs.jobs import Event, Outcome
 from rebapl.runs.results import read_result
 from rebapl.runs.run import run_all
 
@@ -41,7 +41,7 @@ def test_what_is_done_is_not_done_again(page: dict[str, Any]) -> None:
     run_all(
         page["configs"], page["folder"] / "runs", engine=page["ProcessEngine"](Path("runs")), on_event=events.append
     )
-    assert [event.outcome.attempts for event in events if isinstance(event, Ended)] == [0]
+    assert [event.attempts for event in events if isinstance(event, Outcome)] == [0]
 
 
 def test_a_failure_is_named_and_does_not_stop_the_others(page: dict[str, Any]) -> None:
@@ -49,7 +49,7 @@ def test_a_failure_is_named_and_does_not_stop_the_others(page: dict[str, Any]) -
     configs = [page["RunConfig"]("no-such-data", "coop", backbone="mini"), page["configs"][0]]
     with pytest.raises(UserError, match=r"1 of 2 runs failed(.|\n)*no-such-data"):
         run_all(configs, page["folder"] / "runs", engine=page["ProcessEngine"](Path("runs")), on_event=events.append)
-    assert [event.outcome.state for event in events if isinstance(event, Ended)] == ["done", "failed"]
+    assert [event.state for event in events if isinstance(event, Outcome)] == ["done", "failed"]
 
 
 def test_it_is_found_by_its_name(page: dict[str, Any]) -> None:

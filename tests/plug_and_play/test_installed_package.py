@@ -54,7 +54,7 @@ class Shift(rebapl.Learner):
 
     def respond(self, frozen, classes):
         image = F.normalize(frozen + self.config.scale * self.shift, dim=-1)
-        return Output(self.cosine_logits(image, classes["text"]), {"image": image}, classes)
+        return Output(self.encoder.logits(image, classes["text"]), {"image": image}, classes)
 """
 
 DISTANCE = """
@@ -161,14 +161,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run([*pip, "--target", str(folder / "lib"), str(wheel(folder))], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder / "lib"
-
-
-def check_posterior(run: Path) -> None:
-    manifest = json.loads((run / "posterior/posterior.json").read_text())
-    assert (manifest["method"], manifest["data"]) == ("their-shift", "their-digits")
-    assert manifest["method_settings"] == {"scale": 0.5}
-    assert manifest["inference"]["repulsion"]["distance"] == {"kind": "their-mean-shift"}
-    assert len(manifest["weights"]) == 2
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from rebapl.errors import UserError
 from rebapl.learners import METHODS, published, resolve_method
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.repulsion import DISTANCES
-from rebapl.sampling import PRESETS, Chain, preset
+from rebapl.sampling import PRESETS
 
 PAGE = Path(__file__).parents[2] / "docs" / "plug-and-play.md"
 
@@ -59,43 +59,6 @@ class TestALearnerOfYourOwn:
                 learner.shift.copy_(shift)
                 assert learner.loss(learner(images), labels) < before
 
-    def test_prediction_averages_the_samples(self, learner_recipe: dict[str, Any]) -> None:
-        learner, posterior = learner_recipe["learner"], learner_recipe["posterior"]
-        answers = []
-        with torch.no_grad():
-            for shift in posterior.samples["shift"]:
-                learner.shift.copy_(shift)
-                answers.append(learner(learner_recipe["images"]).logits.softmax(-1))
-        torch.testing.assert_close(learner_recipe["probabilities"], torch.stack(answers).mean(0))
-
-    def test_its_own_loss_is_the_one_that_is_sampled(self, learner_recipe: dict[str, Any]) -> None:
-        """With a penalty that dwarfs everything else, samples end up near zero."""
-
-        class Penalised(learner_recipe["FeatureShift"]):  # type: ignore[misc]
-            def loss(self, output: Any, labels: torch.Tensor) -> torch.Tensor:
-                return super().loss(output, labels) + 20 * self.shift.square().sum()
-
-        learner = self.fresh(Penalised, learner_recipe)
-        learner.reset(torch.Generator().manual_seed(0))
-        chain = self.chain(learner, learner_recipe, cycles=1, repulsion=None)
-        sizes = [sample.parameters["shift"].norm() for sample in chain.run()]
-        assert max(sizes) < 0.5 * learner_recipe["posterior"].samples["shift"].norm(dim=1).min()
-
-    def test_repulsion_acts_from_the_second_cycle_on(self, learner_recipe: dict[str, Any]) -> None:
-        def samples(**changes: Any) -> list[torch.Tensor]:
-            learner = self.fresh(learner_recipe["FeatureShift"], learner_recipe)
-            learner.reset(torch.Generator().manual_seed(0))
-            chain = self.chain(learner, learner_recipe, chains=1, cycles=2, **changes)
-            return [sample.parameters["shift"] for sample in chain.run()]
-
-        repelled, free = samples(), samples(repulsion={"force": {"fraction": 0.0}})
-        assert torch.equal(repelled[0], free[0])
-        assert not torch.allclose(repelled[1], free[1], atol=1e-5)
-
-    def test_it_binds_to_other_classes(self, learner_recipe: dict[str, Any]) -> None:
-        bound = learner_recipe["posterior"].bind(["cat", "old dog"])
-        assert bound.predict_views(learner_recipe["views"][:5]).probabilities.shape == (5, 2)
-
     def test_it_is_known_by_name_with_its_settings_and_recipe(self, learner_recipe: dict[str, Any]) -> None:
         assert learner_recipe["learner"].method == "feature-shift"
         assert METHODS["feature-shift"].learner is learner_recipe["FeatureShift"]
@@ -113,32 +76,14 @@ class TestALearnerOfYourOwn:
         assert type(loaded.learner) is learner_recipe["FeatureShift"]
         assert torch.equal(loaded.predict_views(views).probabilities, posterior.predict_views(views).probabilities)
 
-    @staticmethod
-    def fresh(kind: Any, recipe: dict[str, Any]) -> Any:
-        task = recipe["task"]
-        config = recipe["FeatureShiftConfig"]()
-        return kind(recipe["encoder"], config).bind(task.train.class_names, task.dataset.template)
-
-    @staticmethod
-    def chain(learner: Any, recipe: dict[str, Any], **changes: Any) -> Chain:
-        return Chain(
-            learner,
-            preset("rebapl", learner.recipe, **changes),
-            recipe["batches"],
-            num_data=len(recipe["labels"]),
-            steps_per_epoch=len(recipe["labels"]) // 8,
-            reference=recipe["images"],
-            seed=1,
-        )
-
 
 @pytest.fixture(scope="module")
 def named_recipe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    before = dict(DISTANCES.known), dict(PRESETS.known), dict(REGISTERED)
+    before = dict(DISTANCES.known), dict(PRESETS.known), dict(REGISTERED.known)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("named"))
         yield run("\n".join(blocks("A distance, a preset and a data set of your own")))
-    for known, old in zip((DISTANCES.known, PRESETS.known, REGISTERED), before, strict=True):
+    for known, old in zip((DISTANCES.known, PRESETS.known, REGISTERED.known), before, strict=True):
         known.clear()
         known.update(old)
 
@@ -182,13 +127,6 @@ class TestAModelOutsideThisPackage:
         assert len(samples) == 3
         assert samples.isfinite().all()
         assert torch.pdist(samples).min() > 0.1
-
-    def test_repulsion_remembered_the_cycles_before(self, prompt_recipe: dict[str, Any]) -> None:
-        assert len(prompt_recipe["repulsion"]) == 2
-        state = prompt_recipe["repulsion"].state
-        assert 0 < state["norm"].item() <= 2 * state["usual"].item(), (
-            "of each at most the usual norm of the loss gradient"
-        )
 
     def test_samples_fit_the_data_better_than_the_start(self, prompt_recipe: dict[str, Any]) -> None:
         start = run_prompt_recipe(1)

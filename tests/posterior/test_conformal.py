@@ -116,7 +116,7 @@ def test_sets_belong_to_their_class_names_averaging_template_and_weights(make: A
         posterior.predict(views, average="logits"),
         posterior.predict(views, class_names=["green fish", "car"]),
         posterior.predict(views, template="a photo of a {}."),
-        posterior.predict(views, transfer=True),
+        posterior.bind(posterior.class_names, transfer=True).predict(views),
         posterior.sample(0).predict(views),
         posterior.with_weights(torch.tensor([0.1, 0.2, 0.7])).predict(views),
     ):

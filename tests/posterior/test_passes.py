@@ -41,7 +41,7 @@ def test_class_names_are_encoded_once_for_a_bound_posterior(make: Any, views: Te
         assert torch.equal(posterior.predict_views(views).probabilities, first)
     posterior.predict(views)
     list(posterior.predict_portions([(["a"] * 4, views[:4]), (["b"] * 3, views[4:])]))
-    posterior.sample_clouds(views)
+    posterior.passes.clouds(views, "image")
     posterior.bind(posterior.class_names).predict_views(views)  # nothing changes
     assert encoded == [2]
     other = posterior.bind(["green fish", "car"])
@@ -189,21 +189,21 @@ def test_portions_are_asked_for_ahead_and_given_in_order() -> None:
     def portions() -> Any:
         for index in range(5):
             asked.append(index)
-            yield torch.tensor(index)
+            yield str(index), torch.tensor(index)
 
     given = in_order(portions(), lambda portion: lambda: portion, ahead=2)
-    assert next(given).item() == 0
+    assert next(given) == ("0", 0)
     assert asked == [0, 1, 2]
-    assert [each.item() for each in given] == [1, 2, 3, 4]
+    assert list(given) == [(str(index), index) for index in range(1, 5)]
 
 
 def test_an_error_comes_after_the_portions_before_it() -> None:
     def portions() -> Any:
-        yield torch.tensor(0)
-        yield torch.tensor(1)
+        yield "a", torch.tensor(0)
+        yield "b", torch.tensor(1)
         raise UserError("broken")
 
     given = in_order(portions(), lambda portion: lambda: portion, ahead=3)
-    assert [next(given).item(), next(given).item()] == [0, 1]
+    assert [next(given), next(given)] == [("a", 0), ("b", 1)]
     with pytest.raises(UserError, match="broken"):
         next(given)

@@ -50,11 +50,14 @@ def test_logits_are_those_of_every_sample_alone(make: Any, views: Tensor, method
 
 @pytest.mark.parametrize("method", IMAGE_METHODS)
 @pytest.mark.parametrize("together", [2, 3, 10])
-def test_mapping_over_samples_changes_nothing(make: Any, views: Tensor, method: str, together: int) -> None:
+def test_mapping_over_samples_changes_nothing(
+    make: Any, views: Tensor, monkeypatch: pytest.MonkeyPatch, method: str, together: int
+) -> None:
+    monkeypatch.setattr(per_sample, "samples_together", lambda _: together)
     posterior = make(method)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # something could not be mapped
-        mapped = posterior.sample_logits(views, together)
+        mapped = posterior.sample_logits(views)
     torch.testing.assert_close(mapped.softmax(-1), one_by_one(posterior, views).softmax(-1), atol=1e-5, rtol=1e-5)
 
 
@@ -139,13 +142,10 @@ def test_methods_with_passes_worth_mapping_are_those_tested_above(make: Any, vie
 def test_groups_fit_into_the_memory_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     states = States(torch.zeros(5, 10, 8), torch.zeros(5, dtype=torch.long))
     bytes_of_one = 5 * 10 * 8 * 4 * per_sample.WORKING_COPIES
-    monkeypatch.setattr(per_sample, "MAPPED_BYTES", 3 * bytes_of_one + 1)
-    assert per_sample.room_for(states) == 3
-    monkeypatch.setattr(per_sample, "MAPPED_BYTES", bytes_of_one // 2)
-    assert per_sample.room_for(states) == 1
     on_gpu = States(torch.zeros(5, 10, 8, device="meta"), torch.zeros(5, dtype=torch.long))
-    monkeypatch.setattr(per_sample, "MAPPED_BYTES", 3 * bytes_of_one)
-    assert per_sample.samples_together(on_gpu) == 3
+    for allowed, samples in ((bytes_of_one // 2, 1), (3 * bytes_of_one, 3), (3 * bytes_of_one + 1, 3)):
+        monkeypatch.setattr(per_sample, "MAPPED_BYTES", allowed)
+        assert per_sample.samples_together(on_gpu) == samples
     assert per_sample.samples_together(states) == per_sample.samples_together(torch.zeros(5, 8, device="meta")) == 1
 
 
@@ -182,10 +182,10 @@ def test_clouds_are_the_features_where_the_method_repels(
     make: Any, views: Tensor, method: str, shape: tuple[int, ...]
 ) -> None:
     posterior = make(method)
-    clouds = posterior.sample_clouds(views)
+    clouds, answers = posterior.passes.clouds(views, posterior.learner.repels_in, "probabilities")
     assert clouds.shape == shape
     images = posterior.learner.encoder.preprocessing.normalize(views)
     with torch.no_grad():
         output = holding(posterior, 1)(images)
     torch.testing.assert_close(clouds[1], output.cloud(posterior.learner.repels_in))
-    assert posterior.sample_clouds(views, "probabilities").shape == (3, 7, 4)
+    assert answers.shape == (3, 7, 4)

@@ -31,13 +31,6 @@ def test_weights_may_be_numbers_of_any_type(make: Any, views: Tensor, given: Any
     assert posterior.predict(views).mutual_information.shape == (7,)
 
 
-def test_views_and_raw_images_agree(make: Any, views: Tensor) -> None:
-    posterior = make("coop")
-    array = views.permute(0, 2, 3, 1).numpy()
-    assert torch.equal(posterior.predict(array).probabilities, posterior.predict_views(views).probabilities)
-    assert np.array_equal(array.shape, (7, 16, 16, 3))
-
-
 def test_other_class_names_and_template_at_predict_time(make: Any, views: Tensor) -> None:
     posterior = make("zero-shot", 1)
     others = ["green fish", "car"]
@@ -68,7 +61,7 @@ def test_a_threshold_belongs_to_its_class_names_averaging_and_template(make: Any
         posterior.predict(views, average="logits"),
         posterior.predict(views, class_names=["green fish", "car"]),
         posterior.predict(views, template="a photo of a {}."),
-        posterior.predict(views, transfer=True),
+        posterior.bind(posterior.class_names, transfer=True).predict(views),
     ):
         with pytest.raises(UserError, match="no threshold was chosen"):
             prediction.unsure()
@@ -82,8 +75,6 @@ def test_a_posterior_without_samples_is_refused(make: Any) -> None:
         Posterior.of(make("coop").learner, [], {})
 
 
-def test_a_method_without_features_of_its_own_names_the_choice(make: Any, views: Tensor) -> None:
-    with pytest.raises(UserError, match="name a space"):
-        make("zero-shot", 1).sample_clouds(views)
+def test_an_unknown_feature_space_is_refused(make: Any, views: Tensor) -> None:
     with pytest.raises(UserError, match="unknown feature space"):
-        make("coop").sample_clouds(views, "imag")
+        make("coop").passes.clouds(views, "imag")

@@ -62,14 +62,6 @@ def test_disagreement_is_the_probability_that_two_drawn_samples_differ() -> None
     assert prediction.disagreement.max() > 0.5
 
 
-def test_samples_that_agree_carry_no_mutual_information() -> None:
-    same = random_logits(1).expand(4, -1, -1)
-    prediction = predicted(same, torch.full((4,), 0.25), CLASSES, ["x"] * 30)
-    assert prediction.mutual_information.max() < 1e-5
-    assert prediction.disagreement.max() < 1e-6
-    torch.testing.assert_close(prediction.predictive_entropy, prediction.expected_entropy)
-
-
 def brute_interval(values: list[float], weights: list[float], level: float) -> tuple[float, float]:
     tail = (1 - level) / 2 - 1e-6
     low = min(v for v in values if sum(w for x, w in zip(values, weights, strict=True) if x <= v) >= tail)

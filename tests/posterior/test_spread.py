@@ -19,9 +19,9 @@ def work(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     given: list[tuple[int, int, int]] = []
     original = Passes.begin
 
-    def counted(self: Passes, views: Tensor, together: int | None = None) -> Any:
+    def counted(self: Passes, views: Tensor) -> Any:
         given.append((self.count, len(views), threading.get_ident()))
-        return original(self, views, together)
+        return original(self, views)
 
     monkeypatch.setattr(Passes, "begin", counted)
     return given
@@ -38,12 +38,12 @@ def test_several_devices_give_the_numbers_of_one(make: Any, method: str, images:
     torch.testing.assert_close(spread.sample_logits(iter(portions)), expected, atol=1e-5, rtol=1e-5)
     names = ["green fish", "car"]
     others = spread.bind(names)
-    assert others.passes.device_count == 3
+    assert others.device_count == 3
     torch.testing.assert_close(
         others.sample_logits(views), posterior.bind(names).sample_logits(views), atol=1e-5, rtol=1e-5
     )
     assert torch.equal(spread.to("cpu").sample_logits(views), expected)
-    assert spread.to("cpu").passes.device_count == 1
+    assert spread.to("cpu").device_count == 1
 
 
 def test_many_images_are_split_and_for_few_the_samples_are(make: Any, work: list[tuple[int, int, int]]) -> None:

@@ -31,16 +31,6 @@ def likelihood(weights: np.ndarray, log_probabilities: Tensor, labels: Tensor) -
     return float(np.log(weights @ p).mean())
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_two_weights_equal_the_best_of_a_grid(seed: int) -> None:
-    data = held_out(2, seed)
-    grid = np.linspace(0, 1, 10_001)
-    best = max(grid, key=lambda share: likelihood(np.array([share, 1 - share]), *data))
-    weights = stacking_weights(*data, prior=0)
-    assert weights[0].item() == pytest.approx(best, abs=2e-3)
-    assert likelihood(weights.double().numpy(), *data) >= likelihood(np.array([best, 1 - best]), *data) - 1e-6
-
-
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_three_weights_equal_a_general_solver(seed: int) -> None:
     data = held_out(3, seed)
@@ -120,13 +110,6 @@ def test_weights_that_were_replaced_are_kept_on_disk(make: Any, views: Tensor, t
     assert torch.equal(undone.weights, posterior.weights)
     assert [each.replaced_by for each in undone.earlier_weights] == [earlier.replaced_by, "uniform weights"]
     assert undone.with_uniform_weights() is undone
-
-
-def test_weights_are_weights() -> None:
-    weights = stacking_weights(*held_out(6))
-    assert weights.dtype == torch.float32
-    assert weights.min() >= 0
-    assert weights.sum().item() == pytest.approx(1, abs=1e-6)
 
 
 def test_samples_that_are_alike_stay_uniform_and_impossible_images_say_nothing() -> None:

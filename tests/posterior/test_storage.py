@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import small_clip
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save, save_file
 
 from rebapl.backbones import DualEncoder
@@ -127,16 +126,7 @@ def test_only_learned_parameters_are_stored(make: Any, tmp_path: Path) -> None:
     assert (folder / "samples.safetensors").stat().st_size < 4 * 3 * 4 * 64 + 500
 
 
-@pytest.mark.parametrize("refused", [False, True])
-def test_the_file_of_samples_is_the_same_however_it_is_written(
-    make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
-) -> None:
-    def refuse(_: object, path: Path) -> None:
-        path.write_bytes(b"half")
-        raise SafetensorError("I/O error")
-
-    if refused:
-        monkeypatch.setattr("rebapl.posterior.storage.save_file", refuse)
+def test_the_file_of_samples_is_that_of_safetensors(make: Any, tmp_path: Path) -> None:
     posterior = make("mmrl")
     folder, content = save_posterior(posterior, tmp_path / "p"), save(dict(posterior.samples))
     assert (folder / "samples.safetensors").read_bytes() == content
@@ -224,11 +214,11 @@ def test_an_edited_manifest_is_refused(saved: Path, encoder: DualEncoder, key: s
 def test_missing_and_mistyped_entries_are_named(saved: Path, encoder: DualEncoder, key: str) -> None:
     kept = (saved / "posterior.json").read_text()
     edit(saved, lambda manifest: manifest.pop(key))
-    with pytest.raises(UserError, match=f"it has no '{key}'; train the posterior again"):
+    with pytest.raises(UserError, match=f": {key} is missing.*; train the posterior again"):
         load_posterior(saved, encoder)
     (saved / "posterior.json").write_text(kept)
     edit(saved, lambda manifest: manifest.update({key: True}))
-    with pytest.raises(UserError, match=f"'{key}' is True"):
+    with pytest.raises(UserError, match=f": {key} is True"):
         load_posterior(saved, encoder)
 
 
@@ -242,22 +232,22 @@ def test_missing_and_mistyped_entries_are_named(saved: Path, encoder: DualEncode
         ({"weights": [0.5, 0.5, 0.5]}, "sum to one"),
         ({"weights": [1.5, -0.5, 0.0]}, "not negative"),
         ({"weights": [float("nan"), 0.5, 0.5]}, "finite"),
-        ({"weights": []}, "'weights' is \\[\\]"),
-        ({"weights": ["a", "b", "c"]}, "'weights.0' is"),
+        ({"weights": []}, "weights: .* sum to one"),
+        ({"weights": ["a", "b", "c"]}, "weights is 'a': it must be a number"),
         ({"weights": [0.5, 0.5]}, "does not hold 2 samples of method 'coop'"),
-        ({"class_names": []}, "'class_names' is"),
-        ({"class_names": [1, 2]}, "'class_names.0' is 1"),
-        ({"backbone": {"name": "small"}}, "it has no 'backbone.sha256'"),
+        ({"class_names": []}, "class_names is"),
+        ({"class_names": [1, 2]}, "class_names is 1: it must be text"),
+        ({"backbone": {"name": "small"}}, "backbone.sha256 is missing"),
         ({"backbone": {"name": "small", "sha256": "0" * 64}}, "trained on backbone 'small' .000000000000"),
         ({"method": "cop"}, "unknown method 'cop'.*install the package or import the module that registers"),
         ({"method_settings": {"tokenz": 1}}, "tokenz"),
         ({"method_settings": {"tokens": "four"}}, "cannot be used by this version"),
         ({"template": "no place"}, "template"),
-        ({"inference": {"average": "median"}}, "'inference.average' is 'median'.*train the posterior again"),
-        ({"inference": {"average": 3}}, "'inference.average' is 3"),
+        ({"inference": {"average": "median"}}, "inference.average is 'median'.*train the posterior again"),
+        ({"inference": {"average": 3}}, "inference.average is 3"),
         ({"class_names": ["\ud800"]}, "class name 0 .* is not valid Unicode"),
-        ({"method": "cocoop", "method_settings": {}}, "'expand.bias' has shape none"),
-        ({"threshold": {"by": "entropy"}}, "it has no 'threshold.value'"),
+        ({"method": "cocoop", "method_settings": {}}, "'expand.bias' has shape"),
+        ({"threshold": {"by": "entropy"}}, "threshold.value is missing"),
         ({"samples_sha256": "0" * 64}, "truncated or edited"),
     ],
 )
@@ -270,27 +260,25 @@ def test_a_manifest_that_contradicts_itself_is_refused(
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("part", "change"),
     [
-        {"by": "entropie"},
-        {"value": "low"},
-        {"value": float("nan")},
-        {"coverage": 2.0},
-        {"images": None},
-        {"class_names": 3},
-        {"extra": 1},
+        ("threshold", {"by": "entropie"}),
+        ("threshold", {"value": "low"}),
+        ("threshold", {"value": float("nan")}),
+        ("threshold", {"coverage": 2.0}),
+        ("threshold", {"images": None}),
+        ("threshold", {"class_names": 3}),
+        ("threshold", {"extra": 1}),
+        ("conformal", {"level": float("nan")}),
+        ("conformal", {"level": 1.5}),
+        ("conformal", {"quantile": None}),
     ],
 )
-def test_a_threshold_that_makes_no_sense_is_refused(saved: Path, encoder: DualEncoder, change: dict) -> None:
-    edit(saved, lambda manifest: manifest["threshold"].update(change))
-    with pytest.raises(UserError, match="does not describe a posterior: 'threshold"):
-        load_posterior(saved, encoder)
-
-
-@pytest.mark.parametrize("change", [{"level": float("nan")}, {"level": 1.5}, {"quantile": None}])
-def test_prediction_sets_that_make_no_sense_are_refused(saved: Path, encoder: DualEncoder, change: dict) -> None:
-    edit(saved, lambda manifest: manifest["conformal"].update(change))
-    with pytest.raises(UserError, match="does not describe a posterior: 'conformal"):
+def test_a_threshold_or_sets_that_make_no_sense_are_refused(
+    saved: Path, encoder: DualEncoder, part: str, change: dict
+) -> None:
+    edit(saved, lambda manifest: manifest[part].update(change))
+    with pytest.raises(UserError, match=f"does not describe a posterior: {part}"):
         load_posterior(saved, encoder)
 
 
@@ -301,19 +289,11 @@ def test_a_manifest_of_a_version_without_prediction_sets_is_read(saved: Path, en
     assert loaded.threshold is not None
 
 
-@pytest.mark.parametrize("kept", [0, 10, 200, -1])
-def test_truncated_samples_are_refused(saved: Path, encoder: DualEncoder, kept: int) -> None:
+@pytest.mark.parametrize("kept", [0, 10, 200, -1, None], ids=lambda kept: kept if kept is not None else "a bit")
+def test_truncated_samples_and_one_changed_bit_are_refused(saved: Path, encoder: DualEncoder, kept: int | None) -> None:
     path = saved / "samples.safetensors"
-    path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(UserError, match="truncated or edited"):
-        load_posterior(saved, encoder)
-
-
-def test_one_changed_bit_is_refused(saved: Path, encoder: DualEncoder) -> None:
-    path = saved / "samples.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]) if kept is None else content[:kept])
     with pytest.raises(UserError, match="truncated or edited"):
         load_posterior(saved, encoder)
 
@@ -336,7 +316,7 @@ def test_samples_that_cannot_be_used_are_refused(saved: Path, encoder: DualEncod
     if kind == "garbage":
         path.write_bytes(b"x" * 100)
     resign(saved)
-    message = {"garbage": "cannot be read", "extra": "'more' has shape"}.get(kind, "not float32 or .*not finite")
+    message = {"garbage": "cannot be read", "extra": "'more' has shape"}.get(kind, "finite numbers in float32")
     with pytest.raises(UserError, match=message):
         load_posterior(saved, encoder)
 
@@ -381,9 +361,7 @@ def test_saving_replaces_whole_or_not_at_all(
 
     def fail_second(path: Path, target: Path) -> Path:
         moves.append(path)
-        if (
-            len(moves) == 4
-        ):  # the manifest, the new folder beside its place, the old one away, the new one into its place
+        if len(moves) == 5:  # two files, the new folder beside its place, the old one away, the new one into its place
             raise OSError("interrupted")
         return replace(path, target)
 

@@ -71,14 +71,22 @@ def test_seeds_are_averaged_and_data_sets_too(tmp_path: Path) -> None:
     assert numbers(other.rows[-1])[2] == pytest.approx(statistics.fmean(of_each))
 
 
-def test_runs_with_fitted_weights_are_not_averaged_with_others(tmp_path: Path) -> None:
-    weights = {1: [0.5, 0.5], 2: [0.5, 0.5], 3: [0.9, 0.1]}
-    for seed, given in weights.items():
-        out = store(tmp_path, CONFIG.changed(seed=seed), base=60.0, novel=60.0)
-        results = json.loads((out / "results.json").read_text())
-        (out / "results.json").write_text(json.dumps({**results, "weights": given}))
-    (table,) = tables(tmp_path)
-    assert [(row[3], row[-1]) for row in table.rows] == [("", "1, 2"), ("fitted weights", "3")]
+def test_runs_that_were_scored_in_another_way_are_not_averaged_with_others(tmp_path: Path) -> None:
+    """With fitted weights, or on another split file of a target."""
+    cross = CONFIG.changed(protocol="cross-dataset", targets=("eurosat",))
+    for config, seed, change in (
+        (CONFIG, 1, {"weights": [0.5, 0.5]}),
+        (CONFIG, 2, {"weights": [0.9, 0.1]}),
+        (cross, 1, {}),
+        (cross, 2, {"split": "few.json"}),
+    ):
+        parts = {"base": 60.0, "novel": 60.0} if config is CONFIG else {"test": 90.0, "eurosat": 50.0}
+        path = store(tmp_path, config.changed(seed=seed), **parts) / "results.json"
+        results = json.loads(path.read_text())
+        (results["parts"]["eurosat"] if "split" in change else results).update(change)
+        path.write_text(json.dumps(results))
+    told = [[(row[3], row[-1]) for row in table.rows] for table in tables(tmp_path)]
+    assert told == [[("", "1"), ("fitted weights", "2")], [("", "1"), ("eurosat=few.json", "2")]]
     assert "fitted weights" in long_list(find_runs([tmp_path]).runs)
 
 
@@ -88,20 +96,6 @@ def test_an_average_is_over_the_seeds_that_all_data_sets_have(tmp_path: Path) ->
     (table,) = tables(tmp_path)
     assert (table.rows[-1][0], table.rows[-1][-1]) == ("average", "2")
     assert numbers(table.rows[-1])[0] == 62.0
-
-
-def test_the_best_of_a_data_set_is_marked(tmp_path: Path) -> None:
-    store(tmp_path, CONFIG, base=80.0, novel=60.0)
-    store(tmp_path, CONFIG.changed(inference="mle"), base=70.0, novel=65.0)
-    store(tmp_path, CONFIG.changed(data="shapes"), base=99.0, novel=99.0)
-    (table,) = tables(tmp_path)
-    base, novel, nll = (
-        {row[0] + row[2]: cell.best for row in table.rows[:3] if isinstance(cell := row[column], Cell)}
-        for column in (3, 4, 6)
-    )
-    assert base == {"digitsrebapl": True, "digitsmle": False, "shapesrebapl": False}
-    assert novel == {"digitsrebapl": False, "digitsmle": True, "shapesrebapl": False}
-    assert nll == {"digitsrebapl": False, "digitsmle": True, "shapesrebapl": False}, "the lower the better"
 
 
 def test_runs_that_differ_in_a_setting_are_not_averaged_and_say_so(tmp_path: Path) -> None:
@@ -137,17 +131,6 @@ def test_transfers_have_a_column_per_target_and_their_average(tmp_path: Path) ->
     assert numbers(first.rows[0]) == [88.0, 0.88, 5.0, 3.0]
     assert second.columns[3:7] == ["source ↑", "shapes ↑", "letters ↑", "average ↑"]
     assert numbers(second.rows[0])[:4] == [90.0, 50.0, 40.0, 45.0]
-
-
-def test_targets_of_other_split_files_are_not_averaged(tmp_path: Path) -> None:
-    for seed, split in ((1, None), (2, "few.json")):
-        cross = CONFIG.changed(seed=seed, protocol="cross-dataset", targets=("eurosat",))
-        path = store(tmp_path, cross, test=90.0, eurosat=50.0) / "results.json"
-        results = json.loads(path.read_text())
-        results["parts"]["eurosat"]["split"] = split
-        path.write_text(json.dumps(results))
-    (table,) = tables(tmp_path)
-    assert [row[3] for row in table.rows] == ["", "eurosat=few.json"]
 
 
 def test_unfinished_runs_are_named(tmp_path: Path) -> None:

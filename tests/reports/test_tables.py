@@ -2,11 +2,11 @@
 
 import csv
 import io
-import statistics
 
 import pytest
 from rich.console import Console
 
+from rebapl.reports.html import PAGES
 from rebapl.reports.tables import Cell, Table, latex
 
 TABLE = Table(
@@ -28,15 +28,6 @@ def shown(table: Table) -> str:
     console = Console(width=200, file=io.StringIO(), no_color=True)
     console.print(table.to_rich())
     return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_over_seeds_is_the_mean_and_the_deviation_of_a_sample() -> None:
-    values = [80.0, 82.5, 83.1]
-    cell = Cell.over(values)
-    assert cell.value == pytest.approx(sum(values) / 3)
-    assert cell.std == pytest.approx(statistics.stdev(values))
-    assert Cell.over([80.0]).std is None
-    assert str(Cell.over([])) == "–"
 
 
 def test_csv_is_unrounded_and_says_every_row_in_full() -> None:
@@ -90,22 +81,18 @@ def test_rows_that_do_not_fit_are_refused() -> None:
         Table("t", ["a", "b"], [], groups=[("x", 3)])
 
 
-def test_written_files(tmp_path) -> None:
-    assert [path.name for path in TABLE.write(tmp_path, "t")] == ["t.md", "t.csv", "t.tex"]
-    assert (tmp_path / "t.csv").read_text() == TABLE.to_csv()
-
-
 def test_html_has_intervals_shades_and_signs_and_is_escaped() -> None:
     evil = "<b>&"
     gain, loss = Cell(1.0, signed=True, best=True), Cell(-1.0, signed=True, notes=(evil,))
     rows: list[list[Cell | str]] = [[evil, Cell(80.0, interval=(70.0, 90.0)), gain], [evil, Cell(None), loss]]
-    page = Table(evil, [evil, "accuracy", "Δ"], rows).to_html()
+    in_html = PAGES.get_template("table.html").module.table
+    page = in_html(Table(evil, [evil, "accuracy", "Δ"], rows))
     assert evil not in page
     assert "80.00<small>70.00 – 90.00</small>" in page
     assert "<strong>+1.00</strong>" in page
     assert "-1.00<sup>[1]</sup>" in page
     assert '<p class="notes">[1] &lt;b&gt;&amp;</p>' in page
-    heat = Table("h", ["true", "a"], [["a", Cell(3.0, digits=0, share=0.9)], ["b", Cell(None, share=0.0)]]).to_html()
+    heat = in_html(Table("h", ["true", "a"], [["a", Cell(3.0, digits=0, share=0.9)], ["b", Cell(None, share=0.0)]]))
     assert '<td class="half full" style="--v:0.900">3</td>' in heat
     assert '<td style="--v:0.000"></td>' in heat
     assert '<table class="heat">' in heat

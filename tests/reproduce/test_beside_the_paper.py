@@ -31,25 +31,25 @@ def invent(runs: Path, config: RunConfig, parts: dict[str, float]) -> None:
     write_json(run_folder(config, runs) / RESULTS, {**results, "seconds": {"training": 100.0}, "device": "a machine"})
 
 
-def table_of(output: Product, name: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(output.tables[name].to_csv())))
+def table_of(output: Product) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(output.table.to_csv())))
 
 
 def invented_base_novel(suite: Suite, runs: Path) -> None:
     """The paper's base and novel accuracies, with 1.5 points more, and a point more or less by seed."""
     for data in suite.data:
-        for choice in suite.choices():
+        for row in suite.rows():
             for seed in suite.seeds:
-                base, novel = (quote("table1", choice.label, part, data).value or 0.0 for part in ("base", "novel"))
+                base, novel = (quote("table1", row.label, part, data).value or 0.0 for part in ("base", "novel"))
                 more = SHIFT + seed - 2
-                invent(runs, suite.config(data, choice, seed), {"base": base + more, "novel": novel + more})
+                invent(runs, suite.config(data, row, seed), {"base": base + more, "novel": novel + more})
 
 
 def test_differences_deviations_gains_and_slips_of_the_first_table(tmp_path: Path) -> None:
     suite = replace(PAPER, methods=("promptsrc", "maple"))
     invented_base_novel(suite, tmp_path)
     output = PAPER_TARGETS["table1"].make(Context(suite, tmp_path))
-    table = table_of(output, "table1")
+    table = table_of(output)
     assert len(table) == 12 * 4, "eleven data sets and the average; two methods, ReBaPL and Δ"
     for row in table:
         if row["data set"] != "Average" and row["method"] != "Δ":
@@ -80,7 +80,7 @@ def test_both_conventions_of_the_harmonic_mean(tmp_path: Path) -> None:
         output = PAPER_TARGETS["table1"].make(Context(suite, tmp_path, hm=convention))
         stored = output.data["scores"]["coop"]["average"][0]
         assert {name: stored[f"hm {name}"] for name in expected} == pytest.approx(expected), "both are stored"
-        first = table_of(output, "table1")[0]
+        first = table_of(output)[0]
         assert first["data set"] == "Average"
         assert float(first["HM ours"]) == pytest.approx(value)
         assert "these data sets" in first["notes"], "the paper's average is of the same two"
@@ -91,11 +91,11 @@ def test_both_conventions_of_the_harmonic_mean(tmp_path: Path) -> None:
 def test_transfers_beside_the_paper(tmp_path: Path, name: str, protocol: str) -> None:
     suite = replace(PAPER, seeds=(1,))
     targets = suite.cross if name == "table2" else suite.shifted
-    for choice in suite.choices(["promptsrc", "maple", "mmrl"]):
-        parts = {target: quote(name, choice.label, "accuracy", target).value + SHIFT for target in targets}
-        parts["test"] = quote(name, choice.label, "accuracy", "imagenet").value + SHIFT
-        invent(tmp_path, suite.config("imagenet", choice, 1, protocol), parts)
-    table = table_of(PAPER_TARGETS[name].make(Context(suite, tmp_path)), name)
+    for row in suite.rows(["promptsrc", "maple", "mmrl"]):
+        parts = {target: quote(name, row.label, "accuracy", target).value + SHIFT for target in targets}
+        parts["test"] = quote(name, row.label, "accuracy", "imagenet").value + SHIFT
+        invent(tmp_path, suite.config("imagenet", row, 1, protocol), parts)
+    table = table_of(PAPER_TARGETS[name].make(Context(suite, tmp_path)))
     assert len(table) == (len(targets) + 2) * 7
     for row in table:
         if row["method"] == "Δ":
@@ -109,21 +109,21 @@ def test_times_beside_the_paper(tmp_path: Path) -> None:
     for config in PAPER_TARGETS["efficiency"].runs(suite):
         invent(tmp_path, config, {"base": 1.0, "novel": 1.0})
     output = PAPER_TARGETS["efficiency"].make(Context(suite, tmp_path))
-    table = table_of(output, "efficiency")
+    table = table_of(output)
     as_many = table[-3]
     assert (as_many["epochs"], as_many["batch"], as_many["seconds paper"]) == ("15", "1", "640")
     assert as_many["steps"] == table[-1]["steps"]
     assert table[-1]["seconds paper"] == "654"
-    assert any("cannot be reconciled with its 10m54s" in note for note in output.tables["efficiency"].notes)
+    assert any("cannot be reconciled with its 10m54s" in note for note in output.table.notes)
 
 
 def invented_averages(suite: Suite, runs: Path, gain: float) -> None:
-    """MaPLe as in the paper, and ReBaPL on it so many points better in both parts."""
+    """MaPLe as in the paper, and ReBaPL on it better by `gain` points in both parts."""
     for data in suite.data:
-        for choice in suite.choices():
-            more = gain if "rebapl" in choice.label else 0.0
-            for seed in suite.seeds_of(choice):
-                invent(runs, suite.config(data, choice, seed), {"base": 80.0 + more, "novel": 70.0 + more})
+        for row in suite.rows():
+            more = gain if "rebapl" in row.label else 0.0
+            for seed in suite.seeds_of(row):
+                invent(runs, suite.config(data, row, seed), {"base": 80.0 + more, "novel": 70.0 + more})
 
 
 @pytest.mark.parametrize("gain", [-1.0, 1.0])
@@ -148,14 +148,14 @@ def test_zero_shot_is_one_run_without_a_deviation(tmp_path: Path) -> None:
     invented_averages(suite, tmp_path, 1.0)
     assert Counter(config.method for config in PAPER_TARGETS["table1"].runs(suite)) == {"zero-shot": 3, "maple": 12}
     output = PAPER_TARGETS["table1"].make(Context(suite, tmp_path))
-    clip, maple, *_ = table_of(output, "table1")
+    clip, maple, *_ = table_of(output)
     assert (clip["base ours"], clip["base ours std"], maple["base ours std"]) == ("80.0", "", "0.0")
-    assert any("Nothing is random in CLIP: one run." in note for note in output.tables["table1"].notes)
+    assert any("Nothing is random in CLIP: one run." in note for note in output.table.notes)
 
 
 def test_the_paper_s_latency_of_maple_stands_beside_that_of_rebapl(tmp_path: Path) -> None:
     suite = replace(TINY, compared=True)
-    table = table_of(PAPER_TARGETS["latency"].make(Context(suite, tmp_path, devices=["cpu"])), "latency")
+    table = table_of(PAPER_TARGETS["latency"].make(Context(suite, tmp_path, devices=["cpu"])))
     beside = [(row["C"], row["spread paper"]) for row in table]
     assert beside == [("MaPLe", "242.33"), ("1", "242.39"), ("3", "276.5")]
 
@@ -170,7 +170,7 @@ def test_a_table_of_one_s_own_is_one_entry(tmp_path: Path, capsys: pytest.Captur
     for config in table.runs(MINI):
         temperature = config.inference_settings["sampler.temperature"]
         invent(tmp_path, config, {"base": 80.0 + temperature, "novel": 60.0 + config.seed})
-    made = table_of(table.make(Context(MINI, tmp_path)), "temperature")
+    made = table_of(table.make(Context(MINI, tmp_path)))
     assert [(row["data set"], row["T"]) for row in made] == [
         (data, temperature) for data in ("Average", *MINI.data) for temperature in ("0.1", "1.0")
     ]

@@ -9,13 +9,13 @@ from PIL import Image
 from rebapl.reports.figures import base_novel_figure
 from rebapl.reports.results import MethodScores, base_novel_markdown
 from rebapl.reproduce import demo
-from rebapl.reproduce.suites import Choice
+from rebapl.reproduce.suites import TableRow
 
 
 def test_the_demo_leaves_a_table_a_figure_and_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "SHOTS", 2)
     monkeypatch.setattr(demo, "TEST_IMAGES", 20)
-    selection = (demo.SELECTION[0], Choice("maple · rebapl", "maple", "rebapl", {"epochs": 1}))
+    selection = (demo.SELECTION[0], TableRow("maple · rebapl", "maple", "rebapl", {"epochs": 1}))
     bars: dict[str, int] = {}
 
     def bar(title: str):

@@ -16,7 +16,7 @@ from rebapl.data.batches import LabelledImages
 from rebapl.posterior import load_posterior
 from rebapl.reproduce.make import make_target, page
 from rebapl.reproduce.paper_table import Context
-from rebapl.reproduce.suites import Choice, Suite
+from rebapl.reproduce.suites import Suite, TableRow
 from rebapl.reproduce.targets import PAPER_TARGETS, PREFIXES
 from rebapl.repulsion import DISTANCES, Stored, register_distance
 from rebapl.runs.folder import run_folder
@@ -34,10 +34,9 @@ def made(names: str, folder: Path, suite: Suite) -> Context:
     for name in names.split():
         output = make_target(PAPER_TARGETS[name], context, folder / "out")
         record = json.loads((folder / "out" / f"{name}.json").read_text())
-        assert record["tables"], name
-        for table in output.tables:
-            assert (folder / "out" / f"{table}.tex").exists()
-            assert output.tables[table].title in (folder / "out" / "README.md").read_text()
+        assert record["target"] == name
+        assert (folder / "out" / f"{name}.tex").exists()
+        assert output.table.title in (folder / "out" / "README.md").read_text()
         for figure in output.figures:
             assert Image.open(folder / "out" / f"{figure}.png").size[0] > 500
             assert (folder / "out" / f"{figure}.pdf").stat().st_size > 1000
@@ -50,21 +49,22 @@ def rows(folder: Path, name: str) -> list[dict[str, str]]:
 
 
 def stored(context: Context, label: str, protocol: str = "base-to-novel") -> dict[str, float]:
-    """The accuracies in the results of the run of a choice, read as a person would."""
-    (choice,) = [choice for choice in context.suite.choices() if choice.label == label]
-    folder = run_folder(context.suite.config("digits", choice, 1, protocol), context.runs)
+    """The accuracies in the results of the run of a row, read as a person would."""
+    (row,) = [row for row in context.suite.rows() if row.label == label]
+    folder = run_folder(context.suite.config("digits", row, 1, protocol), context.runs)
     parts = json.loads((folder / "results.json").read_text())["parts"]
     return {name: part["accuracy"] for name, part in parts.items()}
 
 
-def mean_distance(context: Context, choice: Choice) -> float:
+def mean_distance(context: Context, row: TableRow) -> float:
     """The mean W₂ between the samples of a run, from its stored samples and by POT's solver of optimal transport."""
-    config = context.suite.config("digits", choice, 1)
+    config = context.suite.config("digits", row, 1)
     posterior = load_posterior(run_folder(config, context.runs))
     part = config.task().tests["base"]
     views = LabelledImages(part.dataset, part.items).views(posterior.learner.encoder.preprocessing)
-    clouds = posterior.bind(part.class_names).sample_clouds(views).double().numpy()
-    pairs = [ot.emd2([], [], ot.dist(one, other)) ** 0.5 for one, other in itertools.combinations(clouds, 2)]
+    (clouds,) = posterior.bind(part.class_names).passes.clouds(views, posterior.learner.repels_in)
+    each = clouds.double().numpy()
+    pairs = [ot.emd2([], [], ot.dist(one, other)) ** 0.5 for one, other in itertools.combinations(each, 2)]
     return sum(pairs) / len(pairs)
 
 
@@ -92,7 +92,7 @@ def test_base_to_novel_and_what_shares_its_runs(tiny: Suite, tmp_path: Path) -> 
     spread = {row["MaPLe + ReBaPL"]: float(row["mean Wasserstein-2"]) for row in rows(tmp_path, "diversity")}
     assert spread == {
         "with repulsion": pytest.approx(mean_distance(context, tiny.rebapl("maple"))),
-        "without repulsion": pytest.approx(mean_distance(context, tiny.rebapl("maple", repulsion=None))),
+        "without repulsion": pytest.approx(mean_distance(context, tiny.rebapl("maple", settings={"repulsion": None}))),
     }
     assert spread["with repulsion"] != pytest.approx(spread["without repulsion"], rel=1e-3), "two runs, not one"
     times = rows(tmp_path, "efficiency")
@@ -121,11 +121,11 @@ def test_transfers_train_once_and_show_every_target(tiny: Suite, tmp_path: Path)
 
 def test_a_long_chain_answers_for_every_shorter_one(tiny: Suite, tmp_path: Path) -> None:
     context = made("cycles", tmp_path, tiny)
-    long = tiny.config("digits", tiny.rebapl("maple", cycles=3), 1)
+    long = tiny.config("digits", tiny.rebapl("maple", settings={"cycles": 3}), 1)
     table = {row["C"]: row for row in rows(tmp_path, "cycles")}
     for count in (1, 2, 3):
         alone = {"repulsion": None} if count == 1 else {}  # there is nothing yet to keep away from
-        config = tiny.config("digits", tiny.rebapl("maple", cycles=count, **alone), 1)
+        config = tiny.config("digits", tiny.rebapl("maple", settings={"cycles": count, **alone}), 1)
         short = run(config, runs=context.runs, device="cpu")
         parts = json.loads((short / "results.json").read_text())["parts"]
         detail = json.loads((run_folder(long, context.runs) / PREFIXES).read_text())["cycles"][str(count)]
@@ -167,7 +167,7 @@ def test_distances_from_outside_are_timed_and_drawn(
         register_distance(name)(mean_shift)
     context = Context(tiny, tmp_path, devices=["cpu"])
     product = PAPER_TARGETS["overhead"].make(context)
-    assert {row[0] for row in product.tables["overhead"].rows} >= {"MMD", "mean-shift", "another"}
+    assert {row[0] for row in product.table.rows} >= {"MMD", "mean-shift", "another"}
     (axes,) = product.figures["overhead"].axes
     ours = {bars.get_label(): bars.lines[0] for bars in axes.containers if "paper" not in str(bars.get_label())}
     assert len(ours) == len(DISTANCES)
@@ -197,8 +197,8 @@ def test_plug_and_play_is_the_difference_of_stored_runs(tiny: Suite, tmp_path: P
     assert [row["method"] for row in table] == ["APP", "app + rebapl", "Δ", "vpt", "vpt + rebapl", "Δ"]
     for row, method in ((table[2], "app"), (table[5], "vpt")):
         before, after = (
-            json.loads((run_folder(suite.config("digits", choice, 1), context.runs) / "results.json").read_text())
-            for choice in (Choice(method, method, "mle"), suite.rebapl(method))
+            json.loads((run_folder(suite.config("digits", each, 1), context.runs) / "results.json").read_text())
+            for each in (TableRow(method, method, "mle"), suite.rebapl(method))
         )
         for part in ("base", "novel"):
             gain = after["parts"][part]["accuracy"] - before["parts"][part]["accuracy"]
@@ -212,6 +212,6 @@ def test_plug_and_play_is_the_difference_of_stored_runs(tiny: Suite, tmp_path: P
 def test_finished_work_is_not_done_again(tiny: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suite = replace(tiny, methods=("zero-shot",))
     context = Context(suite, tmp_path / "runs", devices=["cpu"])
-    first = make_target(PAPER_TARGETS["table1"], context, tmp_path / "out").tables["table1"]
+    first = make_target(PAPER_TARGETS["table1"], context, tmp_path / "out").table
     monkeypatch.setattr("rebapl.runs.run._train", lambda *_, **__: pytest.fail("trained again"))
-    assert make_target(PAPER_TARGETS["table1"], context, tmp_path / "out").tables["table1"] == first
+    assert make_target(PAPER_TARGETS["table1"], context, tmp_path / "out").table == first

@@ -11,7 +11,7 @@ from scipy.stats import binomtest, fisher_exact, multivariate_normal
 
 from rebapl.evaluation.scores import proportion_interval
 from rebapl.reports.tables import Cell
-from rebapl.reproduce import toy
+from rebapl.reproduce import toy, toy_figures
 from rebapl.reproduce.paper_table import Context
 from rebapl.reproduce.suites import MINI
 from rebapl.reproduce.targets import PAPER_TARGETS
@@ -46,7 +46,7 @@ def test_the_term_of_the_toy_is_the_package_s_repulsion(strength: float) -> None
     theta, stored = torch.tensor([[-1.1, -0.2]], requires_grad=True), torch.tensor([[-1.5, -0.5]])
     repulsion.remember(weights([stored]))
     repulsion.begin_cycle()
-    terms = [repulsion(weights([theta])), toy.repulsion_term(toy.Setting("", "", strength), theta, stored)]
+    terms = [repulsion(weights([theta])), toy.repulsion_term(toy.Setting("", strength), theta, stored)]
     torch.testing.assert_close(*terms)
     torch.testing.assert_close(*(torch.autograd.grad(term, theta) for term in terms))
 
@@ -87,15 +87,15 @@ def test_wilson_interval_matches_scipy() -> None:
 
 @pytest.fixture(scope="module")
 def drawn() -> tuple[dict[str, Figure], dict[str, torch.Tensor]]:
-    return toy.figures(runs=20)
+    return toy_figures.figures(runs=20)
 
 
 def test_figures_are_saved(drawn: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last stands for all three: the others take seconds to save."""
     asked = []
     figures = dict.fromkeys(drawn[0], [*drawn[0].values()][-1])
-    monkeypatch.setattr(toy, "figures", lambda seed: asked.append(seed) or (figures, drawn[1]))
-    paths = toy.draw_toy(tmp_path, seed=3)
+    monkeypatch.setattr(toy_figures, "figures", lambda seed: asked.append(seed) or (figures, drawn[1]))
+    paths = toy_figures.draw_toy(tmp_path, seed=3)
     assert asked == [3]
     assert {p.name for p in paths} == {
         f"toy_{name}.{kind}" for name in ("fields", "trajectories", "modes") for kind in ("png", "pdf")
@@ -106,14 +106,14 @@ def test_figures_are_saved(drawn: Any, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_target_has_the_figures_and_counts_the_modes(drawn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toy, "figures", lambda: drawn)
+    monkeypatch.setattr(toy_figures, "figures", lambda: drawn)
     product = PAPER_TARGETS["toy"].make(Context(MINI, Path(), devices=["cpu"]))
     assert product.figures == drawn[0]
-    (table,) = product.tables.values()
+    table = product.table
     assert table.notes[0].startswith("20 chains of 10 cycles")
     shares = [[cell.value for cell in row[1:] if isinstance(cell, Cell)] for row in table.rows]
     for setting, (both, neither) in zip(toy.SETTINGS, shares, strict=True):
-        modes = drawn[1][setting.label]
+        modes = drawn[1][setting.name]
         visited = [{0, 1} <= set(chain) for chain in modes.T.tolist()]
         assert both == pytest.approx(100 * np.mean(visited))
         assert neither == pytest.approx(100 * (modes == -1).double().mean().item())

@@ -12,9 +12,9 @@ from scipy.stats import energy_distance, wasserstein_distance
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.repulsion import DISTANCES, Distance, Stored, get_distance, register_distance, sinkhorn, squared_distance
-from rebapl.repulsion.distances import median_squared_distance, squared_distances
-from rebapl.repulsion.sliced import Sliced, with_directions
+from rebapl.repulsion import DISTANCES, Distance, Stored, register_distance, sinkhorn, squared_distance
+from rebapl.repulsion.distances import get_distance, median_squared_distance, squared_distances
+from rebapl.repulsion.wasserstein import Sliced, with_directions
 
 ALL = list(DISTANCES)
 
@@ -207,7 +207,7 @@ def test_order_of_points_does_not_matter(distance: str) -> None:
 
 
 @pytest.mark.parametrize("distance", ALL)
-def test_symdistance_for_equal_length_scales(distance: str) -> None:
+def test_it_is_symmetric_for_equal_length_scales(distance: str) -> None:
     x, y = two_clouds()
     y = x @ torch.linalg.qr(torch.randn(4, 4, dtype=x.dtype, generator=torch.Generator().manual_seed(1)))[0]
     assert squared_distance(x, y, distance).item() == pytest.approx(squared_distance(y, x, distance).item(), rel=1e-9)
@@ -326,18 +326,23 @@ def test_a_new_distance_with_settings_is_one_class() -> None:
         get_distance("shrunk", by="x")
 
 
-def test_bad_input_is_refused_with_what_is_accepted() -> None:
+@pytest.mark.parametrize(
+    ("distance", "settings", "says"),
+    [
+        ("sinkhron", {}, r"did you mean 'sinkhorn'\? Accepted: .*mmd, .*wasserstein"),
+        ("energy", {"bandwidth": 1.0}, r"bandwidth: there is no such setting here\. Accepted: none"),
+        ("mmd", {"bandwidth": -1.0}, "bandwidth is -1.0: it must be above 0"),
+        ("sinkhorn", {"regularisation": 0}, "regularisation is 0: it must be at least 0.05"),
+        ("sliced", {"projections": 0}, "projections is 0: it must be at least 1"),
+    ],
+)
+def test_bad_settings_are_refused(distance: str, settings: dict[str, float], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        squared_distance(*two_clouds(), distance, **settings)
+
+
+def test_clouds_that_do_not_fit_are_refused() -> None:
     x, y = two_clouds()
-    with pytest.raises(UserError, match=r"did you mean 'sinkhorn'\? Accepted: .*mmd, .*wasserstein"):
-        squared_distance(x, y, "sinkhron")
-    with pytest.raises(UserError, match=r"bandwidth: there is no such setting here\. Accepted: none"):
-        squared_distance(x, y, "energy", bandwidth=1.0)
-    with pytest.raises(UserError, match=r"bandwidth is -1\.0: it must be above 0"):
-        squared_distance(x, y, "mmd", bandwidth=-1.0)
-    with pytest.raises(UserError, match=r"regularisation is 0: it must be at least 0\.05"):
-        squared_distance(x, y, "sinkhorn", regularisation=0)
-    with pytest.raises(UserError, match="projections is 0: it must be at least 1"):
-        squared_distance(x, y, "sliced", projections=0)
     with pytest.raises(UserError, match="4 and 3 dimensions"):
         squared_distance(x, y[:, :3])
     with pytest.raises(UserError, match=r"shape \(9, 4, 1\)"):

@@ -115,21 +115,6 @@ def test_samples_a_little_apart_repel_and_those_apart_by_rounding_do_not(points:
     torch.testing.assert_close(repulsion.state["norm"], (0.3 * acts) * repulsion.state["usual"])
 
 
-def test_between_measurements_the_force_follows_the_distance() -> None:
-    """Measured just off the saddle, where ∇V is tiny: a fixed ratio would be 30 times too large a little later."""
-    problem = Problem()
-    repulsion = problem.repelled("wasserstein", force=Normalised(fraction=0.3, measure_every=100))
-    problem.move(0.01)
-    assert not repulsion.state
-    repulsion(problem.model(problem.pool), loss=problem.loss(), parameters=problem.parameters)
-    with torch.no_grad():
-        for p in problem.parameters:
-            p.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(7)))
-    loss = problem.loss()
-    term = repulsion(problem.model(problem.pool), loss=loss, parameters=problem.parameters)
-    assert 0.05 < problem.gradient_norm(term) / problem.gradient_norm(loss) < 1.0
-
-
 def between_two(force: Force, places: tuple[float, ...]) -> list[float]:
     """The force (towards greater values) at some places on a line, with samples remembered at −1 and 1, ∇loss = 1."""
     repulsion = Repulsion("paired", force=force, potential=Inverse(epsilon=0.3, scale=1.0))

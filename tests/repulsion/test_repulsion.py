@@ -1,6 +1,5 @@
 """The term that a training loop adds: its memory, its state, its spaces, and what it refuses."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -50,19 +49,6 @@ def test_memory_previous_and_all() -> None:
     both.remember(clouds[0])
     both.begin_cycle()
     assert both.acts(exploring=False)
-
-
-def test_asking_whether_it_acts_begins_nothing() -> None:
-    """`acts` is a pure query: cycles begin where `begin_cycle` says so, and nowhere else."""
-    repulsion = Repulsion("paired", anchor=torch.zeros(3, 3))
-    repulsion.remember(torch.eye(3))
-    before = copy.deepcopy(repulsion.state_dict())
-    for exploring in (True, False, True):
-        assert not repulsion.acts(exploring)
-    assert same(repulsion.state_dict(), before)
-    repulsion.begin_cycle()
-    assert [repulsion.acts(True), repulsion.acts(False)] == [True, False]
-    assert len(repulsion) == 1
 
 
 def same(a: Any, b: Any) -> bool:
@@ -185,7 +171,6 @@ def test_pieces_are_objects_kinds_by_name_or_mappings() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"distance": "mdm"}, r"unknown kind of distance 'mdm': did you mean 'mmd'\?"),
         ({"potential": "inv"}, "Accepted: inverse, log"),
         ({"force": "cap"}, "Accepted: fading, absolute, capped, normalised, printed"),
         ({"memory": "last"}, "Accepted: all, previous"),
@@ -193,20 +178,9 @@ def test_pieces_are_objects_kinds_by_name_or_mappings() -> None:
         ({"force": {"kind": "fading", "fraction": -0.1}}, r"fraction is -0\.1: it must be at least 0"),
         ({"force": {"kind": "absolute", "strength": float("nan")}}, "strength is nan: it must be a finite number"),
         ({"force": "absolute"}, "strength is missing: it has no default"),
-        (
-            {"force": {"kind": "absolute", "fraction": 1.0}},
-            r"fraction: the force is 'absolute', and this is a setting of fading and normalised",
-        ),
-        ({"force": {"fraction": 1.0}}, "has no `kind`: name one of fading"),
-        ({"force": Inverse()}, "is Inverse: it must be one of the kinds of force"),
-        ({"force": 3}, "is 3: give a kind of force or a mapping"),
         ({"potential": {"kind": "inverse", "epsilon": 0}}, "epsilon is 0: it must be above 0"),
         ({"potential": {"kind": "log", "scale": -1.0}}, r"scale is -1\.0: it must be above 0"),
         ({"force": {"kind": "fading", "measure_every": 0}}, "measure_every is 0: it must be at least 1"),
-        (
-            {"distance": {"kind": "mmd", "projections": 5}},
-            r"projections: the distance is 'mmd', and this is a setting of sliced",
-        ),
     ],
 )
 def test_bad_settings_are_refused_at_once(settings: dict[str, Any], message: str) -> None:

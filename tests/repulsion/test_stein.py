@@ -47,13 +47,6 @@ def test_feature_direction_matches_a_double_loop() -> None:
     torch.testing.assert_close(ours, expected)
 
 
-def test_kernel_on_identity_features_is_the_kernel_on_weights() -> None:
-    theta, gradients = particles(5, 2), particles(5, 2, seed=1)
-    leaves = [[row.clone().requires_grad_()] for row in theta]
-    clouds = torch.stack([leaf[0][None] for leaf in leaves])
-    torch.testing.assert_close(stein_feature_direction(clouds, leaves, gradients), stein_direction(theta, gradients))
-
-
 @pytest.mark.parametrize("d", [1, 2])
 def test_particles_settle_on_a_gaussian(d: int) -> None:
     """Deterministic from its start, so no false alarms. SVGD is known to fall a little short in variance."""

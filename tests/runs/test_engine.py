@@ -6,33 +6,37 @@ import json
 import multiprocessing
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from small_jobs import StruckJob, tiny
 
 import rebapl
 from rebapl import backbones
 from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.errors import UserError
 from rebapl.runs import engine as engine_module
-from rebapl.runs.config import RunConfig
-from rebapl.runs.engine import Engine, LocalEngine, _do_in_process
+from rebapl.runs.engine import Engine, LocalEngine
 from rebapl.runs.folder import CHECKPOINT, ERROR, RESULTS, run_folder
-from rebapl.runs.jobs import Ended, Event, Reached, Retried, Started, Stepped, Work, check_outcomes
+from rebapl.runs.jobs import (
+    Event,
+    Outcome,
+    Reached,
+    Retried,
+    Stepped,
+    Work,
+    check_outcomes,
+    perform_text,
+    read_progress,
+)
 from rebapl.runs.machine import KeptBackbone
 from rebapl.runs.run import Job, run_all
-
-
-def tiny(**changes) -> RunConfig:
-    given = {"data": "digits", "method": "coop", "backbone": "mini", "shots": 1, "epochs": 1, "test_images": 20}
-    return RunConfig(**{**given, **changes})
-
 
 CPU = LocalEngine(["cpu"])
 
@@ -48,24 +52,7 @@ def test_processes_side_by_side_give_what_one_gives(tmp_path: Path) -> None:
     two = run_all(configs, tmp_path / "two", engine=LocalEngine(["cpu", "cpu:0"]), on_event=events.append)
     assert [folder.name for folder in one] == [folder.name for folder in two]
     assert [parts(folder) for folder in one] == [parts(folder) for folder in two]
-    assert len([event for event in events if isinstance(event, Ended)]) == 2
-
-
-def test_what_is_finished_is_not_done_again(tmp_path: Path) -> None:
-    (folder,) = run_all([tiny()], tmp_path, engine=CPU)
-    before = (folder / RESULTS).stat().st_mtime_ns
-    events: list[Event] = []
-    assert run_all([tiny(), tiny()], tmp_path, engine=CPU, on_event=events.append) == [folder] * 2
-    assert (folder / RESULTS).stat().st_mtime_ns == before
-    assert [event.outcome.attempts for event in events if isinstance(event, Ended)] == [0, 0]
-
-
-def test_two_protocols_of_one_training_are_both_scored(tmp_path: Path) -> None:
-    """They share a folder."""
-    configs = [tiny(data="shapes", protocol="cross-dataset", targets=(name,)) for name in ("digits", "letters")]
-    first, second = run_all(configs, tmp_path, engine=CPU)
-    assert first == second
-    assert parts(first).keys() >= {"digits", "letters"}
+    assert len([event for event in events if isinstance(event, Outcome)]) == 2
 
 
 # A cloud of one point has no median distance, which is seen only as the run begins.
@@ -94,35 +81,14 @@ def test_a_job_travels_as_json(tmp_path: Path) -> None:
     assert run_folder(there.run_config(), tmp_path) == job.folder
 
 
-class Kills:
-    """Ends the processes of some jobs with SIGKILL in the middle of their training, so many times each."""
-
-    def __init__(self, times: dict[Path, int]) -> None:
-        self.times = times
-        self.events: list[Event] = []
-        self.processes: dict[Path, int] = {}
-
-    def __call__(self, event: Event) -> None:
-        self.events.append(event)
-        if isinstance(event, Started):
-            self.processes[event.job.folder] = event.process
-        if isinstance(event, Stepped) and self.times.get(event.job.folder):
-            process = self.processes.pop(event.job.folder, None)
-            if process is not None:
-                assert event.done < event.total, "the training is not over"
-                self.times[event.job.folder] -= 1
-                os.kill(process, signal.SIGKILL)
-
-
 def test_a_killed_worker_costs_its_own_run_only(tmp_path: Path) -> None:
     """Five runs on two workers: one is killed once, one at every attempt, one is refused; the others see nothing."""
-    long = {"epochs": 30, "inference_settings": {"batch": 1}}  # many steps, so that they are killed amid them
-    configs = [tiny(seed=1, **long), tiny(seed=2, **long), tiny(seed=3, **REFUSED), tiny(seed=4), tiny(seed=5)]
-    jobs = [Job.of(config, tmp_path) for config in configs]
-    kills = Kills({jobs[0].folder: 1, jobs[1].folder: 2})
-    outcomes = {outcome.folder: outcome for outcome in LocalEngine(["cpu"], 2).run(jobs, kills)}
+    once_killed, always_killed = (StruckJob.of(tiny(seed=seed, epochs=4), tmp_path, deaths=seed) for seed in (1, 2))
+    jobs = [once_killed, always_killed]
+    jobs += [Job.of(config, tmp_path) for config in (tiny(seed=3, **REFUSED), tiny(seed=4), tiny(seed=5))]
+    events: list[Event] = []
+    outcomes = {outcome.folder: outcome for outcome in LocalEngine(["cpu"], 2).run(jobs, events.append)}
     once, always, refused, *others = (outcomes[job.folder] for job in jobs)
-    assert set(kills.times.values()) == {0}, "the workers were killed as often as they should be"
 
     assert [(other.state, other.attempts, other.failure) for other in others] == [("done", 1, None)] * 2
     assert (once.state, once.attempts, once.failure) == ("done", 2, None)
@@ -135,7 +101,7 @@ def test_a_killed_worker_costs_its_own_run_only(tmp_path: Path) -> None:
     assert "SIGKILL" in (always.folder / ERROR).read_text()
 
     assert (refused.state, refused.attempts) == ("failed", 1)
-    retried = [event.job for event in kills.events if isinstance(event, Retried)]
+    retried = [event.job for event in events if isinstance(event, Retried)]
     assert sorted(job.folder for job in retried) == sorted(job.folder for job in jobs[:2])
     with pytest.raises(UserError, match=r"2 of 5 runs failed(.|\n)*mle-s2(.|\n)*SIGKILL(.|\n)*rebapl-s3"):
         check_outcomes([outcomes[job.folder] for job in jobs])
@@ -245,23 +211,25 @@ def test_an_interruption_ends_the_workers_and_is_reported(tmp_path: Path, jobs_a
     jobs = [Job.of(tiny(seed=seed, epochs=40), tmp_path) for seed in (1, 2)]
     with pytest.raises(KeyboardInterrupt):
         list(LocalEngine(["cpu"], jobs_at_once).run(jobs, interrupt))
-    states = [event.outcome.state for event in events if isinstance(event, Ended)]
+    states = [event.state for event in events if isinstance(event, Outcome)]
     assert states == ["interrupted"] * jobs_at_once
     assert not multiprocessing.active_children()
     assert not any(job.is_done() for job in jobs)
     assert any((job.folder / CHECKPOINT).exists() for job in jobs), "the very step is kept"
 
 
-def test_a_process_that_nobody_listens_to_ends_without_a_word(tmp_path: Path) -> None:
-    ours, theirs = multiprocessing.Pipe()
-    ours.close()
-    handler = signal.getsignal(signal.SIGINT)
+def test_a_process_whose_driver_is_gone_ends_and_keeps_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: SimpleNamespace(is_alive=lambda: False))
+    job, threads = Job.of(tiny(epochs=40), tmp_path), torch.get_num_threads()
     try:
-        with pytest.raises(SystemExit) as ended:
-            _do_in_process(theirs, "cpu", LocalEngine(["cpu"]).text(Job.of(tiny(), tmp_path)))
+        with pytest.raises(SystemExit):
+            perform_text(LocalEngine(["cpu"]).text(job))
     finally:
-        signal.signal(signal.SIGINT, handler)
-    assert ended.value.code == 1  # words would be printed among those of Ctrl-C
+        torch.set_num_threads(threads)
+    assert (job.folder / CHECKPOINT).exists()
+    assert read_progress(job.folder) is None
 
 
 class _Silent(Engine[int]):
@@ -286,7 +254,7 @@ def test_a_job_that_makes_no_progress_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(engine_module, "STALLED_SECONDS", -1.0)
     events: list[Event] = []
     list(_Silent().run([Job.of(tiny(), tmp_path)], events.append))
-    assert [type(event).__name__ for event in events] == ["Started", "Stepped", "Stalled", "Stalled", "Ended"]
+    assert [type(event).__name__ for event in events] == ["Started", "Stepped", "Stalled", "Stalled", "Outcome"]
 
 
 EVIL = 'from pathlib import Path; Path("{0}/EXECUTED").touch(); raise SystemExit(7)\n'

@@ -401,21 +401,6 @@ def test_a_kill_between_the_renames_of_a_posterior_loses_nothing(
     assert [path.name for path in folder.parent.iterdir()] == ["posterior"], "nothing hidden stays"
 
 
-def test_a_run_that_was_killed_just_before_its_end_is_tidied(train: Train, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    train(CONFIG.changed(epochs=1), out)
-    for left in (out / CHECKPOINT, out / "checkpoint.previous.safetensors", out / ".log.csv.abc.tmp"):
-        left.write_text("left")
-    (out / ".posterior.abc.tmp").mkdir()
-    train(CONFIG.changed(epochs=1), out)
-    assert sorted(path.name for path in out.glob("[!.]*")) == [
-        "config.json",
-        "environment.json",
-        "log.csv",
-        "posterior",
-    ]
-
-
 def hold(folder: Path, begun: Any, enough: Any) -> None:
     with alone_in(folder):
         begun.set()

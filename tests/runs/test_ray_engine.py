@@ -14,7 +14,8 @@ from typing import Any
 
 import pandas
 import pytest
-from small_jobs import LONG, jobs, made, scores, tiny
+import small_jobs
+from small_jobs import LONG, StruckJob, StruckShard, jobs, made, scores, tiny
 from small_shards import answer_all, draw, place_of, rows_of, save_small, small_shards
 from tiny_suite import TINY
 
@@ -23,12 +24,14 @@ from rebapl.reproduce.targets import PAPER_TARGETS
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.engines import RayEngine, SlurmEngine
 from rebapl.runs.folder import CHECKPOINT, ERROR
-from rebapl.runs.jobs import Ended, Event, Retried, Started, Stepped, Work
+from rebapl.runs.jobs import Event, Outcome, Retried, Started, Stepped
 from rebapl.runs.run import Job, run_all
 from rebapl.runs.shards import conclude
 from rebapl.training.checkpoint import load_checkpoint
 
 ROOM = 80 * 1024 * 1024
+PATH = os.pathsep.join([str(Path(small_jobs.__file__).parent), *filter(None, sys.path)])
+"""Where the processes of the cluster find modules."""
 
 
 @pytest.fixture(scope="module")
@@ -37,17 +40,20 @@ def cluster() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
-    before = signal.getsignal(signal.SIGTERM)
-    quick = {"health_check_period_ms": 1000, "health_check_timeout_ms": 4000, "health_check_failure_threshold": 3}
-    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": ROOM, "_system_config": quick}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    for _ in range(2):
-        cluster.add_node(num_cpus=1, object_store_memory=ROOM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ray cancels by it; in the background it may be ignored
+    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": ROOM}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", PATH)
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, object_store_memory=ROOM)
     ray.init(cluster.address, log_to_driver=False)  # once, so that processes of the cluster serve all tests
     yield cluster
     ray.shutdown()
     cluster.shutdown()
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -55,38 +61,21 @@ def engine(cluster: Any) -> RayEngine:
     return RayEngine(Path(), cluster.address, gpus=0)
 
 
-class Meets:
-    """Calls something once, amid a job."""
-
-    def __init__(self, job: Work, what: Any) -> None:
-        self.job, self.what = job, what
-        self.events: list[Event] = []
-        self.process = 0
-
-    def __call__(self, event: Event) -> None:
-        self.events.append(event)
-        if isinstance(event, Started) and event.job == self.job:
-            self.process = event.process
-        if isinstance(event, Stepped) and event.job == self.job and self.what is not None:
-            what, self.what = self.what, None
-            what(self.process)
-
-
 def test_what_is_lost_is_done_again_and_the_results_are_those_of_the_local_engine(
     engine: RayEngine, tmp_path: Path
 ) -> None:
     """A worker is killed. A wrong setting is not tried again, and stops nobody."""
-    wanted = jobs(tmp_path / "ray", 1, 2, **LONG)
+    wanted = [StruckJob.of(tiny(epochs=4), tmp_path / "ray"), *jobs(tmp_path / "ray", 2)]
     wrong = Job.of(tiny(data="digit"), tmp_path / "ray")
-    meets = Meets(wanted[0], lambda process: os.kill(process, signal.SIGKILL))
-    found = {outcome.folder: outcome for outcome in engine.run([*wanted, wrong], meets)}
+    events: list[Event] = []
+    found = {outcome.folder: outcome for outcome in engine.run([*wanted, wrong], events.append)}
     assert [(found[job.folder].state, found[job.folder].attempts) for job in wanted] == [("done", 2), ("done", 1)]
     assert (found[wrong.folder].state, found[wrong.folder].attempts) == ("failed", 1)
-    (again,) = [event for event in meets.events if isinstance(event, Retried)]
+    (again,) = [event for event in events if isinstance(event, Retried)]
     assert (again.job, again.failure.kind) == (wanted[0], "worker died")
     assert not (wanted[0].folder / ERROR).exists()
 
-    (here,) = jobs(tmp_path / "local", 1, **LONG)
+    (here,) = jobs(tmp_path / "local", 1, epochs=4)
     assert [each.state for each in LocalEngine(["cpu"]).run([here])] == ["done"]
     assert made(wanted[0].folder) == made(here.folder)
     assert [outcome.attempts for outcome in engine.run(wanted)] == [0, 0]
@@ -119,32 +108,35 @@ def test_an_interruption_keeps_the_step_of_every_run(engine: RayEngine, tmp_path
 
     with pytest.raises(KeyboardInterrupt):
         list(engine.run(wanted, interrupt))
-    assert [event.outcome.state for event in events if isinstance(event, Ended)] == ["interrupted"] * 2
+    assert [event.state for event in events if isinstance(event, Outcome)] == ["interrupted"] * 2
     for job in wanted:
         assert load_checkpoint(job.folder / CHECKPOINT)["loop"]["schedule"]["steps"] > 0
 
 
 def test_a_driver_that_is_killed_is_started_again_and_goes_on(cluster: Any, engine: RayEngine, tmp_path: Path) -> None:
-    """The first driver is a process of its own; the one that goes on is another."""
+    """The first driver is a process of its own; the one that goes on is another. Files where it works are not run."""
     wanted = jobs(tmp_path, 1, 2, 3, epochs=20)
+    for name in ("torch", "numpy", "json", "rebapl"):
+        (tmp_path / f"{name}.py").write_text(f'open({str(tmp_path / "EXECUTED")!r}, "w")\n')
     code = (
-        "import sys; from pathlib import Path; from small_jobs import jobs\n"
+        "import os, sys; sys.path.pop(0); from pathlib import Path; from small_jobs import jobs\n"
         "from rebapl.runs.engines import RayEngine\n"
+        "os.chdir(sys.argv[1])\n"
         f"engine = RayEngine(Path(), {cluster.address!r}, gpus=0)\n"
         "for outcome in engine.run(jobs(Path(sys.argv[1]), 1, 2, 3, epochs=20)): print(outcome.state, flush=True)"
     )
-    path = os.pathsep.join([str(Path(__file__).parents[1] / "support"), *sys.path])
     driver = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": PATH},
     )
     assert driver.stdout is not None
     assert driver.stdout.readline().strip() == "done"
     driver.kill()
     driver.wait()
     driver.stdout.close()
+    assert not (tmp_path / "EXECUTED").exists()
     before = {job.folder for job in wanted if job.is_done()}
     assert before
     outcomes = list(engine.run(wanted))
@@ -156,13 +148,12 @@ def test_a_prediction_in_shards_survives_its_worker_and_goes_on(
     engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Paths are given from the working folder, which is not that of the workers."""
-    monkeypatch.setattr(RayEngine, "look_seconds", 0.05)
     files, run, out = draw(tmp_path / "drawn", 60), save_small(tmp_path / "run"), tmp_path / "answers"
     monkeypatch.chdir(tmp_path)
     names = [file.relative_to(tmp_path) for file in files]
     shards = small_shards(run, names, Path("answers"), size=40)
-    meets = Meets(shards[0], lambda process: os.kill(process, signal.SIGKILL))
-    outcomes = {outcome.job.name: outcome for outcome in engine.run(shards, meets)}
+    struck = StruckShard(**vars(shards[0]))
+    outcomes = {outcome.job.name: outcome for outcome in engine.run([struck, *shards[1:]])}
     assert [outcomes[shard.name].attempts for shard in shards] == [2, 1]
     conclude(place_of(out), shards)
     rows, whole = rows_of(out), tmp_path / "x.parquet"
@@ -200,16 +191,15 @@ def test_a_run_travels_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_run_whose_machine_is_removed_goes_on_on_another(cluster: Any, engine: RayEngine, tmp_path: Path) -> None:
     """The last test of this cluster, which has one machine less after it."""
-    (last,) = jobs(tmp_path, 3, **LONG)
+    last = StruckJob.of(tiny(seed=3, epochs=4), tmp_path, waits=True)
 
-    def remove(process: int) -> None:
-        node = next(each for each in cluster.worker_nodes if _is_on(process, each))
-        cluster.remove_node(node)
+    def remove(event: Event) -> None:
+        if isinstance(event, Started) and event.attempt == 1:
+            node = next(each for each in cluster.worker_nodes if _is_on(event.process, each))
+            cluster.remove_node(node)
 
-    meets = Meets(last, remove)
-    (outcome,) = engine.run([last], meets)
+    (outcome,) = engine.run([last], remove)
     assert (outcome.state, outcome.attempts) == ("done", 2)
-    assert meets.what is None
 
 
 def _is_on(process: int, node: Any) -> bool:

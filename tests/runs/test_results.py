@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from rebapl.errors import UserError
+from rebapl.runs.folder import changed_files
 from rebapl.runs.results import RESULTS, RunResult, read_result, write_result
 
 SCORES = {"accuracy": 60.0, "nll": 0.5, "ece": 2.0}
@@ -22,6 +23,14 @@ CONTENT = {
 }
 
 
+def stored(folder: Path) -> dict[str, Any]:
+    """The content of the file, whose checksum stands last."""
+    content = json.loads((folder / RESULTS).read_text())
+    assert list(content)[-1] == "sha256"
+    assert changed_files(folder) == []
+    return {key: value for key, value in content.items() if key != "sha256"}
+
+
 def store(folder: Path, content: Any) -> Path:
     (folder / RESULTS).write_text(json.dumps(content))
     return folder
@@ -29,15 +38,15 @@ def store(folder: Path, content: Any) -> Path:
 
 def test_the_file_keeps_its_shape(tmp_path: Path) -> None:
     write_result(tmp_path, read_result(store(tmp_path, CONTENT)))
-    assert json.loads((tmp_path / RESULTS).read_text()) == CONTENT
-    assert list(json.loads((tmp_path / RESULTS).read_text())) == list(CONTENT)
+    assert stored(tmp_path) == CONTENT
+    assert list(stored(tmp_path)) == list(CONTENT)
 
 
 def test_values_of_a_newer_version_are_kept(tmp_path: Path) -> None:
     newer = {**CONTENT, "energy": 7, "parts": {"base": {**BASE, "top5": 99.0}, "novel": NOVEL}}
     result = read_result(store(tmp_path, newer)).changed(samples=2)
     write_result(tmp_path, result)
-    assert json.loads((tmp_path / RESULTS).read_text()) == {**newer, "samples": 2}
+    assert stored(tmp_path) == {**newer, "samples": 2}
 
 
 def test_an_early_file_is_read(tmp_path: Path) -> None:

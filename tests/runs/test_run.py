@@ -23,7 +23,6 @@ from rebapl.runs.lock import alone_in
 from rebapl.runs.machine import best_device
 from rebapl.runs.results import read_result
 from rebapl.runs.run import evaluate_run, run
-from rebapl.sampling import Chain
 from rebapl.training import Training
 from rebapl.training.log import COLUMNS, read_log
 
@@ -45,6 +44,9 @@ def test_a_trained_run_holds_its_config_and_posterior_and_no_checkpoint(trained:
     assert config["resolved"]["inference"]["epochs"] == 1
     assert config["resolved"] == CONFIG.resolved().plain()
     assert config["hash"] == CONFIG.hash()
+    rows = read_log(trained / "log.csv")
+    assert rows[0]["step"] == 0
+    assert {"lr", "loss", "gradient_norm"} <= rows[0].keys() <= set(COLUMNS)
 
 
 def test_the_environment_is_kept(trained: Path) -> None:
@@ -63,7 +65,6 @@ def test_the_environment_is_kept(trained: Path) -> None:
 
 def test_results_are_stored_unrounded_and_evaluation_repeats_itself(trained: Path) -> None:
     results = evaluate_run(trained, device="cpu")
-    assert json.loads((trained / "results.json").read_text()) == json.loads(json.dumps(results.as_json()))
     assert read_result(trained) == results
     base, novel = (results.parts[name].accuracy for name in ("base", "novel"))
     assert results.as_json()["base_to_novel"]["hm"] == pytest.approx(2 * base * novel / (base + novel))
@@ -74,15 +75,16 @@ def test_results_are_stored_unrounded_and_evaluation_repeats_itself(trained: Pat
     assert len(results.parts["base"].per_sample) == results.samples == 1
 
 
-def test_a_finished_run_is_skipped(trained: Path) -> None:
-    before = (trained / "posterior" / "samples.safetensors").stat().st_mtime_ns
-    run(CONFIG, trained, device="cpu", score=False)
-    assert (trained / "posterior" / "samples.safetensors").stat().st_mtime_ns == before
-
-
-def test_another_configuration_is_refused(trained: Path) -> None:
-    with pytest.raises(UserError, match="shots = 2, not 4"):
-        run(RunConfig(data="digits", backbone="mini", shots=4, epochs=1, test_images=20), trained, score=False)
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"shots": 4}, "shots = 2, not 4"),
+        ({"inference_settings": {"sampler.momentum": 0.8}}, r"inference\.sampler\.momentum = 0.9, not 0.8"),
+    ],
+)
+def test_another_configuration_is_refused(trained: Path, changes: dict, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        run(CONFIG.changed(**changes), trained, score=False)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
@@ -231,39 +233,8 @@ def test_a_target_is_scored_again_when_its_split_file_is_another(tmp_path: Path)
 
 
 def test_a_run_is_not_scored_as_what_it_was_not_trained_for(trained: Path) -> None:
-    with pytest.raises(UserError, match=r"trained for base-to-novel and cannot be scored as few-shot.*classes = 'all'"):
+    with pytest.raises(UserError, match="trained with classes = 'base', not 'all'"):
         evaluate_run(trained, config=scored_as(CONFIG, "few-shot"), device="cpu")
-
-
-def test_a_resumed_run_equals_an_uninterrupted_one_and_its_log_has_no_gap(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = CONFIG.changed(method="vpt", inference="csghmc", epochs=8, inference_settings={"batch": 5})
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    run(config, whole, device="cpu", score=False)
-    monkeypatch.setattr("rebapl.training.checkpoint.CHECKPOINT_SECONDS", 0)
-    step = Chain.step
-
-    def interrupted(chain: Chain) -> object:
-        if chain.steps_done == 25:
-            raise KeyboardInterrupt
-        return step(chain)
-
-    monkeypatch.setattr(Chain, "step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run(config, broken, device="cpu", score=False)
-    with pytest.raises(UserError, match="not trained yet"):
-        load_posterior(broken)
-    assert [row["step"] for row in read_log(broken / "log.csv")] == [0, 10, 20]
-    monkeypatch.setattr(Chain, "step", step)
-    assert run(config, broken, device="cpu", score=False)
-    samples = [(each / "posterior/samples.safetensors").read_bytes() for each in (whole, broken)]
-    assert samples[0] == samples[1]
-    assert (whole / "log.csv").read_text() == (broken / "log.csv").read_text()
-    rows = read_log(whole / "log.csv")
-    assert [row["step"] for row in rows] == [0, 10, 20, 30, 40]
-    assert [row["cycle"] for row in rows] == [0, 0, 1, 1, 2]
-    assert {"lr", "loss", "temperature", "gradient_norm"} <= rows[1].keys() <= set(COLUMNS)
 
 
 def hold(folder: Path, begun, enough, over) -> None:
@@ -293,12 +264,6 @@ def test_one_process_at_a_time_works_in_a_folder(tmp_path: Path, monkeypatch: py
         assert not list(tmp_path.glob("run"))
     other.join()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_of_other_settings_of_a_preset_is_refused(trained: Path) -> None:
-    other = CONFIG.changed(inference_settings={"sampler.momentum": 0.8})
-    with pytest.raises(UserError, match=r"inference\.sampler\.momentum = 0.9, not 0.8"):
-        run(other, trained, score=False)
 
 
 def test_a_run_on_ones_own_images_is_scored_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from rebapl.posterior.answers import Question
 from rebapl.runs.answer_formats import import_parquet
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.jobs import Event, Retried, Started, Stepped, Work, check_outcomes
-from rebapl.runs.shards import IMAGES, Inquiry, Place, Shard, answer_shards, conclude, count_rows, plan_shards
+from rebapl.runs.shards import IMAGES, Place, Shard, answer_shards, conclude, count_rows, plan_shards
 
 
 @pytest.fixture(scope="module")
@@ -210,8 +210,7 @@ def test_formulas_are_escaped_for_spreadsheets(run: Path, tmp_path: Path, monkey
     shards_place = Place(tmp_path / "x.csv", "csv-escaped", joined=True)
     for _ in range(2):
         bound, question = Question().put_to(load_posterior(run))
-        inquiry = Inquiry.of(str(run), bound, question, "csv-escaped")
-        shards = plan_shards(shards_place, inquiry, bound, names, 2)
+        shards = plan_shards(shards_place, str(run), bound, question, names, 2)
         list(answer_shards(shards, bound))
         conclude(shards_place, shards)
         assert pandas.read_csv("x.csv")["image"].tolist() == ["'=1+1.png", "a.png", "''b.png"]

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 
 import fake_slurm
 import pytest
-from small_jobs import LONG, jobs, made, tiny
+import small_jobs
+from small_jobs import LONG, StruckJob, jobs, made, tiny
 
 from rebapl.errors import UserError
 from rebapl.runs import engines
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.engines import SlurmEngine, minutes
 from rebapl.runs.folder import CHECKPOINT
-from rebapl.runs.jobs import Ended, Event, Started, Stepped
+from rebapl.runs.jobs import Event, Stepped
 from rebapl.runs.run import Job
 from rebapl.training.checkpoint import load_checkpoint
 
@@ -35,55 +37,42 @@ def test_bad_input_comes_back_and_is_not_tried_again(tmp_path: Path) -> None:
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = fake_slurm.install(tmp_path / "slurm")
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(small_jobs.__file__).parent), *filter(None, sys.path)]))
     return folder
 
 
-class At:
-    """Sends a signal to the process of a run amid its training, or raises."""
-
-    def __init__(self, what: signal.Signals | type[BaseException]) -> None:
-        self.what: signal.Signals | type[BaseException] | None = what
-        self.events: list[Event] = []
-        self.process = 0
-
-    def __call__(self, event: Event) -> None:
-        self.events.append(event)
-        if isinstance(event, Started):
-            self.process = event.process
-        if isinstance(event, Stepped) and self.what is not None:
-            what, self.what = self.what, None
-            if not isinstance(what, signal.Signals):
-                raise what
-            os.kill(self.process, what)
+def interrupt(event: Event) -> None:
+    """Raise amid the training of a job."""
+    if isinstance(event, Stepped):
+        raise KeyboardInterrupt
 
 
 def test_a_job_whose_time_is_over_keeps_its_step_and_is_queued_again(slurm: Path, tmp_path: Path) -> None:
     """SLURM sends SIGUSR2 before the end, as submitit asks it to."""
-    wanted = jobs(tmp_path / "runs", 1, **{**LONG, "epochs": 40})
+    wanted = StruckJob.of(tiny(epochs=4), tmp_path / "runs", signal=signal.SIGUSR2)
     engine = SlurmEngine(tmp_path / "runs", partition="gpu", time="2:00:00", cpus=1)
-    meets = At(signal.SIGUSR2)
-    (outcome,) = engine.run(wanted, meets)
+    events: list[Event] = []
+    (outcome,) = engine.run([wanted], events.append)
     assert (outcome.state, outcome.attempts) == ("done", 1)
     assert len(list((slurm / "jobs").glob("*.requeued"))) == 1
     (script,) = [path.read_text() for path in (slurm / "jobs").glob("*.sh")]
     for word in ("--partition=gpu", "--time=120", "--cpus-per-task=1", "--signal=USR2@"):
         assert word in script
-    steps = [event.done for event in meets.events if isinstance(event, Stepped)]
+    steps = [event.done for event in events if isinstance(event, Stepped)]
     assert steps == sorted(steps), "it never went back"
-    here = jobs(tmp_path / "here", 1, **{**LONG, "epochs": 40})
+    here = jobs(tmp_path / "here", 1, epochs=4)
     assert [outcome.state for outcome in LocalEngine(["cpu"]).run(here)] == ["done"]
-    assert made(wanted[0].folder) == made(here[0].folder)
+    assert made(wanted.folder) == made(here[0].folder)
 
 
 def test_a_driver_that_dies_leaves_its_jobs_and_the_next_one_takes_them_up(slurm: Path, tmp_path: Path) -> None:
-    wanted = jobs(tmp_path / "runs", 1, **{**LONG, "epochs": 40})
-    meets = At(KeyboardInterrupt)
+    wanted = StruckJob.of(tiny(epochs=4), tmp_path / "runs", waits=True)
     driver = SlurmEngine(tmp_path / "runs")
     driver.cancel = lambda _: None  # type: ignore[method-assign]  # a driver that is killed cancels nothing
     with pytest.raises(KeyboardInterrupt):
-        list(driver.run(wanted, meets))
-    assert [event.outcome.state for event in meets.events if isinstance(event, Ended)] == ["interrupted"]
-    (outcome,) = SlurmEngine(tmp_path / "runs").run(wanted)
+        list(driver.run([wanted], interrupt))
+    (tmp_path / "runs" / "go").touch()
+    (outcome,) = SlurmEngine(tmp_path / "runs").run([wanted])
     assert outcome.state == "done"
     assert len(list((slurm / "jobs").glob("*.sh"))) == 1, "no second job was made"
 
@@ -91,7 +80,7 @@ def test_a_driver_that_dies_leaves_its_jobs_and_the_next_one_takes_them_up(slurm
 def test_an_interrupted_driver_cancels_its_jobs_after_they_have_kept_their_step(slurm: Path, tmp_path: Path) -> None:
     wanted = jobs(tmp_path / "runs", 1, **{**LONG, "epochs": 5000})
     with pytest.raises(KeyboardInterrupt):
-        list(SlurmEngine(tmp_path / "runs").run(wanted, At(KeyboardInterrupt)))
+        list(SlurmEngine(tmp_path / "runs").run(wanted, interrupt))
     kept = wanted[0].folder / CHECKPOINT
     until = time.monotonic() + 600
     while not kept.exists():

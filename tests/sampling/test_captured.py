@@ -121,6 +121,12 @@ def drawn_chain(batches, capture=True, chains=1, **options):
     return Chain(ToyLearner(), inference, batches, capture=capture, **options)
 
 
+def assert_same(first, second):
+    """Samples that are equal to the bit."""
+    for a, b in zip(first, second, strict=True):
+        assert all(torch.equal(a.parameters[name], b.parameters[name]) for name in a.parameters)
+
+
 @pytest.fixture
 def replayed(monkeypatch):
     monkeypatch.setattr(captured, "_Captured", Replayed)
@@ -131,8 +137,7 @@ def test_a_batch_drawn_inside_the_pass_gives_the_same_run_to_the_bit():
     usual, outside, inside = Drawn(), Drawn(drawable=False), Drawn()
     wanted = list(drawn_chain(usual, capture=False).run())
     for given in (outside, inside):
-        for a, b in zip(wanted, drawn_chain(given).run(), strict=True):
-            assert all(torch.equal(a.parameters[name], b.parameters[name]) for name in a.parameters)
+        assert_same(wanted, drawn_chain(given).run())
     assert usual.asked == outside.asked == [0, *range(45)]  # the first is an example for the repulsion
     assert inside.asked == [0]
 
@@ -140,8 +145,7 @@ def test_a_batch_drawn_inside_the_pass_gives_the_same_run_to_the_bit():
 @pytest.mark.usefixtures("replayed")
 def test_chains_that_share_recordings_keep_forces_of_their_own():
     usual, captured = (list(drawn_chain(Drawn(), capture, chains=3).run()) for capture in (False, True))
-    for a, b in zip(usual, captured, strict=True):
-        assert all(torch.equal(a.parameters[name], b.parameters[name]) for name in a.parameters)
+    assert_same(usual, captured)
 
 
 @pytest.mark.usefixtures("replayed")
@@ -152,8 +156,7 @@ def test_such_a_run_goes_on_from_a_state_as_if_it_were_not_interrupted():
         first.step()
     second.load_state_dict(first.state_dict())
     list(second.run())
-    for a, b in zip(whole.samples, second.samples, strict=True):
-        assert all(torch.equal(a.parameters[name], b.parameters[name]) for name in a.parameters)
+    assert_same(whole.samples, second.samples)
 
 
 @pytest.mark.usefixtures("replayed")
@@ -165,8 +168,7 @@ def test_replays_note_the_first_step_that_was_not_finite(capture):
     assert (error.value.step, error.value.term, error.value.good_step) == (21, "loss", 20)
     run.batches.breaks = 1000
     list(run.run())
-    for a, b in zip(drawn_chain(Drawn(), capture).run(), run.samples, strict=True):
-        assert all(torch.equal(a.parameters[name], b.parameters[name]) for name in a.parameters)
+    assert_same(drawn_chain(Drawn(), capture).run(), run.samples)
 
 
 def test_what_a_recording_looks_at_is_still_there_when_it_is_replayed(monkeypatch):

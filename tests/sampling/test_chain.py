@@ -43,43 +43,6 @@ def test_samples_come_from_each_cycle_and_hold_only_what_is_learned():
     assert len(values(samples).unique(dim=0)) == 6
 
 
-def test_without_noise_one_cycle_is_training_with_torch():
-    learner, other = ToyLearner(), ToyLearner()
-    inference = settings({**SGD, "weight_decay": 1e-3}, cycles=1, curve="constant")
-    (sample,) = chain(inference, learner).run()
-    sgd = torch.optim.SGD([other.image, other.text], lr=0.05, momentum=0.9, weight_decay=1e-3)
-    for step in range(10):
-        x, y = batches(step)
-        sgd.zero_grad()
-        other.loss(other(x), y).backward()
-        sgd.step()
-    assert torch.equal(sample.parameters["image"], other.image.detach())
-
-
-def test_warm_cycles_go_on_and_cold_ones_start_afresh():
-    starts = {}
-    for restart in ("warm", "cold"):
-        run = chain(settings(restart=restart, cycles=2))
-        for _ in range(10):
-            run.step()
-        end = run.samples[-1].parameters["image"]
-        before = run.learner.image.detach().clone()
-        run.schedule.optimizer.param_groups[0]["lr"] = 0.0
-        run.step()
-        starts[restart] = (run.learner.image.detach() - end).abs().max().item()
-        assert torch.equal(before, end)
-    assert starts["warm"] == 0.0
-    assert starts["cold"] > 0.1
-
-
-def test_chains_side_by_side_each_go_on_from_their_own_end():
-    samples = list(chain(settings(chains=2, cycles=2)).run())
-    assert [(s.cycle, s.chain) for s in samples] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    a0, b0, a1, b1 = values(samples)
-    assert (a0 - a1).norm() < (a0 - b0).norm()
-    assert (b0 - b1).norm() < (a0 - b0).norm()
-
-
 def test_reference_images_ride_in_the_same_pass_only_while_the_repulsion_acts():
     learner = ToyLearner()
     run = chain(settings(repulsion=REPEL, cycles=2), learner)
@@ -120,18 +83,6 @@ def test_the_force_acts_in_every_exploring_step_from_the_second_cycle_on(restart
     forces = [row["force_norm"] for row in run.diagnostics.rows() if "force_norm" in row]
     assert len(forces) == 2 * chains * 4
     assert min(forces) > 0
-
-
-@pytest.mark.parametrize("space", ["image", "text", "both", "logits", "weights"])
-def test_every_space_repels(space):
-    riding = space not in ("text", "weights")
-    images = {"images": 6, "pool": 16} if riding else {"images": None}
-    learner = ToyLearner()
-    repelling = Repelling(space=space, distance="paired" if space == "weights" else "mmd", **images)
-    run = chain(settings(repulsion=repelling, cycles=2), learner)
-    assert len(list(run.run())) == 2
-    assert run.repulsion.state["norm"] > 0
-    assert any(8 < seen < 16 for seen in learner.seen) is riding
 
 
 def test_a_space_that_cannot_move_and_a_missing_pool_are_refused_at_once():
@@ -224,6 +175,7 @@ RESUMABLE = {
         "sampler": {"burn_in": 0.75, "gradient_noise": "estimate", "center": "init", "weight_decay": 0.1},
         "repulsion": REPEL,
     },
+    "mass matrix": {"sampler": {"mass_matrix": "diagonal"}},
     "averaging": {"averaging": {"mean": 1.0, "std": 1.0}, "sampler": SGD},
     "adamw": {
         "sampler": {"kind": "adamw", "lr": 0.05},

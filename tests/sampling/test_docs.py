@@ -72,17 +72,6 @@ def test_the_page_on_fidelity_names_settings_that_there_are():
         known |= {key for key, _ in leaves(preset(name, ToyRecipe(lr=0.1, epochs=10, batch=4)).plain())}
     known |= {key.rpartition(".")[0] for key in known}
     assert named <= known
-    for old in (
-        "metric=",
-        "`active`",
-        "`reference`",
-        "`augmented`",
-        "`size`",
-        "size=",
-        "granularity=",
-        "natural scale",
-    ):
-        assert old not in FIDELITY, old
 
 
 def test_the_page_on_fidelity_has_the_presets_numbers():

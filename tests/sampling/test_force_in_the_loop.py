@@ -90,19 +90,6 @@ def share(squared: torch.Tensor) -> torch.Tensor:
     return u.sqrt() / (1 + u) ** 2 * 16 / (3 * 3**0.5)
 
 
-def test_through_adamw_the_displacement_is_proportional_to_the_force():
-    """Over 80 steps, within 1 %: 1, .1 and .01 of the optimiser's own steps. Through AdamW's rescaling, as it was, the
-    same forces moved θ by 2.50, 1.69 and .76."""
-    plain = walked(chain(ADAMW, None))
-    by = {
-        fraction: (walked(chain(ADAMW, Normalised(fraction=fraction))) - plain)[-1, 1].item()
-        for fraction in (1.0, 0.1, 0.01)
-    }
-    path = (plain[1:-1] - plain[:-2]).norm(dim=1).sum().item()  # the first step begins on the saddle: no force
-    for fraction, displacement in by.items():
-        assert displacement == pytest.approx(fraction * path, rel=0.01)
-
-
 @pytest.mark.parametrize("sampler", [ADAMW, {"kind": "sghmc", "lr": 0.05, "burn_in": 1.0}], ids=["adamw", "burn-in"])
 @pytest.mark.parametrize("fraction", [1.0, 0.03])
 def test_beside_adamw_each_step_is_the_fraction_times_the_share_of_the_optimisers_own(sampler, fraction):
@@ -178,7 +165,7 @@ def test_in_both_stages_the_coefficients_of_a_relative_force_are_held_while_samp
     while not run.done:
         inside = run.steps_done > STEPS
         theta = run.learner.theta.detach().clone()
-        now = run.exploring
+        now = run.schedule.exploring
         images, _ = batches(run.steps_done)
         run.step()
         if not inside:
@@ -286,15 +273,3 @@ def test_the_usual_norm_is_a_mean_over_each_chains_own_steps(three_chains, monke
             mean += (norm - mean) * max(1 / count, 0.1)
         assert each.state["usual"].item() == pytest.approx(mean, rel=1e-4)
     assert len({each.state["usual"].item() for each in three_chains.repulsions}) == 3
-
-
-def test_chains_share_what_they_remember_and_nothing_else(three_chains):
-    first, second, third = three_chains.repulsions
-    assert first.memory is second.memory is third.memory
-    while three_chains.cycle == 0:
-        three_chains.step()
-    assert len(first) == 0  # a sample does not repel a chain of its own cycle
-    three_chains.step()
-    assert len(first) == len(third) == 3
-    assert "slope" in first.state
-    assert "slope" not in second.state

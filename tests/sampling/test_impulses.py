@@ -78,21 +78,6 @@ def test_an_impulse_is_k_times_the_force_and_acts_at_every_kth_step_of_a_cycle()
         assert found.item() == pytest.approx(float(wanted), rel=1e-3, abs=1e-6)
 
 
-@pytest.mark.parametrize("sampler", [{"kind": "sgd", "lr": 1e-3}, {"kind": "adamw", "lr": 1e-3}], ids=["sgd", "adamw"])
-def test_impulses_push_as_far_as_the_force_at_every_step(sampler):
-    """Along the force, within a tenth, through momentum and beside AdamW."""
-    moved = []
-    for force, every in ((None, 1), (Fading(), 1), (Fading(), 4)):
-        run = chain(sampler, force, **({"every": every} if force else {}))
-        start_beside_the_sample(run)
-        while not run.done:
-            run.step()
-        moved.append(run.learner.theta.detach()[1].item())
-    plain, at_every_step, impulses = moved
-    assert impulses - plain == pytest.approx(at_every_step - plain, rel=0.1)
-    assert at_every_step - plain > 1e-3
-
-
 def test_the_log_has_distances_between_impulses():
     run = chain({"kind": "sgd", "lr": 1e-3}, Fading(), every=4)
     run.record_every = 5

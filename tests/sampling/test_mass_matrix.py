@@ -1,6 +1,5 @@
 """A mass matrix changes how fast a sampler moves in each direction, not the density that it samples."""
 
-import copy
 import math
 
 import pytest
@@ -141,7 +140,7 @@ def test_coordinates_without_any_gradient_stay_bounded() -> None:
     assert nothing.isfinite().all()
 
 
-def explored(steps: int, seed: int = 0) -> tuple[torch.nn.Parameter, SGHMC, CyclicalSchedule]:
+def explored(steps: int) -> tuple[torch.nn.Parameter, SGHMC, CyclicalSchedule]:
     """A sampler of cycles of twenty steps, the first half of which explores, after some of its steps."""
     theta = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
     rule = SGHMC(
@@ -150,7 +149,7 @@ def explored(steps: int, seed: int = 0) -> tuple[torch.nn.Parameter, SGHMC, Cycl
         num_data=N,
         temperature=0.01,
         mass_matrix="diagonal",
-        generator=torch.Generator().manual_seed(seed),
+        generator=torch.Generator().manual_seed(0),
     )
     schedule = CyclicalSchedule(rule, steps_per_cycle=20, exploration=0.5)
     go_on(theta, rule, schedule, steps)
@@ -176,21 +175,6 @@ def test_it_is_measured_while_exploring_frozen_while_sampling_and_measured_anew_
     assert "second_moment" not in rule.state[theta]
     go_on(theta, rule, schedule, 11)
     assert not torch.equal(rule.state[theta]["inverse_mass"], first)
-
-
-@pytest.mark.parametrize("stop", [5, 15])
-def test_a_resumed_sampler_goes_on_bit_for_bit(stop: int) -> None:
-    whole, _, _ = explored(35)
-    theta, rule, schedule = explored(stop)
-    kept = copy.deepcopy((theta.detach(), rule.state_dict(), schedule.state_dict(), rule.generator.get_state()))  # type: ignore[union-attr]
-    again, resumed, plan = explored(0, seed=1)
-    with torch.no_grad():
-        again.copy_(kept[0])
-    resumed.load_state_dict(kept[1])
-    plan.load_state_dict(kept[2])
-    resumed.generator.set_state(kept[3])  # type: ignore[union-attr]
-    go_on(again, resumed, plan, 35 - stop)
-    assert torch.equal(again, whole)
 
 
 def test_a_burn_in_hands_its_second_moments_over() -> None:

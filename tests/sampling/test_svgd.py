@@ -27,52 +27,6 @@ def values(samples):
     return torch.stack([torch.cat([x.flatten() for x in sample.parameters.values()]) for sample in samples])
 
 
-class Quadratic(torch.nn.Module):
-    """Mean loss ½·λ·‖θ‖²/N, whatever the data: the posterior is N(0, 1/λ)."""
-
-    def __init__(self, curvature, num_data, width):
-        super().__init__()
-        self.theta = torch.nn.Parameter(torch.zeros(width))
-        self.scale = curvature / num_data
-
-    repels_in = None
-
-    def use_noise(self, generator):
-        """It draws nothing."""
-
-    @torch.no_grad()
-    def reset(self, generator):
-        self.theta.copy_(torch.randn(self.theta.shape, generator=generator))
-
-    def forward(self, images):
-        return 0.5 * self.scale * self.theta.square().sum() + 0 * images.sum()
-
-    def loss(self, output, labels):
-        return output + 0 * labels.sum()
-
-
-def test_particles_spread_to_the_posterior_of_a_gaussian():
-    """50 particles in one dimension on N(0, 1/4): Stein's identity makes the variance right up to O(1/P)."""
-    sampler = {**SAMPLER, "lr": 1.0, "particles": 50, "momentum": 0.5}
-    inference = Inference(sampler=sampler, curve="constant", epochs=60, batch=8)
-    run = SVGD(Quadratic(4.0, 10, 1), inference, batches, num_data=10, steps_per_epoch=5)
-    theta = values(run.run())
-    assert abs(theta.mean().item()) < 0.05
-    assert theta.var().item() == pytest.approx(0.25, rel=0.12)
-
-
-def test_one_particle_is_sgd():
-    (sample,) = svgd(particles=1, curve="constant").run()
-    other = ToyLearner()
-    sgd = torch.optim.SGD([other.image, other.text], lr=0.05, momentum=0.9)
-    for step in range(20):
-        x, y = batches(step)
-        sgd.zero_grad()
-        other.loss(other(x), y).backward()
-        sgd.step()
-    torch.testing.assert_close(sample.parameters["image"], other.image.detach())
-
-
 @pytest.mark.parametrize("space", ["weights", "image", "text"])
 def test_every_kernel_space_gives_as_many_samples_as_particles_and_trains_them(space):
     run = svgd(space=space, **({"images": 6, "pool": 16} if space == "image" else {}))
@@ -86,33 +40,47 @@ def test_every_kernel_space_gives_as_many_samples_as_particles_and_trains_them(s
         assert trained.loss(trained(x), y) < fresh.loss(fresh(x), y)
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
-    whole = values(svgd().run())
-    first = svgd()
+class Sharing(ToyLearner):
+    """The image features' matrix is one for all particles."""
+
+    shared_parameters = frozenset({"image"})
+
+
+class Noisy(ToyLearner):
+    """Its images have noise, drawn from the stream of the run."""
+
+    def use_noise(self, generator):
+        self.noise = generator
+
+    def forward(self, images):
+        return super().forward(images + 0.1 * torch.randn(images.shape, generator=self.noise))
+
+
+@pytest.mark.parametrize("learner", [ToyLearner, Sharing])
+def test_one_particle_is_sgd(learner):
+    (sample,) = svgd(learner(), particles=1, curve="constant").run()
+    other = ToyLearner()
+    sgd = torch.optim.SGD([other.image, other.text], lr=0.05, momentum=0.9)
+    for step in range(20):
+        x, y = batches(step)
+        sgd.zero_grad()
+        other.loss(other(x), y).backward()
+        sgd.step()
+    for name, value in sample.parameters.items():
+        torch.testing.assert_close(value, getattr(other, name).detach())
+
+
+@pytest.mark.parametrize("learner", [ToyLearner, Sharing, Noisy])
+def test_a_resumed_run_equals_an_uninterrupted_one(learner, tmp_path):
+    whole = values(svgd(learner()).run())
+    first = svgd(learner())
     for _ in range(7):
         first.step()
     torch.save(first.state_dict(), tmp_path / "state.pt")
-    second = svgd(ToyLearner(9), seed=8)
+    second = svgd(learner(9), seed=8)
     second.load_state_dict(torch.load(tmp_path / "state.pt"))
     assert torch.equal(values(second.run()), whole)
-
-
-def test_a_stochastic_learner_draws_from_the_runs_own_stream():
-    class Noisy(ToyLearner):
-        def use_noise(self, generator):
-            self.noise = generator
-
-        def forward(self, images):
-            return super().forward(images + 0.1 * torch.randn(images.shape, generator=self.noise))
-
-    whole = values(svgd(Noisy()).run())
-    first = svgd(Noisy())
-    for _ in range(7):
-        first.step()
-    second = svgd(Noisy())
-    second.load_state_dict(first.state_dict())
-    assert torch.equal(values(second.run()), whole)
-    assert not torch.equal(values(svgd(Noisy(), seed=1).run()), whole)
+    assert not torch.equal(values(svgd(learner(), seed=1).run()), whole)
 
 
 def test_the_learner_itself_is_left_as_it_was():
@@ -159,12 +127,6 @@ def test_another_sampler_is_not_run_as_particles():
     inference = Inference(sampler={"kind": "sgd", "lr": 0.1}, **BASE)
     with pytest.raises(UserError, match="the sampler is 'sgd': run it with Chain, not with SVGD"):
         SVGD(ToyLearner(), inference, batches, num_data=40, steps_per_epoch=5)
-
-
-class Sharing(ToyLearner):
-    """The image features' matrix is one for all particles."""
-
-    shared_parameters = frozenset({"image"})
 
 
 def slow_step(texts, image, x, y, lr, num_data, temperature, decay):
@@ -216,22 +178,6 @@ def test_every_sample_has_its_copy_of_what_is_shared(space):
         assert other["image"].data_ptr() != first["image"].data_ptr()
         if space != "image":  # features that are shared are no ground to move apart on
             assert not torch.allclose(other["text"], first["text"])
-
-
-def test_a_resumed_run_with_a_shared_part_equals_an_uninterrupted_one():
-    whole = values(svgd(Sharing()).run())
-    first = svgd(Sharing())
-    for _ in range(7):
-        first.step()
-    second = svgd(Sharing(9), seed=8)
-    second.load_state_dict(first.state_dict())
-    assert torch.equal(values(second.run()), whole)
-
-
-def test_one_particle_with_a_shared_part_is_sgd():
-    alone, shared = (next(iter(svgd(kind(), particles=1).run())).parameters for kind in (ToyLearner, Sharing))
-    for name, value in alone.items():
-        torch.testing.assert_close(shared[name], value)
 
 
 @pytest.mark.parametrize(

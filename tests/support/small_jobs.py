@@ -1,11 +1,19 @@
 """Jobs that take about a second, and what they have made."""
 
+import dataclasses
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 from rebapl.runs.config import RunConfig
+from rebapl.runs.jobs import Work
+from rebapl.runs.machine import LoadBackbone
 from rebapl.runs.run import Job
+from rebapl.runs.shards import Shard
+from rebapl.training import Progress
 
 LONG = {"epochs": 30, "inference_settings": {"batch": 1}}
 """Many steps, so that something can happen amid them."""
@@ -22,9 +30,51 @@ def jobs(runs: Path, *seeds: int, **changes: Any) -> list[Job]:
 
 def scores(folder: Path) -> dict[str, Any]:
     """The result of a run, times aside."""
-    return {key: value for key, value in json.loads((folder / "results.json").read_text()).items() if key != "seconds"}
+    content = json.loads((folder / "results.json").read_text())
+    return {key: value for key, value in content.items() if key not in ("seconds", "sha256")}
 
 
 def made(folder: Path) -> tuple[dict[str, Any], bytes]:
     """The result of a run, times aside, and its samples."""
     return scores(folder), (folder / "posterior" / "samples.safetensors").read_bytes()
+
+
+@dataclasses.dataclass(frozen=True)
+class StruckJob(Job):
+    """A run whose process sends itself a signal amid its first `deaths` attempts.
+
+    With `waits`, it waits there instead, until somebody kills it or makes a file `go` beside its folder.
+    """
+
+    deaths: int = 1
+    signal: int = signal.SIGKILL
+    waits: bool = False
+
+    def do(self, device: str, load: LoadBackbone, progress: Progress | None) -> None:
+        super().do(device, load, _struck(self, self.deaths, self.signal, self.waits, progress))
+
+
+@dataclasses.dataclass(frozen=True)
+class StruckShard(Shard):
+    """A shard whose process kills itself amid its first attempt."""
+
+    def do(self, device: str, load: LoadBackbone, progress: Progress | None) -> None:
+        super().do(device, load, _struck(self, 1, signal.SIGKILL, False, progress))
+
+
+def _struck(job: Work, deaths: int, number: int, waits: bool, progress: Progress | None) -> Progress:
+    beside = job.folder.parent
+
+    def moved(done: int, total: int, loss: float) -> None:
+        if progress is not None:
+            progress(done, total, loss)
+        attempt = sum(1 for _ in beside.glob(f"{job.folder.name}.death-*"))
+        if done < 2 or attempt >= deaths:
+            return
+        (beside / f"{job.folder.name}.death-{attempt}").touch()
+        if not waits:
+            os.kill(os.getpid(), number)
+        while waits and not (beside / "go").exists():
+            time.sleep(0.01)
+
+    return moved

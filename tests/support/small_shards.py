@@ -12,7 +12,7 @@ from rebapl.backbones import load_backbone
 from rebapl.learners import build_learner
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.answers import Question
-from rebapl.runs.shards import Inquiry, Place, Shard, answer_shards, conclude, plan_shards
+from rebapl.runs.shards import Place, Shard, answer_shards, conclude, plan_shards
 
 BROKEN = "image-003.png"
 
@@ -47,7 +47,7 @@ def small_shards(run: Path, files: list[Path], out: Path, size: int, **asked: An
     """The shards of a prediction with the posterior in `run`."""
     posterior, question = Question(**asked).put_to(load_posterior(run))
     place = place_of(out)
-    return plan_shards(place, Inquiry.of(str(run), posterior, question, place.form), posterior, files, size)
+    return plan_shards(place, str(run), posterior, question, files, size)
 
 
 def answer_all(run: Path, files: list[Path], out: Path, size: int = 40, **asked: Any) -> None:

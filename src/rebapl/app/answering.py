@@ -24,24 +24,20 @@ from PIL import Image
 from torch import Tensor
 
 from rebapl.data.dataset import Dataset, Item
-from rebapl.data.fewshot import spread
 from rebapl.data.images import BROKEN, as_rgb, unreadable
 from rebapl.data.task import Task
 from rebapl.data.transforms import Preprocessing
 from rebapl.data.workers import portions
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import part_views
+from rebapl.numbers import spread
 from rebapl.posterior import Posterior, Prediction
-from rebapl.posterior.records import head_of, records_of
 from rebapl.reports.pictures import embedded
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 """The formats of images that are read. Others of Pillow's are seldom used, and less well kept."""
 
 MAX_PIXELS = 50_000_000
-MAX_CLASSES, MAX_LETTERS = 200, 200
-"""The most class names of a request, and the most characters of each."""
-
 WAITING = 64
 """How many requests may wait; further ones are refused until some are answered."""
 
@@ -67,7 +63,7 @@ class Upload:
     """An image, as its test-time view (3, H, W), and the class names to answer among (None: those of the training)."""
 
     view: Tensor
-    class_names: tuple[str, ...] | None = None
+    class_names: Sequence[str] | None = None
     top: int = 3
     nearest: bool = False
     answer: Future[dict[str, Any]] = field(default_factory=Future, compare=False)
@@ -87,17 +83,6 @@ def view_of(content: bytes, preprocessing: Preprocessing) -> Tensor:
     except BROKEN as error:
         reason = unreadable("image", error).reason
         raise UserError(f"the image cannot be read ({reason}): send a {', '.join(FORMATS)} file") from error
-
-
-def check_class_names(names: object) -> tuple[str, ...] | None:
-    """The class names of a request, checked; None where none are given."""
-    if names is None:
-        return None
-    if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
-        raise UserError("class_names is a list of texts, none of them empty")
-    if not 2 <= len(names) <= MAX_CLASSES or max(map(len, names)) > MAX_LETTERS:
-        raise UserError(f"class_names has 2 to {MAX_CLASSES} names of at most {MAX_LETTERS} characters each")
-    return tuple(name.strip() for name in names)
 
 
 class Answering:
@@ -140,10 +125,10 @@ class Answering:
             self._answer([question for question in questions if question is not None])
 
     def _answer(self, questions: Sequence[Upload]) -> None:
-        by_names: dict[tuple[str, ...] | None, list[Upload]] = {}
+        by_names: dict[tuple[str, ...], list[Upload]] = {}
         for question in questions:
             if question.answer.set_running_or_notify_cancel():  # False where the client has gone meanwhile
-                by_names.setdefault(question.class_names, []).append(question)
+                by_names.setdefault(tuple(question.class_names or ()), []).append(question)
         for names, group in by_names.items():
             self.together[len(group)] += 1
             try:
@@ -156,9 +141,9 @@ class Answering:
                     if not question.answer.done():
                         question.answer.set_exception(error)
 
-    def _among(self, names: tuple[str, ...] | None) -> Posterior:
+    def _among(self, names: tuple[str, ...]) -> Posterior:
         """The posterior that answers among these class names, perhaps one that did so before."""
-        if names is None:
+        if not names:
             return self.posterior
         bound = self._bound.pop(names, None) or self.posterior.among(list(names))
         self._bound[names] = bound
@@ -168,9 +153,6 @@ class Answering:
 
     def _said(self, question: Upload, prediction: Prediction) -> dict[str, Any]:
         """What `rebapl predict --format json` says of one image, and what each sample says."""
-        head = head_of(prediction.class_names, prediction.average, len(prediction.weights), prediction.conformal)
-        top = min(question.top, len(prediction.class_names))
-        (record,) = records_of(prediction, top, prediction.threshold is not None)
         opinions = [
             {
                 "class": prediction.class_names[int(alone[0].argmax())],
@@ -180,7 +162,7 @@ class Answering:
             for alone, weight in zip(prediction.per_sample, prediction.weights.tolist(), strict=True)
         ]
         nearest = self.nearby.to(question.view) if question.nearest and self.nearby is not None else []
-        return {**head, "images": [record], "opinions": opinions, "nearest": nearest}
+        return {**prediction.to_dict(question.top), "opinions": opinions, "nearest": nearest}
 
 
 def quickest_threads(posterior: Posterior, clock: Callable[[], float] = time.perf_counter) -> int:

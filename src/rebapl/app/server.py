@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import contextlib
 import json
 import logging
@@ -12,9 +11,10 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import resources
-from typing import Any
+from typing import Annotated
 
 import uvicorn
+from pydantic import Field, StringConstraints
 from starlette.applications import Starlette
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -23,8 +23,9 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rebapl import __version__
-from rebapl.app.answering import Answering, TooBusyError, Upload, check_class_names, view_of
+from rebapl.app.answering import Answering, TooBusyError, Upload, view_of
 from rebapl.errors import UserError
+from rebapl.settings import Settings
 
 MAX_BYTES = 16 * 1024 * 1024
 """The largest body of a request; an image in it is a quarter smaller, since base64 makes it longer."""
@@ -54,6 +55,10 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
+MAX_CLASSES, MAX_LETTERS = 200, 200
+"""The most class names of a request, and the most characters of each."""
+
+Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_LETTERS)]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -63,6 +68,23 @@ class RefusedError(Exception):
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
         self.status = status
+
+
+class Asked(Settings):
+    """The body of a request: the content of an image file in base64, and what to say of it; see docs/serve.md."""
+
+    image: str
+    class_names: Annotated[list[Name], Field(min_length=2, max_length=MAX_CLASSES)] | None = None
+    top: Annotated[int, Field(ge=1)] = 3
+    nearest: bool = False
+
+    def content(self) -> bytes:
+        """The bytes of the image file. The text may be a URL that holds them, as browsers write it."""
+        text = self.image.partition(",")[2] if self.image.startswith("data:") else self.image
+        try:
+            return base64.b64decode(text, validate=True)
+        except ValueError as error:
+            raise UserError("image is not base64") from error
 
 
 class Rate:
@@ -205,18 +227,10 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
         return JSONResponse(said)
 
     async def predict(request: Request) -> Response:
-        given = await _json(request, bodies)
-        unknown = given.keys() - {"image", "class_names", "top", "nearest"}
-        if unknown:
-            raise UserError(f"unknown field {sorted(unknown)[0]!r}: accepted are image, class_names, top, nearest")
-        top, nearest = given.get("top", 3), given.get("nearest", False)
-        if type(top) is not int or top < 1 or type(nearest) is not bool:
-            raise UserError("top is a whole number of at least 1, and nearest is true or false")
-        names = check_class_names(given.get("class_names"))
-        content = _bytes(given.get("image"))
+        asked = await _read(request, bodies)
         async with decoding:
-            view = await asyncio.to_thread(view_of, content, encoder.preprocessing)
-        future = answering.ask(Upload(view, names, top, nearest))
+            view = await asyncio.to_thread(view_of, asked.content(), encoder.preprocessing)
+        future = answering.ask(Upload(view, asked.class_names, asked.top, asked.nearest))
         return JSONResponse(await asyncio.wrap_future(future))
 
     @contextlib.asynccontextmanager
@@ -237,8 +251,8 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
     return app
 
 
-async def _json(request: Request, bodies: Bodies) -> dict[str, Any]:
-    """The JSON object in the body of a request."""
+async def _read(request: Request, bodies: Bodies) -> Asked:
+    """What the body of a request asks."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise RefusedError(415, "send JSON, with Content-Type: application/json")
     body = await bodies.read(request)
@@ -248,13 +262,4 @@ async def _json(request: Request, bodies: Bodies) -> dict[str, Any]:
         raise UserError("the body is not JSON") from error
     if not isinstance(given, dict):
         raise UserError('the body is not a JSON object, such as {"image": "…"}')
-    return given
-
-
-def _bytes(text: object) -> bytes:
-    if not isinstance(text, str) or not text:
-        raise UserError("image is missing: give the content of the file in base64")
-    try:
-        return base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise UserError("image is not base64") from error
+    return Asked(**given)

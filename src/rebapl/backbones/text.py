@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rebapl.data.dataset import NOT_UNICODE
 from rebapl.errors import UserError
 
 Piece = str | int  # words, or a number of slots to be filled with learnable vectors
@@ -54,16 +55,12 @@ def clean_class_names(names: Sequence[str]) -> list[str]:
     for index, name in enumerate(cleaned):
         if not name:
             raise UserError(f"class name {index} ({names[index]!r}) is empty: every class needs a name")
-        if not _is_unicode(name):
+        if NOT_UNICODE.search(name):
             raise UserError(f"class name {index} ({name!r}) is not valid Unicode: write it anew (UTF-8)")
     return cleaned
 
 
-def _is_unicode(name: str) -> bool:
-    """Whether a name is valid Unicode. A file name in another encoding is not: its bytes become lone surrogates."""
-    return not any("\ud800" <= character <= "\udfff" for character in name)
-
-
+@dataclass(eq=False)
 class TextTokenizer:
     """Turns pieces of text and slots into padded token sequences.
 
@@ -74,21 +71,12 @@ class TextTokenizer:
     `vocabulary` has the id of every token; it only tells one tokenizer from another, see `fingerprint`.
     """
 
-    def __init__(
-        self,
-        encode: Callable[[str], list[int]],
-        start: int | None,
-        end: int,
-        limit: int,
-        pad: int | None = None,
-        vocabulary: Mapping[str, int] | None = None,
-    ) -> None:
-        self.encode = encode
-        self.start = start
-        self.end = end
-        self.limit = limit
-        self.pad = pad
-        self.vocabulary = vocabulary
+    encode: Callable[[str], list[int]]
+    start: int | None
+    end: int
+    limit: int
+    pad: int | None = None
+    vocabulary: Mapping[str, int] | None = None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -135,16 +123,14 @@ class TextTokenizer:
                 )
             rows.append(ids)
             slots.append(filled)
-        return self._pad(rows, torch.tensor(slots, dtype=torch.long).reshape(len(rows), -1))
-
-    def _pad(self, rows: list[list[int]], slots: Tensor) -> Text:
         if self.pad is None:
             length, filler = max(map(len, rows)), self.end
             read = torch.tensor([len(row) - 1 for row in rows])
         else:
             length, filler = self.limit, self.pad
             read = torch.full((len(rows),), self.limit - 1)
-        return Text(torch.tensor([row + [filler] * (length - len(row)) for row in rows]), read, slots)
+        padded = torch.tensor([row + [filler] * (length - len(row)) for row in rows])
+        return Text(padded, read, torch.tensor(slots, dtype=torch.long).reshape(len(rows), -1))
 
     def _inner(self, text: str) -> list[int]:
         ids = self.encode(text)[self.first : -1]

@@ -196,6 +196,7 @@ class States:
         return replace(self, hidden=torch.cat([old[:, :at], new, old[:, at + count :]], dim=1))
 
 
+@dataclass(eq=False)
 class Tower:
     """The layers of one frozen encoder, with what comes before and after them.
 
@@ -204,21 +205,12 @@ class Tower:
     (B, L, d) → (B, d).
     """
 
-    def __init__(
-        self,
-        layers: Sequence[Layer],
-        width: int,
-        first_norm: Callable[[Tensor], Tensor],
-        last_norm: Callable[[Tensor], Tensor],
-        projection: Any,
-        pool: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
-        self.layers = layers
-        self.width = width
-        self.first_norm = first_norm
-        self.last_norm = last_norm
-        self.projection = projection
-        self.pool = pool
+    layers: Sequence[Layer]
+    width: int
+    first_norm: Callable[[Tensor], Tensor]
+    last_norm: Callable[[Tensor], Tensor]
+    projection: Any
+    pool: Callable[[Tensor], Tensor] | None = None
 
     def run(self, states: States, edits: Mapping[int, Edit] | None = None, stop: int | None = None) -> States:
         """Go through the layers from that of the states up to `stop` (None: all), making `edits[i]` before layer i."""

@@ -15,7 +15,6 @@ from typing import Annotated
 import typer
 
 from rebapl import __version__
-from rebapl.cli.config import config as config_commands
 from rebapl.cli.data import data as data_commands
 from rebapl.cli.evaluate import evaluate
 from rebapl.cli.export import export
@@ -24,25 +23,22 @@ from rebapl.cli.predict import predict
 from rebapl.cli.report import report
 from rebapl.cli.reproduce import reproduce
 from rebapl.cli.results import results
-from rebapl.cli.run import run
 from rebapl.cli.serve import serve
 from rebapl.cli.share import share
-from rebapl.cli.train import train
+from rebapl.cli.train import run, train
 from rebapl.errors import FailedError, UserError, printable
 from rebapl.interruption import Interrupted, interrupt
 
 FAILED, REFUSED = 1, 2
 """The exit codes of work that failed, and of bad input."""
 
-CTRL_C, HUNG_UP, TERMINATED = 130, 129, 143
-"""The exit codes of interrupted work: after Ctrl-C, with which typer ends, after SIGHUP and after SIGTERM."""
+INTERRUPTED = 128
+"""The exit code of interrupted work is this and the number of the signal: 130 after Ctrl-C, with which typer ends."""
 
 RESUMABLE = ("train", "run", "reproduce", "learn")
 """The commands that go on where they were when they are given again."""
 
-_ENDINGS: dict[int, int] = {signal.SIGTERM: TERMINATED}
-if hasattr(signal, "SIGHUP"):  # not on Windows
-    _ENDINGS[signal.SIGHUP] = HUNG_UP
+_ENDINGS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # as Windows has them
 
 _debug: ContextVar[bool] = ContextVar("debug", default=False)
 
@@ -57,7 +53,8 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line; a `UserError` or an `OSError` becomes one line on stderr, and exit code 2, or 1 for work.
 
-    `--debug` shows the traceback before that line. After Ctrl-C, SIGTERM or SIGHUP a line says what is kept.
+    `--debug` shows the traceback before that line. After Ctrl-C, SIGTERM or SIGHUP a line says which part of
+    the work is kept.
     """
     # Threads that wait for one another by spinning long are many times slower when other programs want the cores too.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -75,18 +72,18 @@ def main() -> None:
         _show_error(str(error) if isinstance(error, UserError) else _of_the_system(error))
         sys.exit(FAILED if isinstance(error, FailedError) else REFUSED)
     except SystemExit as ending:
-        if ending.code != CTRL_C:
+        if ending.code != INTERRUPTED + signal.SIGINT:
             raise
         found = _interruption(ending)
         print(_how_to_go_on(found.kept), file=sys.stderr)
-        sys.exit(_ENDINGS.get(found.signal, CTRL_C))
+        sys.exit(INTERRUPTED + found.signal)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _interruption(ending: BaseException) -> Interrupted:
-    """What made typer end: it raises its own exception while it handles that of the interruption."""
+    """The interruption that made typer end: typer raises its own exception while it handles this one."""
     error: BaseException | None = ending
     while error is not None and not isinstance(error, Interrupted):
         error = error.__context__
@@ -94,7 +91,7 @@ def _interruption(ending: BaseException) -> Interrupted:
 
 
 def _how_to_go_on(kept: str) -> str:
-    """What is kept, and the command that goes on with it."""
+    """The last line of interrupted work: which part of it is kept, and the command that goes on with it."""
     words = sys.argv[1:]
     if not kept and not any(word in RESUMABLE for word in words):
         return "stopped"
@@ -103,7 +100,7 @@ def _how_to_go_on(kept: str) -> str:
 
 
 def _of_the_system(error: OSError) -> str:
-    """What the system said, in one line: which file, and why it could not be read or written."""
+    """The error of the system in one line: which file, and why it could not be read or written."""
     if error.filename is None or error.strerror is None:
         message = " ".join(str(error).split()) or type(error).__name__
     else:
@@ -152,32 +149,19 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the table and the figure.")] = Path("demo"),
 ) -> None:
     """Base-to-novel on two embedded tasks: about two minutes on two cores."""
-    from rich.console import Console
-
-    from rebapl.cli.progress import StepProgress
+    from rebapl.cli.progress import StepProgress, print_table
     from rebapl.reports.results import base_novel_table
     from rebapl.reproduce.demo import SEED, SHOTS, run_demo
 
     with StepProgress() as progress:
         rows = run_demo(out, progress.begin)
-    table = base_novel_table(rows, f"base-to-novel, {SHOTS} shots, seed {SEED}, embedded backbone")
-    Console().print(table.to_rich())
+    print_table(base_novel_table(rows, f"base-to-novel, {SHOTS} shots, seed {SEED}, embedded backbone"))
     print(f"the table is in {out / 'table.md'}, the figure in {out / 'figure.png'}")
 
 
-app.command()(learn)
-app.command()(train)
-app.command()(run)
-app.command()(evaluate)
-app.command()(results)
-app.command()(report)
-app.command()(predict)
-app.command()(serve)
-app.command()(share)
-app.command()(export)
-app.command()(reproduce)
+for command in (learn, train, run, evaluate, results, report, predict, serve, share, export, reproduce):
+    app.command()(command)
 app.add_typer(data_commands, name="data")
-app.add_typer(config_commands, name="config")
 
 
 @app.command()
@@ -186,7 +170,7 @@ def toy(
     seed: Annotated[int, typer.Option(help="The one seed of the pictures.")] = 1,
 ) -> None:
     """Draw the paper's two-mode example: potential, repulsion, trajectories, modes visited (PNG and PDF)."""
-    from rebapl.reproduce.toy import draw_toy
+    from rebapl.reproduce.toy_figures import draw_toy
 
     for path in draw_toy(out, seed):
         print(path)
@@ -195,20 +179,44 @@ def toy(
 @app.command("list")
 def list_() -> None:
     """Name the data sets, methods, kinds of inference and distances there are, and say what they are."""
-    from rebapl.data.catalogue import registered_datasets
+    from rebapl.data.catalogue import REGISTERED
     from rebapl.data.embedded import EMBEDDED
     from rebapl.data.published import PUBLISHED
     from rebapl.learners import METHODS
     from rebapl.repulsion import DISTANCES
     from rebapl.sampling import PRESETS
 
-    described = (
-        ("methods", {name: METHODS.find(name).about for name in METHODS}),
-        ("inference", {name: PRESETS.find(name).about for name in PRESETS}),
-    )
-    print(f"data sets: {', '.join([*EMBEDDED, *PUBLISHED, *registered_datasets()])}")
-    for title, lines in described:
-        print(f"{title}:")
-        for name, about in lines.items():
-            print(f"  {name:<15} {about}".rstrip())
+    print(f"data sets: {', '.join([*EMBEDDED, *PUBLISHED, *REGISTERED])}")
+    print("methods:")
+    for name, method in METHODS.items():
+        print(f"  {name:<15} {method.about}".rstrip())
+    print("inference:")
+    for name, preset in PRESETS.items():
+        print(f"  {name:<15} {preset.about}".rstrip())
     print(f"distances: {', '.join(DISTANCES)}")
+
+
+config = typer.Typer(no_args_is_help=True)
+app.add_typer(config, name="config")
+
+
+@config.callback()
+def _config() -> None:
+    """Configuration files: a schema for editors."""
+
+
+@config.command()
+def schema(
+    out: Annotated[Path | None, typer.Option(help="File to write; it is printed if not given.")] = None,
+) -> None:
+    """Write the JSON schema of run configurations, with which editors complete and check YAML files."""
+    import json
+
+    from rebapl.files import write_json
+    from rebapl.runs.config_file import run_schema
+
+    if out is None:
+        print(json.dumps(run_schema(), indent=2, ensure_ascii=False))
+    else:
+        write_json(out, run_schema())
+        print(f"written: {out}; the first line of a YAML file names it: # yaml-language-server: $schema={out}")

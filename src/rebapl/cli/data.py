@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.completion import datasets
+from rebapl.cli.options import complete_datasets
 from rebapl.errors import printable, unknown
 
 data = typer.Typer(no_args_is_help=True, help="Data sets: list, check.")
@@ -29,7 +29,7 @@ def list_(
     from rich.console import Console
     from rich.table import Table
 
-    from rebapl.data.catalogue import given_root, registered_datasets
+    from rebapl.data.catalogue import REGISTERED, given_root
     from rebapl.data.embedded import EMBEDDED
     from rebapl.data.published import PUBLISHED
 
@@ -47,14 +47,14 @@ def list_(
         table.add_row(entry.name, str(entry.classes), images, entry.template, *state)
     Console().print(table)
     print(f"embedded, without files: {', '.join(EMBEDDED)}")
-    if registered := registered_datasets():
-        print(f"registered by plugins: {', '.join(registered)}")
+    if REGISTERED:
+        print(f"registered by plugins: {', '.join(REGISTERED)}")
     print("your own: --data PATH, a folder with train/ val/ test/, a folder of class folders, or a CSV file")
     print("files and sources of one: rebapl data list NAME")
 
 
 def _show(name: str) -> None:
-    from rebapl.data.catalogue import registered_datasets
+    from rebapl.data.catalogue import REGISTERED
     from rebapl.data.embedded import EMBEDDED
     from rebapl.data.published import PUBLISHED
 
@@ -62,7 +62,7 @@ def _show(name: str) -> None:
         print(f"{name} is embedded in the package: there are no files to get")
         return
     if name not in PUBLISHED:
-        if name in registered_datasets():
+        if name in REGISTERED:
             print(f"{name} is registered by a plugin, which gets its images itself")
             return
         raise unknown("data set", name, PUBLISHED)
@@ -82,7 +82,9 @@ def _show(name: str) -> None:
 
 @data.command()
 def check(
-    name: Annotated[str, typer.Argument(help="A data set's name, or the path of your own.", autocompletion=datasets)],
+    name: Annotated[
+        str, typer.Argument(help="A data set's name, or the path of your own.", autocompletion=complete_datasets)
+    ],
     root: RootOption = None,
     split: Annotated[
         str | None, typer.Option(help="Another split file, in the data set's folder or with its path.")

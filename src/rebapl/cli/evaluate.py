@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rebapl.cli.completion import runs
-from rebapl.cli.values import QuietOption, TrackOption, parse_names, parse_threshold, parse_trackers
+from rebapl.cli.options import QuietOption, TrackOption, complete_runs, parse_names, parse_threshold, parse_trackers
 from rebapl.errors import UserError, printable
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a trained run.", autocompletion=runs)],
+    run: Annotated[Path, typer.Argument(help="Folder of a trained run.", autocompletion=complete_runs)],
     root: Annotated[
         Path | None, typer.Option(help="Folder of the published data sets; $REBAPL_DATA if not given.")
     ] = None,
@@ -58,9 +57,8 @@ def evaluate(
 ) -> None:
     """Score a trained run on its test images and store the results in it."""
     import torch
-    from rich.console import Console
 
-    from rebapl.cli.progress import StepProgress
+    from rebapl.cli.progress import StepProgress, print_table
     from rebapl.reports.results import scores_table
     from rebapl.runs.folder import read_config, scored_as
     from rebapl.runs.run import evaluate_run
@@ -84,7 +82,7 @@ def evaluate(
             track=trackers,
             progress=progress.begin(f"scoring {printable(str(run))}"),
         )
-    Console().print(scores_table(result, title=str(run)).to_rich())
+    print_table(scores_table(result, title=str(run)))
     if fit_weights or uniform_weights:
         _say_weights(run, torch.tensor(result.weights))
     for by, found in result.outside.get(outside or "", {}).items():

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.completion import runs
-from rebapl.cli.values import given_class_names
+from rebapl.cli.options import ClassesOption, complete_runs, given_class_names
 from rebapl.wording import number_of
 
 
@@ -17,7 +16,7 @@ def export(
     run: Annotated[
         Path,
         typer.Argument(
-            help="Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.", autocompletion=runs
+            help="Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.", autocompletion=complete_runs
         ),
     ],
     out: Annotated[
@@ -27,8 +26,7 @@ def export(
             "learn text only; .onnx or .pt2 (torch.export) for the whole predictor."
         ),
     ],
-    classes: Annotated[str | None, typer.Option(help="Other class names, separated by commas.")] = None,
-    classes_file: Annotated[Path | None, typer.Option(help="Other class names, one per line of a file.")] = None,
+    classes: ClassesOption = None,
     backbone: Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")] = None,
 ) -> None:
     """Write a run's class embeddings, or the whole predictor with all samples, for other programs."""
@@ -38,7 +36,7 @@ def export(
 
     check_form(out)
     refuse_unwritable(out)
-    names = given_class_names(classes, classes_file)
+    names = given_class_names(classes)
     posterior = load_posterior(run, backbone).among(names)
     if out.suffix in (".onnx", ".pt2"):
         samples = number_of(len(posterior), "sample")

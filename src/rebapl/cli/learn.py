@@ -7,10 +7,8 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.completion import kinds_of_inference, methods
-from rebapl.cli.engine_options import Device, expect_workers
-from rebapl.cli.run_notes import backbone_remarks, one_sample
-from rebapl.cli.values import QuietOption, parse_names
+from rebapl.cli import options
+from rebapl.cli.run_notes import backbone_remarks, sample_remarks
 from rebapl.errors import UserError
 from rebapl.files import refuse_unwritable
 
@@ -34,7 +32,7 @@ def learn(
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to keep it in; runs/ and the name of the photos' folder.")
-    ] = (None),
+    ] = None,
     risk: Annotated[
         float, typer.Option(min=0, max=0.99, help="Share of wrong answers to allow before it says 'I don't know'.")
     ] = RISK,
@@ -45,20 +43,26 @@ def learn(
     anew: Annotated[bool, typer.Option("--anew", help="Delete what was learned before in this folder.")] = False,
     shots: Annotated[int, typer.Option(min=1, help="Learn from at most this many images of each class.")] = SHOTS,
     method: Annotated[
-        str, typer.Option(help="What is learned; `rebapl list` names the methods.", autocompletion=methods)
+        str,
+        typer.Option(help="What is learned; `rebapl list` names the methods.", autocompletion=options.complete_methods),
     ] = METHOD,
     inference: Annotated[
-        str, typer.Option(help="How; `rebapl list` names the kinds of inference.", autocompletion=kinds_of_inference)
+        str,
+        typer.Option(
+            help="How; `rebapl list` names the kinds of inference.", autocompletion=options.complete_inference
+        ),
     ] = INFERENCE,
-    epochs: Annotated[int | None, typer.Option(help="Epochs instead of the number that was published.")] = None,
+    epochs: options.Epochs = None,
     template: Annotated[str | None, typer.Option(help="Text with {} for the class name.")] = None,
-    device: Device = None,
-    jobs: Annotated[int, typer.Option(min=1, callback=expect_workers, help="Trainings at a time on each device.")] = 1,
-    quiet: QuietOption = False,
+    device: options.Device = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, callback=options.expect_workers, help="Trainings at a time on each device.")
+    ] = 1,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Learn all classes of your photos, measure how well, and choose when to say "I don't know".
 
-    What is done is kept; interrupted work goes on where it was.
+    Finished work is kept; interrupted work goes on where it was.
     """
     from rebapl.backbones import find_backbone
     from rebapl.cli.progress import StepProgress
@@ -70,7 +74,7 @@ def learn(
     from rebapl.runs.learn import learn as do_lesson
 
     config = RunConfig(photos, method, inference, shots=shots, backbone=backbone, epochs=epochs, template=template)
-    engine = LocalEngine(parse_names(device), jobs)
+    engine = LocalEngine(options.parse_names(device), jobs or 1)
     lesson = Lesson.of(config, out or Path("runs") / folder_name(photos))
     if anew:
         lesson.forget()
@@ -100,8 +104,6 @@ def learn(
                 progress.warn(line)
             do_lesson(lesson, engine, risk, progress.show, set_level=set_level)
         print(f"learned: {lesson.out}")
-    trained = lesson.final.resolved().training.inference
-    if trained is not None and trained.samples == 1:
-        warnings.append(one_sample(lesson.out))
-    for line in [*result_lines(lesson, *read_learned(lesson.out)), *warnings]:
+    remarks = [*warnings, *sample_remarks(lesson.final, lesson.out)]
+    for line in [*result_lines(lesson, *read_learned(lesson.out)), *remarks]:
         print(line)

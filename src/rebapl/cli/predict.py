@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from rebapl.cli.completion import runs
-from rebapl.cli.engine_options import EngineOption, Jobs, engine_of
+from rebapl.cli.options import (
+    ClassesOption,
+    EngineOption,
+    Jobs,
+    QuietOption,
+    complete_runs,
+    engine_of,
+    given_class_names,
+    parse_names,
+)
 from rebapl.cli.run_notes import ONLY_DRAWINGS, one_sample
-from rebapl.cli.values import QuietOption, given_class_names, parse_names
 from rebapl.errors import UserError, printable, unknown
 from rebapl.wording import number_of
 
@@ -42,7 +49,7 @@ def predict(
     run: Annotated[
         Path,
         typer.Argument(
-            help="Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.", autocompletion=runs
+            help="Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.", autocompletion=complete_runs
         ),
     ],
     images: Annotated[
@@ -52,8 +59,7 @@ def predict(
         list[Path] | None,
         typer.Option("--list", help="List of images: a path per line, or a CSV with a column path. Repeatable."),
     ] = None,
-    classes: Annotated[str | None, typer.Option(help="Other class names, separated by commas.")] = None,
-    classes_file: Annotated[Path | None, typer.Option(help="Other class names, one per line of a file.")] = None,
+    classes: ClassesOption = None,
     template: Annotated[
         str | None, typer.Option(help="Text with {} for the class name, if the method uses one.")
     ] = None,
@@ -141,7 +147,7 @@ def predict(
     first = "cpu" if where is not None else best_device(next(iter(devices), None))
     for each in devices if where is None else ():
         best_device(each)  # refuses one that is not here
-    names = given_class_names(classes, classes_file)
+    names = given_class_names(classes)
     piped = PIPE in (images or [])
     files = ImageFiles(
         [path for path in images or [] if path != PIPE],
@@ -242,25 +248,25 @@ def _write(
     where: Engine[Any] | None,
     size: int | None,
 ) -> None:
-    """Do the shards that are missing, here or on an engine, and say at the end what is there."""
+    """Do the shards that are missing, here or on an engine, and say at the end how many rows there are."""
     from rebapl.cli.progress import StepProgress
     from rebapl.interruption import Interrupted
     from rebapl.runs.jobs import Outcome, check_outcomes
     from rebapl.runs.lock import alone_in
-    from rebapl.runs.shards import CPU_SIZE, SIZE, Inquiry, answer_shards, conclude, count_rows, plan_shards
+    from rebapl.runs.shards import CPU_SIZE, SIZE, answer_shards, conclude, count_rows, plan_shards
 
     here_on_cpu = where is None and posterior.learner.encoder.device.type == "cpu"
     size = size or (CPU_SIZE if here_on_cpu else SIZE)
     with alone_in(place.out):
-        shards = plan_shards(place, Inquiry.of(source, posterior, question, place.form), posterior, files, size)
+        shards = plan_shards(place, source, posterior, question, files, size)
         missing = [shard for shard in shards if not shard.is_done()]
         before, _ = count_rows(place, shards)
         asked = sum(shard.count for shard in missing)
         progress.start_line(f"predicting {number_of(asked, 'image')} into {place.out}")
         outcomes: list[Outcome] = []
+        watch = Watch(progress, asked)
         try:
             if where is None:
-                watch = Watch(progress, asked)
                 for records in answer_shards(missing, posterior, watch.pace):
                     watch(records)
             else:
@@ -273,8 +279,8 @@ def _write(
         rows, not_read = count_rows(place, shards)
         conclude(place, shards)
     if where is not None:
-        for line in named(not_read):
-            progress.warn(line)
+        for image, why in not_read:
+            watch.skip(image, why)
     if rows:
         print(f"{counted(rows, before, len(not_read))}: {printable(str(place.out))}")
     check_outcomes(outcomes)
@@ -297,18 +303,16 @@ class Watch:
         self.done += len(records)
         for record in records:
             if record["error"] is not None:
-                self.not_read.append((record["image"], record["error"]))
-                if len(self.not_read) <= NAMED + 1:
-                    self.progress.warn(list(named(self.not_read))[-1])
+                self.skip(record["image"], record["error"])
         self._moved(self.done, self.total, note=self.pace.said())
 
-
-def named(not_read: list[tuple[str, str]]) -> Iterator[str]:
-    """Lines that name the first images that cannot be read."""
-    for image, error in not_read[:NAMED]:
-        yield f"skipped: {image} cannot be read ({error})"
-    if len(not_read) > NAMED:
-        yield "skipped: more, whose rows say why"
+    def skip(self, image: str, error: str) -> None:
+        """Take note of an image that cannot be read."""
+        self.not_read.append((image, error))
+        if len(self.not_read) <= NAMED:
+            self.progress.warn(f"skipped: {image} cannot be read ({error})")
+        elif len(self.not_read) == NAMED + 1:
+            self.progress.warn("skipped: more, whose rows say why")
 
 
 def _nothing_read(not_read: list[tuple[str, str]]) -> str:

@@ -1,4 +1,4 @@
-"""What commands show in a terminal: how far work is, and tables.
+"""How commands show in a terminal how far work is, and tables.
 
 Progress goes to stderr: a bar for each piece of work in a terminal, and a line now and then where it is piped. It is
 that of one piece of work (`begin`), or that of the jobs of an engine (`show`).
@@ -24,7 +24,7 @@ from rich.progress import (
 )
 
 from rebapl.errors import printable
-from rebapl.runs.jobs import Ended, Event, Outcome, Retried, Stalled, Started, Stepped, Work
+from rebapl.runs.jobs import Event, Outcome, Retried, Stalled, Started, Stepped, Work
 from rebapl.wording import clock, roughly
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class StepProgress:
             disable=not self.bars,
             redirect_stdout=False,  # rows and tables on stdout stay there
         )
-        self._states = dict.fromkeys((job.folder for job in jobs), "queued")
+        self.states = dict.fromkeys((job.folder for job in jobs), "queued")
         self._works: dict[Path, tuple[Moved, Callable[[int, int], str]]] = {}
 
     def __enter__(self) -> StepProgress:
@@ -109,23 +109,7 @@ class StepProgress:
 
     def begin(self, title: str) -> Moved:
         """The callback that shows how far a piece of work is. It leaves out a loss that is not known."""
-        if self.quiet:
-            return lambda *_, **__: None
-        return self._bar(title) if self.bars else PlainSteps(title, self.unit, self.note).moved
-
-    def _bar(self, title: str) -> Moved:
-        bars: list[TaskID] = []
-
-        def moved(done: int, total: int | None, loss: float = math.nan, note: str = "") -> None:
-            if not bars:
-                bars.append(self.progress.add_task(title, note=""))
-            words = [note] if note else []
-            words += [] if math.isnan(loss) else [f"loss {loss:.3f}"]
-            self.progress.update(bars[0], completed=done, total=total, note=" · ".join(words))
-            if self._states and done == total:
-                self.progress.remove_task(bars.pop())
-
-        return moved
+        return Steps(self, title).moved
 
     def show(self, event: Event) -> None:
         """Show an event that an engine reports."""
@@ -133,7 +117,7 @@ class StepProgress:
         if isinstance(event, Started):
             again = f", attempt {event.attempt}" if event.attempt > 1 else ""
             self.start_line(f"{job.name}: started on {event.device}{again}")
-            self._states[job.folder] = "running"
+            self.states[job.folder] = "running"
             self._works[job.folder] = (self.begin(job.name), job.phases())
         elif isinstance(event, Stepped):
             moved, phase = self._works[job.folder]
@@ -141,18 +125,18 @@ class StepProgress:
         elif isinstance(event, Stalled):
             self.warn(f"{job.name}: no progress for {roughly(event.seconds)}; it goes on, or end it with Ctrl-C")
         elif isinstance(event, Retried):
-            self._states[job.folder] = "queued"
+            self.states[job.folder] = "queued"
             self.warn(f"{job.name}: is tried again, {event.failure}")
-        elif isinstance(event, Ended):
-            self._ended(event.outcome)
+        else:
+            self._ended(event)
 
     def _ended(self, outcome: Outcome) -> None:
-        self._states[outcome.folder] = outcome.state
+        self.states[outcome.folder] = outcome.state
         if not outcome.attempts:
             return
         how = f"done in {clock(outcome.seconds)}" if outcome.state == "done" else outcome.state
         why = "" if outcome.failure is None else f", {outcome.failure}"
-        there = list(self._states.values())
+        there = list(self.states.values())
         counts = [f"{there.count(state)} {state}" for state in STATES if state in there]
         if len(there) > 1:
             self.note(f"{outcome.job.name}: {how}{why} ({', '.join(counts)})")
@@ -160,16 +144,21 @@ class StepProgress:
             self.note(f"{outcome.job.name}: {how}")
 
 
-class PlainSteps:
-    """Says in a line now and then how far a piece of work is, with an estimate of the time left."""
+class Steps:
+    """How far one piece of work is: a bar in a terminal, elsewhere a line now and then with the time that is left."""
 
-    def __init__(self, title: str, unit: str, say: Callable[[str], None]) -> None:
-        self.title, self.unit, self.say = title, unit, say
+    def __init__(self, shown: StepProgress, title: str) -> None:
+        self.shown, self.title = shown, title
+        self.bar: TaskID | None = None
         self.first: tuple[int, float] | None = None
         self.last = time.monotonic()
 
     def moved(self, done: int, total: int | None, loss: float = math.nan, note: str = "") -> None:
-        """Take note of what is done, and say it if the time has come."""
+        """Move the bar, or say how much is done if the time for a line has come."""
+        words = [*([note] if note else []), *([] if math.isnan(loss) else [f"loss {loss:.3f}"])]
+        if self.shown.bars:
+            self._draw(done, total, " · ".join(words))
+            return
         now = time.monotonic()
         if self.first is None:
             self.first = (done, now)
@@ -177,10 +166,16 @@ class PlainSteps:
         if now - self.last < max(EVERY_SECONDS, EVERY_SHARE * (now - since)):
             return
         self.last = now
-        words = [f"{done} {self.unit}" if total is None else f"{done} of {total} {self.unit}"]
-        if not math.isnan(loss):
-            words.append(f"loss {loss:.3f}")
         if total is not None and begun < done < total:
             words.append(f"about {roughly((total - done) * (now - since) / (done - begun))} left")
-        words += [note] if note else []
-        self.say(f"{self.title}: {', '.join(words)}")
+        count = f"{done} {self.shown.unit}" if total is None else f"{done} of {total} {self.shown.unit}"
+        self.shown.note(f"{self.title}: {', '.join([count, *words])}")
+
+    def _draw(self, done: int, total: int | None, note: str) -> None:
+        bars = self.shown.progress
+        if self.bar is None:
+            self.bar = bars.add_task(self.title, note="")
+        bars.update(self.bar, completed=done, total=total, note=note)
+        if self.shown.states and done == total:  # a bar for each job that is being done, and none for finished ones
+            bars.remove_task(self.bar)
+            self.bar = None

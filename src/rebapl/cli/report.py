@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.completion import runs as complete_runs
-from rebapl.cli.values import QuietOption
+from rebapl.cli.options import QuietOption, complete_runs
 from rebapl.errors import UserError, printable
 
 
@@ -32,11 +31,9 @@ def report(
         raise UserError("a run is named twice: name each once")
     from rebapl.cli.progress import StepProgress
     from rebapl.reports.html import write_report
-    from rebapl.reports.inspection import InspectedRun, read_run
+    from rebapl.reports.inspection import InspectedRun
     from rebapl.runs.machine import KeptBackbone, best_device
 
-    for run in runs:
-        read_run(run)  # a folder that holds no run is refused before any work
     device, load = best_device(device), KeptBackbone()
     with StepProgress(quiet, "images") as progress:
         inspected = [

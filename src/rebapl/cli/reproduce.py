@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.engine_options import Device, EngineName, EngineOption, Jobs, engine_of
-from rebapl.cli.values import parse_names, parse_seeds
+from rebapl.cli.options import Device, EngineName, EngineOption, Jobs, engine_of, parse_names, parse_seeds
 from rebapl.errors import UserError
 
 
@@ -59,6 +58,7 @@ def reproduce(
     from rebapl.reproduce.suites import named_suite
     from rebapl.reproduce.targets import PAPER_TARGETS, chosen
     from rebapl.runs.run import Job
+    from rebapl.wording import number_of
 
     if list_:
         wide = max(map(len, PAPER_TARGETS))
@@ -78,14 +78,15 @@ def reproduce(
         inference=inference,
     )
     if dry_run:
-        table, configs = planned(targets, selected, runs, root)
-        for config, done in configs:
+        states, remarks = planned(targets, selected, runs, root)
+        for config, done in states:
             transfers = "" if config.protocol == "base-to-novel" else f" {config.protocol}"
             settings = {**({"epochs": config.epochs} if config.epochs else {}), **config.inference_settings}
             extra = "".join(f" {key}={short_value(value)}" for key, value in settings.items())
             how = f"{config.method} · {config.inference_name}{extra}"
             print(f"{config.data}{transfers} {how} seed {config.seed}: {'done' if done else 'to do'}")
-        print_table(table)
+        finished = sum(done for _, done in states)
+        print("\n".join([f"{number_of(len(states), 'run')}, {finished} of them done", *remarks]))
         return
     where = engine_of(engine, runs, device, jobs, engine_option)
     context = Context(selected, runs, root, parse_names(device), hm)
@@ -101,8 +102,7 @@ def reproduce(
         print(f"{target.name}: {target.what}", file=sys.stderr)
         with StepProgress(jobs=[Job.of(config, runs, root=root) for config in needed]) as live:
             product = make_target(target, context, folder, engine=where, on_event=live.show)
-        for made in product.tables.values():
-            print_table(made)
+        print_table(product.table)
         for name in product.figures:
             print(f"figure: {folder / f'{name}.png'}")
     print(f"all tables and figures: {folder / 'README.md'}")

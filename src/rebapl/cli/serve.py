@@ -8,13 +8,14 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.completion import runs
-from rebapl.cli.values import QuietOption
+from rebapl.cli.options import QuietOption, complete_runs
 from rebapl.errors import UserError
 
 
 def serve(
-    run: Annotated[Path, typer.Argument(help="Folder of a trained run, or of a posterior.", autocompletion=runs)],
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a trained run, or of a posterior.", autocompletion=complete_runs)
+    ],
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8000,
     host: Annotated[
         str, typer.Option(help="The address to listen at; others than this machine cannot reach 127.0.0.1.")

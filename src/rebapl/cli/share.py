@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from rebapl.cli.completion import runs
+from rebapl.cli.options import complete_runs
 
 
 def share(
-    run: Annotated[Path, typer.Argument(help="Folder of a trained run, or of a posterior.", autocompletion=runs)],
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a trained run, or of a posterior.", autocompletion=complete_runs)
+    ],
     to: Annotated[str, typer.Option(metavar="USER/NAME", help="The repository; it is made if it does not exist.")],
     private: Annotated[bool, typer.Option("--private", help="Let only yourself and your team see it.")] = False,
     licence: Annotated[
@@ -28,10 +30,20 @@ def share(
 
     The backbone and the images are not uploaded; the class names are.
     """
-    from rebapl.runs.sharing import share_run
+    from rebapl.posterior import load_posterior
+    from rebapl.posterior.hub import write_for_hub
+    from rebapl.runs.folder import CONFIG, read_config
+    from rebapl.runs.results import RESULTS, read_result
 
-    made = share_run(run, to, private=private, licence=licence, backbone=backbone, folder=dry_run)
+    posterior = load_posterior(run)
+    card: dict[str, Any] = {"licence": licence, "backbone": backbone}
+    if (run / CONFIG).exists():
+        config = read_config(run)
+        card["facts"] = {"protocol": config.protocol, "images per class": config.shots}
+    if (run / RESULTS).exists():
+        card["scores"] = {name: part.as_json() for name, part in read_result(run).parts.items()}
     if dry_run is not None:
-        print(f"what would be uploaded to {to}: {made}")
+        print(f"what would be uploaded to {to}: {write_for_hub(posterior, dry_run, to, **card)}")
     else:
-        print(f"uploaded to {to}, commit {made}; use it with: rebapl predict hf://{to}@{made} IMAGES")
+        commit = posterior.push_to_hub(to, private=private, **card)
+        print(f"uploaded to {to}, commit {commit}; use it with: rebapl predict hf://{to}@{commit} IMAGES")

@@ -1,4 +1,4 @@
-"""`rebapl train`: learn prompts in a folder that is kept, so that interrupted work goes on where it was."""
+"""`rebapl train` and `rebapl run`: learn prompts in a folder that is kept, so that interrupted work goes on."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rebapl.cli.completion import datasets, kinds_of_inference, methods
-from rebapl.cli.engine_options import Device, EngineName, EngineOption, Jobs, engine_of
-from rebapl.cli.run_notes import backbone_remarks, half_remarks, one_sample
-from rebapl.cli.values import QuietOption, TrackOption, parse_seeds, parse_trackers
+from rebapl.cli import options
+from rebapl.cli.run_notes import backbone_remarks, sample_remarks
 from rebapl.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,19 +25,20 @@ def train(
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="YAML file with the settings, or a run's config.json; what else is given goes on top."),
+        typer.Option(help="YAML file with the settings, or a run's config.json; options and words replace its values."),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
             help="Data set (`rebapl list` names them), or the path of a folder of images or a CSV.",
-            autocompletion=datasets,
+            autocompletion=options.complete_datasets,
         ),
     ] = None,
     method: Annotated[
         str | None,
         typer.Option(
-            help="What is learned; `rebapl list` names the methods. coop if not given.", autocompletion=methods
+            help="What is learned; `rebapl list` names the methods. coop if not given.",
+            autocompletion=options.complete_methods,
         ),
     ] = None,
     inference: Annotated[
@@ -47,7 +46,7 @@ def train(
         typer.Option(
             help="How; `rebapl list` names the kinds of inference. If not given, as the method was published: svgd for "
             "app, mle for all others.",
-            autocompletion=kinds_of_inference,
+            autocompletion=options.complete_inference,
         ),
     ] = None,
     protocol: Annotated[
@@ -58,8 +57,10 @@ def train(
         ),
     ] = None,
     shots: Annotated[int | None, typer.Option(help="Training images per class; 16 if not given.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The one seed of the run; 1 if not given.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Several runs, one per seed: 1,2,3.")] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option("--seed", "--seeds", help="The seed, 1 if not given; several, such as 1,2,3, are several runs."),
+    ] = None,
     backbone: Annotated[
         str | None,
         typer.Option(
@@ -67,13 +68,9 @@ def train(
             "openai/clip-vit-base-patch16 for other data."
         ),
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Epochs instead of the number that was published.")] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Folder of the published data sets; $REBAPL_DATA if not given.")
-    ] = None,
-    runs: Annotated[
-        Path, typer.Option(help="Folder of runs; this one gets a folder named by its settings' hash.")
-    ] = Path("runs"),
+    epochs: options.Epochs = None,
+    root: options.Root = None,
+    runs: options.RunsFolder = Path("runs"),
     out: Annotated[Path | None, typer.Option(help="Folder of this run, if you would rather name it.")] = None,
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Score it on the test images as well.")] = False,
     cycles_apart: Annotated[
@@ -84,18 +81,16 @@ def train(
             "another.",
         ),
     ] = False,
-    engine: EngineName = "local",
-    engine_option: EngineOption = None,
-    device: Device = None,
-    jobs: Jobs = None,
-    track: TrackOption = None,
-    quiet: QuietOption = False,
+    engine: options.EngineName = "local",
+    engine_option: options.EngineOption = None,
+    device: options.Device = None,
+    jobs: options.Jobs = None,
+    track: options.TrackOption = None,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Learn prompts from a few labelled images. Finished runs are kept; interrupted ones go on where they were."""
-    from rich.console import Console
-
     from rebapl.backbones import find_backbone
-    from rebapl.cli.progress import StepProgress
+    from rebapl.cli.progress import StepProgress, print_table
     from rebapl.reports.results import scores_table
     from rebapl.runs.config_file import build_config, gather_settings
     from rebapl.runs.folder import is_trained
@@ -103,39 +98,36 @@ def train(
     from rebapl.runs.results import read_result
     from rebapl.runs.run import Job, cycle_jobs
 
-    options = {
+    named = {
         "data": data,
         "method": method,
         "inference": inference,
         "protocol": protocol,
         "shots": shots,
-        "seed": seed,
         "backbone": backbone,
         "epochs": epochs,
     }
-    if seed is not None and seeds is not None:
-        raise UserError("--seed is for one run and --seeds for several: give one of them")
-    given = {key: value for key, value in options.items() if value is not None}
+    given = {key: value for key, value in named.items() if value is not None}
     chosen = gather_settings(config, given, settings or [])
-    wanted = [chosen] if seeds is None else [{**chosen, "seed": each} for each in parse_seeds(seeds)]
+    wanted = [chosen] if seeds is None else [{**chosen, "seed": each} for each in options.parse_seeds(seeds)]
     if out is not None and len(wanted) > 1:
         raise UserError("--out names the folder of one run: with several --seeds leave it out (they go to --runs)")
     configs = [build_config(each) for each in wanted]
-    for each in configs:
-        _refuse_idle_template(each)
-    where = engine_of(engine, runs if out is None else out.absolute().parent, device, jobs, engine_option)
-    trackers = parse_trackers(track)
+    first = configs[0]  # they differ in the seed only
+    _refuse_idle_template(first)
+    where = options.engine_of(engine, runs if out is None else out.absolute().parent, device, jobs, engine_option)
+    trackers = options.parse_trackers(track)
     todo = [Job.of(each, runs, out=out, root=root, score=evaluate, wait=False, track=trackers) for each in configs]
-    remarks = backbone_remarks(configs[0])
-    trained_before = {job.folder for each, job in zip(configs, todo, strict=True) if is_trained(each, job.folder)}
-    begins = len(trained_before) < len(todo)
-    parts = [part for job in todo if cycles_apart and job.folder not in trained_before for part in cycle_jobs(job)]
-    if begins:
-        find_backbone(configs[0].backbone_name)
+    before = {job.folder for each, job in zip(configs, todo, strict=True) if is_trained(each, job.folder)}
+    parts = [part for job in todo if cycles_apart and job.folder not in before for part in cycle_jobs(job)]
+    warnings = []
+    if len(before) < len(todo):
+        find_backbone(first.backbone_name)
+        warnings = [*_half_remarks(first, root), *backbone_remarks(first)]
     with StepProgress(quiet, jobs=[*parts, *todo]) as progress:
-        if configs[0].backbone is None:
-            progress.note(f"backbone: {configs[0].backbone_name}, since none is given")
-        for line in [*half_remarks(configs[0], root), *remarks] if begins else []:
+        if first.backbone is None:
+            progress.note(f"backbone: {first.backbone_name}, since none is given")
+        for line in warnings:
             progress.warn(line)
         check_outcomes(list(where.run(parts, progress.show)))
         outcomes = list(where.run(todo, progress.show))
@@ -143,15 +135,38 @@ def train(
         if outcome.state == "done":
             folder = outcome.folder
             more = "" if evaluate else f"; score it with: rebapl evaluate {folder}"
-            print(f"{'already trained' if folder in trained_before else 'trained'}: {folder}{more}")
+            print(f"{'already trained' if folder in before else 'trained'}: {folder}{more}")
             if evaluate:
-                Console().print(scores_table(read_result(folder), title=str(folder)).to_rich())
+                print_table(scores_table(read_result(folder), title=str(folder)))
     check_outcomes(outcomes)
-    trained = configs[0].resolved().training.inference
-    if trained is not None and trained.samples == 1:
-        remarks.append(one_sample(todo[0].folder))
-    for line in remarks:
+    for line in sample_remarks(first, todo[0].folder):
         print(line)
+
+
+def run(
+    config: Annotated[Path, typer.Argument(help="YAML file with the settings, or the config.json of a run.")],
+    runs: options.RunsFolder = Path("runs"),
+    root: options.Root = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
+    track: options.TrackOption = None,
+    quiet: options.QuietOption = False,
+) -> None:
+    """Train and score one run, as far as that is not done, and print its folder: the unit of work for any scheduler.
+
+    The exit code is 0 when the run is done, 2 for bad input, 1 when the run failed and 130 when it was interrupted.
+    """
+    from rebapl.cli.progress import StepProgress
+    from rebapl.runs.config_file import build_config, read_config_file
+    from rebapl.runs.engine import LocalEngine
+    from rebapl.runs.jobs import check_outcomes
+    from rebapl.runs.run import Job
+
+    job = Job.of(build_config(read_config_file(config)), runs, root=root, track=options.parse_trackers(track))
+    engine = LocalEngine(None if device is None else [device])
+    with StepProgress(quiet, jobs=[job]) as progress:
+        outcomes = list(engine.run([job], progress.show))
+    check_outcomes(outcomes)
+    print(job.folder)
 
 
 def _refuse_idle_template(config: RunConfig) -> None:
@@ -164,3 +179,18 @@ def _refuse_idle_template(config: RunConfig) -> None:
     repels = training.inference is not None and training.inference.repulsion is not None
     if not repels and not METHODS.find(training.method).learner.reads_template(training.method_settings):
         raise UserError(f"template has no effect: {training.method} does not use it; leave it out")
+
+
+def _half_remarks(config: RunConfig, root: Path | None) -> list[str]:
+    """A line that says which classes of somebody's own photos are learned, if not all of them are."""
+    from rebapl.data.catalogue import is_own
+    from rebapl.wording import few
+
+    if not is_own(config.data) or config.protocol not in ("base-to-novel", "selection"):
+        return []
+    task = config.task(root)
+    trained, names = task.train.class_names, task.dataset.class_names
+    return [
+        f"warning: learning {len(trained)} of {len(names)} classes ({few(trained)}), because the protocol "
+        f"{config.protocol} keeps the others to test with. To learn all of them: rebapl learn {config.data}"
+    ]

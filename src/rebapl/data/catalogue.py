@@ -6,19 +6,18 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from rebapl.data.dataset import Dataset, check_template
 from rebapl.data.embedded import EMBEDDED
-from rebapl.data.own_images import load_csv, load_folder
+from rebapl.data.own_images import load_own
 from rebapl.data.published import PUBLISHED, load_published
 from rebapl.errors import UserError, unknown
-from rebapl.plugins import load_plugins
+from rebapl.plugins import Registry
 
 ROOT_VARIABLE = "REBAPL_DATA"
 """The environment variable with the data root, for those who do not want to give it every time."""
 
-REGISTERED: dict[str, Callable[[], Dataset]] = {}
+REGISTERED: Registry[Callable[[], Dataset]] = Registry("data set", "rebapl.datasets")
 """Data sets from outside the package, by name; see `register_dataset`."""
 
 
@@ -29,15 +28,15 @@ def register_dataset(name: str, load: Callable[[], Dataset]) -> None:
     `rebapl.datasets` in its `pyproject.toml`.
 
     >>> register_dataset("my digits", lambda: replace(load_dataset("digits"), name="my digits"))
-    >>> load_dataset("my digits").class_names[:2], kind_of("my digits")
-    (['zero', 'one'], 'registered')
-    >>> del REGISTERED["my digits"]
+    >>> load_dataset("my digits").class_names[:2], is_own("my digits")
+    (['zero', 'one'], False)
+    >>> del REGISTERED.known["my digits"]
     """
-    if name in EMBEDDED or name in PUBLISHED or REGISTERED.get(name, load) is not load:
+    if name in EMBEDDED or name in PUBLISHED or REGISTERED.known.get(name, load) is not load:
         raise UserError(f"data set '{name}' is known already: register it under another name")
     if not name or set(name) & set("/\\=,"):
         raise UserError(f"data set name {name!r} must not be empty or hold any of / \\ = and the comma")
-    REGISTERED[name] = load
+    REGISTERED.known[name] = load
 
 
 def load_dataset(
@@ -62,38 +61,25 @@ def load_dataset(
     """
     if template is not None:
         check_template(template)
-    kind = kind_of(name)
-    if kind in ("embedded", "registered"):
-        if split is not None:
-            raise UserError(f"data set '{name}' is {kind}: it has no split file to replace by {split}")
-        dataset = (EMBEDDED if kind == "embedded" else REGISTERED)[name]()
-        return dataset if template is None else replace(dataset, template=template)
-    if kind == "published":
-        return load_published(PUBLISHED[name], data_root(name, root), split, template)
-    path = Path(name).expanduser()
-    load = load_csv if kind == "csv" else load_folder
-    return load(path, split, template, keep_split=keep_split, whole=whole)
-
-
-def kind_of(name: str) -> Literal["embedded", "published", "registered", "csv", "folder"]:
-    """Which kind of data set a name means. A name of the catalogue counts before a file or folder of that name.
-
-    >>> kind_of("digits"), kind_of("eurosat")
-    ('embedded', 'published')
-    """
-    if name in EMBEDDED:
-        return "embedded"
     if name in PUBLISHED:
-        return "published"
-    if name in registered_datasets():
-        return "registered"
+        return load_published(PUBLISHED[name], data_root(name, root), split, template)
+    load = EMBEDDED.get(name) or REGISTERED.get(name)
+    if load is None:
+        return load_own(own_path(name), split, template, keep_split=keep_split, whole=whole)
+    if split is not None:
+        kind = "embedded" if name in EMBEDDED else "registered"
+        raise UserError(f"data set '{name}' is {kind}: it has no split file to replace by {split}")
+    dataset = load()
+    return dataset if template is None else replace(dataset, template=template)
+
+
+def own_path(name: str) -> Path:
+    """The folder or CSV file of that name, which must be there. Names of the catalogue count before files."""
     path = Path(name).expanduser()
-    csv = path.suffix.lower() == ".csv"
-    if csv and path.is_file():
-        return "csv"
-    if path.is_dir():
-        return "folder"
-    if csv or path.name != name:
+    is_list = path.suffix.lower() == ".csv"
+    if path.is_dir() or (is_list and path.is_file()):
+        return path
+    if is_list or path.name != name:
         raise UserError(f"{name}: no such folder or CSV file")
     accepted = (*EMBEDDED, *PUBLISHED, *REGISTERED)
     raise unknown("data set", name, accepted, more=", or the path of a folder of images or a CSV file")
@@ -105,13 +91,7 @@ def is_own(name: str) -> bool:
     >>> is_own("digits"), is_own("photos/")
     (False, True)
     """
-    return name not in EMBEDDED and name not in PUBLISHED and name not in registered_datasets()
-
-
-def registered_datasets() -> list[str]:
-    """The names of the data sets from outside, those of installed packages among them."""
-    load_plugins("rebapl.datasets")
-    return list(REGISTERED)
+    return not any(name in known for known in (EMBEDDED, PUBLISHED, REGISTERED))
 
 
 def data_root(name: str, root: str | Path | None = None) -> Path:

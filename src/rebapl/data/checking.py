@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rebapl.data.catalogue import data_root, kind_of, load_dataset
+from rebapl.data.catalogue import data_root, is_own, load_dataset, own_path
 from rebapl.data.dataset import SPLITS, Dataset, Item
 from rebapl.data.images import EXTENSIONS, files_below
 from rebapl.data.published import NAME_RULES, PUBLISHED, Entry, names_by_label
@@ -47,8 +47,10 @@ def check_dataset(
     >>> report.ok, report.fine
     (True, ['10 classes; images: train 908, val 358, test 531'])
     """
+    if is_own(name):
+        own_path(name)  # a name that means nothing is an error, and no finding
     report = Report()
-    entry = PUBLISHED[name] if kind_of(name) == "published" else None
+    entry = PUBLISHED.get(name)
     if entry is not None:
         _check_files(entry, data_root(name, root), split, report)
         if not report.ok:

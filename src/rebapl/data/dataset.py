@@ -22,7 +22,8 @@ from rebapl.wording import few
 SPLITS = ("train", "val", "test")
 
 _OUTSIDE = re.compile(r"^\s*$|\0|^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)")
-_NOT_UNICODE = re.compile("[\ud800-\udfff]")  # the bytes of another encoding, as they stand in a file's name
+NOT_UNICODE = re.compile("[\ud800-\udfff]")
+"""The bytes of another encoding, as Python has them in the name of a file."""
 
 
 def check_template(template: object) -> None:
@@ -37,6 +38,14 @@ class Item(NamedTuple):
     key: str
     label: int
     class_name: str
+
+
+def by_label(items: Iterable[Item]) -> dict[int, list[Item]]:
+    """The items of each label, in the order in which labels first appear."""
+    groups: dict[int, list[Item]] = {}
+    for item in items:
+        groups.setdefault(item.label, []).append(item)
+    return groups
 
 
 class Splits(NamedTuple):
@@ -138,7 +147,7 @@ def check_key(key: str, where: str) -> str:
     """
     if _OUTSIDE.search(key):
         raise UserError(f"{where}: path {key!r} leads outside the data folder: write paths below it")
-    if _NOT_UNICODE.search(key):
+    if NOT_UNICODE.search(key):
         raise UserError(f"{where}: path {key!r} is not valid Unicode: rename the file or folder")
     return str(PurePosixPath(key))
 

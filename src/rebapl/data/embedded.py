@@ -11,7 +11,7 @@ from functools import cache, lru_cache, partial
 import numpy as np
 from PIL import Image
 
-from rebapl.data.dataset import Dataset, Item, Splits
+from rebapl.data.dataset import SPLITS, Dataset, Item, Splits
 from rebapl.data.drawing.canvas import SIZE, to_pixels
 from rebapl.data.drawing.letters import CAPITALS, draw_letter
 from rebapl.data.drawing.shapes import STYLES
@@ -34,8 +34,8 @@ _COLOURS = ("red", "green", "blue", "yellow", "purple", "orange")
 _TEXTURES = ("striped", "dotted", "checkered", "zigzag")
 
 
-def shape_classes() -> list[tuple[str, str, str]]:
-    """The 48 (colour, texture, shape) of the shapes tasks.
+def shape_classes() -> list[str]:
+    """The 48 classes of the shapes tasks, each a colour, a texture and a shape.
 
     Each half of 24, base and novel, holds all 6 colours, 4 textures and 8 shapes equally often. A shape comes three
     times in a half, twice in one colour and twice in one texture, so that nothing can be guessed from the rest.
@@ -47,7 +47,7 @@ def shape_classes() -> list[tuple[str, str, str]]:
             first, second = (number + 3 * half) % 6, (2 + number % 4 + 3 * half) % 6
             texture, other = (number + 2 * half) % 4, (number + 2 * half + 1) % 4
             for colour, pattern in ((first, texture), (first, other), (second, texture)):
-                classes.append((_COLOURS[colour], _TEXTURES[pattern], shape))
+                classes.append(f"{_COLOURS[colour]} {_TEXTURES[pattern]} {shape}")
     return classes
 
 
@@ -65,7 +65,7 @@ def _picture(task: str, key: str) -> Image.Image:
 
 
 def _drawn(name: str, template: str, class_names: list[str], flip: bool) -> Dataset:
-    lists = (
+    train, val, test = (
         [
             Item(f"{part}/{class_name}/{number:03d}", label, class_name)
             for label, class_name in enumerate(class_names)
@@ -73,16 +73,7 @@ def _drawn(name: str, template: str, class_names: list[str], flip: bool) -> Data
         ]
         for part, count in PER_CLASS.items()
     )
-    splits = Splits(*lists)
-    return Dataset(name, template, *splits, partial(_picture, name), MIN_CROP, flip)
-
-
-def _shapes(name: str) -> Dataset:
-    return _drawn(name, "a photo of a {}.", [" ".join(words) for words in shape_classes()], flip=True)
-
-
-def _letters() -> Dataset:
-    return _drawn(LETTERS, "a photo of the letter {}.", list(CAPITALS), flip=False)
+    return Dataset(name, template, train, val, test, partial(_picture, name), MIN_CROP, flip)
 
 
 @cache
@@ -103,18 +94,17 @@ def _digits() -> Dataset:
         return Image.fromarray(np.pad(squares, (SIZE - len(squares)) // 2)).convert("RGB")
 
     labels = _digit_scans()[1]
-    items: dict[str, list[Item]] = {"train": [], "val": [], "test": []}
+    items: dict[str, list[Item]] = {part: [] for part in SPLITS}
     for label, word in enumerate(NUMBER_WORDS):
         for position, index in enumerate(np.flatnonzero(labels == label)):
-            part = ("train", "val", "test")[np.searchsorted([5, 7], position % 10, side="right")]
+            part = SPLITS[np.searchsorted([5, 7], position % 10, side="right")]
             items[part].append(Item(f"{part}/{word}/{index:04d}", label, word))
-    splits = items["train"], items["val"], items["test"]
-    return Dataset("digits", "a photo of the number {}.", *splits, load, MIN_CROP, flip=False)
+    return Dataset("digits", "a photo of the number {}.", *Splits(*items.values()), load, MIN_CROP, flip=False)
 
 
 EMBEDDED: dict[str, Callable[[], Dataset]] = {
     "digits": _digits,
-    **{name: partial(_shapes, name) for name in STYLES},
-    LETTERS: _letters,
+    **{name: partial(_drawn, name, "a photo of a {}.", shape_classes(), flip=True) for name in STYLES},
+    LETTERS: partial(_drawn, LETTERS, "a photo of the letter {}.", list(CAPITALS), flip=False),
 }
 """The embedded tasks by name."""

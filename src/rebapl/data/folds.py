@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from rebapl.data.dataset import Dataset, Item
+from rebapl.data.dataset import Dataset, Item, by_label
 from rebapl.errors import UserError
 from rebapl.randomness import python_random
 
@@ -79,10 +79,7 @@ def folded(dataset: Dataset, fold: str) -> Dataset:
 
 def _numbered(items: list[Item], parts: int) -> Iterator[tuple[Item, int]]:
     """Each image with the number of its part, 1 … parts: those of a class in a fixed random order, dealt in turn."""
-    by_label: dict[int, list[Item]] = {}
-    for item in sorted(items):
-        by_label.setdefault(item.label, []).append(item)
-    for label, group in by_label.items():
+    for label, group in by_label(sorted(items)).items():
         python_random(0, "fold", group[0].class_name).shuffle(group)
         if len(group) > 1:
             yield from ((item, (number + label) % parts + 1) for number, item in enumerate(group))

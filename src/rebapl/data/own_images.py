@@ -8,8 +8,9 @@ from __future__ import annotations
 import csv
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -19,6 +20,7 @@ from rebapl.data.dataset import (
     Dataset,
     Item,
     Splits,
+    by_label,
     check_items,
     check_key,
     check_template,
@@ -51,7 +53,14 @@ FEWEST = 3
 ImageLike = str | Path | Image.Image | np.ndarray
 """One image: the path of a file, a Pillow image, or uint8 of shape (H, W) or (H, W, 3)."""
 
-Row = tuple[str, str, str]  # path, label, split or ""
+
+class Row(NamedTuple):
+    """One of a person's images: its path, its folder or label, and its split, which is empty where there is none."""
+
+    key: str
+    label: str
+    part: str
+
 
 _log = logging.getLogger(__name__)
 
@@ -108,34 +117,58 @@ def _rgb(picture: ImageLike) -> Image.Image:
     return as_rgb(picture if isinstance(picture, Image.Image) else Image.fromarray(picture))
 
 
-def load_folder(
-    folder: Path,
+def load_own(
+    path: Path,
     split: str | None = None,
     template: str | None = None,
     *,
     keep_split: bool = False,
     whole: bool = False,
 ) -> Dataset:
-    """The data set of a folder: `train/`, `val/` (may be missing) and `test/` with class folders in each, or class
-    folders alone, which are split by a rule; see `kept_split`, which explains `split` and `keep_split`.
+    """The data set of a folder or of a CSV file.
 
-    With `whole`, class folders alone are not split: all their images train. Classes are numbered in the order of their
-    folders' names. `classnames.txt` may give other names than the folders', `template.txt` a template.
+    A folder has `train/`, `val/` (may be missing) and `test/` with class folders in each, or class folders alone.
+    Classes are numbered in the order of their folders' names. A CSV file has the columns `path`, `label` and perhaps
+    `split` (train, val or test), and paths lie below its folder. Labels are class names, or numbers that
+    `classnames.txt` names; numbers may skip, and classes are numbered in their order.
+
+    Images without splits are split by a rule, see `kept_split`, which explains `split` and `keep_split`; with `whole`,
+    all of them train. Beside the images, `classnames.txt` may give other class names, and `template.txt` a template.
+    Without the latter and without `template`, it is the plain one.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder of images")
-    if keep_split:
-        aside = sorted(path.name for path in folder.iterdir() if _is_visible_folder(path) and is_set_aside(path))
-        if aside:
-            said = "%s: passed over, since %s in them says that they hold no images: %s"
-            _log.warning(said, folder, NO_IMAGES, few(aside))
-    if is_split(folder):
-        splits = _split_folders(folder) if split is None else read_split(named_split(folder, split))
+    is_list = path.is_file()
+    folder = path.parent if is_list else path
+    if not is_list and keep_split:
+        _warn_of_folders_set_aside(folder)
+    if not is_list and split is not None and is_split(folder):
+        splits = read_split(named_split(folder, split))
     else:
-        groups = _groups(folder)
-        names = read_names(folder / "classnames.txt", groups)
-        splits = _whole(groups, names) if whole else kept_split(folder / SPLIT_FILE, split, groups, names, keep_split)
-    return _own_dataset(folder.resolve().name, folder, splits, template, whole)
+        rows, labels = _read_rows(path) if is_list else _folder_rows(folder)
+        names = read_names(folder / "classnames.txt", labels)
+        number = {label: index for index, label in enumerate(labels)}
+        items = [Item(row.key, number[row.label], names[row.label]) for row in rows]
+        if not rows[0].part:
+            kept = folder / (f"{path.stem}.split.json" if is_list else SPLIT_FILE)
+            all_train = Splits(sorted(items, key=lambda item: item.label), [], [])
+            splits = all_train if whole else kept_split(kept, split, all_train.train, labels, keep_split)
+        elif split is not None:
+            splits = read_split(named_split(folder, split))
+        else:
+            parted = list(zip(items, (row.part for row in rows), strict=True))
+            splits = Splits(*([item for item, part in parted if part == name] for name in SPLITS))
+            if not splits.train:
+                raise UserError(f"{path} lists no training images")
+    check_items(splits, str(folder), tested=not whole)
+    name = path.stem if is_list else folder.resolve().name
+    wording = template or _read_template(folder / "template.txt") or TEMPLATE
+    return Dataset(name, wording, *splits, FileImages(folder, upright=True), folder=folder)
+
+
+def _warn_of_folders_set_aside(folder: Path) -> None:
+    aside = sorted(path.name for path in folder.iterdir() if _is_visible_folder(path) and is_set_aside(path))
+    if aside:
+        said = "%s: passed over, since %s in them says that they hold no images: %s"
+        _log.warning(said, folder, NO_IMAGES, few(aside))
 
 
 def passed_over(folder: Path) -> str:
@@ -168,22 +201,26 @@ def is_split(folder: Path) -> bool:
     return train.is_dir() and bool(_subfolders(train)) and not any(is_image(path) for path in train.iterdir())
 
 
-def _split_folders(folder: Path) -> Splits:
+def _folder_rows(folder: Path) -> tuple[list[Row], list[str]]:
+    """The images in a folder, and its classes in their order."""
+    if not is_split(folder):
+        groups = _groups(folder)
+        return [Row(key, group, "") for group, keys in groups.items() for key in keys], list(groups)
     parts = _subfolders(folder)
     if "test" not in parts:
         hint = "; if val/ is what is to be tested on, rename it" if "val" in parts else ""
         raise UserError(f"{folder} has train/ but no test/: scores need images of their own{hint}")
     if others := [part for part in parts if part not in SPLITS]:
         raise UserError(f"{folder} has {few(others)} beside train/ and test/: only train/, val/ and test/ are read")
-    groups = {split: _groups(folder / split, folder) if split in parts else {} for split in SPLITS}
-    classes = groups["train"]
-    for split in ("val", "test"):
-        if strange := [name for name in groups[split] if name not in classes]:
-            raise UserError(f"{folder / split} has class folders that train/ has not: {few(strange)}")
-    if lacking := [name for name in classes if name not in groups["test"]]:
+    found = {part: _groups(folder / part, folder) for part in SPLITS if part in parts}
+    classes = list(found["train"])
+    for part, groups in found.items():
+        if strange := [name for name in groups if name not in classes]:
+            raise UserError(f"{folder / part} has class folders that train/ has not: {few(strange)}")
+    if lacking := [name for name in classes if name not in found["test"]]:
         raise UserError(f"{folder / 'test'} lacks class folders that train/ has: {few(lacking)}")
-    names = read_names(folder / "classnames.txt", classes)
-    return Splits(*(_items({name: groups[split].get(name, []) for name in classes}, names) for split in SPLITS))
+    rows = [Row(key, name, part) for part, groups in found.items() for name in classes for key in groups.get(name, ())]
+    return rows, classes
 
 
 def _groups(parent: Path, root: Path | None = None) -> dict[str, list[str]]:
@@ -207,45 +244,8 @@ def _is_visible_folder(path: Path) -> bool:
     return path.is_dir() and not path.name.startswith(".")
 
 
-def load_csv(
-    file: Path,
-    split: str | None = None,
-    template: str | None = None,
-    *,
-    keep_split: bool = False,
-    whole: bool = False,
-) -> Dataset:
-    """The data set of a CSV file with the columns `path`, `label` and perhaps `split` (train, val or test).
-
-    Paths lie below the file's folder; so may `classnames.txt` and `template.txt`, as for folders. Labels are class
-    names, or numbers that `classnames.txt` names; numbers may skip, classes are numbered in their order. Images without
-    splits are split by a rule, see `kept_split`, which explains `split` and `keep_split`; with `whole`, all of them
-    train.
-    """
-    rows = _read_rows(file)
-    labels = sorted({label for _, label, _ in rows}, key=lambda label: (int(label) if label.isdecimal() else -1, label))
-    names_file = file.parent / "classnames.txt"
-    if all(label.isdecimal() for label in labels) and not names_file.is_file():
-        raise UserError(f"the labels in {file} are numbers: write names, or {names_file} with lines such as '0 cat'")
-    names = read_names(names_file, labels)
-    if not any(part for _, _, part in rows):
-        kept = file.with_name(f"{file.stem}.split.json")
-        groups: dict[str, list[str]] = {label: [] for label in labels}
-        for path, label, _ in rows:
-            groups[label].append(path)
-        splits = _whole(groups, names) if whole else kept_split(kept, split, groups, names, keep_split)
-    elif split is not None:
-        splits = read_split(named_split(file.parent, split))
-    else:
-        number = {label: index for index, label in enumerate(labels)}
-        items = [(Item(path, number[label], names[label]), part) for path, label, part in rows]
-        splits = Splits(*([item for item, part in items if part == name] for name in SPLITS))
-        if not splits.train:
-            raise UserError(f"{file} lists no training images")
-    return _own_dataset(file.stem, file.parent, splits, template, whole)
-
-
-def _read_rows(file: Path) -> list[Row]:
+def _read_rows(file: Path) -> tuple[list[Row], list[str]]:
+    """The rows of a CSV file, and its labels in their order."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
             table = list(csv.reader(stream, strict=True))
@@ -268,59 +268,47 @@ def _read_rows(file: Path) -> list[Row]:
         if path in lines:
             raise UserError(f"{file}, line {number}: {path} is listed already in line {lines[path]}")
         lines[path] = number
-        rows.append((path, label, part))
+        rows.append(Row(path, label, part))
     if not rows:
         raise UserError(f"{file} lists no images")
-    without = [path for path, _, part in rows if not part]
+    without = [row.key for row in rows if not row.part]
     if 0 < len(without) < len(rows):
         raise UserError(f"{file}: line {lines[without[0]]} has no split, but others have: give all of them or none")
-    return rows
+    labels = sorted({row.label for row in rows}, key=lambda label: (int(label) if label.isdecimal() else -1, label))
+    names = file.parent / "classnames.txt"
+    if all(label.isdecimal() for label in labels) and not names.is_file():
+        raise UserError(f"the labels in {file} are numbers: write names, or {names} with lines such as '0 cat'")
+    return rows, labels
 
 
-def _items(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> list[Item]:
-    """The images of all classes; labels follow the order of the classes."""
-    return [Item(key, label, names[group]) for label, (group, keys) in enumerate(groups.items()) for key in keys]
-
-
-def _whole(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> Splits:
-    return Splits(_items(groups, names), [], [])
-
-
-def make_split(groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> Splits:
+def make_split(items: Sequence[Item], groups: Sequence[str]) -> Splits:
     """Split the images of each class, in a fixed random order: 20 % validate, 30 % test, and the rest train.
 
     At least one image of each class validates, and at least one tests. The order depends on the class and on the paths
-    of its images, and on nothing else. `groups` has the keys of the images of each class, and `names` its name. Labels
-    follow the order of the classes.
+    of its images, and on nothing else. `groups` has the folder or label of each class.
 
-    >>> splits = make_split({"cat": [f"cat/{n}.png" for n in range(10)]}, {"cat": "cat"})
+    >>> splits = make_split([Item(f"cat/{n}.png", 0, "cat") for n in range(10)], ["cat"])
     >>> [len(items) for items in splits]
     [5, 2, 3]
     """
     train: list[Item] = []
     val: list[Item] = []
     test: list[Item] = []
-    for label, (group, keys) in enumerate(groups.items()):
-        if len(keys) < FEWEST:
-            raise UserError(f"class '{names[group]}' has {len(keys)} images: a split needs at least {FEWEST} of each")
-        order = sorted(keys)
-        python_random(0, "split", group).shuffle(order)
-        items = [Item(key, label, names[group]) for key in order]
-        validating, testing = max(1, round(0.2 * len(items))), max(1, round(0.3 * len(items)))
-        val += items[:validating]
-        test += items[validating : validating + testing]
-        train += items[validating + testing :]
+    for label, of_class in sorted(by_label(items).items()):
+        order = sorted(of_class)
+        if len(order) < FEWEST:
+            name = order[0].class_name
+            raise UserError(f"class '{name}' has {len(order)} images: a split needs at least {FEWEST} of each")
+        python_random(0, "split", groups[label]).shuffle(order)
+        validating, testing = max(1, round(0.2 * len(order))), max(1, round(0.3 * len(order)))
+        val += order[:validating]
+        test += order[validating : validating + testing]
+        train += order[validating + testing :]
     return Splits(train, val, test)
 
 
-def kept_split(
-    file: Path,
-    split: str | None,
-    groups: Mapping[str, Sequence[str]],
-    names: Mapping[str, str],
-    keep: bool = False,
-) -> Splits:
-    """The split in `file`, or one that is made now; with `keep`, it is written there.
+def kept_split(file: Path, split: str | None, items: Sequence[Item], groups: Sequence[str], keep: bool) -> Splits:
+    """The split in `file`, or one that is made now of `items`, see `make_split`; with `keep`, it is written there.
 
     `split` is another file, used as it is: a name in the same folder, which must be there, or a path, where a split is
     made as well if there is none.
@@ -330,9 +318,9 @@ def kept_split(
     if file.exists() or split == file.name:
         splits = read_split(file)
         if split is None:
-            _check_whole(file, splits, groups, names)
+            _check_whole(file, splits, set(items))
         return splits
-    splits = make_split(groups, names)
+    splits = make_split(items, groups)
     if not keep:
         return splits
     try:
@@ -342,13 +330,12 @@ def kept_split(
             f"the split is made once and kept in {file}, which cannot be written ({error.why}): let the first run "
             "write it, or say with split=PATH/FILE.json where to keep it"
         ) from error
-    counts = " : ".join(str(len(items)) for items in splits)
+    counts = " : ".join(str(len(part)) for part in splits)
     _log.warning("images split into train : val : test = %s, kept in %s", counts, file)
     return splits
 
 
-def _check_whole(file: Path, splits: Splits, groups: Mapping[str, Sequence[str]], names: Mapping[str, str]) -> None:
-    found = set(_items(groups, names))
+def _check_whole(file: Path, splits: Splits, found: set[Item]) -> None:
     listed = {item for items in splits for item in items}
     anew = f"remove {file} to split anew by the same rule, or name another file with split=FILE"
     keys = {item.key for item in found}
@@ -358,16 +345,6 @@ def _check_whole(file: Path, splits: Splits, groups: Mapping[str, Sequence[str]]
         raise UserError(f"{len(new)} images are new since the split was made: {few(new)}. Take them out, {anew}")
     if changed := sorted(found - listed):
         raise UserError(f"class {changed[0].class_name!r} has another name or number in the split: {anew}")
-
-
-def _own_dataset(name: str, folder: Path, splits: Splits, template: str | None, whole: bool = False) -> Dataset:
-    """The data set of these items in `folder`. Without a `template`, it has that of `template.txt` or the plain one.
-
-    With `whole` it needs no test images.
-    """
-    check_items(splits, str(folder), tested=not whole)
-    given = template or _read_template(folder / "template.txt") or TEMPLATE
-    return Dataset(name, given, *splits, FileImages(folder, upright=True), folder=folder)
 
 
 def _read_template(file: Path) -> str | None:

@@ -113,24 +113,24 @@ def _imagenet(entry: Entry, root: Path) -> Splits:
 
     So no images are left to validate on, because nothing may be chosen on images that are tested later.
     """
-    images = root / entry.folder / entry.images
-    names = _class_names(entry, root)
+    images, names = root / entry.folder / entry.images, _class_names(entry, root)
     for part in ("train", "val"):
         _refuse_missing(entry, root, images / part)
     return Splits(_class_folders(images, "train/", names), [], _class_folders(images, "val/", names))
 
 
-def _test_only(entry: Entry, root: Path) -> Splits:
-    """Folders of classes. There may be fewer folders than names; labels number the folders that there are."""
-    images = root / entry.folder / entry.images
-    found, names = _subfolders(images), _class_names(entry, root)
-    return Splits([], [], _class_folders(images, "", {key: name for key, name in names.items() if key in found}))
+def _variant(entry: Entry, root: Path) -> Splits:
+    """Class folders, which are called 0 … 999 in the order of the names, or as in ImageNet.
 
-
-def _numbered(entry: Entry, root: Path) -> Splits:
-    """Class folders called 0 … 999, in the order of the names."""
-    names = {str(label): name for label, name in enumerate(_class_names(entry, root).values())}
-    return Splits([], [], _class_folders(root / entry.folder / entry.images, "", names))
+    Of the latter there may be fewer than names; labels number the folders that there are.
+    """
+    images, names = root / entry.folder / entry.images, _class_names(entry, root)
+    if entry.layout == "numbered":
+        names = {str(label): name for label, name in enumerate(names.values())}
+    else:
+        there = _subfolders(images)
+        names = {folder: name for folder, name in names.items() if folder in there}
+    return Splits([], [], _class_folders(images, "", names))
 
 
 TEST_ONLY = ("test-only", "numbered")
@@ -140,8 +140,8 @@ _READERS: dict[str, Callable[[Entry, Path], Splits]] = {
     "split": _split_file,
     "aircraft": _aircraft,
     "imagenet": _imagenet,
-    "test-only": _test_only,
-    "numbered": _numbered,
+    "test-only": _variant,
+    "numbered": _variant,
 }
 """How the items are read, by the layout of the files."""
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rebapl.data.catalogue import load_dataset
-from rebapl.data.dataset import Dataset, Item
-from rebapl.data.fewshot import base_novel, few_shot, relabelled, spread
+from rebapl.data.dataset import Dataset, Item, by_label
 from rebapl.data.folds import check_fold, folded
 from rebapl.data.published import PUBLISHED, TEST_ONLY
 from rebapl.errors import UserError, unknown
+from rebapl.numbers import spread
+
+VAL_SHOTS = 4
+"""The largest number of validation images of a class in the published lists."""
 
 PROTOCOLS = ("base-to-novel", "few-shot", "cross-dataset", "domain-generalization", "selection")
 
@@ -88,7 +92,7 @@ def load_task(
     """
     if test_images is not None and test_images < 1:
         raise UserError(f"test_images = {test_images}: at least one is needed")
-    wanted = target_names(protocol, data if isinstance(data, str) else data.name, targets)
+    wanted = targets_of(protocol, data if isinstance(data, str) else data.name, targets)
     check_fold_use(fold, protocol, split)
     whole = fold is not None
     dataset = data
@@ -103,16 +107,19 @@ def load_task(
         trained, novel = base_novel(names)
         tested = {"base": trained, "novel": novel}
     elif protocol == "selection":
-        trained, tested = _pseudo(names)
-        source = dataset.val
+        if len(names) < 7:
+            raise UserError(
+                f"selection halves the base classes once more and needs seven classes; there are {len(names)}"
+            )
+        trained, novel = base_novel(names[: len(base_novel(names)[0])])
+        tested, source = {"base": trained, "novel": novel}, dataset.val
         if not source:
             raise UserError(f"data set '{dataset.name}' has no validation images to select settings on")
     tests = {name: _part(dataset, source, chosen, test_images) for name, chosen in tested.items() if source}
-    splits = target_splits(targets)
-    for name in wanted:
-        target = load_dataset(name, root, split=splits.get(name))
+    for name, file in wanted.items():
+        target = load_dataset(name, root, split=file)
         part = _part(target, target.test, range(len(target.class_names)), test_images)
-        tests[name] = replace(part, split=splits.get(name))
+        tests[name] = replace(part, split=file)
     return Task(dataset, protocol, shots, seed, _part(dataset, train, trained), _part(dataset, val, trained), tests)
 
 
@@ -137,6 +144,46 @@ def task_of(dataset: Dataset, seed: int = 1, shots: int | None = None) -> Task:
     return Task(dataset, "few-shot", shots, seed, *parts, tests)
 
 
+def few_shot(dataset: Dataset, shots: int, seed: int) -> tuple[list[Item], list[Item]]:
+    """The train and val items that the published lists hold for these shots and this seed.
+
+    One random stream is seeded with `seed`. It goes through the labels in the order of their first appearance and draws
+    `shots` items of each (all if there are fewer). Then, without seeding again, it draws `min(shots, 4)` of each from
+    val. It draws from all classes; base or novel classes are chosen afterwards.
+    """
+    if shots < 1:
+        raise UserError(f"shots = {shots}: at least one image per class is needed")
+    if not dataset.train:
+        raise UserError(f"data set '{dataset.name}' has no training images: it is for testing only")
+    rng = random.Random(seed)
+    return _sample(dataset.train, shots, rng), _sample(dataset.val, min(shots, VAL_SHOTS), rng)
+
+
+def _sample(items: Sequence[Item], shots: int, rng: random.Random) -> list[Item]:
+    chosen: list[Item] = []
+    for group in by_label(items).values():
+        chosen += rng.sample(group, shots) if len(group) >= shots else group
+    return chosen
+
+
+def base_novel(class_names: Sequence[str]) -> tuple[list[int], list[int]]:
+    """The labels of the first ⌈n/2⌉ classes (base) and of the rest (novel)."""
+    if len(class_names) < 4:
+        raise UserError(
+            f"base and novel need two classes each, so four in all; there are {len(class_names)}: to learn and test "
+            "all classes, use --protocol few-shot"
+        )
+    middle = (len(class_names) + 1) // 2
+    labels = list(range(len(class_names)))
+    return labels[:middle], labels[middle:]
+
+
+def relabelled(items: Sequence[Item], labels: Sequence[int]) -> list[Item]:
+    """The items of these labels, renumbered from 0 in the order given."""
+    number = {label: index for index, label in enumerate(labels)}
+    return [item._replace(label=number[item.label]) for item in items if item.label in number]
+
+
 def check_fold_use(fold: str | None, protocol: str, split: str | None = None) -> None:
     """Refuse a fold that is none, or one beside a protocol or a split file that it has no effect on."""
     if fold is None:
@@ -154,34 +201,36 @@ def _several_classes(dataset: Dataset) -> int:
     return len(names)
 
 
-def target_names(protocol: str, data: str, targets: Sequence[str] | None = None) -> list[str]:
+def targets_of(protocol: str, data: str, targets: Sequence[str] | None = None) -> dict[str, str | None]:
     """The other data sets that a protocol tests on after training on `data`: the `targets`, or the published ones.
 
-    >>> target_names("domain-generalization", "imagenet")
+    Each name comes with the split file that was named with it, or None.
+
+    >>> list(targets_of("domain-generalization", "imagenet"))
     ['imagenetv2', 'imagenet_sketch', 'imagenet_a', 'imagenet_r']
-    >>> target_names("cross-dataset", "caltech101", ["dtd", "eurosat=split_subset_EuroSAT.json"])
-    ['dtd', 'eurosat']
+    >>> targets_of("cross-dataset", "caltech101", ["dtd", "eurosat=split_subset_EuroSAT.json"])
+    {'dtd': None, 'eurosat': 'split_subset_EuroSAT.json'}
     """
     if protocol not in PROTOCOLS:
         raise unknown("protocol", protocol, PROTOCOLS)
     if protocol not in TARGETS:
         if targets:
             raise UserError(f"protocol '{protocol}' has no targets: leave them out, or choose {' or '.join(TARGETS)}")
-        return []
+        return {}
     if targets is None:
         if data != SOURCE:
             raise UserError(
                 f"{protocol} from '{data}' has no published targets (those are for {SOURCE}): name the data sets to "
                 "test on, as in targets=shapes,letters"
             )
-        return list(TARGETS[protocol])
-    names = [split_of(target)[0] for target in targets]
-    for name in names:
-        if name in (data, "test"):
+        targets = TARGETS[protocol]
+    found = dict(map(split_of, targets))
+    for name in (data, "test"):
+        if name in found:
             raise UserError(f"target '{name}' is the data set trained on, which is tested anyway: leave it out")
-    if not names or len(set(names)) < len(names):
+    if not found or len(found) < len(targets):
         raise UserError(f"targets are {', '.join(targets) or 'none'}: name at least one data set, and each once")
-    return names
+    return found
 
 
 def split_of(data: str) -> tuple[str, str | None]:
@@ -194,15 +243,6 @@ def split_of(data: str) -> tuple[str, str | None]:
     return (name, file) if file and name in PUBLISHED else (data, None)
 
 
-def target_splits(targets: Sequence[str] | None) -> dict[str, str]:
-    """The split files that targets carry, by the targets' names.
-
-    >>> target_splits(["dtd", "eurosat=split_subset_EuroSAT.json"])
-    {'eurosat': 'split_subset_EuroSAT.json'}
-    """
-    return {name: file for name, file in map(split_of, targets or ()) if file is not None}
-
-
 def part_names(protocol: str, data: str, targets: Sequence[str] | None = None) -> list[str]:
     """The names of a task's test parts, without loading anything.
 
@@ -210,16 +250,7 @@ def part_names(protocol: str, data: str, targets: Sequence[str] | None = None) -
     (['base', 'novel'], ['test', 'shapes'])
     """
     own = ["base", "novel"] if protocol in ("base-to-novel", "selection") else ["test"]
-    return [*own, *target_names(protocol, data, targets)]
-
-
-def _pseudo(names: Sequence[str]) -> tuple[list[int], dict[str, list[int]]]:
-    """The labels trained on and those tested, when the base classes are halved once more."""
-    if len(names) < 7:
-        raise UserError(f"selection halves the base classes once more and needs seven classes; there are {len(names)}")
-    base, _ = base_novel(names)
-    first, second = base_novel(names[: len(base)])
-    return first, {"base": first, "novel": second}
+    return [*own, *targets_of(protocol, data, targets)]
 
 
 def _part(dataset: Dataset, items: Sequence[Item], labels: Sequence[int], limit: int | None = None) -> Part:

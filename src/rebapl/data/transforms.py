@@ -51,10 +51,6 @@ class Preprocessing:
         left, top = (size[0] - self.crop) // 2, (size[1] - self.crop) // 2
         return as_tensor(image.crop((left, top, left + self.crop, top + self.crop)))
 
-    def random(self, image: Image.Image, scale: tuple[float, float], rng: random.Random, flip: bool = True) -> Tensor:
-        """The training view, uint8 (3, crop, crop): a random crop of that share of the area, half of them mirrored."""
-        return self.view(image, *random_crop(*image.size, scale, rng, flip))
-
     def view(self, image: Image.Image, box: Box, mirrored: bool) -> Tensor:
         """That box of the image, uint8 (3, crop, crop)."""
         # Cropped before it is resized, as the published pipelines do: no pixel outside the box takes part.

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rebapl.data.fewshot import spread
-from rebapl.numbers import effective_samples
+from rebapl.numbers import effective_samples, spread
 from rebapl.posterior import Posterior
 from rebapl.repulsion import squared_distance
 

@@ -11,7 +11,6 @@ import torch
 
 from rebapl.data.batches import LabelledImages
 from rebapl.data.catalogue import is_own, load_dataset
-from rebapl.data.fewshot import spread
 from rebapl.data.own_images import is_flat, load_flat_folder
 from rebapl.data.task import TARGETS, Part, Task, split_of
 from rebapl.data.workers import portions
@@ -25,10 +24,10 @@ from rebapl.evaluation.diversity import (
     total_variation_matrix,
 )
 from rebapl.evaluation.outside import all_outside_scores
-from rebapl.evaluation.result import Evaluation, ScoredPart
 from rebapl.evaluation.scores import scores
 from rebapl.evaluation.temperature import fit_temperature, tempered
 from rebapl.learners import METHODS, build_learner, published, resolve_method
+from rebapl.numbers import harmonic_mean, spread
 from rebapl.posterior import Posterior, Prediction
 from rebapl.posterior.fitting import check_level
 
@@ -37,6 +36,58 @@ IMAGES_AT_ONCE = 256
 
 Predicted = Callable[[int, int], None]
 """Called now and then with the number of images that are predicted, and with the number of all images."""
+
+
+SHOWN = {"images": "{:.0f}", "accuracy": "{:.1f} %", "nll": "{:.3f}", "ece": "{:.1f} %", "brier": "{:.3f}"}
+"""The scores that the table has, and how they are written."""
+
+
+class ScoredPart(dict[str, Any]):
+    """The scores of one test part by name, also as attributes.
+
+    >>> part = ScoredPart(accuracy=60.0, images=9)
+    >>> part["accuracy"], part.accuracy
+    (60.0, 60.0)
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(f"there is no '{name}': there are {', '.join(self)}")
+        return self[name]
+
+
+class Evaluation(ScoredPart):
+    """The scores of a posterior by test part; printed, it is a short table.
+
+    >>> scores = ScoredPart(images=9, accuracy=60.0, nll=0.5, ece=2.0, brier=0.5)
+    >>> found = Evaluation(base=scores, novel=ScoredPart(scores, accuracy=30.0))
+    >>> found
+           images  accuracy    nll    ece  brier
+    base        9    60.0 %  0.500  2.0 %  0.500
+    novel       9    30.0 %  0.500  2.0 %  0.500
+    harmonic mean of the accuracies: 40.0 %
+    >>> found.base.accuracy, found.harmonic_mean
+    (60.0, 40.0)
+    """
+
+    @property
+    def harmonic_mean(self) -> float | None:
+        """That of the accuracies on base and novel classes; None where not both were scored."""
+        both = {"base", "novel"} <= self.keys()
+        return harmonic_mean(self["base"]["accuracy"], self["novel"]["accuracy"]) if both else None
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """The same as plain dictionaries, with all scores."""
+        return {name: dict(part) for name, part in self.items()}
+
+    def __repr__(self) -> str:
+        rows = [["", *SHOWN]]
+        for name, part in self.items():
+            rows.append([name, *(how.format(part[key]) if key in part else "" for key, how in SHOWN.items())])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+        mean = self.harmonic_mean
+        return "\n".join([*lines, *([] if mean is None else [f"harmonic mean of the accuracies: {mean:.1f} %"])])
 
 
 def evaluate(
@@ -118,12 +169,10 @@ def predict_part(posterior: Posterior, part: Part, progress: Callable[[int], Non
 
     `progress` is called with the number of images done.
     """
-    if not part.items:
-        return posterior.predict_views(part_views(posterior, part))
 
     def views() -> Iterator[torch.Tensor]:
         done = 0
-        for items in portions(part.items, IMAGES_AT_ONCE):
+        for items in list(portions(part.items, IMAGES_AT_ONCE)) or [[]]:
             yield part_views(posterior, dataclasses.replace(part, items=items))
             done += len(items)
             if progress is not None:

@@ -63,11 +63,11 @@ class APP(CoOp):
     def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
         """`prior` (B, d_t) are π(x). The prior takes part in the logits in evaluation mode only."""
         prior = self.expand(F.relu(self.squeeze(frozen)))
-        logits = self.cosine_logits(frozen, classes["text"])
+        logits = self.encoder.logits(frozen, classes["text"])
         if not self.training:
             share = self.config.particle_share
             text = self.in_portions(self._prior_text, prior)
-            logits = share * logits + (1 - share) * self.cosine_logits(frozen.unsqueeze(1), text).squeeze(1)
+            logits = share * logits + (1 - share) * self.encoder.logits(frozen.unsqueeze(1), text).squeeze(1)
         return Output(logits, {"image": frozen, "prior": prior}, classes)
 
     def loss(self, output: Output, labels: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class APP(CoOp):
 
     def particle_loss(self, output: Output, labels: Tensor) -> Tensor:
         """CE(z_v, y) + λ·‖mean_b v − mean_B π(x)‖²: the loss of the authors' particle."""
-        logits = self.cosine_logits(output.per_image["image"], output.per_class["text"])
+        logits = self.encoder.logits(output.per_image["image"], output.per_class["text"])
         centre = output.per_image["prior"].mean(0).detach()
         distance = (self.context.mean(-2) - centre).square().sum()
         return F.cross_entropy(logits, labels) + self.config.prior_weight * distance
@@ -83,7 +83,7 @@ class APP(CoOp):
     def prior_loss(self, output: Output, labels: Tensor) -> Tensor:
         """CE(z_π, y) with the batch's mean of π(x) as every context vector: the loss of the authors' network."""
         (text,) = self._prior_text(output.per_image["prior"].mean(0, keepdim=True))
-        return F.cross_entropy(self.cosine_logits(output.per_image["image"], text), labels)
+        return F.cross_entropy(self.encoder.logits(output.per_image["image"], text), labels)
 
     def _prior_text(self, prior: Tensor) -> Tensor:
         """Normalised text features (B, C, e) with each of the vectors (B, d_t) as every context vector."""

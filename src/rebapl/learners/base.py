@@ -204,10 +204,6 @@ class Learner(nn.Module, Generic[Frozen]):
         """The mean loss: cross-entropy, unless the method says otherwise."""
         return F.cross_entropy(output.logits, labels)
 
-    def cosine_logits(self, image: Tensor, text: Tensor) -> Tensor:
-        """Logits (B, C) of normalised features (B, e) and (C, e)."""
-        return self.encoder.logits(image, text)
-
     def in_portions(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
         """`function(rows)`, where each row takes a text of every class: at most `SEQUENCES` texts in one pass."""
         return torch.cat([function(part) for part in rows.split(max(1, SEQUENCES // len(self.class_names)))])
@@ -227,7 +223,7 @@ class Learner(nn.Module, Generic[Frozen]):
             if images is None:
                 return None
             image = torch.cat([self.encoder.image_features(part) for part in images.split(chunk)])
-            return Output(self.cosine_logits(image, text), {"image": image}, {"text": text}).cloud(space)
+            return Output(self.encoder.logits(image, text), {"image": image}, {"text": text}).cloud(space)
         except UserError:
             return None
 
@@ -246,6 +242,17 @@ class Learner(nn.Module, Generic[Frozen]):
         if self.noise is None:
             self.noise = random_stream(0, "training", type(self).__name__)
         return self.noise
+
+
+class TextLearner(Learner[Tensor]):
+    """A learner that leaves the image tower as it is: images are their frozen features (B, e)."""
+
+    @torch.no_grad()
+    def frozen(self, images: Tensor) -> Tensor:
+        return self.encoder.image_features(images)
+
+    def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
+        return Output(self.encoder.logits(frozen, classes["text"]), {"image": frozen}, classes)
 
 
 def _sharing_tensors(module: Module, made: dict[int, Any]) -> Module:

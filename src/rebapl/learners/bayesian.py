@@ -121,5 +121,5 @@ class BayesianPrompts(CoOp):
 
     def _log_probability(self, image: Tensor, samples: Tensor) -> Tensor:
         """log 1/L·Σₗ softmax (B, C) of image features (B, e) and the classes' L text features (C, L, e)."""
-        logits = self.cosine_logits(image, samples.transpose(0, 1))
+        logits = self.encoder.logits(image, samples.transpose(0, 1))
         return logits.log_softmax(-1).logsumexp(0) - math.log(samples.shape[1])

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder
-from rebapl.learners.base import Learner, Output
+from rebapl.learners.base import Output, TextLearner
 from rebapl.learners.initial import context_ids, draw_linear, draw_tokens, undrawn_linear
 from rebapl.learners.registry import register
 from rebapl.settings import Settings
@@ -34,7 +34,7 @@ class CoCoOpConfig(Settings):
 
 
 @register("cocoop", CoCoOpConfig)
-class CoCoOp(Learner[Tensor]):
+class CoCoOp(TextLearner):
     config: CoCoOpConfig
     repels_in = "text"
     uses_template = False
@@ -55,10 +55,6 @@ class CoCoOp(Learner[Tensor]):
         draw_linear(self.squeeze, generator)
         draw_linear(self.expand, generator)
 
-    @torch.no_grad()
-    def frozen(self, images: Tensor) -> Tensor:
-        return self.encoder.image_features(images)
-
     def encode_classes(self) -> Mapping[str, Tensor]:
         """Nothing: text features wait for the image."""
         return {}
@@ -66,7 +62,7 @@ class CoCoOp(Learner[Tensor]):
     def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
         """`text` is a cloud with a row per image here: its C text features side by side, (B, C·e), of length 1."""
         text = self.in_portions(self._text_features, frozen)
-        logits = self.cosine_logits(frozen.unsqueeze(1), text).squeeze(1)
+        logits = self.encoder.logits(frozen.unsqueeze(1), text).squeeze(1)
         return Output(logits, {"image": frozen, "text": F.normalize(text.flatten(1), dim=-1)}, classes)
 
     def _text_features(self, image: Tensor) -> Tensor:

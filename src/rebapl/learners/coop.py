@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rebapl.backbones import DualEncoder
 from rebapl.backbones.text import Piece
 from rebapl.errors import UserError
-from rebapl.learners.base import Learner, Output
+from rebapl.learners.base import TextLearner
 from rebapl.learners.initial import context_ids, draw_tokens
 from rebapl.learners.registry import register
 from rebapl.settings import Settings
@@ -46,7 +46,7 @@ class CoOpConfig(Settings):
 
 
 @register("coop", CoOpConfig)
-class CoOp(Learner[Tensor]):
+class CoOp(TextLearner):
     config: CoOpConfig
     context: nn.Parameter
     repels_in = "text"
@@ -105,12 +105,5 @@ class CoOp(Learner[Tensor]):
             raise UserError("class-specific context has no classes yet: call learner.bind(class_names) before reset")
         draw_tokens(self.context, self.encoder, self.init_ids, generator)
 
-    @torch.no_grad()
-    def frozen(self, images: Tensor) -> Tensor:
-        return self.encoder.image_features(images)
-
     def encode_classes(self) -> Mapping[str, Tensor]:
         return {"text": self.encoder.text_features(self.text, self.contexts)}
-
-    def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
-        return Output(self.cosine_logits(frozen, classes["text"]), {"image": frozen}, classes)

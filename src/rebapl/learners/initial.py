@@ -45,19 +45,14 @@ def context_ids(encoder: DualEncoder, tokens: int | None, init: str | None, othe
     return count, ids
 
 
+@torch.no_grad()
 def draw_tokens(tensor: Tensor, encoder: DualEncoder, ids: Sequence[int], generator: torch.Generator) -> None:
     """Fill (…, b, d) with the embeddings of b ids, or with Normal(0.02) where there are none."""
     if ids:
-        copy_embeddings(tensor, encoder, ids)
+        embeddings = encoder.token_embeddings(torch.tensor(ids, device=encoder.device))
+        tensor.copy_(embeddings.expand(tensor.shape))
     else:
         draw_normal(tensor, generator)
-
-
-@torch.no_grad()
-def copy_embeddings(tensor: Tensor, encoder: DualEncoder, ids: Sequence[int]) -> None:
-    """Fill (…, b, d) with the embeddings of b token ids."""
-    embeddings = encoder.token_embeddings(torch.tensor(ids, device=encoder.device))
-    tensor.copy_(embeddings.expand(tensor.shape))
 
 
 def undrawn_linear(inputs: int, outputs: int, device: torch.device) -> nn.Linear:

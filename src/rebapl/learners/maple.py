@@ -91,4 +91,4 @@ class MaPLe(Learner[States]):
 
     def respond(self, frozen: States, classes: Mapping[str, Tensor]) -> Output:
         image = image_features(self.encoder, frozen, self.vision_prompts())
-        return Output(self.cosine_logits(image, classes["text"]), {"image": image}, classes)
+        return Output(self.encoder.logits(image, classes["text"]), {"image": image}, classes)

@@ -22,7 +22,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder, Text
-from rebapl.learners.base import Learner, Output
+from rebapl.learners.base import Output, TextLearner
 from rebapl.learners.coop import Position, pieces
 from rebapl.learners.initial import draw_normal
 from rebapl.learners.registry import register
@@ -56,7 +56,7 @@ class ProDAConfig(Settings):
 
 
 @register("proda", ProDAConfig)
-class ProDA(Learner[Tensor]):
+class ProDA(TextLearner):
     config: ProDAConfig
     repels_in = "text"
     uses_template = False
@@ -80,17 +80,10 @@ class ProDA(Learner[Tensor]):
     def reset(self, generator: torch.Generator) -> None:
         draw_normal(self.context, generator)
 
-    @torch.no_grad()
-    def frozen(self, images: Tensor) -> Tensor:
-        return self.encoder.image_features(images)
-
     def encode_classes(self) -> Mapping[str, Tensor]:
         """`text` (C, e) is the mean over prompts, shorter than 1; `prompts` (C, P, e) are the normalised features."""
         features = self.in_portions(self._class_features, self._chosen()).transpose(0, 1)
         return {"text": features.mean(1), "prompts": features}
-
-    def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
-        return Output(self.cosine_logits(frozen, classes["text"]), {"image": frozen}, classes)
 
     def loss(self, output: Output, labels: Tensor) -> Tensor:
         bound = output.logits + self._half_variance(output, labels)

@@ -78,7 +78,7 @@ class PromptSRC(IVLP):
 
     def loss(self, output: Output, labels: Tensor) -> Tensor:
         image, text = frozen_image(output, "PromptSRC"), self.frozen_text
-        frozen_logits = self.cosine_logits(image, text)
+        frozen_logits = self.encoder.logits(image, text)
         divergence = F.kl_div(
             output.logits.log_softmax(-1), frozen_logits.log_softmax(-1), reduction="sum", log_target=True
         )

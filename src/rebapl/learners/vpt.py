@@ -69,4 +69,4 @@ class VPT(Learner[States]):
 
     def respond(self, frozen: States, classes: Mapping[str, Tensor]) -> Output:
         image = image_features(self.encoder, frozen, list(self.vision.values()))
-        return Output(self.cosine_logits(image, classes["text"]), {"image": image}, classes)
+        return Output(self.encoder.logits(image, classes["text"]), {"image": image}, classes)

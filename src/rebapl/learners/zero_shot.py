@@ -12,7 +12,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from rebapl.learners.base import Learner, Output
+from rebapl.learners.base import TextLearner
 from rebapl.learners.registry import register
 from rebapl.learners.templates import Templates, mean_features
 from rebapl.settings import SettingError, Settings
@@ -36,7 +36,7 @@ class ZeroShotConfig(Settings):
 
 
 @register("zero-shot", ZeroShotConfig)
-class ZeroShot(Learner[Tensor]):
+class ZeroShot(TextLearner):
     config: ZeroShotConfig
     repels_in = None
 
@@ -52,12 +52,5 @@ class ZeroShot(Learner[Tensor]):
     def reset(self, generator: torch.Generator) -> None:
         """Nothing to draw."""
 
-    @torch.no_grad()
-    def frozen(self, images: Tensor) -> Tensor:
-        return self.encoder.image_features(images)
-
     def encode_classes(self) -> Mapping[str, Tensor]:
         return {"text": self.text_features}
-
-    def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
-        return Output(self.cosine_logits(frozen, classes["text"]), {"image": frozen}, classes)

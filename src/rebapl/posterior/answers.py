@@ -23,7 +23,7 @@ from rebapl.errors import UserError
 from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.posterior import Posterior
 from rebapl.posterior.prediction import NO_SETS, NO_THRESHOLD, Average, check_average
-from rebapl.posterior.records import Record, record_of_broken, records_of
+from rebapl.posterior.records import Record, record_of_broken
 
 CPU_PORTION = 32
 """Images in a portion on a CPU, where larger passes are not quicker."""
@@ -37,7 +37,7 @@ RECENT = 8
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked about every image.
+    """The question that is put for every image.
 
     The answer is one of `class_names`, in the words of `template` (None: those of the training), and the `top`
     likeliest classes are listed. `average` is what is averaged over samples (None: as in training). With `abstain`, the
@@ -128,41 +128,36 @@ def answer_files(
     """
     bound, asked = (question or Question()).put_to(posterior)
     encoder, pace = bound.learner.encoder, pace or Pace()
-    size = (CPU_PORTION if encoder.device.type == "cpu" else CHUNK) * bound.passes.device_count
+    size = (CPU_PORTION if encoder.device.type == "cpu" else CHUNK) * bound.device_count
 
-    def read(file: Path) -> tuple[str, Tensor | UnreadableImageError]:
+    def read(file: Path) -> tuple[str, Tensor | None, str]:
+        """The name of a file and its view, or None and why it cannot be read."""
         try:
-            return str(file), encoder.preprocessing.centre(read_image(file))
+            return str(file), encoder.preprocessing.centre(read_image(file)), ""
         except UnreadableImageError as error:
             if asked.strict:
                 raise
-            return str(file), error
+            return str(file), None, error.reason
 
-    held: deque[list[tuple[str, Tensor | UnreadableImageError]]] = deque()
-
-    def readable() -> Iterator[tuple[list[str], Tensor]]:
-        found = mapped_ahead(read, files, size)
+    def portions() -> Iterator[tuple[list[tuple[str, Tensor | None, str]], Tensor]]:
+        images = mapped_ahead(read, files, size)
         while True:
             pace.waits_for(DECODING)
-            portion = list(islice(found, size))
+            portion = list(islice(images, size))
             pace.waits_for(MODEL)
             if not portion:
                 return
-            held.append(portion)
-            good = [(name, found) for name, found in portion if isinstance(found, Tensor)]
-            views = stacked([view for _, view in good]) if good else torch.empty(0)
-            yield [name for name, _ in good], views
+            views = [view for _, view, _ in portion if view is not None]
+            yield portion, stacked(views) if views else torch.empty(0)
 
     def answered() -> Iterator[list[Record]]:
-        for prediction in bound.predict_portions(readable(), asked.average):
+        for portion, logits in bound.portion_logits(portions()):
             pace.waits_for(WRITING)
-            records = iter(records_of(prediction, asked.top, bool(asked.abstain), bool(asked.sets)))
-            portion = held.popleft()
+            names = [name for name, view, _ in portion if view is not None]
+            prediction = bound.predict_logits(logits, names, asked.average)
+            records = iter(prediction.records(asked.top, asked.abstain, asked.sets))
             pace.answered(len(portion))
-            yield [
-                record_of_broken(name, found.reason) if isinstance(found, UnreadableImageError) else next(records)
-                for name, found in portion
-            ]
+            yield [record_of_broken(name, why) if view is None else next(records) for name, view, why in portion]
             pace.waits_for(MODEL)
 
     yield from by_one_torch_thread(answered()) if encoder.device.type == "cuda" else answered()
@@ -171,7 +166,7 @@ def answer_files(
 def by_one_torch_thread(portions: Iterator[list[Record]]) -> Iterator[list[Record]]:
     """The same portions, for work beside a GPU: what little torch computes on the CPU is not shared among threads.
 
-    The cores are busy decoding, and a part of it would wait until the core that it was given to is free. Whoever takes
+    The cores are busy decoding, and a share of the work would wait until its core is free. Whoever takes
     the portions has all of torch's threads between them.
     """
     while True:

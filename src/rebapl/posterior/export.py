@@ -61,7 +61,7 @@ def class_embeddings(posterior: Posterior) -> Tensor:
         image = encoder.image_features(encoder.preprocessing.normalize(views))
     logits, expected = posterior.sample_logits(views), torch.empty(0)
     try:
-        text = posterior.sample_clouds(views, "text")
+        (text,) = posterior.passes.clouds(views, "text")
         expected = encoder.logits(image, text)
     except (UserError, RuntimeError):  # it has no text features of its own, or others for every image
         pass
@@ -85,7 +85,7 @@ def check_form(path: Path) -> None:
 class Predictor(nn.Module):
     """A posterior as one module: preprocessed images (N, 3, H, W) → the probabilities (N, C) and (S, N, C).
 
-    The texts are encoded here, once. What is left of the text tower in `forward` is only what needs the image.
+    The texts are encoded here, once. In `forward`, the text tower runs only where a text depends on the image.
     """
 
     def __init__(self, posterior: Posterior) -> None:
@@ -189,4 +189,4 @@ FORMS: dict[str, Callable[[Posterior, Path], None]] = {
     ".onnx": _write_onnx,
     ".pt2": _write_pt2,
 }
-"""What is written, by the ending of the file."""
+"""The functions that write a posterior, by the ending of the file."""

@@ -2,9 +2,9 @@
 
 **A threshold** on an uncertainty; see `choose_threshold`.
 
-**Prediction sets** hold the classes that an image may have, so that the right one is among them as often as asked. This
-is split conformal prediction with the score s(x, c) = 1 − p(c|x) of the averaged probabilities. Let s_1 … s_n be the
-scores of the right classes of n held-out images, and k = ⌈(n + 1)·level⌉:
+**Prediction sets** hold the classes that an image may have, so that the right one is among them as often as the level
+says. This is split conformal prediction with the score s(x, c) = 1 − p(c|x) of the averaged probabilities. Let s_1 …
+s_n be the scores of the right classes of n held-out images, and k = ⌈(n + 1)·level⌉:
 
     q = the k-th smallest of s_1 … s_n,        set(x) = {c : 1 − p(c|x) ≤ q} ∪ {argmax_c p(c|x)}
 

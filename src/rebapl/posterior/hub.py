@@ -5,8 +5,7 @@ The card says what the posterior is, how to use it, its scores, its limits and i
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,13 +24,6 @@ CARD = "README.md"
 
 SCORES = {"accuracy": "accuracy (%) ↑", "nll": "NLL ↓", "ece": "ECE (%) ↓"}
 TASK = "image-classification"
-
-
-def push(posterior: Posterior, repository: str, private: bool = False, **card: Any) -> str:
-    """Upload a posterior with its card and return the commit; see `Posterior.push_to_hub`."""
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = write_for_hub(posterior, Path(temporary) / "posterior", repository, **card)
-        return _upload(folder, repository, private)
 
 
 def write_for_hub(
@@ -59,7 +51,8 @@ def write_for_hub(
     return folder
 
 
-def _upload(folder: Path, repository: str, private: bool) -> str:
+def upload(folder: Path, repository: str, private: bool) -> str:
+    """Upload what `write_for_hub` wrote and return the commit."""
     from huggingface_hub import HfApi
 
     api = HfApi()
@@ -91,12 +84,13 @@ def model_card(
     """The text of the card: metadata in YAML, which the hub reads, and Markdown for people."""
     about, count = posterior.about, len(posterior)
     training = {
-        "data": about.get("data") or "not recorded",
+        "data": about.get("data"),
         **facts,
         "seed": about.get("seed"),
         "template": about["template"],
         "classes": len(about["class_names"]),
     }
+    scored = [(name, found["images"], *(f"{found[key]:.4g}" for key in SCORES)) for name, found in scores.items()]
     template = resources.files("rebapl.posterior").joinpath("model_card.md").read_text(encoding="utf-8")
     return template.format(
         metadata=_metadata(posterior, repository, backbone, licence, scores),
@@ -107,9 +101,9 @@ def model_card(
         method=about["method"],
         inference=about["inference"]["name"],
         version=__version__,
-        training=_table(("setting", "value"), [(name, _cell(value)) for name, value in training.items()]),
+        training=_table(("setting", "value"), training.items()),
         class_names="\n".join(f"    {printable(name)}" for name in about["class_names"]),
-        scores=_scores(scores),
+        scores=_table(("test part", "images", *SCORES.values()), scored) if scored else "It was not scored.",
         limits="\n".join(f"- {limit}" for limit in _limits(posterior)),
         licence="Its author has not chosen a licence." if licence is None else f"`{licence}`.",
     )
@@ -123,25 +117,18 @@ def _metadata(
     data = posterior.about.get("data")
     results = [
         EvalResult(TASK, data, f"{data}: {part}", metric, round(float(found[metric]), 4), dataset_config=part)
-        for part, found in scores.items()
+        for part, found in (scores.items() if data else ())
         for metric in SCORES
     ]
     return ModelCardData(
         base_model=None if backbone == "mini" else backbone,
         library_name="rebapl",
         license=licence,
-        model_name=repository.partition("/")[2] if data and results else None,
-        eval_results=results if data and results else None,
+        model_name=repository.partition("/")[2] if results else None,
+        eval_results=results or None,
         pipeline_tag=TASK,
         tags=["clip", "prompt-learning", "bayesian", "few-shot", "uncertainty"],
     ).to_yaml()
-
-
-def _scores(scores: Mapping[str, Mapping[str, Any]]) -> str:
-    if not scores:
-        return "It was not scored."
-    rows = [(name, found["images"], *(f"{found[key]:.4g}" for key in SCORES)) for name, found in scores.items()]
-    return _table(("test part", "images", *SCORES.values()), rows)
 
 
 def _limits(posterior: Posterior) -> list[str]:
@@ -164,9 +151,10 @@ def _limits(posterior: Posterior) -> list[str]:
     return limits
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
+    """A table in Markdown. A value that is None was not recorded."""
+    lines = [[*map(_cell, row)] for row in (head, ("---",) * len(head), *rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _cell(value: object) -> str:

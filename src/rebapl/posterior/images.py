@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
@@ -26,9 +27,10 @@ from rebapl.data.workers import mapped_ahead
 from rebapl.errors import UserError, printable
 from rebapl.files import read_lines
 
-Source = str | Path | Image.Image | np.ndarray
-Images = Source | Tensor | Sequence[Source]
-Unread = Path | Image.Image | np.ndarray
+Source = str | Path | Image.Image | np.ndarray | Tensor
+Images = Source | Sequence[Source]
+Picture = Callable[[], Image.Image]
+"""Reads or converts a picture when it is called."""
 
 AT_ONCE = 256
 """The number of images that are read before they are predicted: as many as go into one pass."""
@@ -48,60 +50,55 @@ def read_images(
     are resized and cropped as the backbone wants, by threads that are a portion ahead. The first that cannot be read is
     named in the error.
     """
-    names, pictures = _named(images)
-    if not names:
+    pictures = _named(images)
+    if not pictures:
         raise UserError("no images were given: at least one is needed")
 
-    def view(index: int) -> Tensor:
-        return _centre(pictures[index], names[index], preprocessing)
+    def view(picture: tuple[str, Picture]) -> Tensor:
+        return preprocessing.centre(picture[1]())
 
     def portions() -> Iterator[Tensor]:
-        if len(names) == 1:
-            yield view(0)[None]
+        if len(pictures) == 1:
+            yield view(pictures[0])[None]
             return
-        views = mapped_ahead(view, range(len(names)), at_once)
+        views = mapped_ahead(view, pictures, at_once)
         while portion := list(islice(views, at_once)):
             yield stacked(portion)
 
-    return names, portions()
+    return [name for name, _ in pictures], portions()
 
 
-def _named(images: Images) -> tuple[list[str], Sequence[Unread]]:
-    """Each picture with its name. None of them is read yet."""
-    if isinstance(images, np.ndarray | Tensor):
-        array = _channels_last(images)
-        return [f"image {index}" for index in range(len(array))], list(array)
-    names: list[str] = []
-    pictures: list[Unread] = []
-    for index, source in enumerate([images] if isinstance(images, str | Path | Image.Image) else images):
-        if isinstance(source, Image.Image):
-            names.append(str(getattr(source, "filename", "")) or f"image {index}")
-            pictures.append(source)
-        elif isinstance(source, np.ndarray):
-            pictures += list(_channels_last(source))
-            names += [f"image {index}"] * (len(pictures) - len(names))
-        elif isinstance(source, str | Path):
-            files = list(ImageFiles([Path(source)]))
-            names += map(str, files)
-            pictures += files
+def _named(images: Images) -> list[tuple[str, Picture]]:
+    """Each picture with its name, or with its number where it has none. None of them is read yet."""
+    found: list[tuple[str, Picture]] = []
+    sources = [images] if isinstance(images, str | Path | Image.Image | np.ndarray | Tensor) else images
+    for index, source in enumerate(sources):
+        if isinstance(source, str | Path):
+            found += [(str(file), partial(read_image, file)) for file in ImageFiles([Path(source)])]
+        elif isinstance(source, Image.Image):
+            name = str(getattr(source, "filename", "")) or f"image {len(found)}"
+            found.append((name, partial(_upright, source, name)))
+        elif isinstance(source, np.ndarray | Tensor):
+            arrays = enumerate(_channels_last(source), start=len(found))
+            found += [(f"image {number}", partial(_of_array, array)) for number, array in arrays]
         else:
             raise UserError(
                 f"image {index} is a {type(source).__name__}: give files, folders, images of Pillow, or arrays"
             )
-    return names, pictures
+    return found
 
 
-def _centre(picture: Unread, name: str, preprocessing: Preprocessing) -> Tensor:
-    if isinstance(picture, np.ndarray):
-        return preprocessing.centre(Image.fromarray(np.ascontiguousarray(picture)))
-    if isinstance(picture, Path):
-        return preprocessing.centre(read_image(picture))
+def _upright(image: Image.Image, name: str) -> Image.Image:
     try:
-        if 0 in picture.size:
+        if 0 in image.size:
             raise ValueError("it has no pixels")
-        return preprocessing.centre(as_rgb(picture))
+        return as_rgb(image)
     except BROKEN as error:
         raise unreadable(name, error) from error
+
+
+def _of_array(array: np.ndarray) -> Image.Image:
+    return Image.fromarray(np.ascontiguousarray(array))
 
 
 def _channels_last(images: np.ndarray | Tensor) -> np.ndarray:

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cached_property
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -44,6 +44,8 @@ then on. Whoever knows that many more will come asks earlier: `with compiling():
 
 LARGEST = 2000
 """A pass of more layers than this is not captured: it keeps a GPU busy anyway, and its graph would be large."""
+
+Given = TypeVar("Given")
 
 Finish = Callable[[], Tensor]
 """Waits for a pass that is begun, and gives the logits (S, n, C), float32 on the CPU."""
@@ -83,27 +85,20 @@ class Passes:
     def device(self) -> torch.device:
         return self.learner.encoder.device
 
-    @property
-    def ahead(self) -> int:
-        """How many portions are worth beginning before the answers to the first are asked for."""
-        return 0 if self.device.type == "cpu" else 1
-
-    @property
-    def device_count(self) -> int:
-        """How many devices share the work."""
-        return 1
-
-    def begin(self, views: Tensor, together: int | None = None) -> Finish:
-        """Begin the passes of views uint8 (n, 3, H, W); see `AtSamples.points` for `together`."""
+    def begin(self, views: Tensor) -> Finish:
+        """Begin the passes of views uint8 (n, 3, H, W)."""
         if not len(views):
             return lambda: torch.empty(self.count, 0, len(self.learner.class_names))
-        begun = [self._begin(chunk, together) for chunk in views.split(CHUNK)]
+        begun = [self._begin(chunk) for chunk in views.split(CHUNK)]
         return lambda: torch.cat([finish() for finish in begun], dim=1)
 
     @torch.inference_mode(False)  # kept tensors must serve callers in either mode
     @torch.no_grad()
     def clouds(self, views: Tensor, *spaces: str) -> list[Tensor]:
-        """The points (S, n, d) of every sample in feature spaces, for a few views; see `AtSamples.points`."""
+        """The points (S, n, d) of every sample in feature spaces, for a few views.
+
+        n is the number of views, or of classes in a space such as `text`; see `AtSamples.points`.
+        """
         with self._lock:
             ready = self._made_ready()
             found = ready.samples.points(views.to(self.device), ready.classes, spaces)
@@ -111,7 +106,7 @@ class Passes:
 
     @torch.inference_mode(False)  # kept tensors must serve callers in either mode
     @torch.no_grad()
-    def _begin(self, views: Tensor, together: int | None) -> Finish:
+    def _begin(self, views: Tensor) -> Finish:
         """The same for one pass."""
         gpu = self.device.type == "cuda"
         with self._lock, current(self.device):
@@ -120,9 +115,9 @@ class Passes:
             ready, count = self._made_ready(), len(views)
 
             def answer(pixels: Tensor) -> Tensor:
-                return ready.samples.points(pixels, ready.classes, ("logits",), together)["logits"]
+                return ready.samples.points(pixels, ready.classes, ("logits",))["logits"]
 
-            if ready.capturing is None or together is not None:
+            if ready.capturing is None:
                 logits = answer(self._sent(views, count))
             else:
                 size = filled_up(count)
@@ -221,25 +216,15 @@ class Spread:
     def __reduce__(self) -> Any:
         return Spread, (self.learners, self.samples, self.count)
 
-    @property
-    def ahead(self) -> int:
-        """As `Passes.ahead`."""
-        return 1
-
-    @property
-    def device_count(self) -> int:
-        """How many devices share the work."""
-        return len(self.learners)
-
-    def begin(self, views: Tensor, together: int | None = None) -> Finish:
+    def begin(self, views: Tensor) -> Finish:
         """Begin the passes of views uint8 (n, 3, H, W), on all devices; see `Passes.begin`."""
-        if len(views) < self.device_count and self.count > 1:
+        if len(views) < len(self.learners) and self.count > 1:
             by, given = 0, [(passes, views) for passes in self._shares]
         else:
-            each = min(CHUNK, math.ceil(len(views) / self.device_count) or 1)
+            each = min(CHUNK, math.ceil(len(views) / len(self.learners)) or 1)
             by, given = 1, list(zip(cycle(self._whole), views.split(each), strict=False))
         begun = [
-            thread.submit(copy_context().run, passes.begin, some, together)  # it says whether to compile
+            thread.submit(copy_context().run, passes.begin, some)  # it says whether to compile
             for thread, (passes, some) in zip(cycle(self._threads), given, strict=False)
         ]
         return lambda: torch.cat([each.result()() for each in begun], dim=by)
@@ -253,7 +238,7 @@ class Spread:
         """The samples in nearly equal shares, one for each device as far as they go."""
         shares, first = [], 0
         for index, learner in enumerate(self.learners):
-            last = self.count * (index + 1) // self.device_count
+            last = self.count * (index + 1) // len(self.learners)
             if last > first:
                 some = {name: stack[first:last] for name, stack in self.samples.items()}
                 shares.append(Passes(learner, some, last - first))
@@ -284,20 +269,25 @@ def _filled(views: Tensor, size: int, pinned: bool = False) -> Tensor:
     return filled
 
 
-def in_order(portions: Iterable[Tensor], begin: Callable[[Tensor], Finish], ahead: int) -> Iterator[Tensor]:
+def in_order(
+    portions: Iterable[tuple[Given, Tensor]], begin: Callable[[Tensor], Finish], ahead: int
+) -> Iterator[tuple[Given, Tensor]]:
     """The logits of portions of views in their order, each asked for when the `ahead` portions after it are begun.
 
-    If there is an error in a portion, those before it are given first.
+    Each portion comes with something that is given back beside its logits. If there is an error in a portion, those
+    before it are given first.
     """
-    begun: deque[Finish] = deque()
+    begun: deque[tuple[Given, Finish]] = deque()
+    error = None
     try:
-        for portion in portions:
-            begun.append(begin(portion))
+        for given, views in portions:
+            begun.append((given, begin(views)))
             if len(begun) > ahead:
-                yield begun.popleft()()
-    except Exception:
-        while begun:
-            yield begun.popleft()()
-        raise
-    while begun:
-        yield begun.popleft()()
+                earlier, finish = begun.popleft()
+                yield earlier, finish()
+    except Exception as raised:
+        error = raised
+    for given, finish in begun:
+        yield given, finish()
+    if error is not None:
+        raise error

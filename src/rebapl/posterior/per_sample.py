@@ -195,14 +195,9 @@ def samples_together(frozen: Tensor | States) -> int:
     """How many samples one call may be mapped over; 1 if mapping gains nothing.
 
     Mapping gains nothing for methods whose image features are complete in `frozen`, nor without a GPU: there the
-    samples are as quick one after another.
+    samples are as quick one after another. Otherwise the passes of all mapped samples fit into `MAPPED_BYTES`.
     """
     if not isinstance(frozen, States) or frozen.hidden.device.type == "cpu":
         return 1
-    return room_for(frozen)
-
-
-def room_for(frozen: States) -> int:
-    """How many samples' passes over these states fit into `MAPPED_BYTES`."""
     hidden = frozen.hidden
     return max(1, MAPPED_BYTES // (hidden.numel() * hidden.element_size() * WORKING_COPIES))

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import deque
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +35,8 @@ from rebapl.posterior.prediction import (
 )
 from rebapl.posterior.storage import about_learner, read_posterior
 from rebapl.wording import number_of
+
+Given = TypeVar("Given")
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,7 +65,9 @@ class Posterior:
     def __post_init__(self) -> None:
         weights = torch.as_tensor(self.weights, dtype=torch.float32, device="cpu").detach()
         object.__setattr__(self, "weights", weights)  # as the logits they are multiplied with, however they were given
-        check_weights(weights)
+        if weights.ndim != 1:
+            raise UserError(f"weights are one number per sample; got shape {tuple(weights.shape)}")
+        check_weights(weights.tolist())
         for name, stack in self.samples.items():
             if len(stack) != len(self.weights):
                 raise UserError(f"{len(self.weights)} weights for {len(stack)} samples of '{name}': one each is needed")
@@ -100,13 +104,15 @@ class Posterior:
         """Upload it to a repository of the Hugging Face hub, such as `"somebody/digits"`, with a model card.
 
         The repository is made if it does not exist, and the commit is returned:
-        `load_posterior("hf://somebody/digits@COMMIT")` reads exactly what was uploaded. `scores` are what `evaluate`
-        gave for test parts, and `facts` are further rows for the card's table. `backbone` is the hub id of the
+        `load_posterior("hf://somebody/digits@COMMIT")` reads exactly these files. `scores` is the result of
+        `evaluate`, and `facts` are further rows for the card's table. `backbone` is the hub id of the
         backbone, which is needed where it was loaded from a folder: the backbone itself is not uploaded.
         """
-        from rebapl.posterior.hub import push
+        from rebapl.posterior.hub import upload, write_for_hub
 
-        return push(self, repository, private, licence=licence, backbone=backbone, scores=scores, facts=facts)
+        card: dict[str, Any] = {"licence": licence, "backbone": backbone, "scores": scores, "facts": facts}
+        with tempfile.TemporaryDirectory() as temporary:
+            return upload(write_for_hub(self, Path(temporary) / "posterior", repository, **card), repository, private)
 
     def export(self, path: Path | str) -> Path:
         """Write it for programs that know nothing of rebapl, for the class names that it is bound to.
@@ -136,6 +142,11 @@ class Posterior:
     def class_names(self) -> list[str]:
         return self.learner.class_names
 
+    @property
+    def device_count(self) -> int:
+        """How many devices share the work; see `spread`."""
+        return 1 + len(self.copies)
+
     def bind(self, class_names: Sequence[str], template: str | None = None, transfer: bool = False) -> Posterior:
         """The same samples for other class names; itself if nothing changes, with the texts that it has encoded.
 
@@ -150,13 +161,11 @@ class Posterior:
             return replace(self, learner=bound)
         return replace(self, learner=bound, threshold=None, conformal=None)
 
-    def among(
-        self, class_names: Sequence[str] | None = None, template: str | None = None, transfer: bool = False
-    ) -> Posterior:
+    def among(self, class_names: Sequence[str] | None = None, template: str | None = None) -> Posterior:
         """The posterior that answers among other class names, which must differ; where nothing is given, itself."""
-        if class_names is None and template is None and not transfer:
+        if class_names is None and template is None:
             return self
-        bound = self.bind(self.class_names if class_names is None else class_names, template, transfer)
+        bound = self.bind(self.class_names if class_names is None else class_names, template)
         if bound.class_names != self.class_names:
             refuse_repeats(bound.class_names, "class_names")
         return bound
@@ -197,29 +206,19 @@ class Posterior:
         alone = {name: stack[index : index + 1] for name, stack in self.samples.items()}
         return replace(self, samples=alone, weights=torch.ones(1), threshold=None, conformal=None, earlier_weights=())
 
-    def sample_logits(self, views: Tensor | Iterable[Tensor], together: int | None = None) -> Tensor:
-        """Logits (S, N, C) of every sample for test-time views, uint8 (N, 3, H, W), or portions of them.
-
-        `together` samples share one mapped call, by default as many as pay; see `AtSamples.points`.
-        """
+    def sample_logits(self, views: Tensor | Iterable[Tensor]) -> Tensor:
+        """Logits (S, N, C) of every sample for test-time views, uint8 (N, 3, H, W), or portions of them."""
         if isinstance(views, Tensor):
-            return self.passes.begin(views, together)()
-        return torch.cat(list(self._portion_logits(views, together)), dim=1)
+            return self.passes.begin(views)()
+        return torch.cat([logits for _, logits in self.portion_logits((None, each) for each in views)], dim=1)
 
-    def _portion_logits(self, portions: Iterable[Tensor], together: int | None = None) -> Iterator[Tensor]:
-        """The logits of portions of views, one portion after the other."""
-        return in_order(portions, lambda views: self.passes.begin(views, together), self.passes.ahead)
+    def portion_logits(self, portions: Iterable[tuple[Given, Tensor]]) -> Iterator[tuple[Given, Tensor]]:
+        """The logits of portions of views, one portion after the other, each with whatever came beside its views.
 
-    def sample_clouds(self, views: Tensor, space: str | None = None) -> Tensor:
-        """The points (S, n, d) of every sample in a feature space (default: where the method repels), for a few views.
-
-        n is the number of views, or of classes in a space such as `text`.
+        On a GPU, the portion after it is asked for first, so that the GPU has work while this one is looked at.
         """
-        space = space or self.learner.repels_in
-        if space is None:
-            raise UserError(f"method '{self.about.get('method')}' learns no features: name a space, such as 'image'")
-        (cloud,) = self.passes.clouds(views, space)
-        return cloud
+        ahead = 0 if self.learner.encoder.device.type == "cpu" and not self.copies else 1
+        return in_order(portions, self.passes.begin, ahead)
 
     def predict(
         self,
@@ -227,17 +226,16 @@ class Posterior:
         *,
         class_names: Sequence[str] | None = None,
         template: str | None = None,
-        transfer: bool = False,
         average: Average | None = None,
     ) -> Prediction:
         """Predict images (a file, a folder, pictures or uint8 arrays, see `read_images`) with all samples together.
 
-        `class_names` and `template` replace those bound. A portion of the images is in memory at a time.
+        `class_names` and `template` replace those that it is bound to. A portion of the images is in memory at a time.
         """
         check_average(average or self.average)
-        at_once = AT_ONCE * self.passes.device_count
+        at_once = AT_ONCE * self.device_count
         names, views = read_images(images, self.learner.encoder.preprocessing, at_once)
-        bound = self.among(class_names, template, transfer)
+        bound = self.among(class_names, template)
         return bound.predict_views(views, average=average, names=names)
 
     def predict_views(
@@ -250,28 +248,21 @@ class Posterior:
         """Predict test-time views, uint8 (N, 3, H, W), or portions of them, which are resized and cropped already."""
         logits = self.sample_logits(views)
         names = [f"image {index}" for index in range(logits.shape[1])] if names is None else names
-        average = average or self.average
-        return predicted(logits, self.weights, self.class_names, names, average, self.threshold, self.conformal)
+        return self.predict_logits(logits, names, average)
 
     def predict_portions(
         self, portions: Iterable[tuple[Sequence[str], Tensor]], average: Average | None = None
     ) -> Iterator[Prediction]:
         """Predict any number of images: portions of names (n) and views (n, 3, H, W), one after the other.
 
-        Each is what `predict_views` gives for these views. On a GPU, the portion after it is asked for first, so that
-        the GPU has work while this one is looked at.
+        Each is what `predict_views` gives for these views.
         """
-        waiting: deque[Sequence[str]] = deque()
+        return (self.predict_logits(logits, names, average) for names, logits in self.portion_logits(portions))
 
-        def views() -> Iterator[Tensor]:
-            for names, portion in portions:
-                waiting.append(names)
-                yield portion
-
+    def predict_logits(self, logits: Tensor, names: Sequence[str], average: Average | None = None) -> Prediction:
+        """The prediction that follows from the samples' logits (S, N, C) for the images with these names."""
         average = average or self.average
-        for logits in self._portion_logits(views()):
-            names = waiting.popleft()
-            yield predicted(logits, self.weights, self.class_names, names, average, self.threshold, self.conformal)
+        return predicted(logits, self.weights, self.class_names, names, average, self.threshold, self.conformal)
 
     @property
     def fingerprint(self) -> str:
@@ -314,17 +305,14 @@ class Posterior:
         risk: float | None = None,
         coverage: float | None = None,
         by: str = "max-probability",
-        average: Average | None = None,
     ) -> Posterior:
         """The same posterior with a threshold chosen on held-out labels (N,) of views; see `choose_threshold`."""
-        prediction = self.predict_views(views, average=average)
-        return replace(self, threshold=choose_threshold(prediction, labels, risk=risk, coverage=coverage, by=by))
+        chosen = choose_threshold(self.predict_views(views), labels, risk=risk, coverage=coverage, by=by)
+        return replace(self, threshold=chosen)
 
-    def fit_conformal(
-        self, views: Tensor, labels: Tensor, level: float = 0.9, average: Average | None = None
-    ) -> Posterior:
+    def fit_conformal(self, views: Tensor, labels: Tensor, level: float = 0.9) -> Posterior:
         """The same posterior with prediction sets chosen on held-out labels (N,) of views; see `choose_conformal`."""
-        return replace(self, conformal=choose_conformal(self.predict_views(views, average=average), labels, level))
+        return replace(self, conformal=choose_conformal(self.predict_views(views), labels, level))
 
 
 def load_posterior(

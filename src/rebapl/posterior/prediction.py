@@ -52,7 +52,7 @@ NO_SETS = (
 
 
 class _HoldsFor:
-    """What was chosen on held-out images holds only for the averaging and the class names that it was chosen with."""
+    """A choice on held-out images, which holds only for the averaging and the class names that it was made with."""
 
     __pydantic_config__ = pydantic.ConfigDict(allow_inf_nan=False, extra="forbid")  # for what is read from a file
     average: str
@@ -165,13 +165,15 @@ class Prediction:
         more = f"<p>… and {len(self) - SHOWN} more images</p>" if len(self) > SHOWN else ""
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
 
-    def records(self, top: int = 3, abstain: bool | None = None) -> list[Record]:
+    def records(self, top: int = 3, abstain: bool | None = None, sets: bool | None = None) -> list[Record]:
         """A dictionary of plain values per image, unrounded: image, answer, the measures and the `top` classes.
 
         Where it should not answer, `answer` is None. It abstains by the posterior's threshold if that was chosen for
-        these class names; `abstain=False` answers always.
+        these class names; `abstain=False` answers always. There are prediction sets where the posterior has them for
+        these class names; `sets=False` leaves them out.
         """
-        return records_of(self, top, self.threshold is not None if abstain is None else abstain)
+        abstain = self.threshold is not None if abstain is None else abstain
+        return records_of(self, top, abstain, self.conformal is not None if sets is None else sets)
 
     def to_dict(self, top: int = 3, abstain: bool | None = None) -> dict[str, Any]:
         """All `records`, with the class names, the averaging and the level of the intervals: what JSON output has."""
@@ -241,7 +243,7 @@ class Prediction:
         return self.uncertainty(threshold.by) > threshold.value
 
     def sets(self, conformal: Conformal | None = None) -> Tensor:
-        """Which classes are in the prediction set of each image, booleans (N, C), as given or as the posterior has it.
+        """Which classes are in the prediction set of each image, booleans (N, C), by these sets or by the posterior's.
 
         The likeliest class always is.
         """
@@ -304,13 +306,12 @@ def check_average(average: str) -> None:
         raise unknown("average", str(average), get_args(Average))
 
 
-def check_weights(weights: Tensor) -> None:
-    """Refuse weights (S,) that are not finite, are negative somewhere, or do not sum to one."""
-    if weights.ndim != 1 or len(weights) == 0:
-        raise UserError(f"weights are one number per sample; got shape {tuple(weights.shape)}")
-    total = float(weights.double().sum())
-    if not bool(weights.isfinite().all()) or bool((weights < 0).any()) or abs(total - 1) > WEIGHT_TOLERANCE:
-        raise UserError(f"weights must be finite, not negative, and sum to one; got {weights.tolist()}, sum {total:g}")
+def check_weights(weights: list[float]) -> list[float]:
+    """Refuse weights of samples that are not finite, are negative somewhere, or do not sum to one."""
+    total = sum(weights)
+    if not abs(total - 1) <= WEIGHT_TOLERANCE or min(weights) < 0:
+        raise UserError(f"weights must be finite, not negative, and sum to one; got {weights}, sum {total:g}")
+    return weights
 
 
 def _interval(per_sample: Tensor, weights: Tensor, probabilities: Tensor, level: float) -> tuple[Tensor, Tensor]:

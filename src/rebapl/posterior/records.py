@@ -41,11 +41,8 @@ def head_of(class_names: Sequence[str], average: str, samples: int, conformal: C
     }
 
 
-def records_of(prediction: Prediction, top: int, abstain: bool, sets: bool | None = None) -> list[Record]:
-    """One record per image, unrounded. With one sample there is no interval: `low` and `high` are None.
-
-    `sets` says whether there is a prediction set; by default, where the prediction has them.
-    """
+def records_of(prediction: Prediction, top: int, abstain: bool, sets: bool) -> list[Record]:
+    """One record per image, unrounded; see `Prediction.records`. With one sample, `low` and `high` are None."""
     alone = len(prediction.weights) == 1
     columns = [part.tolist() for part in prediction.top(top)]
     unsure = prediction.unsure().tolist() if abstain else [False] * len(prediction)
@@ -56,7 +53,6 @@ def records_of(prediction: Prediction, top: int, abstain: bool, sets: bool | Non
         prediction.disagreement,
     )
     measured = zip(*(values.tolist() for values in measures), strict=True)
-    sets = prediction.conformal is not None if sets is None else sets
     in_sets = _in_sets(prediction) if sets else [None] * len(prediction)
     records = []
     for name, doubt, numbers, kept, *best in zip(prediction.names, unsure, measured, in_sets, *columns, strict=True):

@@ -19,20 +19,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
 from rebapl import __version__
 from rebapl.backbones import Dtype, DualEncoder, load_backbone
 from rebapl.backbones.hub import HUB_SECONDS
-from rebapl.errors import UserError, printable
-from rebapl.files import finish_replacement, folder_written_whole, read_json, sha256, write_json
+from rebapl.errors import UserError
+from rebapl.files import finish_replacement, folder_written_whole, read_json, sha256, write_atomically, write_json
 from rebapl.learners import METHODS, Learner, build_learner, resolve_method
 from rebapl.numbers import all_finite
 from rebapl.posterior.fitting import EarlierWeights
 from rebapl.posterior.prediction import Average, Conformal, Threshold, check_weights
+from rebapl.settings import Settings
 
 if TYPE_CHECKING:
     from rebapl.posterior.posterior import Posterior
@@ -42,37 +43,29 @@ MANIFEST, SAMPLES = "posterior.json", "samples.safetensors"
 INSIDE = "posterior"
 """The folder of the posterior inside the folder of a run."""
 
-ABOUT = ("method", "method_settings", "inference", "crop_scale", "seed", "data", "class_names", "template")
-"""The entries of the manifest that make up `Posterior.about`."""
-
 _REMOTE = re.compile(r"hf:/+([^@]+)(?:@(.+))?")  # one slash is enough: a `Path` has no double slashes
 
 
-class _Entries(BaseModel):
-    """Entries of the manifest: every value has exactly the stated type, and no number is NaN or infinite."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
-
-
-class Backbone(_Entries):
+class Backbone(Settings):
     """The name that the backbone is loaded by, and the checksum of its weights."""
 
     name: str
     sha256: str
 
 
-class HowSampled(_Entries):
+class HowSampled(Settings):
     """What a prediction reads of the settings of the inference; the others are kept as they are."""
 
     model_config = ConfigDict(extra="allow")
     average: Average = "probabilities"
 
 
-class Manifest(_Entries):
+class Manifest(Settings):
     """The content of `posterior.json`."""
 
+    model_config = ConfigDict(extra="ignore")
     backbone: Backbone
-    weights: Annotated[list[float], Field(min_length=1)]
+    weights: Annotated[list[float], AfterValidator(check_weights)]
     earlier_weights: list[EarlierWeights] = []
     threshold: Threshold | None
     conformal: Conformal | None = None
@@ -97,22 +90,17 @@ def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | Non
     folder = Path(folder)
     if folder.exists() and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not a posterior: choose another folder")
-    samples = {name: stack.detach().cpu().contiguous() for name, stack in posterior.samples.items()}
-    for name, stack in samples.items():
+    for name, stack in posterior.samples.items():
         if not all_finite(stack):
             raise UserError(f"samples of '{name}' hold numbers that are not finite: nothing is saved")
-    entries = _entries(posterior, backbone)
-    if (folder / SAMPLES).is_file() and (folder / SAMPLES).read_bytes() == save(samples):
-        write_json(folder / MANIFEST, signed(entries, sha256(folder / SAMPLES)))
+    samples = save({name: stack.detach().cpu().contiguous() for name, stack in posterior.samples.items()})
+    manifest = _manifest(posterior, hashlib.sha256(samples).hexdigest(), backbone)
+    if (folder / SAMPLES).is_file() and (folder / SAMPLES).read_bytes() == samples:
+        write_json(folder / MANIFEST, manifest)
         return folder
     with folder_written_whole(folder) as temporary:
-        path = temporary / SAMPLES
-        try:
-            save_file(samples, path)
-        except SafetensorError:  # it does not say in a form of its own what the system refused, and this does
-            path.write_bytes(save(samples))
-        path.chmod(0o644)  # the library lets nobody else read it
-        write_json(temporary / MANIFEST, signed(entries, sha256(path)))
+        write_atomically(temporary / SAMPLES, samples)
+        write_json(temporary / MANIFEST, manifest)
     return folder
 
 
@@ -135,8 +123,7 @@ def read_posterior(
             f"{folder} was trained on backbone '{name}' ({expected[:12]}…), and '{encoder.name}' is another "
             f"({encoder.fingerprint[:12]}…): give the backbone it was trained on"
         )
-    about = {key: value for key, value in manifest.model_dump(exclude_unset=True).items() if key in ABOUT}
-    method = manifest.method
+    method, entries = manifest.method, manifest.model_dump(exclude_unset=True)
     try:
         learner = build_learner(
             method, encoder, manifest.class_names, manifest.template, torch.Generator(), manifest.method_settings
@@ -148,12 +135,12 @@ def read_posterior(
         raise UserError(
             f"{path} cannot be used by this version of rebapl ({error}): {wrote}, or train the posterior again"
         ) from error
-    weights = torch.tensor(manifest.weights)
+    weights, about = torch.tensor(manifest.weights), about_learner(learner)
     return {
         "learner": learner,
         "samples": _read_samples(samples, learner, len(weights), method),
         "weights": weights,
-        "about": {**about, "method_settings": learner.config.plain()},
+        "about": {key: entries[key] for key in about} | {"method_settings": about["method_settings"]},
         "threshold": manifest.threshold,
         "earlier_weights": tuple(manifest.earlier_weights),
         "conformal": manifest.conformal,
@@ -219,8 +206,7 @@ def is_stored(posterior: Posterior, folder: Path) -> bool:
     if not (folder / MANIFEST).is_file():
         return False
     stored = read_json(folder / MANIFEST, "a posterior")
-    own = signed(_entries(posterior), str(stored.get("samples_sha256")))
-    return bool(own["sha256"] == stored.get("sha256"))
+    return bool(_manifest(posterior, str(stored.get("samples_sha256")))["sha256"] == stored.get("sha256"))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -241,27 +227,9 @@ def read_manifest(folder: Path) -> Manifest:
             "train the posterior again"
         )
     try:
-        manifest = Manifest.model_validate(content)
-        check_weights(torch.tensor(manifest.weights))
-    except ValidationError as error:
-        raise UserError(
-            f"{path} does not describe a posterior: {_in_words(error)}; train the posterior again"
-        ) from error
-    return manifest
-
-
-def _in_words(error: ValidationError) -> str:
-    first = error.errors()[0]
-    entry = ".".join(map(str, first["loc"]))
-    if first["type"] == "missing":
-        return f"it has no '{entry}'"
-    return f"'{entry}' is {printable(repr(first['input']))[:100]} ({first['msg']})"
-
-
-def signed(entries: Mapping[str, Any], samples_sha256: str) -> dict[str, Any]:
-    """A manifest with the checksum of the samples' file, and that of itself."""
-    whole = {**entries, "samples_sha256": samples_sha256}
-    return {**whole, "sha256": content_sha256(whole)}
+        return Manifest(**content)
+    except UserError as error:
+        raise UserError(f"{path} does not describe a posterior: {error}; train the posterior again") from error
 
 
 def content_sha256(content: Mapping[str, Any]) -> str:
@@ -272,7 +240,7 @@ def content_sha256(content: Mapping[str, Any]) -> str:
 
 
 def about_learner(learner: Learner) -> dict[str, Any]:
-    """What a learner says of itself, for a posterior whose samples were made by hand."""
+    """The entries of `Posterior.about`, and of the manifest, as a learner has them whose samples were made by hand."""
     return {
         "method": learner.method,
         "method_settings": learner.config.plain(),
@@ -285,33 +253,36 @@ def about_learner(learner: Learner) -> dict[str, Any]:
     }
 
 
-def _entries(posterior: Posterior, backbone: str | None = None) -> dict[str, Any]:
-    """The manifest of a posterior, without the checksums that `signed` adds."""
+def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = None) -> dict[str, Any]:
+    """The manifest of a posterior, with the checksum of the samples' file and that of itself."""
     learner, threshold, conformal = posterior.learner, posterior.threshold, posterior.conformal
     if learner.method is None:
         raise UserError(
             f"{type(learner).__name__} is not registered, so nobody could find it when the posterior is read: decorate "
             'the class with @rebapl.register("NAME", SettingsClass) and make the posterior again'
         )
-    about = {**about_learner(learner), **posterior.about, "method": learner.method}
+    own = about_learner(learner)
+    about = {**own, **posterior.about, "method": learner.method}
     about["method_settings"] = resolve_method(learner.method, about["method_settings"]).plain()
     if learner.transfer or learner.template != about["template"]:
         threshold = conformal = None  # chosen for texts that are not those they would be read back with
     packages = ("torch", "transformers", "safetensors")
-    return {
+    content = {
         "format": FORMAT,
         "backbone": {"name": backbone or learner.encoder.name, "sha256": learner.encoder.fingerprint},
         "weights": posterior.weights.tolist(),
         "earlier_weights": [asdict(each) for each in posterior.earlier_weights],
         "threshold": None if threshold is None else asdict(threshold),
         "conformal": None if conformal is None else asdict(conformal),
-        **{key: about[key] for key in ABOUT},
+        **{key: about[key] for key in own},
         "versions": {
             "rebapl": __version__,
             "python": platform.python_version(),
             **{name: version(name) for name in packages},
         },
+        "samples_sha256": samples_sha256,
     }
+    return {**content, "sha256": content_sha256(content)}
 
 
 def _read_samples(path: Path, learner: Learner, count: int, method: str) -> dict[str, Tensor]:
@@ -322,16 +293,12 @@ def _read_samples(path: Path, learner: Learner, count: int, method: str) -> dict
     except SafetensorError as error:
         raise UserError(f"{path} cannot be read ({error}): train the posterior again") from error
     expected = {name: (count, *value.shape) for name, value in learner.named_parameters()}
-    found = {name: tuple(value.shape) for name, value in stacked.items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
+    for name in sorted(expected.keys() | stacked.keys()):
+        found = stacked.get(name, torch.empty(0))
+        if tuple(found.shape) != expected.get(name) or found.dtype != torch.float32 or not all_finite(found):
             raise UserError(
-                f"{path} does not hold {count} samples of method '{method}': '{name}' has shape "
-                f"{found.get(name, 'none')} and should have {expected.get(name, 'none')}; train the posterior again"
-            )
-        if stacked[name].dtype != torch.float32 or not all_finite(stacked[name]):
-            raise UserError(
-                f"{path} is damaged: '{name}' is not float32 or holds numbers that are not finite; train the "
-                "posterior again"
+                f"{path} does not hold {count} samples of method '{method}': '{name}' has shape {tuple(found.shape)}, "
+                f"and finite numbers in float32 of shape {expected.get(name, 'none')} are needed; train the posterior "
+                "again"
             )
     return stacked

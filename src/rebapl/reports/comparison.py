@@ -60,63 +60,64 @@ def compare(inspected: Sequence[InspectedRun], stored: bool = False) -> Comparis
     return Comparison(Table.sectioned(title, columns, rows, notes), left_out)
 
 
-def _rows(pairs: Sequence[Pair], stored: bool) -> list[list[Cell | str]]:
-    """A row for each test part that pairs of runs have with the same images, and one for the harmonic mean."""
-    by_part: dict[str, list[Pair]] = {}
-    for pair in pairs:
-        ours, theirs = (each.run.result.parts if stored else each.parts for each in pair)
-        for name in sorted(ours.keys() & theirs.keys()):
-            if _same_images(pair, name, stored):
-                by_part.setdefault(name, []).append(pair)
-    if set(HALVES) <= by_part.keys() and by_part["base"] == by_part["novel"]:
-        by_part[HARMONIC_MEAN] = by_part["base"]
-    return [_row(name, both, stored) for name, both in by_part.items()]
+class Tested(NamedTuple):
+    """The scores of a run on one test part. Where `images` are equal, two runs were tested on the same ones."""
+
+    scores: Mapping[str, float]
+    images: object
 
 
-def _same_images(pair: Pair, name: str, stored: bool) -> bool:
+def _tested(seen: InspectedRun, stored: bool) -> dict[str, Tested]:
+    """The scores of a run on each test part, and the harmonic mean of its accuracies."""
     if stored:
-        words = ("data", "protocol", "split", "fold", "test_images")
-        configs = [[each.run.config.get(word) for word in words] for each in pair]
-        return configs[0] == configs[1] and len({each.run.result.parts[name].images for each in pair}) == 1
-    ours, theirs = (each.parts[name].part for each in pair)
-    return [item.key for item in ours.items] == [item.key for item in theirs.items] and (
-        list(ours.class_names) == list(theirs.class_names)
-    )
-
-
-def _row(name: str, pairs: Sequence[Pair], stored: bool) -> list[Cell | str]:
-    """The mean differences on one test part with their standard errors, over the pairs or over the images of one."""
-    both = [[_scores(each, name, stored) for each in pair] for pair in pairs]
-    differences = {key: [ours[key] - theirs[key] for ours, theirs in both] for key in both[0][0]}
-    if len(pairs) > 1:
-        errors = {key: statistics.stdev(each) / len(each) ** 0.5 for key, each in differences.items()}
-        over = f"{len(pairs)} seeds"
-    elif all(each.parts for each in pairs[0]):
-        ours, theirs = (_resampled(each, name) for each in pairs[0])
-        errors = {key: (ours[key] - theirs[key]).std().item() for key in differences}
-        images = [len(pairs[0][0].parts[part].labels) for part in (HALVES if name == HARMONIC_MEAN else [name])]
-        over = f"{sum(images)} test images"
+        words = [seen.run.config.get(word) for word in ("data", "protocol", "split", "fold", "test_images")]
+        scores = seen.run.result.parts
+        found = {name: Tested(part.as_json(), (words, part.images)) for name, part in scores.items()}
     else:
+        found = {
+            name: Tested(each.scores, ([item.key for item in each.part.items], list(each.part.class_names)))
+            for name, each in seen.parts.items()
+        }
+    if set(HALVES) <= found.keys():
+        base, novel = (found[half] for half in HALVES)
+        mean = harmonic_mean(base.scores["accuracy"], novel.scores["accuracy"])
+        found[HARMONIC_MEAN] = Tested({"accuracy": mean}, (base.images, novel.images))
+    return found
+
+
+def _rows(pairs: Sequence[Pair], stored: bool) -> list[list[Cell | str]]:
+    """The mean differences on each test part whose images pairs of runs have in common, with their standard errors:
+    over the pairs, or over the images if there is one pair."""
+    by_part: dict[str, list[tuple[Pair, dict[str, float]]]] = {}
+    for pair in pairs:
+        ours, theirs = (_tested(each, stored) for each in pair)
+        for name in (each for each in ours if each in theirs and ours[each].images == theirs[each].images):
+            both = ours[name].scores, theirs[name].scores
+            deltas = {key: both[0][key] - both[1][key] for key in SCORES if key in both[0] and key in both[1]}
+            by_part.setdefault(name, []).append((pair, deltas))
+    rows: list[list[Cell | str]] = []
+    for name, found in by_part.items():
+        differences = {key: [deltas[key] for _, deltas in found] for key in found[0][1]}
         errors, over = {}, ""
-    cells = (
-        Cell(statistics.fmean(differences[key]), errors.get(key), digits, signed=True)
-        if key in differences
-        else Cell(None, digits=digits)
-        for key, (_, digits) in SCORES.items()
-    )
-    return [name, *cells, over]
-
-
-def _scores(seen: InspectedRun, name: str, stored: bool) -> dict[str, float]:
-    """The scores of a run on a test part, or the harmonic mean of its accuracies."""
-    if name == HARMONIC_MEAN:
-        return {"accuracy": harmonic_mean(*(_scores(seen, half, stored)["accuracy"] for half in HALVES))}
-    found = seen.run.result.parts[name].as_json() if stored else seen.parts[name].scores
-    return {key: found[key] for key in SCORES if key in found}
+        if len(found) > 1:
+            errors = {key: statistics.stdev(each) / len(each) ** 0.5 for key, each in differences.items()}
+            over = f"{len(found)} seeds"
+        elif all(each.parts for each in found[0][0]):
+            pair = found[0][0]
+            one, other = (_resampled(each, name) for each in pair)
+            errors = {key: (one[key] - other[key]).std().item() for key in differences}
+            images = (len(pair[0].parts[part].labels) for part in (HALVES if name == HARMONIC_MEAN else [name]))
+            over = f"{sum(images)} test images"
+        cells = (
+            Cell(statistics.fmean(differences[key]) if key in differences else None, errors.get(key), digits, True)
+            for key, (_, digits) in SCORES.items()
+        )
+        rows.append([name, *cells, over])
+    return rows
 
 
 def _resampled(seen: InspectedRun, name: str) -> Mapping[str, Tensor]:
-    """The same over bootstrap samples of the images."""
+    """The scores of a run on a test part over bootstrap samples of the images."""
     if name == HARMONIC_MEAN:
         return {"accuracy": resampled_harmonic_mean(seen)}
     return seen.parts[name].resampled

@@ -191,27 +191,9 @@ def risk_figure(title: str, part: Answered) -> Illustration:
     )
 
 
-@rc_context(PAGE_FONTS)
-def schedule_figure(course: Course) -> Illustration:
-    """The learning rate of each step, with the stages and the samples."""
-    steps = len(course.lr)
-    figure, axes = page_axes("step", "learning rate", wide=True)
-    ends = {*course.cycles, *(step - 1 for step in course.cycles[1:]), steps - 1}
-    chosen = sorted({*range(0, steps, max(1, steps // (3 * POINTS))), *ends})
-    axes.plot(chosen, [course.lr[step] for step in chosen], color=BLUE, label="learning rate")
-    axes.set(xlim=(0, steps), ylim=(0, 1.06 * max(course.lr) or 1.0))
-    samples = course.samples[:POINTS]
-    axes.scatter(samples, [0] * len(samples), 22, color=VERMILION, label="sample", zorder=3, clip_on=False)
-    sampling = _mark_stages(axes, course, "sampling stage")
-    page_legend(figure, columns=3)
-    noise = "Noise is added in the shaded stages." if sampling else "No noise is added in this inference."
-    words = f"{len(course.cycles)} cycles in {steps} steps. {noise}"
-    more = "A dot marks a sample that is kept. Chains side by side are drawn one after the other."
-    return Illustration("Schedule", figure, f"The learning rate by step. {words}", f"{words} {more}", wide=True)
-
-
-class LoggedFigure(NamedTuple):
-    """Which columns of the log make one figure, with the names and colours of their lines."""
+class StepFigure(NamedTuple):
+    """A figure over the steps of a training: which columns of the log it shows, with the names and colours of its
+    lines. One that is `wide` also names the sampling stages and marks the steps after which a sample was kept."""
 
     title: str
     unit: str
@@ -219,17 +201,18 @@ class LoggedFigure(NamedTuple):
     caption: str
     log_scale: bool = False
     smooth: bool = False
+    wide: bool = False
 
 
 LOGGED = (
-    LoggedFigure(
+    StepFigure(
         "Loss",
         "nats",
         {"loss": ("mean loss of the batch", BLUE)},
         "Loss of single batches (thin) and its running mean.",
         smooth=True,
     ),
-    LoggedFigure(
+    StepFigure(
         "Temperatures",
         "temperature",
         {
@@ -241,13 +224,13 @@ LOGGED = (
         "equilibrium. Values below zero are not drawn.",
         log_scale=True,
     ),
-    LoggedFigure(
+    StepFigure(
         "Distance to earlier samples",
         "squared distance",
         {"distance": ("squared distance to the nearest one", BLUE)},
         "In the feature space in which samples repel each other. The first cycle has no earlier sample.",
     ),
-    LoggedFigure(
+    StepFigure(
         "Force",
         "norm",
         {"force_norm": ("norm of the repulsive force", BLUE)},
@@ -256,26 +239,33 @@ LOGGED = (
 )
 
 
-def log_figures(log: Sequence[Mapping[str, float]], course: Course | None) -> list[Illustration]:
-    """Loss, temperatures and repulsion over the steps, as far as they were logged."""
-    return [figure for each in LOGGED if (figure := _logged_figure(each, log, course)) is not None]
+def training_figures(log: Sequence[Mapping[str, float]], course: Course | None) -> list[Illustration]:
+    """The schedule, if its course is known, and loss, temperatures and repulsion as far as they were logged."""
+    figures = [_over_steps(each, log, course) for each in LOGGED]
+    if course is not None:
+        noise = "Noise is added in the shaded stages." if course.sampling_stages() else "No noise is added."
+        words = f"{len(course.cycles)} cycles in {len(course.lr)} steps. {noise} A dot marks a sample that is kept. "
+        words += "Chains side by side are drawn one after the other."
+        schedule = StepFigure("Schedule", "learning rate", {"lr": ("learning rate", BLUE)}, words, wide=True)
+        rates = [{"step": step, "lr": rate} for step, rate in enumerate(course.lr)]
+        figures.insert(0, _over_steps(schedule, rates, course))
+    return [figure for figure in figures if figure is not None]
 
 
 @rc_context(PAGE_FONTS)
-def _logged_figure(
-    kind: LoggedFigure, log: Sequence[Mapping[str, float]], course: Course | None
-) -> Illustration | None:
+def _over_steps(kind: StepFigure, log: Sequence[Mapping[str, float]], course: Course | None) -> Illustration | None:
     """Some columns of the log over the steps; None where it has no values for them."""
     series = {}
     for name in kind.lines:
         points = np.array([(row["step"], row.get(name, math.nan)) for row in log]).reshape(-1, 2)
         points = points[np.isfinite(points[:, 1]) & ((points[:, 1] > 0) | (not kind.log_scale))]
         if len(points):
-            parts = np.array_split(points, min(len(points), POINTS))
+            parts = np.array_split(points, min(len(points), 3 * POINTS if kind.wide else POINTS))
             series[name] = np.array([part.mean(0) for part in parts])
     if not series.keys() - {"temperature"}:
         return None
-    figure, axes = page_axes("step", kind.unit, rows=int(len(series) > 1))
+    legend = kind.wide or len(series) > 1
+    figure, axes = page_axes("step", kind.unit, wide=kind.wide, rows=int(legend))
     for name, points in series.items():
         label, colour = kind.lines[name]
         steps, values = points.T
@@ -288,32 +278,34 @@ def _logged_figure(
             axes.plot(steps, means, color=colour, label=label)
         else:
             axes.plot(steps, values, color=colour, label=label, marker="." if len(points) == 1 else "")
+    values = np.concatenate([points[:, 1] for points in series.values()])
     if kind.log_scale:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(numticks=7))
         axes.yaxis.set_minor_locator(NullLocator())
-    elif min(points[:, 1].min() for points in series.values()) >= 0:
+    elif values.min() >= 0:
         axes.set_ylim(bottom=0)
     last = max(len(course.lr) if course else 0, int(log[-1]["step"]) + 1)
     axes.set_xlim(0, last)
     if course is not None:
-        _mark_stages(axes, course)
-    if len(series) > 1:
+        _mark_stages(axes, course, kind.wide)
+    if legend:
         page_legend(figure, columns=3)
-    values = np.concatenate([points[:, 1] for points in series.values()])
     about = f"{kind.title}: {kind.unit} over {last} steps, from {values.min():.3g} to {values.max():.3g}."
-    return Illustration(kind.title, figure, about, kind.caption)
+    return Illustration(kind.title, figure, about, kind.caption, kind.wide)
 
 
-def _mark_stages(axes: Axes, course: Course, label: str = "") -> bool:
-    """Shade the sampling stages, with a `label` for the legend, and mark where cycles begin. False without stages."""
+def _mark_stages(axes: Axes, course: Course, named: bool) -> None:
+    """Shade the sampling stages and mark where cycles begin; if they are `named` in the legend, with the samples."""
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     upright = axes.get_xaxis_transform()
-    stages = course.sampling_stages()
-    if stages:
+    if named:
+        samples = course.samples[:POINTS]
+        axes.scatter(samples, [0] * len(samples), 22, color=VERMILION, label="sample", zorder=3, clip_on=False)
+    if stages := course.sampling_stages():
+        label = "sampling stage" if named else ""
         axes.broken_barh(stages, (0, 1), transform=upright, color=BLUE, alpha=0.1, linewidth=0, label=label)
     axes.vlines(course.cycles[1:POINTS], 0, 1, transform=upright, color=GREY, linewidth=0.6, linestyle=":")
-    return bool(stages)
 
 
 def _in_percent(axes: Axes) -> None:

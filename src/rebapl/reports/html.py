@@ -8,34 +8,34 @@ page forbids the browser to load anything, whatever a class name or a path may h
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from torch import Tensor
 
 from rebapl import __version__
-from rebapl.data.fewshot import spread
 from rebapl.errors import UserError, printable
-from rebapl.evaluation.intervals import Interval, accuracy_interval, around
+from rebapl.evaluation.intervals import accuracy_interval, around
 from rebapl.evaluation.scores import proportion_interval, scores
 from rebapl.files import write_atomically
 from rebapl.learners import METHODS
-from rebapl.numbers import effective_samples, harmonic_mean
+from rebapl.numbers import effective_samples, harmonic_mean, spread
 from rebapl.reports.comparison import HALVES, HARMONIC_MEAN, compare, resampled_harmonic_mean
-from rebapl.reports.figures import Illustration, log_figures, reliability_figure, risk_figure, schedule_figure
+from rebapl.reports.figures import Illustration, reliability_figure, risk_figure, training_figures
 from rebapl.reports.inspection import Answered, InspectedRun
-from rebapl.reports.pictures import most_disputed, surest_mistakes
+from rebapl.reports.pictures import Card, cards, dispute, sure_mistake
 from rebapl.reports.results import asked_settings, result_tables, short_value
 from rebapl.reports.style import BLUE, GREEN, ORANGE, SKY, VERMILION
-from rebapl.reports.tables import Cell, Table
+from rebapl.reports.tables import Cell, Row, Table
 from rebapl.runs.config import data_name
 from rebapl.runs.folder import POSTERIOR, Found
 from rebapl.sampling import PRESETS
 from rebapl.settings import leaves
-from rebapl.wording import in_two_units, number_of
+from rebapl.wording import few, in_two_units, number_of
 
 COLOURS = {"blue": BLUE, "orange": ORANGE, "green": GREEN, "vermilion": VERMILION, "sky": SKY}
 
@@ -61,7 +61,19 @@ SCORES = {
     "tempered_nll": ("NLL at τ ↓", 3),
     "tempered_ece": ("ECE at τ ↓", 2),
 }
-"""What is shown of each test part: how it is called, and with how many digits."""
+"""The scores of a test part, each with its name in the page and the number of its digits."""
+
+
+PAGES = Environment(
+    loader=PackageLoader("rebapl.reports", "page"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    finalize=lambda value: printable(value, keep="\n") if type(value) is str else value,
+)
+PAGES.filters |= {"few": few, "in_two_units": in_two_units, "number_of": number_of}
+PAGES.globals |= {"methods": METHODS, "presets": PRESETS, "colours": COLOURS, "version": __version__}
 
 
 def write_report(inspected: Sequence[InspectedRun], out: Path) -> Path:
@@ -74,47 +86,29 @@ def write_report(inspected: Sequence[InspectedRun], out: Path) -> Path:
 
 def report_html(inspected: Sequence[InspectedRun]) -> str:
     """The report as text."""
-    pages = Environment(
-        loader=PackageLoader("rebapl.reports", "page"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: printable(value, keep="\n") if type(value) is str else value,
-    )
     several, detailed = len(inspected) > 1, len(inspected) <= DETAILED
-    runs = [RunPage(seen, f"run-{number}") for number, seen in enumerate(inspected, 1)]
-    return pages.get_template("report.html").render(
-        title=f"Comparison of {len(runs)} runs" if several else runs[0].seen.name,
-        runs=runs if detailed else [],
+    runs = [RunPage(seen, f"run-{number}") for number, seen in enumerate(inspected, 1) if detailed]
+    return PAGES.get_template("report.html").render(
+        title=f"Comparison of {len(inspected)} runs" if several else inspected[0].name,
+        runs=runs,
         one=None if several else runs[0],
         tables_of_scores=result_tables(Found([seen.run for seen in inspected if seen.run.result.parts], [], [])),
         comparison=compare(inspected, stored=not detailed) if several else None,
         remarks=[] if detailed else [f"{seen.name}: {remark}" for seen in inspected for remark in seen.remarks],
         most=DETAILED,
-        most_disputed=most_disputed,
-        surest_mistakes=surest_mistakes,
-        colours=COLOURS,
-        version=__version__,
     )
 
 
 class RunPage:
-    """What a report shows of one run, section by section. The names of its elements begin with `id`."""
+    """The tables, figures and pictures of one run. The names of its elements in the page begin with `id`."""
 
     def __init__(self, seen: InspectedRun, id: str) -> None:
         self.seen, self.id = seen, id
-        self.result, self.config = seen.run.result, seen.run.config
-        self.missing = seen.missing
-
-    @property
-    def environment(self) -> Mapping[str, Any]:
-        return self.seen.environment or {}
-
-    @cached_property
-    def samples(self) -> int:
-        """The number of samples; 0 where the posterior is not there."""
-        return 0 if self.seen.posterior is None else len(self.seen.posterior)
+        self.result, self.config, self.parts = seen.run.result, seen.run.config, seen.parts
+        self.missing, self.environment = seen.missing, seen.environment
+        self.samples = 0 if seen.posterior is None else len(seen.posterior)
+        self.resolved = {**seen.run.resolved, "data": data_name(self.config["data"])}
+        self.chosen = asked_settings(self.config)
 
     @cached_property
     def left_out(self) -> set[str]:
@@ -125,25 +119,13 @@ class RunPage:
             left_out |= {"calibration", "risk", "confusion", "diversity", "disagreement", "mistakes"}
         return left_out
 
-    @property
-    def lead(self) -> str:
-        """The run in one sentence."""
-        if self.seen.inference is None:
-            return f"Nothing was learned: {METHODS.find(self.config['method']).about}"
-        samples = {0: "Samples", 1: "One sample"}.get(self.samples, f"{self.samples} samples")
-        classes = "" if self.seen.task is None else f" of each of {len(self.seen.task.train.class_names)} classes"
-        shots = number_of(self.config["shots"], "image")
-        return f"{samples} of the prompts, learned from {shots}{classes} ({self.config['protocol']})."
-
     def tiles(self) -> Iterator[tuple[str, str, str]]:
         """The numbers at the top, each with its name and a remark: accuracies with intervals, samples, time."""
         accuracies = {name: part.accuracy for name, part in self.result.parts.items()}
-        accuracies |= {name: part.scores["accuracy"] for name, part in self.seen.parts.items()}
+        accuracies |= {name: part.scores["accuracy"] for name, part in self.parts.items()}
         for name, accuracy in list(accuracies.items())[:3]:
-            ends = ""
-            if name in self.seen.parts:
-                ends = "95 %: {:.1f} – {:.1f}".format(*accuracy_interval(self.seen.parts[name].right))
-            yield f"accuracy, {name}", f"{accuracy:.1f} %", ends
+            ends = accuracy_interval(self.parts[name].right) if name in self.parts else ()
+            yield f"accuracy, {name}", f"{accuracy:.1f} %", "95 %: {:.1f} – {:.1f}".format(*ends) if ends else ""
         if set(HALVES) <= accuracies.keys():
             mean = harmonic_mean(*(accuracies[half] for half in HALVES))
             yield HARMONIC_MEAN, f"{mean:.1f} %", "of base and novel"
@@ -156,14 +138,13 @@ class RunPage:
             yield "training", in_two_units(seconds), str(self.environment.get("device", ""))
 
     def warnings(self) -> Iterator[str]:
-        """Remarks on the run, what is not there, and scores that are not those that are stored."""
+        """A sentence for each file that has changed, each thing that is missing and each score that no longer holds."""
         yield from self.seen.remarks
-        parts = self.seen.parts
-        yield from (self.missing[key] for key in ("posterior", "task", "answers") if key in self.missing)
+        yield from (self.missing[key] for key in ("remarks", "posterior", "task", "parts") if key in self.missing)
         if not self.result.parts:
-            scored = "they are computed for this report" if parts else "there are none here"
+            scored = "they are computed for this report" if self.parts else "there are none here"
             yield f"This run has no stored scores: {scored}. `rebapl evaluate RUN` stores them."
-        for name, part in parts.items():
+        for name, part in self.parts.items():
             stored, now, images = self.result.parts.get(name), part.scores["accuracy"], len(part.labels)
             if stored is not None and (stored.images != images or abs(stored.accuracy - now) > 0.5):
                 yield (
@@ -172,63 +153,49 @@ class RunPage:
                     "since. This report shows what holds now."
                 )
 
-    @cached_property
-    def _resolved(self) -> Mapping[str, Any]:
-        return {**self.seen.run.resolved, "data": data_name(self.config["data"])}
-
-    def learned(self) -> Iterator[tuple[str, str]]:
-        """What was learned, as pairs of a name and a value."""
-        how, method = self._resolved["inference"]["name"], self.config["method"]
-        yield "method", METHODS.find(method).about if method in METHODS else method
-        if self.seen.inference is not None:
-            yield "inference", f"{how}: {PRESETS.find(how).about}" if how in PRESETS else how
-        yield "data", f"{self._resolved['data']}, {self.config['protocol']}, seed {self.config['seed']}"
-        if self.seen.task is not None:
-            names = list(self.seen.task.train.class_names)
-            yield "classes", ", ".join(names[:40]) + (f" and {len(names) - 40} more" if len(names) > 40 else "")
-            yield "training images", str(len(self.seen.task.train.items))
-        yield "backbone", str(self._resolved["backbone"]).partition(":")[0]
-        chosen = ", ".join(asked_settings(self.config))
-        yield "settings chosen", chosen or "none: all are those of the method and the inference"
-
     def settings(self) -> Table:
-        rows = [[key, short_value(value)] for key, value in leaves(self._resolved)]
+        """Every setting of the run, resolved."""
+        rows = [[key, short_value(value)] for key, value in leaves(self.resolved)]
         return Table("Settings, every one resolved", ["setting", "value"], rows)
 
     def scores(self) -> Table:
         """Every score of every test part of all samples together, with its interval where its images are there."""
-        rows: list[list[Cell | str]] = []
+        rows: list[Row] = [[name, *self._score_cells(part)] for name, part in self.parts.items()]
         notes = ["Accuracy, ECE and AURC are in percent, NLL in nats; “at τ” means after a temperature."]
-        for name, part in self.seen.parts.items():
-            rows.append([name, *_score_cells(*self._scored(part))])
         if rows:
             notes.insert(
                 0,
                 "Below each score is its 95 % interval: how far it would move with other test images of the same kind. "
                 "Another seed of the training is not in it.",
             )
-        for name in (each for each in self.result.parts if each not in self.seen.parts):
-            rows.append([name, *_score_cells(self.result.parts[name].as_json(), {})])
+        for name in (each for each in self.result.parts if each not in self.parts):
+            stored = self.result.parts[name].as_json()
+            rows.append([name, *(Cell(stored.get(key), digits=digits) for key, (_, digits) in SCORES.items())])
             notes.append(f"{name}: as stored in the run; intervals need its test images.")
-        if set(HALVES) <= self.seen.parts.keys():
-            mean = harmonic_mean(*(self.seen.parts[half].scores["accuracy"] for half in HALVES))
+        if set(HALVES) <= self.parts.keys():
+            mean = harmonic_mean(*(self.parts[half].scores["accuracy"] for half in HALVES))
             interval = around(mean, resampled_harmonic_mean(self.seen))
             rows.append([HARMONIC_MEAN, "", Cell(mean, interval=interval), *[""] * (len(SCORES) - 2)])
         return Table("All samples together", ["classes", *(name for name, _ in SCORES.values())], rows, notes)
 
-    def _scored(self, part: Answered) -> tuple[dict[str, float], dict[str, Interval]]:
-        """The scores of one test part, also after the temperature, and their intervals."""
-        softer = {} if self.seen.temperature is None else {"tempered_": part.tempered(self.seen.temperature)}
-        values: dict[str, float] = {"images": len(part.labels)}
-        intervals: dict[str, Interval] = {}
-        for before, each in {"": part, **softer}.items():
-            values |= {before + key: value for key, value in each.scores.items()}
-            intervals |= {before + key: around(each.scores[key], drawn) for key, drawn in each.resampled.items()}
-        return values, {**intervals, "accuracy": accuracy_interval(part.right)}
+    def _score_cells(self, part: Answered) -> list[Cell]:
+        """The scores of one test part, also after the temperature, with their intervals."""
+        found: dict[str, Cell] = {"images": Cell(len(part.labels))}
+        for before, each in zip(("", "tempered_"), self._versions(part).values(), strict=False):
+            intervals = {key: around(each.scores[key], drawn) for key, drawn in each.resampled.items()}
+            intervals["accuracy"] = accuracy_interval(each.right)
+            found |= {before + key: Cell(value, interval=intervals.get(key)) for key, value in each.scores.items()}
+        return [replace(found.get(key, Cell(None)), digits=digits) for key, (_, digits) in SCORES.items()]
+
+    def _versions(self, part: Answered) -> dict[str, Answered]:
+        """The answers to a test part as they are given, and with the temperature where there is one."""
+        temperature = self.seen.temperature
+        softer = {} if temperature is None else {f"with temperature {temperature:.2f}": part.tempered(temperature)}
+        return {"as given": part, **softer}
 
     def outside(self) -> Table | None:
         """How well outside images are told apart, where that was scored."""
-        rows: list[list[Cell | str]] = [
+        rows: list[Row] = [
             [name, by, Cell(found["auroc"], digits=1), Cell(found["fpr95"], digits=1)]
             for name, kinds in self.result.outside.items()
             for by, found in kinds.items()
@@ -238,8 +205,8 @@ class RunPage:
 
     def each_sample(self) -> Table | None:
         """Each sample alone, on each test part."""
-        rows: list[list[Cell | str]] = []
-        for name, part in self.seen.parts.items():
+        rows: list[Row] = []
+        for name, part in self.parts.items():
             weights = part.prediction.weights.tolist()
             for number, (alone, weight) in enumerate(zip(part.prediction.per_sample, weights, strict=True), 1):
                 found = scores(alone, part.labels)
@@ -248,21 +215,18 @@ class RunPage:
         columns = ["sample", "classes", "accuracy ↑", "NLL ↓", "ECE ↓", "weight"]
         return Table("Each sample alone", columns, rows) if self.samples > 1 and rows else None
 
-    def reliability(self) -> Iterator[Illustration]:
+    def reliability(self) -> list[Illustration]:
         """The reliability of each test part, before and after the temperature."""
-        temperature = self.seen.temperature
-        for name, part in self.seen.parts.items():
-            softer = {} if temperature is None else {f"with temperature {temperature:.2f}": part.tempered(temperature)}
-            yield reliability_figure(name, {"as given": part, **softer})
+        return [reliability_figure(name, self._versions(part)) for name, part in self.parts.items()]
 
     def risk(self) -> list[Illustration]:
         """The risk by the coverage of each test part."""
-        return [risk_figure(name, part) for name, part in self.seen.parts.items()]
+        return [risk_figure(name, part) for name, part in self.parts.items()]
 
     def sets(self) -> Table | None:
         """How often the prediction sets hold the right class, and how large they are; None where none were fitted."""
-        rows: list[list[Cell | str]] = []
-        for name, part in self.seen.parts.items():
+        rows: list[Row] = []
+        for name, part in self.parts.items():
             if (conformal := part.prediction.conformal) is not None:
                 sets, count = part.prediction.sets(), len(part.labels)
                 held, sizes = int(sets.gather(1, part.labels[:, None]).sum()), sets.sum(1).double()
@@ -277,13 +241,12 @@ class RunPage:
         """What is answered instead of what, for each test part."""
         return [
             _confusion_matrix(name, part) if len(part.part.class_names) <= MATRIX else _frequent_mistakes(name, part)
-            for name, part in self.seen.parts.items()
+            for name, part in self.parts.items()
         ]
 
     def training(self) -> list[Illustration]:
-        """The schedule, and what was logged."""
-        course = self.seen.course
-        return [*([] if course is None else [schedule_figure(course)]), *log_figures(self.seen.log or [], course)]
+        """The schedule, and the columns of the log."""
+        return training_figures(self.seen.log, self.seen.course)
 
     def diversity(self) -> list[Table]:
         """Distances and disagreements of all pairs of samples."""
@@ -291,43 +254,28 @@ class RunPage:
         if record is None:
             return []
         chosen = spread(len(record.distance), SQUARES)
-        names = [str(index + 1) for index in chosen]
-        tables = []
+        names, tables = [str(index + 1) for index in chosen], []
         for title, matrix, factor, digits in (
             ("Wasserstein-2 distance", record.distance, 1, 2),
             ("Images answered differently, in percent", record.disagreement, 100, 0),
         ):
             values = factor * torch.tensor(matrix)[chosen][:, chosen]
-            shares = values / values.max().clamp_min(1e-12)
-            numbers = values if len(names) <= NUMBERED else None
-            tables.append(_heat_map(title, ["sample", *names], names, numbers, shares, digits))
+            numbers = values if len(names) <= NUMBERED else torch.zeros_like(values)
+            tables.append(_heat_map(title, "sample", names, numbers, values / values.max().clamp_min(1e-12), digits))
         return tables
 
-    def cost(self) -> Iterator[tuple[str, str]]:
-        """Time, memory and versions, as pairs of a name and a value."""
-        made = self.environment
-        seconds, course = made.get("training_seconds"), self.seen.course
-        if seconds is not None and self.seen.inference is not None:
-            steps = 0 if course is None else len(course.lr)
-            each = f", {1000 * seconds / steps:.0f} ms for each of {steps} steps" if steps else ""
-            yield "training", in_two_units(seconds) + each
-        if (scoring := self.result.seconds.evaluation) is not None:
-            images = sum(part.images for part in self.result.parts.values())
-            yield "evaluation", f"{in_two_units(scoring)} for {images} test images"
-        for key, name in (("device", "memory on the GPU, at most"), ("process", "memory of the process, at most")):
-            if key in made.get("peak_memory", {}):
-                yield name, in_bytes(made["peak_memory"][key])
-        if (folder := self.seen.run.folder / POSTERIOR).is_dir():
-            yield "posterior on disk", in_bytes(sum(file.stat().st_size for file in folder.iterdir()))
-        if made:
-            yield "trained on", f"{made.get('device', 'an unknown device')}, {made.get('platform', '')}"
-            yield "versions", ", ".join(f"{name} {version}" for name, version in made.get("versions", {}).items())
-        if code := made.get("code"):
-            yield "code", f"{code['commit'][:12]}{', changed since' if code['changed'] else ''}"
+    def disputed(self) -> tuple[Sequence[Card], Sequence[str]]:
+        """The images that samples disagree about most, and a sentence for each that is lost."""
+        return cards(self.parts, dispute)
 
+    def mistakes(self) -> tuple[Sequence[Card], Sequence[str]]:
+        """The wrong answers of highest probability, and a sentence for each image that is lost."""
+        return cards(self.parts, sure_mistake)
 
-def _score_cells(values: Mapping[str, float], intervals: Mapping[str, Interval]) -> list[Cell]:
-    return [Cell(values.get(key), digits=digits, interval=intervals.get(key)) for key, (_, digits) in SCORES.items()]
+    @property
+    def bytes_on_disk(self) -> int:
+        """The size of the posterior; 0 where it is not there."""
+        return sum(file.stat().st_size for file in (self.seen.run.folder / POSTERIOR).glob("*"))
 
 
 def _confusion_matrix(name: str, part: Answered) -> Table:
@@ -335,24 +283,16 @@ def _confusion_matrix(name: str, part: Answered) -> Table:
     counts = torch.zeros(len(names), len(names))
     counts.index_put_((part.labels, part.prediction.labels), torch.tensor(1.0), accumulate=True)
     shares = counts / counts.sum(1, keepdim=True).clamp_min(1)
-    return _heat_map(f"Confusion on {name}", ["true class", *names], names, counts, shares)
+    return _heat_map(f"Confusion on {name}", "true class", names, counts, shares)
 
 
-def _heat_map(
-    title: str,
-    columns: Sequence[str],
-    names: Sequence[str],
-    numbers: torch.Tensor | None,
-    shares: torch.Tensor,
-    digits: int = 0,
-) -> Table:
-    """A table with a row per name that is coloured by `shares` (rows, columns). Zeros are left out."""
-    rows: list[list[Cell | str]] = []
-    for index, (name, row) in enumerate(zip(names, shares.tolist(), strict=True)):
-        values = [None] * len(row) if numbers is None else numbers[index].tolist()
-        cells = (Cell(value or None, digits=digits, share=share) for value, share in zip(values, row, strict=True))
+def _heat_map(title: str, corner: str, names: Sequence[str], numbers: Tensor, shares: Tensor, digits: int = 0) -> Table:
+    """A square table of `numbers` that is coloured by `shares`. Zeros are not written."""
+    rows: list[Row] = []
+    for name, values, of_row in zip(names, numbers.tolist(), shares.tolist(), strict=True):
+        cells = (Cell(value or None, digits=digits, share=share) for value, share in zip(values, of_row, strict=True))
         rows.append([name, *cells])
-    return Table(title, columns, rows)
+    return Table(title, [corner, *names], rows)
 
 
 def _frequent_mistakes(name: str, part: Answered) -> Table:
@@ -365,16 +305,3 @@ def _frequent_mistakes(name: str, part: Answered) -> Table:
     ]
     columns = ["true class", "answered", "images", "% of the class"]
     return Table(f"The most frequent mistakes on {name}", columns, rows)
-
-
-def in_bytes(count: float) -> str:
-    """A number of bytes in the unit that suits it.
-
-    >>> in_bytes(2_500_000)
-    '2.38 MiB'
-    """
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"

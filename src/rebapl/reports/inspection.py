@@ -27,7 +27,7 @@ from rebapl.evaluation.temperature import fit_temperature, tempered
 from rebapl.files import read_json
 from rebapl.posterior import Posterior, Prediction, load_posterior
 from rebapl.runs.config import RunConfig, data_name
-from rebapl.runs.folder import CONFIG, ENVIRONMENT, LOG, RESULTS, Run, config_from_json
+from rebapl.runs.folder import CONFIG, LOG, RESULTS, Run, changed_files, config_from_json, read_environment
 from rebapl.runs.machine import KeptBackbone, LoadBackbone, best_device
 from rebapl.runs.results import DiversityRecord, RunResult, read_result
 from rebapl.sampling import Inference
@@ -89,20 +89,20 @@ class Course:
         return stages
 
 
-def attempted(before: str) -> Callable[[Callable[[InspectedRun], T]], cached_property[T | None]]:
-    """Make a method of `InspectedRun` an attribute that is computed once, and is None where that fails.
+def attempted(before: str, otherwise: Any = None) -> Callable[[Callable[[InspectedRun], T]], cached_property[T]]:
+    """Make a method of `InspectedRun` an attribute that is computed once, and is `otherwise` where that fails.
 
     The sentence that `missing` then has under the attribute's name begins with `before`.
     """
 
-    def attribute(work: Callable[[InspectedRun], T]) -> cached_property[T | None]:
+    def attribute(work: Callable[[InspectedRun], T]) -> cached_property[T]:
         @functools.wraps(work)
-        def attempt(seen: InspectedRun) -> T | None:
+        def attempt(seen: InspectedRun) -> T:
             try:
                 return work(seen)
             except (UserError, OSError) as error:
                 seen.missing[work.__name__] = f"{before}: {' '.join(str(error).split()).rstrip('.')}."
-                return None
+                return otherwise
 
         return cached_property(attempt)
 
@@ -114,8 +114,7 @@ class InspectedRun:
 
     `root` is the folder of data sets, and `backbone` says where the backbone is now, if it was moved. `progress` hears
     of the images that are predicted. Only a folder that holds no run, or a damaged one, is an error. For each other
-    thing that is not there, `missing` has a sentence under the name of the attribute. `remarks` are sentences that the
-    report shows before everything else, such as about files that are not those that the run wrote.
+    thing that is not there, `missing` has a sentence under the name of the attribute.
     """
 
     def __init__(
@@ -127,12 +126,10 @@ class InspectedRun:
         backbone: str | None = None,
         progress: Predicted | None = None,
         load: LoadBackbone | None = None,
-        remarks: Sequence[str] = (),
     ) -> None:
         self.run, self.config = read_run(folder)
         self.root, self.device, self.backbone, self.progress = root, device, backbone, progress
         self.load = load or KeptBackbone()
-        self.remarks = remarks
         self.missing: dict[str, str] = {}
         self._predicted = 0
 
@@ -147,40 +144,40 @@ class InspectedRun:
     def inference(self) -> Inference | None:
         return self.config.resolved().training.inference
 
+    @attempted("The files of this run cannot be checked", otherwise=())
+    def remarks(self) -> Sequence[str]:
+        """A sentence for each file that does not hold what the run wrote, to be shown before everything else."""
+        changed = changed_files(self.run.folder)
+        return [f"{name} has changed since this run wrote it: its checksum is another one." for name in changed]
+
     @attempted("The posterior cannot be loaded")
-    def posterior(self) -> Posterior:
+    def posterior(self) -> Posterior | None:
         device = best_device(self.device)
         return load_posterior(self.run.folder, self.load(self.backbone or self.config.backbone_name, device), device)
 
     @attempted("The data of this run cannot be read")
-    def task(self) -> Task:
+    def task(self) -> Task | None:
         return self.config.task(self.root)
 
-    @attempted("The log cannot be read")
+    @attempted("The log cannot be read", otherwise=())
     def log(self) -> Sequence[Mapping[str, float]]:
         return read_log(self.run.folder / LOG)
 
-    @attempted("The environment cannot be read")
+    @attempted("The environment cannot be read", otherwise={})
     def environment(self) -> Mapping[str, Any]:
-        path = self.run.folder / ENVIRONMENT
-        return read_json(path, "a run") if path.exists() else {}
+        return read_environment(self.run.folder)
 
-    @attempted("The test images cannot be predicted")
-    def answers(self) -> Mapping[str, Answered]:
+    @attempted("The test images cannot be predicted", otherwise={})
+    def parts(self) -> Mapping[str, Answered]:
         """The answers by test part, parts without images left out."""
         if self.posterior is None or self.task is None:
             return {}
         if not self.task.tests:
-            self.missing["answers"] = (
+            self.missing["parts"] = (
                 "This run learned from every image, so that there are no test images to answer. Its stored scores are "
                 "those on images that were held out while it measured itself."
             )
         return {name: self._answered(part) for name, part in self.task.tests.items() if part.items}
-
-    @property
-    def parts(self) -> Mapping[str, Answered]:
-        """The same; nothing where the answers cannot be computed."""
-        return self.answers or {}
 
     @property
     def stored_temperature(self) -> float | None:
@@ -210,7 +207,7 @@ class InspectedRun:
     def course(self) -> Course | None:
         if self.inference is None or self.task is None:
             return None
-        return course_of(self.inference, len(self.task.train.items), self.log or [])
+        return course_of(self.inference, len(self.task.train.items), self.log)
 
     def _answered(self, part: Part) -> Answered:
         assert self.posterior is not None

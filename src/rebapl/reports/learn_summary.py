@@ -1,4 +1,4 @@
-"""What `rebapl learn` says of a lesson: before the work, what was chosen and why; afterwards, how well it went."""
+"""The lines that `rebapl learn` prints: its plan before the work, and afterwards how well the classes were learned."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from rebapl.data.own_images import passed_over
 from rebapl.errors import printable
 from rebapl.evaluation.scores import proportion_interval
 from rebapl.posterior.prediction import Conformal, Threshold
-from rebapl.runs.learn import ANSWERS, COVERAGE, Answer, Lesson
+from rebapl.runs.folder import HELD_OUT, RESULTS
+from rebapl.runs.learn import COVERAGE, Answer, Lesson
 from rebapl.wording import few
 
 MIXED_UP = 5
@@ -23,7 +24,7 @@ RISKS = (0.01, 0.05, 0.1)
 
 
 def plan_lines(lesson: Lesson) -> list[str]:
-    """What will be done, a line each: the images, how they are learned, and how that is measured."""
+    """The plan, a line each: the images, how they are learned, and how that is measured."""
     dataset, config = lesson.dataset, lesson.final
     items = [*dataset.train, *dataset.val, *dataset.test]
     counts = Counter(item.label for item in items).values()
@@ -58,6 +59,7 @@ def result_lines(
     lesson: Lesson, answers: Sequence[Answer], threshold: Threshold | None, conformal: Conformal | None
 ) -> list[str]:
     """How well it went, a line each: accuracy, confusions, the threshold, prediction sets, files, the next command."""
+    kept = [f"{lesson.out / 'posterior'} (what was learned)"]
     if not answers:
         lines = [
             "accuracy: unknown. Each class has one image, so none can be held out to measure it",
@@ -65,7 +67,10 @@ def result_lines(
             "with two or more images of each class, rebapl learn measures both",
         ]
     else:
-        lines = [_accuracy(answers), _mixed_up(answers), _threshold(answers, threshold)]
+        kept += [f"{lesson.out / HELD_OUT} (each held-out image and its answer)", f"{lesson.out / RESULTS} (scores)"]
+        right, total = sum(answer.right for answer in answers), len(answers)
+        accuracy = f"accuracy: {_share(right, total)}; {right} of {total} held-out images were right"
+        lines = [accuracy, _mixed_up(answers), _threshold(answers, threshold)]
         if conformal is not None:
             lines.append(
                 f"prediction sets: at level {100 * conformal.level:g} %; those of the held-out images have "
@@ -73,12 +78,7 @@ def result_lines(
             )
         if lesson.unmeasured:
             lines.append(f"not measured, because they have one image each: {few(lesson.unmeasured)}")
-    return [*lines, *_files(lesson.out, bool(answers)), f"next: rebapl predict {lesson.out} NEW-PHOTOS/"]
-
-
-def _accuracy(answers: Sequence[Answer]) -> str:
-    right = sum(answer.right for answer in answers)
-    return f"accuracy: {_share(right, len(answers))}; {right} of {len(answers)} held-out images were right"
+    return [*lines, f"kept: {', '.join(kept)}", f"next: rebapl predict {lesson.out} NEW-PHOTOS/"]
 
 
 def _mixed_up(answers: Sequence[Answer]) -> str:
@@ -133,10 +133,3 @@ def answered_at(answers: Sequence[Answer], risk: float) -> int:
 def _share(count: int, total: int) -> str:
     low, high = proportion_interval(count, total)
     return f"{100 * count / total:.1f} % (95 % interval: {100 * low:.0f} to {100 * high:.0f} %)"
-
-
-def _files(out: Path, measured: bool) -> list[str]:
-    files = [f"{out / 'posterior'} (what was learned)"]
-    if measured:
-        files += [f"{out / ANSWERS} (each held-out image and its answer)", f"{out / 'results.json'} (scores)"]
-    return [f"kept: {', '.join(files)}"]

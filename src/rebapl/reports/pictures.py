@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
+
+from torch import Tensor
 
 from rebapl.data.dataset import Dataset
 from rebapl.errors import UserError
@@ -29,74 +31,62 @@ class EmbeddedPicture(NamedTuple):
     small: bool
 
 
-class Vote(NamedTuple):
-    """A class that some samples answer, and which samples."""
-
-    name: str
-    who: str
-    right: bool
-
-
 class Card(NamedTuple):
-    """An image with its true class, the answer of all samples together, and the votes of the samples."""
+    """An image with its true class, the answer of all samples together and how sure it is.
+
+    `votes` has the classes that samples answer, and which samples answer them; nothing if there is one sample.
+    """
 
     picture: EmbeddedPicture
     part: str
     truth: str
     answer: str
     sure: str
-    right: bool
-    votes: Sequence[Vote]
+    votes: Mapping[str, str]
 
 
-def most_disputed(parts: Mapping[str, Answered]) -> tuple[list[Card], list[str]]:
-    """The images of highest mutual information among those that samples answer differently, and what went wrong."""
+def dispute(answered: Answered) -> Tensor:
+    """The mutual information (N,) of the images that samples answer differently; −1 for the others."""
+    prediction = answered.prediction
+    return prediction.mutual_information.masked_fill(prediction.disagreement <= 1e-6, -1)
+
+
+def sure_mistake(answered: Answered) -> Tensor:
+    """The probability (N,) of the answers that are wrong; −1 for the others."""
+    return answered.prediction.probabilities.amax(-1).masked_fill(answered.right, -1)
+
+
+def cards(parts: Mapping[str, Answered], measure: Callable[[Answered], Tensor]) -> tuple[Sequence[Card], Sequence[str]]:
+    """The images of the highest measure, as far as it is above −1, and a sentence for each that is lost."""
     found = [
-        (each.prediction.mutual_information[index].item(), name, index)
-        for name, each in parts.items()
-        for index in (each.prediction.disagreement > 1e-6).nonzero()[:, 0].tolist()
+        (-value, name, index)
+        for name, answered in parts.items()
+        for index, value in enumerate(measure(answered).tolist())
+        if value > -1
     ]
-    return _cards(parts, found)
-
-
-def surest_mistakes(parts: Mapping[str, Answered]) -> tuple[list[Card], list[str]]:
-    """The wrong answers of highest probability, and what went wrong."""
-    found = [
-        (each.prediction.probabilities[index].max().item(), name, index)
-        for name, each in parts.items()
-        for index in (~each.right).nonzero()[:, 0].tolist()
-    ]
-    return _cards(parts, found)
-
-
-def _cards(parts: Mapping[str, Answered], found: Sequence[tuple[float, str, int]]) -> tuple[list[Card], list[str]]:
-    cards, errors = [], []
-    for _, name, index in sorted(found, key=lambda each: (-each[0], each[1], each[2]))[:SHOWN]:
+    shown, lost = [], []
+    for _, name, index in sorted(found)[:SHOWN]:
         try:
-            cards.append(_card(name, parts[name], index))
+            shown.append(_card(name, parts[name], index))
         except (UserError, OSError) as error:
-            errors.append(f"A picture is missing: {error}")
-    return cards, errors
+            lost.append(f"A picture is missing: {error}")
+    return shown, lost
 
 
 def _card(name: str, answered: Answered, index: int) -> Card:
-    item, names = answered.part.items[index], answered.part.class_names
-    prediction = answered.prediction[index]
-    truth, given = int(answered.labels[index]), int(prediction.labels[0])
-    low, high = (end[0, given].item() for end in prediction.interval())
-    sure = f"{100 * prediction.probabilities[0, given]:.1f} %"
-    votes = []
-    if len(prediction.weights) > 1:
-        sure += f" ({100 * low:.0f} – {100 * high:.0f})"
+    item, names, prediction = answered.part.items[index], answered.part.class_names, answered.prediction[index]
+    truth, given = names[int(answered.labels[index])], int(prediction.labels[0])
+    sure, votes = f"{100 * prediction.probabilities[0, given]:.1f} %", {}
+    if (samples := len(prediction.weights)) > 1:
+        low, high = (100 * end[0, given].item() for end in prediction.interval())
+        sure += f" ({low:.0f} – {high:.0f})"
         answers = prediction.per_sample[:, 0].argmax(-1).tolist()
         for label in sorted(set(answers), key=lambda each: (-answers.count(each), each)):
-            numbers = [str(number) for number, answer in enumerate(answers, 1) if answer == label]
-            who = f"{len(numbers)} of {len(answers)} samples"
-            if len(answers) <= NAMED:
-                who = f"sample{'' if len(numbers) == 1 else 's'} {', '.join(numbers)}"
-            votes.append(Vote(names[label], who, label == truth))
-    picture = embedded(answered.part.dataset, item.key, f"Test image of class {names[truth]}: {item.key}")
-    return Card(picture, name, names[truth], names[given], sure, truth == given, votes)
+            voters = [str(number) for number, answer in enumerate(answers, 1) if answer == label]
+            named = f"sample{'s' * (len(voters) > 1)} {', '.join(voters)}"
+            votes[names[label]] = named if samples <= NAMED else f"{len(voters)} of {samples} samples"
+    picture = embedded(answered.part.dataset, item.key, f"Test image of class {truth}: {item.key}")
+    return Card(picture, name, truth, names[given], sure, votes)
 
 
 def embedded(dataset: Dataset, key: str, alt: str) -> EmbeddedPicture:

@@ -8,7 +8,7 @@ import io
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
@@ -30,7 +30,7 @@ TITLES = {
 SCORES = ("accuracy", "nll", "ece", "adaptive_ece", "brier", "aurc", "images")
 BASE_NOVEL = {"base": "base ↑", "novel": "novel ↑", "hm": "HM ↑", "nll": "NLL ↓", "ece": "ECE ↓"}
 _HALVED = ("base-to-novel", "selection")
-Read = Callable[[Run], float | None]
+Read = Callable[["Group", Run], float | None]
 
 
 def result_tables(found: Found, hm: str = HM_CONVENTIONS[0]) -> list[Table]:
@@ -53,7 +53,7 @@ def long_list(runs: Sequence[Run]) -> str:
         protocol = {part: name for name, parts in run.protocols.items() for part in parts}
         settings = ", ".join([*asked_settings(run.config), *_scored_with(run)])
         about = {**run.config, "run": run.folder.name, "inference": run.resolved["inference"]["name"]}
-        about |= {"settings": settings, "training_seconds": _seconds(run)}
+        about |= {"settings": settings, "training_seconds": run.result.seconds.training}
         for part, scores in run.result.parts.items():
             about |= {"part": part, "protocol": protocol.get(part, ""), "images": scores.images}
             for sample, each in [("all", scores), *enumerate(scores.per_sample, 1)]:
@@ -104,7 +104,7 @@ class Group:
         return [run.config["seed"] for run in self.runs]
 
     def over(self, read: Read, digits: int = 2) -> Cell:
-        values = [read(run) for run in self.runs]
+        values = [read(self, run) for run in self.runs]
         return Cell.over([value for value in values if value is not None], digits)
 
 
@@ -114,12 +114,8 @@ def ranges(seeds: Sequence[int]) -> str:
     >>> ranges([1, 2, 5, 6, 7, 9])
     '1, 2, 5–7, 9'
     """
-    runs: list[list[int]] = []
-    for seed in sorted(seeds):
-        if runs and seed == runs[-1][-1] + 1:
-            runs[-1].append(seed)
-        else:
-            runs.append([seed])
+    in_order = groupby(enumerate(sorted(seeds)), lambda pair: pair[1] - pair[0])
+    runs = ([seed for _, seed in each] for _, each in in_order)
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
@@ -161,10 +157,11 @@ def _protocol_table(protocol: str, groups: Sequence[Group], hm: str) -> Table:
     """The table of one protocol: a row for each group, and averages where there are several data sets."""
     words = GroupWords(groups)
     columns, notes = _columns(protocol, groups), words.notes()
+    columns["train s"] = lambda _, run: run.result.seconds.training
     rows: list[list[Cell | str]] = []
     for group in groups:
-        cells = [group.over(read, 3 if name.startswith("NLL") else 2) for name, read in columns.items()]
-        rows.append([group.data, *words.cells(group), *cells, group.over(_seconds, 0), ranges(group.seeds)])
+        cells = (group.over(read, {"NLL ↓": 3, "train s": 0}.get(name, 2)) for name, read in columns.items())
+        rows.append([group.data, *words.cells(group), *cells, ranges(group.seeds)])
     if protocol in _HALVED:
         notes.append("NLL and ECE are the means of base and novel")
         if averages := _averages(groups, words, hm):
@@ -173,7 +170,7 @@ def _protocol_table(protocol: str, groups: Sequence[Group], hm: str) -> Table:
             notes.append(f"average over data sets: HM is {how} (--hm), the others are plain means")
     elif "average ↑" in columns:
         notes.append("the average is over the row's targets, without the source")
-    return Table.sectioned(TITLES[protocol], ["data", *words.columns, *columns, "train s", "seeds"], rows, notes)
+    return Table.sectioned(TITLES[protocol], ["data", *words.columns, *columns, "seeds"], rows, notes)
 
 
 def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, Read]:
@@ -185,22 +182,13 @@ def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, Read]:
     if not targets:
         return {"accuracy ↑": _score("test"), "NLL ↓": _score("test", "nll"), "ECE ↓": _score("test", "ece")}
 
-    wanted = {
-        id(run): {*chain(*(each.protocols[protocol] for each in group.runs))} - {"test"}
-        for group in groups
-        for run in group.runs
-    }
-
-    def average(run: Run) -> float | None:
+    def average(group: Group, run: Run) -> float | None:
         """The average over the targets of the run's group; None where the run lacks one of them."""
-        known = [part.accuracy for name, part in run.result.parts.items() if name in wanted[id(run)]]
-        return statistics.fmean(known) if known and len(known) == len(wanted[id(run)]) else None
+        wanted = {*chain(*(each.protocols[protocol] for each in group.runs))} - {"test"}
+        known = [part.accuracy for name, part in run.result.parts.items() if name in wanted]
+        return statistics.fmean(known) if known and len(known) == len(wanted) else None
 
-    return {
-        "source ↑": _score("test"),
-        **{f"{target} ↑": _score(target) for target in targets},
-        "average ↑": average,
-    }
+    return {"source ↑": _score("test"), **{f"{each} ↑": _score(each) for each in targets}, "average ↑": average}
 
 
 def _averages(groups: Sequence[Group], words: GroupWords, hm: str) -> list[list[Cell | str]]:
@@ -252,15 +240,11 @@ class GroupWords:
 
 
 def _base_novel(name: str) -> Read:
-    return lambda run: run.result.base_novel[name]
+    return lambda _, run: run.result.base_novel[name]
 
 
 def _score(part: str, name: str = "accuracy") -> Read:
-    return lambda run: getattr(run.result.parts.get(part), name, None)
-
-
-def _seconds(run: Run) -> float | None:
-    return run.result.seconds.training
+    return lambda _, run: getattr(run.result.parts.get(part), name, None)
 
 
 class MethodScores(NamedTuple):

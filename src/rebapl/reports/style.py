@@ -27,7 +27,6 @@ COLUMN, BOTH_COLUMNS = 3.4, 7.0
 PAPER_FONTS = {
     "font.size": 8,
     "axes.titlesize": 8,
-    "axes.labelsize": 8,
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
     "legend.fontsize": 7,
@@ -54,8 +53,6 @@ PAGE_COLOURS = {
 
 PAGE_FONTS = {
     "font.size": 8,
-    "axes.labelsize": 8,
-    "legend.fontsize": 8,
     "xtick.labelsize": 7.5,
     "ytick.labelsize": 7.5,
     "text.color": BLACK,
@@ -133,15 +130,11 @@ def inline_svg(figure: Figure, about: str, salt: str) -> str:
     drawn = drawn[drawn.index("</metadata>") + len("</metadata>") :]
     unused = "<style.*?</style>", '(?<=<g) id="[^"]*"', 'font-family: [^;"]*;? ?', r' transform="rotate\(-0 [^"]*"'
     drawn = re.sub("|".join(unused), "", drawn, flags=re.DOTALL)
-    drawn = re.sub(r'#[0-9a-f]{6}\b(?=[;"])', lambda found: _page_colour(found[0]), drawn)
+    for colour, name in PAGE_COLOURS.items():
+        drawn = re.sub(f'{colour.lower()}(?=[;"])', f"var(--{name})", drawn)
     width, height = (round(72 * inches, 1) for inches in figure.get_size_inches())
     head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(about)}">'
     return head + re.sub(r"\s*\n\s*", "\n", drawn)
-
-
-def _page_colour(colour: str) -> str:
-    name = {key.lower(): value for key, value in PAGE_COLOURS.items()}.get(colour)
-    return f"var(--{name})" if name else colour
 
 
 def page_axes(x: str, y: str, *, wide: bool = False, rows: int = 1) -> tuple[Figure, Axes]:

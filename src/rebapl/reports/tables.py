@@ -1,13 +1,16 @@
-"""One kind of table for all results: for a terminal, a page of HTML, Markdown, CSV (unrounded) and LaTeX."""
+"""One kind of table for all results: for a terminal, Markdown, CSV (unrounded) and LaTeX.
+
+The template `page/table.html` writes it for a page of HTML.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from html import escape
+from itertools import takewhile
 from pathlib import Path
 
 import rich.markup
@@ -100,18 +103,19 @@ Row = Sequence["Cell | str"]
 
 @dataclass(frozen=True)
 class Markup:
-    """How a format writes a word, a bold number, a gain (1), a loss (−1), and the numbers of footnotes."""
+    """How a format writes a word, a bold number, the numbers of footnotes, a gain and a loss."""
 
     word: Callable[[str], str]
     bold: str
-    colours: Mapping[int, str]
     footnotes: str
+    gain: str = "{}"
+    loss: str = "{}"
 
     def cell(self, cell: Cell | str, footnotes: Sequence[str]) -> str:
         """A cell of a table that has these footnotes."""
         if isinstance(cell, str):
             return self.word(cell)
-        text = self.colours.get(cell.sign, "{}").format(self.word(str(cell)))
+        text = ("{}", self.gain, self.loss)[cell.sign].format(self.word(str(cell)))
         text = self.bold.format(text) if cell.best else text
         marks = ",".join(str(footnotes.index(note) + 1) for note in cell.notes)
         return text + self.footnotes.format(marks) if marks else text
@@ -194,29 +198,24 @@ class Table:
 
     def full_columns(self) -> list[str]:
         """The columns' names with their group's in front."""
-        return [f"{heading} {name}".strip() for heading, name in zip(self._headings(), self.columns, strict=True)]
+        headings = [heading for heading, count in self.groups for _ in range(count)] or [""] * len(self.columns)
+        return [f"{heading} {name}".strip() for heading, name in zip(headings, self.columns, strict=True)]
 
-    def _headings(self) -> list[str]:
-        return [heading for heading, count in self.groups for _ in range(count)] or [""] * len(self.columns)
-
-    def _cells(self, markup: Markup, merged: bool = False) -> list[list[str]]:
-        """All rows in a format. In a `merged` table, words that repeat those above are left out."""
-        footnotes, rows = self.footnotes, self._without_repeats() if merged else self.rows
-        return [[markup.cell(cell, footnotes) for cell in row] for row in rows]
-
-    def _numeric(self) -> list[bool]:
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns have numbers in them, and so stand to the right."""
         return [any(isinstance(row[column], Cell) for row in self.rows) for column in range(len(self.columns))]
 
-    def _without_repeats(self) -> list[Row]:
-        shown: list[Row] = []
-        before: list[Cell | str] = []
+    def _written(self, markup: Markup, merged: int = 0) -> list[list[str]]:
+        """The cells in a format. Words that repeat those above are left out in the first `merged` columns."""
+        footnotes, written = self.footnotes, []
+        before: Row = ()
         for row in self.rows:
-            same = 0
-            while same < self.merged and list(row[: same + 1]) == before[: same + 1]:
-                same += 1
-            shown.append([*[""] * same, *row[same:]])
-            before = list(row)
-        return shown
+            pairs = zip(row[:merged], before, strict=False)
+            same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            written.append([*[""] * same, *(markup.cell(cell, footnotes) for cell in row[same:])])
+            before = row
+        return written
 
     def to_rich(self, bare: bool = False) -> rich.table.Table:
         """For a terminal, with the title above and the remarks below; `bare` leaves these to the caller."""
@@ -224,49 +223,21 @@ class Table:
         if not bare:
             table.title = TERMINAL.word(self.title)
             table.caption = "\n".join(map(TERMINAL.word, self.remarks())) or None
-        before = ""
-        for heading, name, right in zip(self._headings(), self.columns, self._numeric(), strict=True):
-            shown = "" if heading == before else heading
-            before = heading
-            header = "\n".join(map(TERMINAL.word, [shown, name] if any(self._headings()) else [name]))
+        grouped = any(heading for heading, _ in self.groups)
+        tops = [top for heading, count in self.groups for top in (heading, *[""] * (count - 1))]
+        for top, name, right in zip(tops or self.columns, self.columns, self.numeric, strict=True):
+            header = "\n".join(map(TERMINAL.word, [top, name] if grouped else [name]))
             table.add_column(header, justify="right" if right else "left", no_wrap=True)
-        for number, row in enumerate(self._cells(TERMINAL, merged=True), 1):
+        for number, row in enumerate(self._written(TERMINAL, self.merged), 1):
             table.add_row(*row, end_section=number in self.rules)
         return table
-
-    def to_html(self) -> str:
-        """A `table` that scrolls if the screen is narrow, and the remarks below it. All text is escaped.
-
-        A cell's `share` is its style variable `--v`, which the style sheet of the page turns into a colour.
-        """
-        heat = any(isinstance(cell, Cell) and cell.share is not None for row in self.rows for cell in row)
-        turned = heat and max(map(len, self.columns[1:]), default=0) > 4
-        kinds = ["turned" if turned else "num" if right and not heat else "" for right in self._numeric()]
-        head = "".join(
-            f'<th scope="col"{_of_class(kind)}>{HTML.word(name)}</th>'
-            for name, kind in zip(self.columns, ["", *kinds[1:]], strict=True)
-        )
-        if self.groups:
-            spans = (f'<th scope="colgroup" colspan="{count}">{HTML.word(name)}</th>' for name, count in self.groups)
-            head = f"{''.join(spans)}</tr><tr>{head}"
-        rows = []
-        for row, (first, *texts) in zip(self.rows, self._cells(HTML), strict=True):
-            cells = (_html_cell(*each) for each in zip(row[1:], texts, kinds[1:], strict=True))
-            rows.append(f'<tr><th scope="row">{first}</th>{"".join(cells)}</tr>\n')
-        title = HTML.word(self.title)
-        remarks = "".join(f'<p class="notes">{HTML.word(remark)}</p>\n' for remark in self.remarks() if remark)
-        return (
-            f'<div class="scroll" tabindex="0" role="region" aria-label="{title}"><table{_of_class("heat" * heat)}>\n'
-            f"<caption>{title}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{''.join(rows)}</tbody>\n"
-            f"</table></div>\n{remarks}"
-        )
 
     def to_markdown(self, bare: bool = False) -> str:
         """The title in bold, the table, and the remarks below; `bare` is the table alone."""
         lines = [] if bare else [f"**{self.title}**", ""]
         lines.append("| " + " | ".join(map(MARKDOWN.word, self.full_columns())) + " |")
-        lines.append("|" + "".join("---:|" if right else "---|" for right in self._numeric()))
-        lines += ["| " + " | ".join(row) + " |" for row in self._cells(MARKDOWN)]
+        lines.append("|" + "".join("---:|" if right else "---|" for right in self.numeric))
+        lines += ["| " + " | ".join(row) + " |" for row in self._written(MARKDOWN)]
         for remark in () if bare else self.remarks():
             lines += ["", remark]
         return "\n".join(lines) + "\n"
@@ -291,10 +262,10 @@ class Table:
 
     def to_latex(self) -> str:
         """A `table` that needs the packages booktabs and xcolor."""
-        shape = "".join("r" if right else "l" for right in self._numeric())
+        shape = "".join("r" if right else "l" for right in self.numeric)
         lines = [r"\begin{table}", r"\centering", rf"\caption{{{latex(self.title)}}}", rf"\begin{{tabular}}{{{shape}}}"]
         lines.append(r"\toprule")
-        if any(self._headings()):
+        if any(heading for heading, _ in self.groups):
             spans = (
                 rf"\multicolumn{{{count}}}{{c}}{{{latex(heading)}}}" if heading else "&" * (count - 1)
                 for heading, count in self.groups
@@ -302,7 +273,7 @@ class Table:
             lines.append(" & ".join(spans) + r" \\")
         lines.append(" & ".join(map(latex, self.columns)) + r" \\")
         lines.append(r"\midrule")
-        for number, row in enumerate(self._cells(LATEX, merged=True), 1):
+        for number, row in enumerate(self._written(LATEX, self.merged), 1):
             lines.append(" & ".join(row) + r" \\")
             if number in self.rules and number < len(self.rows):
                 lines.append(r"\midrule")
@@ -327,21 +298,6 @@ def latex(text: str) -> str:
     return "".join(_LATEX.get(sign, sign) for sign in text)
 
 
-def _of_class(name: str) -> str:
-    return f' class="{name}"' if name else ""
-
-
-def _html_cell(cell: Cell | str, text: str, kind: str) -> str:
-    """A cell that is not the first of its row, whose content is `text`."""
-    if isinstance(cell, Cell) and (share := cell.share) is not None:
-        kind = "half full" if share > 0.8 else "half" if share > 0.6 else ""
-        return f'<td{_of_class(kind)} style="--v:{share:.3f}">{"" if cell.value is None else text}</td>'
-    if isinstance(cell, Cell) and cell.interval is not None:
-        low, high = cell.interval
-        text += f"<small>{low:.{cell.digits}f} – {high:.{cell.digits}f}</small>"
-    return f"<td{_of_class('' if kind == 'turned' else kind)}>{text}</td>"
-
-
 def _plain(value: float | None) -> str:
     return "" if value is None else repr(value)
 
@@ -349,19 +305,15 @@ def _plain(value: float | None) -> str:
 TERMINAL = Markup(
     lambda text: rich.markup.escape(printable(text)),
     "[bold]{}[/bold]",
-    {1: "[green]{}[/green]", -1: "[red]{}[/red]"},
     rich.markup.escape(" [{}]"),
+    gain="[green]{}[/green]",
+    loss="[red]{}[/red]",
 )
-HTML = Markup(
-    lambda text: escape(printable(text)),
-    "<strong>{}</strong>",
-    {},
-    "<sup>[{}]</sup>",
-)
-MARKDOWN = Markup(lambda text: text.replace("|", "\\|"), "**{}**", {}, " [{}]")
+MARKDOWN = Markup(lambda text: text.replace("|", "\\|"), "**{}**", " [{}]")
 LATEX = Markup(
     latex,
     r"\textbf{{{}}}",
-    {1: r"\textcolor{{green!70!black}}{{{}}}", -1: r"\textcolor{{red}}{{{}}}"},
     "$^{{[{}]}}$",
+    gain=r"\textcolor{{green!70!black}}{{{}}}",
+    loss=r"\textcolor{{red}}{{{}}}",
 )

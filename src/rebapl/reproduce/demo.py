@@ -12,23 +12,23 @@ from rebapl.evaluation import base_novel_scores, evaluate
 from rebapl.files import write_atomically, write_json
 from rebapl.reports.figures import base_novel_figure
 from rebapl.reports.results import MethodScores, base_novel_markdown
-from rebapl.reproduce.suites import Choice
+from rebapl.reproduce.suites import TableRow
 from rebapl.training.checkpoint import Progress
 from rebapl.training.fit import fit
 
 TASKS = ("digits", "shapes")
 SELECTION = (
-    Choice("zero-shot", "zero-shot", "none"),
-    Choice("coop · mle", "coop", "mle", {"epochs": 5}),
-    Choice("maple · mle", "maple", "mle", {"epochs": 3}),
-    Choice("maple · ensemble", "maple", "ensemble", {"epochs": 3}),
-    Choice("maple · rebapl", "maple", "rebapl", {"first_epochs": 1, "epochs": 1}),
+    TableRow("zero-shot", "zero-shot", "none"),
+    TableRow("coop · mle", "coop", "mle", {"epochs": 5}),
+    TableRow("maple · mle", "maple", "mle", {"epochs": 3}),
+    TableRow("maple · ensemble", "maple", "ensemble", {"epochs": 3}),
+    TableRow("maple · rebapl", "maple", "rebapl", {"first_epochs": 1, "epochs": 1}),
 )
 SHOTS, SEED, TEST_IMAGES = 8, 1, 240
 
 
 def run_demo(
-    out: Path, bar: Callable[[str], Progress], tasks: Sequence[str] = TASKS, selection: Sequence[Choice] = SELECTION
+    out: Path, bar: Callable[[str], Progress], tasks: Sequence[str] = TASKS, selection: Sequence[TableRow] = SELECTION
 ) -> list[MethodScores]:
     """Base-to-novel for every choice on every task; leaves `results.json`, `table.md` and `figure.png` in `out`.
 

@@ -1,4 +1,4 @@
-"""How a target is made: its runs, then its tables and figures in a folder. `planned` says what that would take."""
+"""How a target is made: its runs, then its tables and figures in a folder. `planned` lists the runs that it needs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rebapl.data.catalogue import given_root, is_own
+from rebapl.data.catalogue import given_root
 from rebapl.data.published import PUBLISHED
-from rebapl.data.task import target_names, target_splits
+from rebapl.data.task import targets_of
 from rebapl.errors import UserError
 from rebapl.files import read_json, write_atomically, write_json
 from rebapl.reports.style import save_for_paper
-from rebapl.reports.tables import Cell, Row, Table
 from rebapl.reproduce.paper_table import Context, Product, Target
 from rebapl.reproduce.suites import Suite
 from rebapl.reproduce.targets import PAPER_TARGETS
@@ -28,23 +27,21 @@ PAGE = "README.md"
 def make_target(
     target: Target, context: Context, out: Path, *, engine: Engine[Any] | None = None, on_event: OnEvent | None = None
 ) -> Product:
-    """Finish the runs of a target on an engine, and write what it makes of them into the folder `out`.
+    """Finish the runs of a target on an engine, and write its table and figures into the folder `out`.
 
-    Tables become .md, .csv and .tex files, figures .png and .pdf files, and all numbers, unrounded, a .json file.
+    The table becomes .md, .csv and .tex files, figures .png and .pdf files, and all numbers, unrounded, a .json file.
     `README.md` then shows everything that was made in that folder, and says where a result is opposite to the paper's.
     """
     configs = target.runs(context.suite)
     run_all(configs, context.runs, root=context.root, engine=engine or LocalEngine(context.devices), on_event=on_event)
     product = target.make(context)
-    for name, table in product.tables.items():
-        table.write(out, name)
+    product.table.write(out, target.name)
     for name, figure in product.figures.items():
         save_for_paper(figure, out, name)
     record = {
         "target": target.name,
         "suite": context.suite.name,
         "note": context.suite.remark,
-        "tables": list(product.tables),
         "figures": list(product.figures),
         "opposite": list(product.opposite),
         "runs": sorted({run_folder(config, context.runs).name for config in configs}),
@@ -57,7 +54,8 @@ def make_target(
 
 def page(out: Path) -> str:
     """Everything that was made in a folder, as one Markdown page."""
-    records = [read_json(out / f"{name}.json", "made") for name in PAPER_TARGETS if (out / f"{name}.json").exists()]
+    files = (out / f"{name}.json" for name in PAPER_TARGETS)
+    records = [read_json(file, "the target") for file in files if file.exists()]
     suites = list(dict.fromkeys(record["suite"] for record in records))
     lines = [f"# The paper's tables and figures, suite {' and '.join(suites)}", ""]
     lines += [note for note in dict.fromkeys(record["note"] for record in records) if note]
@@ -65,8 +63,8 @@ def page(out: Path) -> str:
     lines += ["(unrounded) and LaTeX, the figures as PDF, and everything behind them as JSON.", ""]
     for record in records:
         lines += [f"## {record['target']}: {PAPER_TARGETS[record['target']].what}", ""]
-        lines += [(out / f"{name}.md").read_text(encoding="utf-8") for name in record["tables"]]
-        if record.get("opposite"):
+        lines.append((out / f"{record['target']}.md").read_text(encoding="utf-8"))
+        if record["opposite"]:
             lines += ["**Opposite to the paper:**", ""]
             lines += [*(f"- {sentence}" for sentence in record["opposite"]), ""]
         for name in record["figures"]:
@@ -76,49 +74,37 @@ def page(out: Path) -> str:
 
 def planned(
     targets: Sequence[Target], suite: Suite, runs: Path, root: Path | None = None
-) -> tuple[Table, list[tuple[RunConfig, bool]]]:
-    """What it takes to make these targets: a table with a row per target, and their runs, each once and whether done.
+) -> tuple[list[tuple[RunConfig, bool]], list[str]]:
+    """The runs that these targets need, each once and whether it is done, and remarks.
 
-    The notes say which data are missing below `root`, and which targets the suite cannot make.
+    The remarks say which data are missing below `root`, and which targets the suite cannot make.
     """
-    each_once: dict[tuple[Path, tuple[str, ...]], tuple[RunConfig, bool]] = {}
-    rows: list[Row] = []
-    left_out = []
+    states: dict[tuple[Path, tuple[str, ...]], tuple[RunConfig, bool]] = {}
+    remarks = []
     for target in targets:
         try:
             configs = target.runs(suite)
         except UserError as error:
-            left_out.append(f"{target.name} is left out: {error}.")
+            remarks.append(f"{target.name} is left out: {error}.")
             continue
-        done = 0
         for config in configs:
             folder = run_folder(config, runs)
-            state = (config, is_finished(config, folder))
-            done += each_once.setdefault((folder, tuple(config.parts())), state)[1]
-        rows.append([target.name, target.what, Cell(len(configs), digits=0), Cell(done, digits=0)])
-    finished = sum(is_done for _, is_done in each_once.values())
-    rows.append(["all together, each once", "", Cell(len(each_once), digits=0), Cell(finished, digits=0)])
-    missing = [f"Missing data: {line}." for line in missing_data((config for config, _ in each_once.values()), root)]
-    notes = ["--jobs N makes N runs at a time.", *missing, *left_out]
-    table = Table(f"Suite {suite.name}", ["target", "what", "runs", "done"], rows, notes, rules=[len(rows) - 1])
-    return table, list(each_once.values())
+            states[folder, tuple(config.parts())] = config, is_finished(config, folder)
+    missing = missing_data((config for config, _ in states.values()), root)
+    return list(states.values()), [*(f"Missing data: {line}." for line in missing), *remarks]
 
 
 def missing_data(configs: Iterable[RunConfig], root: Path | None) -> list[str]:
-    """What is missing of the data sets that these runs need, a line each."""
+    """The files and folders that are missing of the data sets that these runs need, a line each."""
     folder = given_root(root)
     splits: dict[str, str | None] = {}
     for config in configs:
-        splits.setdefault(config.data, config.split)
-        for target in target_names(config.protocol, config.data, config.targets):
-            splits.setdefault(target, target_splits(config.targets).get(target))
+        splits |= {config.data: config.split, **targets_of(config.protocol, config.data, config.targets)}
     lines = []
     for data, split in splits.items():
         if data in PUBLISHED and folder is None:
             lines.append(f"{data}: no --root is given")
         elif data in PUBLISHED and folder is not None:
-            gone = [path for path in PUBLISHED[data].needed_files(folder, split) if not path.exists()]
-            lines += [f"{data}: there is no {path}" for path in gone]
-        elif is_own(data) and not Path(data).expanduser().exists():
-            lines.append(f"{data}: there is no such folder or file")
+            needed = PUBLISHED[data].needed_files(folder, split)
+            lines += [f"{data}: there is no {path}" for path in needed if not path.exists()]
     return lines

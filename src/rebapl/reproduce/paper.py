@@ -23,6 +23,11 @@ def paper() -> dict[str, Any]:
     return json.loads((resources.files("rebapl.reproduce") / "paper.json").read_text(encoding="utf-8"))
 
 
+def paper_table(name: str) -> dict[str, Any]:
+    """One table of the paper; an empty one if the paper has none of that name."""
+    return paper()["tables"].get(name, {"rows": {}, "columns": [], "slips": []})
+
+
 def quote(table: str, row: str, column: str, data: str | None = None) -> Cell:
     """One number of a table, a dash where the paper has none. `data` names the data set in tables 1, 2 and 3.
 
@@ -31,19 +36,16 @@ def quote(table: str, row: str, column: str, data: str | None = None) -> Cell:
     >>> quote("table1", "promptsrc", "base", "sun397").notes
     ("the paper's SUN397 row of PromptSRC repeats its EuroSAT row",)
     """
-    section = paper()["tables"].get(table, {"rows": {}, "columns": [], "slips": []})
-    numbers: Any = section["rows"].get(row, {})
+    section = paper_table(table)
+    columns, numbers = section["columns"], section["rows"].get(row)
     if isinstance(numbers, dict):
-        numbers = numbers.get(data, [None] * len(section["columns"]))
-    if not isinstance(numbers, list):
-        numbers = [numbers]
-    value = dict(zip(section["columns"], numbers, strict=True)).get(column)
+        numbers = numbers.get(data)
+    numbers = numbers if isinstance(numbers, list) else [numbers]
+    value = dict(zip(columns, numbers, strict=False)).get(column)
     notes = tuple(
         slip["note"]
         for slip in section["slips"]
-        if value is not None
-        and (slip["row"], slip["data"]) == (row, data)
-        and column in slip.get("columns", section["columns"])
+        if value is not None and (slip["row"], slip["data"]) == (row, data) and column in slip.get("columns", columns)
     )
     return Cell(value, digits=section.get("digits", 2), notes=notes)
 
@@ -55,18 +57,16 @@ def quote_section(table: str, row: str, column: str, section: str, data: Sequenc
     For all of them, and for data sets that the paper does not have, it is the paper's own average. Where the paper has
     one row for all data sets together, only the section of the average has numbers.
     """
-    rows = paper()["tables"].get(table, {"rows": {}})["rows"].get(row, {})
+    rows, columns = paper_table(table)["rows"].get(row, {}), paper_table(table)["columns"]
     if not isinstance(rows, dict):
         return quote(table, row, column) if section == AVERAGE else Cell(None)
     known = [name for name in rows if name != AVERAGE and (table == "table1" or name != SOURCE)]
     if section != AVERAGE or not known or (AVERAGE in rows and not set(data) < set(known)):
         return quote(table, row, column, section)
-    names, columns = data if set(data) <= set(known) else known, paper()["tables"][table]["columns"]
+    names = data if set(data) <= set(known) else known
     per_data = [{each: quote(table, row, each, name).value or 0.0 for each in columns} for name in names]
-    if "hm" in columns:
-        value = average_over_data(per_data, convention)[column]
-    else:
-        value = statistics.fmean(scores[column] for scores in per_data)
+    means = {each: statistics.fmean(scores[each] for scores in per_data) for each in columns}
+    value = average_over_data(per_data, convention)["hm"] if column == "hm" else means[column]
     parts = columns if column == "hm" else [column]  # the average HM is made of all three parts
     slips = dict.fromkeys(note for name in names for each in parts for note in quote(table, row, each, name).notes)
     return Cell(value, notes=(OF_THESE, *slips))

@@ -1,14 +1,13 @@
 """What a table of the paper is: rows, columns, and where their numbers come from, as data.
 
-One collector reads the scores of stored runs, and one renderer sets them beside the paper's. Tables that need no runs,
-because they measure something themselves, are a `MeasuredTarget`.
+`FilledTable` collects the scores of stored runs and sets them beside the paper's. A target that is no such table is a
+`MeasuredTarget`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from matplotlib.figure import Figure
 from rebapl.data.task import SOURCE
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
 from rebapl.reports.tables import Cell, Table, mark_column
-from rebapl.reproduce.paper import AVERAGE, paper, printed, quote_section
-from rebapl.reproduce.suites import PAPER, Choice, Suite
+from rebapl.reproduce.paper import AVERAGE, paper_table, printed, quote_section
+from rebapl.reproduce.suites import PAPER, Suite, TableRow, learns
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import run_folder
 from rebapl.runs.results import RunResult, read_result
@@ -60,12 +59,12 @@ class Context:
 
 @dataclass(frozen=True)
 class Product:
-    """What a target makes: tables and figures by file name, and whatever else is worth storing as JSON.
+    """What a target makes: a table, figures by file name, and further numbers that are worth storing as JSON.
 
     `opposite` has a sentence for each result that points the other way than the paper's.
     """
 
-    tables: Mapping[str, Table] = field(default_factory=dict)
+    table: Table
     figures: Mapping[str, Figure] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     opposite: Sequence[str] = ()
@@ -103,32 +102,6 @@ BASE_NOVEL = tuple(
 
 
 @dataclass(frozen=True)
-class TableLine:
-    """A row of a table: the choice that is run (None if the table is measured), and the words in front of its numbers.
-
-    * `row`: the name of the row here and in `paper.json`, if it is not the label of the choice.
-    * `over`: the row that a row Δ below this one is the difference from, between runs of the same seed.
-    * `name`: what a sentence calls the row, if not by its words.
-    """
-
-    choice: Choice | None = None
-    words: tuple[str, ...] = ()
-    row: str = ""
-    over: str = ""
-    name: str = ""
-
-    @property
-    def key(self) -> str:
-        """The name of the row."""
-        return self.row if self.row or self.choice is None else self.choice.label
-
-    @property
-    def shown(self) -> tuple[str, ...]:
-        """The words in front of the numbers; without words, the name as the paper prints it."""
-        return self.words or (printed(self.key),)
-
-
-@dataclass(frozen=True)
 class Claim:
     """A difference between two rows, `more` minus `less`, that should have the sign that it has in the paper.
 
@@ -143,7 +116,7 @@ class Claim:
     says: str = ""
 
 
-def base_novel(context: Context, config: RunConfig, line: TableLine) -> dict[str, Scores]:  # noqa: ARG001
+def base_novel(context: Context, config: RunConfig, row: TableRow) -> dict[str, Scores]:  # noqa: ARG001
     """The base-to-novel scores of a run, in the section of its data set."""
     return {config.data: context.result(config).base_novel}
 
@@ -164,10 +137,10 @@ class PaperTable:
     what: str
     title: str
     words: tuple[str, ...]
-    rows: Callable[[Suite], Sequence[TableLine]]
+    rows: Callable[[Suite], Sequence[TableRow]]
     scores: Sequence[ScoreColumn] = BASE_NOVEL
     protocol: str = "base-to-novel"
-    read: Callable[[Context, RunConfig, TableLine], Mapping[str, Scores]] = base_novel
+    read: Callable[[Context, RunConfig, TableRow], Mapping[str, Scores]] = base_novel
     measure: Callable[[Context], Mapping[str, Sequence[Scores]]] | None = None
     orientation: bool = False
     merged: int = 0
@@ -180,192 +153,161 @@ class PaperTable:
         return suite.trained_on(self.name, self.protocol)
 
     def runs(self, suite: Suite) -> list[RunConfig]:
-        """The run of every choice on every data set with every seed."""
-        choices = {line.choice.label: line.choice for line in self.rows(suite) if line.choice is not None}
-        return [
-            suite.config(data, choice, seed, self.protocol)
-            for data in (self.data(suite) if choices else ())
-            for choice in choices.values()
-            for seed in suite.seeds_of(choice, self.name)
-        ]
+        """The run of every row on every data set with every seed, each once."""
+        if self.measure is not None:
+            return []
+        configs = (
+            suite.config(data, row, seed, self.protocol)
+            for data in self.data(suite)
+            for row in self.rows(suite)
+            for seed in suite.seeds_of(row, self.name)
+        )
+        return list({config.model_dump_json(): config for config in configs}.values())
 
     def make(self, context: Context) -> Product:
         """The table and its figure from finished runs."""
         filled = FilledTable(self, context)
         figures = {} if self.figure is None else {self.name: self.figure(filled)}
-        data = {"scores": filled.collected, "hm": context.hm}
-        return Product({self.name: filled.table()}, figures, data, filled.opposite())
+        return Product(filled.table(), figures, {"scores": filled.collected, "hm": context.hm}, filled.opposite())
 
 
 Target = PaperTable | MeasuredTarget
 """A table or figure of the paper: `runs` lists the runs that `make` needs finished."""
 
 
-def collect(table: PaperTable, context: Context) -> Collected:
-    """The collector: the scores of every row of a table in every section, for each seed or measurement."""
-    if table.measure is not None:
-        return {row: {"": scores} for row, scores in table.measure(context).items()}
-    suite, data = context.suite, table.data(context.suite)
-    collected = {}
-    for line in table.rows(suite):
-        assert line.choice is not None, "a table without choices is measured"
-        per_seed = []
-        for seed in suite.seeds_of(line.choice, table.name):
-            sections: dict[str, Scores] = {}
-            for name in data:
-                sections |= table.read(context, suite.config(name, line.choice, seed, table.protocol), line)
-            if len(data) > 1 or table.orientation:
-                average: Any = average_over_data(list(sections.values()), context.hm)  # type: ignore[arg-type]
-                sections = {AVERAGE: average, **sections}
-            per_seed.append(sections)
-        collected[line.key] = {section: [sections[section] for sections in per_seed] for section in per_seed[0]}
-    return collected
-
-
 class FilledTable:
-    """The renderer: the collected scores of a table as cells, beside the paper's."""
+    """A table with the scores of its runs, as cells beside the paper's."""
 
     def __init__(self, table: PaperTable, context: Context) -> None:
         self.of, self.context, self.suite = table, context, context.suite
-        self.lines = table.rows(context.suite)
-        self.collected = collect(table, context)
+        self.rows, self.data = table.rows(self.suite), table.data(self.suite)
+        self.seeds = self.suite.seeds_by_target.get(table.name, self.suite.seeds)
+        self.collected = self._collect()
         self.sections = list(next(iter(self.collected.values())))
-        self.data = table.data(context.suite)
-        self.seeds = context.suite.seeds_by_target.get(table.name, context.suite.seeds)
-
-    @property
-    def summary(self) -> str:
+        self.summary = AVERAGE if AVERAGE in self.sections else self.sections[0]
         """The section that speaks for the whole table: the average, or the one data set."""
-        return AVERAGE if AVERAGE in self.sections else self.sections[0]
-
-    @cached_property
-    def compared(self) -> bool:
+        self.paper, self.targets = paper_table(table.name), self.suite.targets(table.protocol)
+        by_data = any(isinstance(row, dict) for row in self.paper["rows"].values())
+        same = by_data or table.measure is not None or set(self.data) == set(table.data(PAPER))
+        self.compared = self.suite.compared and same
         """Whether the paper's numbers are of these data sets, so that differences make sense."""
-        by_data = any(isinstance(row, dict) for row in self._paper["rows"].values())
-        same = by_data or self.of.measure is not None or set(self.data) == set(self.of.data(PAPER))
-        return self.suite.compared and same
+        beside = 3 if self.compared else 2 if table.orientation else 1
+        self.widths = {score.name: beside if score.name in self.paper["columns"] else 1 for score in table.scores}
+        """Of the columns ours, paper and difference, how many each score has."""
 
-    @property
-    def _paper(self) -> Mapping[str, Any]:
-        """The paper's table; an empty one if it has none."""
-        return paper()["tables"].get(self.of.name, {"rows": {}, "columns": []})
+    def _collect(self) -> Collected:
+        """The scores of every row in every section, for each seed or measurement."""
+        table, context, suite = self.of, self.context, self.suite
+        if table.measure is not None:
+            return {row: {"": scores} for row, scores in table.measure(context).items()}
+        collected = {}
+        for row in self.rows:
+            per_seed = []
+            for seed in suite.seeds_of(row, table.name):
+                sections: dict[str, Scores] = {}
+                for name in self.data:
+                    sections |= table.read(context, suite.config(name, row, seed, table.protocol), row)
+                if len(self.data) > 1 or table.orientation:
+                    average: Any = average_over_data(list(sections.values()), context.hm)  # type: ignore[arg-type]
+                    sections = {AVERAGE: average, **sections}
+                per_seed.append(sections)
+            collected[row.label] = {section: [sections[section] for sections in per_seed] for section in per_seed[0]}
+        return collected
 
-    def cell(self, row: str, score: str, section: str | None = None) -> Cell:
-        """Ours: the mean and the standard deviation over seeds."""
-        return Cell.over(self._per_seed(row, score, section), self._column(score).digits)
-
-    def gain(self, row: str, over: str, score: str, section: str | None = None) -> Cell:
-        """The mean and the standard deviation of the differences between two rows, of runs with the same seed."""
-        pairs = zip(self._per_seed(row, score, section), self._per_seed(over, score, section), strict=True)
-        column = self._column(score)
-        return replace(Cell.over([one - other for one, other in pairs], column.digits), signed=column.best)
-
-    def _per_seed(self, row: str, score: str, section: str | None) -> list[float]:
-        scores = [seed[score] for seed in self.collected[row][section or self.summary]]
-        return [value for value in scores if value is not None]
-
-    def _column(self, score: str) -> ScoreColumn:
+    def column(self, score: str) -> ScoreColumn:
+        """The column of a score."""
         return next(column for column in self.of.scores if column.name == score)
+
+    def cell(self, row: str, score: str, section: str = "", over: str = "") -> Cell:
+        """Ours: the mean and the standard deviation over seeds.
+
+        With the row `over` it is that of the differences between both rows, of runs with the same seed.
+        """
+        section, column = section or self.summary, self.column(score)
+        values, others = (
+            [value for seed in self.collected[each][section] if (value := seed[score]) is not None] if each else []
+            for each in (row, over)
+        )
+        if not over:
+            return Cell.over(values, column.digits)
+        differences = [one - other for one, other in zip(values, others, strict=True)]
+        return replace(Cell.over(differences, column.digits), signed=column.best)
 
     def theirs(self, row: str, score: str, section: str = AVERAGE) -> Cell:
         """The paper's number beside it. A data set that only we train a transfer on has none."""
-        targets = self.suite.targets(self.of.protocol)
-        if targets and section == self.suite.source and section != SOURCE:
+        if self.targets and section == self.suite.source and section != SOURCE:
             return Cell(None)
-        return quote_section(self.of.name, row, score, section, targets or self.data, self.context.hm)
+        return quote_section(self.of.name, row, score, section, self.targets or self.data, self.context.hm)
 
     def table(self) -> Table:
         """The table: a section for each data set with the best numbers bold, and Δ rows below rows of ReBaPL."""
         by_section = len(self.sections) > 1
-        words = [*(["data set"] if by_section else []), *self.of.words]
-        columns, groups = list(words), [("", len(words))]
+        columns = [*(["data set"] if by_section else []), *self.of.words]
+        words, groups = len(columns), [("", len(columns))]
         for score in self.of.scores:
-            names = ["ours", "paper", "diff."][: self._width(score)]
-            columns += names if len(names) > 1 else [score.title]
-            groups.append((score.title if len(names) > 1 else "", len(names)))
-        keys = [line.key for line in self.lines]
+            width = self.widths[score.name]
+            columns += [score.title] if width == 1 else ["ours", "paper", "diff."][:width]
+            groups.append(("" if width == 1 else score.title, width))
         rows: list[list[Cell | str]] = []
         for section in self.sections:
             front: list[Cell | str] = [printed(section)] if by_section else []
-            block = [[*front, *line.shown, *self._numbers(line, section)] for line in self.lines]
-            self._mark(block, len(words))
-            for line, row in zip(self.lines, block, strict=True):
-                rows.append(row)
-                if line.over in keys:
-                    rows.append([*front, "Δ", *self._numbers(line, section, line.over)])
+            block = [[*front, *row.shown, *self._numbers(row.label, section)] for row in self.rows]
+            place = words
+            for score in self.of.scores:
+                if score.best:
+                    mark_column(block, place)
+                place += self.widths[score.name]
+            for row, cells in zip(self.rows, block, strict=True):
+                rows.append(cells)
+                if row.over in self.collected:
+                    rows.append([*front, "Δ", *self._numbers(row.label, section, row.over)])
         merged = 1 if by_section else self.of.merged
         changes = [number for number in range(1, len(rows)) if rows[number][:merged] != rows[number - 1][:merged]]
         data = printed(self.data[0]) if len(self.data) == 1 else f"{len(self.data)} data sets"
         title = self.of.title.format(data=data)
         return Table(title, columns, rows, self._notes(), groups, [*changes, len(rows)], merged)
 
-    def _width(self, score: ScoreColumn) -> int:
-        """Of the columns ours, paper and difference, how many a score has."""
-        if score.name not in self._paper["columns"]:
-            return 1
-        return 3 if self.compared else 2 if self.of.orientation else 1
-
-    def shows_paper(self, score: ScoreColumn) -> bool:
-        """Whether the paper's numbers of a score stand beside ours."""
-        return self._width(score) > 1
-
-    def _numbers(self, line: TableLine, section: str, over: str = "") -> list[Cell]:
+    def _numbers(self, row: str, section: str, over: str = "") -> list[Cell]:
         """The cells of a row, or of the row Δ that says how far it is above another."""
         numbers = []
-        for score in self.of.scores:
-            ours = self.cell(line.key, score.name, section)
+        for score, width in self.widths.items():
+            ours = self.cell(row, score, section, over)
             of_paper = section if len(self.sections) > 1 else AVERAGE
-            theirs = self.theirs(line.key, score.name, of_paper)
+            theirs = self.theirs(row, score, of_paper)
             if over:
-                ours = self.gain(line.key, over, score.name, section)
-                theirs = theirs.minus(self.theirs(over, score.name, of_paper))
-            numbers += [ours, theirs, ours.minus(theirs)][: self._width(score)]
+                theirs = theirs.minus(self.theirs(over, score, of_paper))
+            numbers += [ours, theirs, ours.minus(theirs)][:width]
         return numbers
 
-    def _mark(self, block: list[list[Cell | str]], first: int) -> None:
-        for score in self.of.scores:
-            if score.best:
-                mark_column(block, first)
-            first += self._width(score)
-
     def _notes(self) -> list[str]:
-        notes = list(self.of.notes(self))
-        if AVERAGE in self.sections and any(score.name == "hm" for score in self.of.scores):
+        notes = [self.suite.remark, *self.of.notes(self)]
+        if AVERAGE in self.sections and "hm" in self.widths:
             notes.append(HM_NOTE[self.context.hm])
-        if self.of.measure is None:
-            notes.append(seeds_note(self.seeds, [line.choice for line in self.lines if line.choice is not None]))
+        if self.of.measure is None and len(self.seeds) == 1:
+            notes.append(f"Seed {self.seeds[0]} alone.")
+        elif self.of.measure is None:
+            fixed = ", ".join(printed(row.label) for row in self.rows if not learns(row.method))
+            once = f" Nothing is random in {fixed}: one run." if fixed else ""
+            notes.append(f"Mean ± standard deviation of seeds {', '.join(map(str, self.seeds))}.{once}")
         if AVERAGE in self.sections and self.of.orientation and not self.compared:
             notes.append(ORIENTATION)
-        shown = any(self.shows_paper(score) for score in self.of.scores)
-        return [note for note in (self.suite.remark, *notes, *(self._paper.get("notes", []) if shown else [])) if note]
+        if max(self.widths.values()) > 1:
+            notes += self.paper.get("notes", [])
+        return [note for note in notes if note]
 
     def opposite(self) -> list[str]:
         """A sentence for each claim of the table whose difference has the other sign than the paper's, as shown."""
-        names = {line.key: line.name or ", ".join(line.shown) for line in self.lines}
-        gains = [
-            Claim(line.key, line.over, score.name)
-            for score in self.of.scores
-            for line in self.lines
-            if line.over in names
-        ]
+        names = {row.label: row.name or ", ".join(row.shown) for row in self.rows}
+        gains = [Claim(row.label, row.over, score) for score in self.widths for row in self.rows if row.over in names]
         average = "average " if self.summary == AVERAGE else ""
         sentences = []
         for claim in (*gains, *self.of.claims(list(names))):
-            what = f"{names[claim.more]} minus {names[claim.less]}, {average}{self._column(claim.score).title}"
+            what = f"{names[claim.more]} minus {names[claim.less]}, {average}{self.column(claim.score).title}"
             ours = self.cell(claim.more, claim.score).minus(self.cell(claim.less, claim.score))
-            if claim.says:
-                sentences += [f"{what}: {ours} here; in the paper it is {claim.says}."] if ours.sign < 0 else []
-                continue
             more, less = (self.theirs(row, claim.score) for row in claim.theirs or (claim.more, claim.less))
             theirs = more.minus(less)
-            sentences += [f"{what}: {ours} here, {theirs} in the paper."] if ours.sign * theirs.sign < 0 else []
+            if claim.says and ours.sign < 0:
+                sentences.append(f"{what}: {ours} here; in the paper it is {claim.says}.")
+            elif ours.sign * theirs.sign < 0:
+                sentences.append(f"{what}: {ours} here, {theirs} in the paper.")
         return sentences
-
-
-def seeds_note(seeds: Sequence[int], choices: Sequence[Choice] = ()) -> str:
-    """The remark that says which seeds a table is of, and which rows have no randomness."""
-    if len(seeds) == 1:
-        return f"Seed {seeds[0]} alone."
-    fixed = [printed(choice.label) for choice in choices if not choice.learns]
-    once = f" Nothing is random in {', '.join(fixed)}: one run." if fixed else ""
-    return f"Mean ± standard deviation of seeds {', '.join(map(str, seeds))}.{once}"

@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from rebapl.reports.figures import heat_map
 from rebapl.reports.style import BLACK, BOTH_COLUMNS, COLUMN, PAPER_FONTS, bare_axes, line_style
@@ -44,77 +44,58 @@ class CurveFigure:
     panel: int | None = None
     log: str = ""
     aside: float = 0.0
-    legend: str = "outside lower center"
 
+    @rc_context(PAPER_FONTS)
     def draw(self, filled: FilledTable) -> Figure:
         """The panels side by side; bars are one standard deviation."""
-        panels, levels = self._placed(filled)
-        with rc_context(PAPER_FONTS):
-            size = (BOTH_COLUMNS if len(panels) > 1 else COLUMN * 1.3, 2.6)
-            figure = Figure(figsize=size, layout="constrained")
-            many: Sequence[Axes] = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-            for axes, (title, curves) in zip(many, panels.items(), strict=True):
-                self._draw_curves(axes, filled, curves)
-                for level in levels:
-                    height = filled.cell(level, self.scores[0]).value or 0.0
-                    axes.axhline(height, color=BLACK, ls="--", lw=1, label=printed(level))
-                axes.set_title(", ".join(filter(None, (title, _about(filled)))), loc="left")
-                self._finish(axes, filled, {x: row for points in curves.values() for x, row in points.items()})
-            many[0].set_ylabel(self.labels[1])
-            handles, labels = many[0].get_legend_handles_labels()
-            columns = min(4, len(labels)) if "lower" in self.legend else 1
-            figure.legend(handles, labels, loc=self.legend, ncols=columns, frameon=False)
-        return figure
-
-    def _placed(self, filled: FilledTable) -> tuple[dict[str, dict[str, Points]], list[str]]:
-        """Panel → curve → its points; and the rows that are dashed lines."""
         panels: dict[str, dict[str, Points]] = {}
         levels = []
-        for index, line in enumerate(filled.lines):
+        for index, row in enumerate(filled.rows):
+            panel, curve = ("" if word is None else row.shown[word] for word in (self.panel, self.curve))
             try:
-                x = float(index if self.x is None else line.shown[self.x])
+                x = float(index if self.x is None else row.shown[self.x])
             except ValueError:
-                levels.append(line.key)
-                continue
-            panel, curve = ("" if word is None else line.shown[word] for word in (self.panel, self.curve))
-            panels.setdefault(panel, {}).setdefault(curve, {})[x] = line.key
-        return panels, levels
+                levels.append(row.label)
+            else:
+                panels.setdefault(panel, {}).setdefault(curve, {})[x] = row.label
+        figure = Figure(figsize=(BOTH_COLUMNS if len(panels) > 1 else COLUMN * 1.3, 2.6), layout="constrained")
+        many: Sequence[Axes] = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axes, (title, curves) in zip(many, panels.items(), strict=True):
+            self._draw_curves(axes, filled, curves)
+            for level in levels:
+                height = filled.cell(level, self.scores[0]).value or 0.0
+                axes.axhline(height, color=BLACK, ls="--", lw=1, label=printed(level))
+            axes.set_title(", ".join(filter(None, (title, _about(filled)))), loc="left")
+            axes.set_xlabel(self.labels[0])
+            axes.grid(axis="y", alpha=0.3, lw=0.5)
+            bare_axes(axes)
+        many[0].set_ylabel(self.labels[1])
+        handles, labels = many[0].get_legend_handles_labels()
+        place, columns = ("lower center", min(4, len(labels))) if len(labels) <= 8 else ("right center", 1)
+        figure.legend(handles, labels, loc=f"outside {place}", ncols=columns, frameon=False)
+        return figure
 
     def _draw_curves(self, axes: Axes, filled: FilledTable, curves: Mapping[str, Points]) -> None:
-        columns = [score for score in filled.of.scores if score.name in self.scores]
-        each = [(name, column, points) for name, points in curves.items() for column in columns]
+        for name in self.log:
+            axes.set(**{f"{name}scale": "log"})
+            getattr(axes, f"{name}axis").set_major_formatter(lambda value, _: f"{value:g}")
+        each = [(name, filled.column(score), points) for name, points in curves.items() for score in self.scores]
         for index, (name, column, points) in enumerate(each):
             colour, marker = line_style(index)
             step = self.aside * (index - (len(each) - 1) / 2)
             places = [x * 10**step if "x" in self.log else x + step for x in points]
-            cells = [filled.cell(row, column.name) for row in points.values()]
-            label = self._label(name, filled) or column.title
+            numbered = self.curve is not None and name.isdigit()
+            label = (f"{filled.of.words[self.curve]} = {name}" if numbered else name) or column.title  # type: ignore[index]
+            ours = [filled.cell(row, column.name) for row in points.values()]
             joined = "" if self.x is None else "-"
-            _errorbar(axes, places, cells, color=colour, marker=marker, ls=joined, label=label)
-            if self.x is None:
-                for x, cell in zip(places, cells, strict=True):
-                    place = (x, cell.value or 0.0)
-                    axes.annotate(f"{place[1]:.1f}", place, (5, 0), textcoords="offset points", va="center", fontsize=6)
+            _errorbar(axes, places, ours, color=colour, marker=marker, ls=joined, label=label)
             theirs = [filled.theirs(row, column.name) for row in points.values()]
-            if self.x is not None and filled.shows_paper(column) and any(cell.value is not None for cell in theirs):
+            if joined and filled.widths[column.name] > 1 and any(cell.value is not None for cell in theirs):
                 _errorbar(axes, list(points), theirs, color=colour, marker="", ls=":", label=f"{label}, paper")
-
-    def _label(self, name: str, filled: FilledTable) -> str:
-        """The name of a curve; one that is a number has the heading of its column in front."""
-        return f"{filled.of.words[self.curve]} = {name}" if self.curve is not None and name.isdigit() else name
-
-    def _finish(self, axes: Axes, filled: FilledTable, points: Points) -> None:
-        for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
-            if name in self.log:
-                axes.set(**{f"{name}scale": "log"})
-                axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        words = {line.key: "\n".join(line.shown) for line in filled.lines}
-        axes.set_xticks(list(points), [words[row] if self.x is None else f"{x:g}" for x, row in points.items()])
+        words = {row.label: "\n".join(row.shown) for row in filled.rows}
+        ticks = {x: f"{x:g}" if self.x is not None else words[row] for *_, points in each for x, row in points.items()}
+        axes.set_xticks(list(ticks), list(ticks.values()))
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlabel(self.labels[0])
-        axes.grid(axis="y", alpha=0.3, lw=0.5)
-        axes.set_axisbelow(True)
-        bare_axes(axes)
 
 
 def _errorbar(axes: Axes, places: Sequence[float], cells: Sequence[Cell], **style: str) -> None:
@@ -126,7 +107,7 @@ def _errorbar(axes: Axes, places: Sequence[float], cells: Sequence[Cell], **styl
 
 
 def _about(filled: FilledTable) -> str:
-    """The data set of a figure, and what its bars are; nothing for a table that is measured."""
+    """The data set of a figure and the meaning of its bars; nothing for a table that is measured."""
     if filled.of.measure is not None:
         return ""
     seeds = len(filled.seeds)
@@ -134,18 +115,18 @@ def _about(filled: FilledTable) -> str:
     return f"{printed(filled.data[0])}; {bars}"
 
 
+@rc_context(PAPER_FONTS)
 def heat_maps(matrices: Mapping[str, Sequence[Sequence[float]]], label: str) -> Figure:
     """Distances between the samples of a run, by the title of the run, side by side on one colour scale."""
     arrays = {title: np.array(matrix) for title, matrix in matrices.items()}
     highest = max(array.max() for array in arrays.values()) or 1.0
-    with rc_context(PAPER_FONTS):
-        figure = Figure(figsize=(BOTH_COLUMNS * 0.8, 2.9), layout="constrained")
-        panels = figure.subplots(1, len(arrays), squeeze=False)[0]
-        for letter, axes, (title, array) in zip(ascii_lowercase, panels, arrays.items(), strict=False):
-            picture = heat_map(axes, array, "{:.3f}", highest)
-            pairs = array.sum() / max(1, len(array) * (len(array) - 1))
-            axes.set_title(f"({letter}) {title}: mean {pairs:.3f}", loc="left")
-            axes.set_xlabel("cycle")
-        panels[0].set_ylabel("cycle")
-        figure.colorbar(picture, ax=list(panels), shrink=0.9, label=label)
+    figure = Figure(figsize=(BOTH_COLUMNS * 0.8, 2.9), layout="constrained")
+    panels = figure.subplots(1, len(arrays), squeeze=False)[0]
+    for letter, axes, (title, array) in zip(ascii_lowercase, panels, arrays.items(), strict=False):
+        picture = heat_map(axes, array, "{:.3f}", highest)
+        pairs = array.sum() / max(1, len(array) * (len(array) - 1))
+        axes.set_title(f"({letter}) {title}: mean {pairs:.3f}", loc="left")
+        axes.set_xlabel("cycle")
+    panels[0].set_ylabel("cycle")
+    figure.colorbar(picture, ax=list(panels), shrink=0.9, label=label)
     return figure

@@ -1,6 +1,7 @@
 """Suites: the data, the backbone and the sizes with which the paper's tables and figures are made.
 
-`PAPER` has the paper's own. Everything that the miniature reduces is in `MINI`. `photo_suite` takes what a user has.
+The defaults of `Suite` are the paper's own. Everything that the miniature reduces is in `MINI`, and `PHOTO` is for the
+backbone and the data sets that a user has.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from rebapl.data.published import PUBLISHED
 from rebapl.data.task import SOURCE, TARGETS
 from rebapl.errors import UserError, unknown
 from rebapl.learners import METHODS, published
+from rebapl.reproduce.paper import printed
 from rebapl.runs.config import RunConfig
 from rebapl.sampling import PRESETS, Inference
 from rebapl.sampling.presets import has_own_epochs
@@ -28,27 +30,43 @@ TABLE1_METHODS = ("zero-shot", "coop", "cocoop", "app", "promptsrc", "maple", "m
 REBAPL_ON = ("maple", "mmrl")
 ELEVEN = (SOURCE, *TARGETS["cross-dataset"])
 
+PAPER_STUDIES = {
+    "xi": "ucf101",
+    "cycles": "dtd",
+    "diversity": "eurosat",
+    **dict.fromkeys(("samples", "latency", "efficiency", "overfitting"), "oxford_flowers"),
+}
+"""The data set of each study of the paper."""
+
 
 @dataclass(frozen=True)
-class Choice:
-    """One row of a table: a method, how it is learned, and settings that replace those of the inference.
+class TableRow:
+    """A row of a table: the method that is run and how it is learned, and the words in front of its numbers.
 
-    `inference` None is the one that the method was published with.
+    * `label`: the name of the row, here and in `paper.json`.
+    * `method`: "" in a table that is measured. `inference` None is the one that the method was published with.
+    * `settings`: replace those of the inference.
+    * `words`: stand in front of the numbers; without them, the label as the paper prints it.
+    * `over`: the label of another row. A row Δ below this one is the difference of both, between runs of the same seed.
+    * `name`: what a sentence calls the row, if not by its words.
     """
 
     label: str
-    method: str
+    method: str = ""
     inference: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    over: str = ""
+    name: str = ""
 
     @property
-    def learns(self) -> bool:
-        """Whether anything is learned, so that another seed may give another result."""
-        return learns(self.method)
+    def shown(self) -> tuple[str, ...]:
+        """The words in front of the numbers."""
+        return self.words or (printed(self.label),)
 
 
 def learns(method: str) -> bool:
-    """Whether a method learns something.
+    """Whether a method learns something, so that another seed may give another result.
 
     >>> learns("zero-shot"), learns("coop")
     (False, True)
@@ -58,32 +76,33 @@ def learns(method: str) -> bool:
 
 @dataclass(frozen=True)
 class Suite:
-    """What a suite runs.
+    """What a suite runs. Without other values it is the paper's own.
 
+    * `note`: a remark below every table, in which {shots} and {backbone} are filled in.
+    * `inference`: the preset that ReBaPL stands for.
     * `data`: the data sets of the base-to-novel tables; `data_by_target`: the one data set of each study.
-    * `seeds`: the seeds of every run; `seeds_by_target`: other seeds of some studies.
     * `source`: the data set that transfers are trained on; `cross`, `shifted`: the data sets that table 2 and table 3
       test on.
-    * `inference`: the preset that ReBaPL stands for.
-    * `methods`: the methods of every table of methods, where a user named some; without them each has its own.
+    * `seeds`: the seeds of every run; `seeds_by_target`: other seeds of some studies.
     * `epochs`: the largest number of epochs (of ReBaPL: per cycle) by method; "*" stands for every other method.
+    * `methods`: the methods of every table of methods, where a user named some; without them each has its own.
     * `splits`: split files other than the published ones, by data set.
     * `compared`: whether the paper's numbers are of these data sets, so that differences make sense.
 
-    The other fields are the numbers of seeds, shots and images, and the grids of the studies.
+    The other fields are the numbers of shots and images, and the grids of the studies.
     """
 
     name: str
-    note: str
-    backbone: str
-    inference: str
-    data: tuple[str, ...]
-    data_by_target: Mapping[str, str]
-    seeds_by_target: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    source: str | None = None
-    cross: tuple[str, ...] = ()
-    shifted: tuple[str, ...] = ()
+    note: str = ""
+    backbone: str = DEFAULT_BACKBONE
+    inference: str = "rebapl-paper"
+    data: tuple[str, ...] = ELEVEN
+    data_by_target: Mapping[str, str] = field(default_factory=lambda: PAPER_STUDIES)
+    source: str | None = SOURCE
+    cross: tuple[str, ...] = TARGETS["cross-dataset"]
+    shifted: tuple[str, ...] = TARGETS["domain-generalization"]
     seeds: tuple[int, ...] = (1, 2, 3)
+    seeds_by_target: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     shots: int = 16
     test_images: int | None = None
     epochs: Mapping[str, int] = field(default_factory=dict)
@@ -99,40 +118,36 @@ class Suite:
     latency_cycles: tuple[int, ...] = (1, 2, 3, 4, 8)
     latency_images: int = 100
 
-    def config(self, data: str, choice: Choice, seed: int, protocol: str = "base-to-novel") -> RunConfig:
-        """The run of a choice on a data set."""
+    def config(self, data: str, row: TableRow, seed: int, protocol: str = "base-to-novel") -> RunConfig:
+        """The run of a row on a data set."""
+        targets = self.targets(protocol)
         config = RunConfig(
             data=data,
-            method=choice.method,
-            inference=choice.inference,
+            method=row.method,
+            inference=row.inference,
             protocol=protocol,
             shots=self.shots,
             seed=seed,
             backbone=self.backbone,
             test_images=self.test_images,
             split=self.splits.get(data),
-            targets=self._named_targets(protocol),
-            inference_settings=dict(choice.settings),
+            targets=tuple(f"{name}={self.splits[name]}" if name in self.splits else name for name in targets) or None,
+            inference_settings=dict(row.settings),
         )
-        most = self.epochs.get(choice.method, self.epochs.get("*"))
-        if most is None or most >= _recipe_epochs(config) or "epochs" in choice.settings:
+        most = self.epochs.get(row.method, self.epochs.get("*"))
+        if most is None or most >= _recipe_epochs(config) or "epochs" in row.settings:
             return config
         return config.changed(epochs=most)
 
-    def inference_of(self, data: str, choice: Choice) -> Inference:
-        """All settings of the inference of a choice on a data set, which must be one that learns something."""
-        inference = self.config(data, choice, self.seeds[0]).resolved().training.inference
+    def inference_of(self, data: str, row: TableRow) -> Inference:
+        """All settings of the inference of a row on a data set. The row must be of a method that learns something."""
+        inference = self.config(data, row, self.seeds[0]).resolved().training.inference
         assert inference is not None
         return inference
 
     def targets(self, protocol: str) -> tuple[str, ...]:
         """The data sets that a transfer tests on; none for another protocol."""
         return {"cross-dataset": self.cross, "domain-generalization": self.shifted}.get(protocol, ())
-
-    def _named_targets(self, protocol: str) -> tuple[str, ...] | None:
-        """The targets of a run, as NAME=FILE where `splits` has a file; None where there are none."""
-        names = self.targets(protocol)
-        return tuple(f"{name}={self.splits[name]}" if name in self.splits else name for name in names) or None
 
     def trained_on(self, target: str, protocol: str = "base-to-novel") -> tuple[str, ...]:
         """The data sets whose runs a table needs: the source of a transfer, the one of a study, or all of the suite.
@@ -146,35 +161,37 @@ class Suite:
             raise UserError(f"{protocol} needs {needed} below --root: `rebapl data list` names them")
         return (self.source,)
 
-    def rebapl(self, method: str, label: str | None = None, **settings: Any) -> Choice:
-        """ReBaPL on a method, with `settings` that replace those of the inference."""
-        return Choice(label or f"{method} + rebapl", method, self.inference, settings=settings)
+    def rebapl(
+        self, method: str, label: str = "", settings: Mapping[str, Any] | None = None, **others: Any
+    ) -> TableRow:
+        """A row of ReBaPL on a method, with `settings` that replace those of the inference."""
+        return TableRow(label or f"{method} + rebapl", method, self.inference, settings or {}, **others)
 
-    def longer(self, data: str, **settings: Any) -> Choice:
-        """Maximum likelihood on MaPLe for as many epochs as ReBaPL has in all its cycles."""
+    def longer(self, data: str, **settings: Any) -> TableRow:
+        """A row of maximum likelihood on MaPLe for as many epochs as ReBaPL has in all its cycles."""
         epochs = self.inference_of(data, self.rebapl("maple")).all_epochs
-        return Choice("maple, as many epochs", "maple", "mle", {"epochs": epochs, **settings})
+        return TableRow("maple, as many epochs", "maple", "mle", {"epochs": epochs, **settings})
 
-    def choices(self, methods: Sequence[str] = TABLE1_METHODS) -> list[Choice]:
-        """The rows of a main table: each method as it was published, then ReBaPL on those that have it.
+    def rows(self, methods: Sequence[str] = TABLE1_METHODS) -> list[TableRow]:
+        """The rows of a main table: each method as it was published, then ReBaPL on those that have it, with a row Δ.
 
         `methods` are those that the table has if the user named none.
         """
         rows = []
         for method in self.methods or methods:
-            rows.append(Choice(method, method))
+            rows.append(TableRow(method, method))
             if method in REBAPL_ON:
-                rows.append(self.rebapl(method))
+                rows.append(self.rebapl(method, over=method))
         return rows
 
-    def seeds_of(self, choice: Choice, target: str = "") -> Sequence[int]:
-        """The seeds that a choice runs with for a table: one alone where nothing is random."""
+    def seeds_of(self, row: TableRow, target: str = "") -> Sequence[int]:
+        """The seeds that a row runs with in a table: one alone where nothing is random."""
         seeds = self.seeds_by_target.get(target, self.seeds)
-        return seeds if choice.learns else seeds[:1]
+        return seeds if learns(row.method) else seeds[:1]
 
     @property
     def remark(self) -> str:
-        """The remark that stands below every table: the note with shots and backbone filled in."""
+        """The note with shots and backbone filled in."""
         return self.note.format(shots=number_of(self.shots, "shot"), backbone=Path(self.backbone).name)
 
     def changed(
@@ -183,30 +200,31 @@ class Suite:
         data: Sequence[str] | None = None,
         methods: Sequence[str] | None = None,
         seeds: Sequence[int] | None = None,
-        **plain: Any,
+        epochs: int | None = None,
+        inference: str | None = None,
+        **plain: int | None,
     ) -> Suite:
-        """The suite with other data sets, methods or seeds, or with another value in `plain`; None changes nothing.
+        """The suite with other values; None changes nothing. `plain` may have `shots` and `test_images`.
 
         A study whose data set is not among `data` takes the first of them. Methods may be any; those of the paper's
-        first table come first, in its order. `plain` may have `shots`, `test_images`, `inference`, and `epochs`, which
-        then holds for every method.
+        first table come first, in its order. `epochs` then holds for every method.
         """
-        if plain.get("inference") is not None and plain["inference"] not in PRESETS:
-            raise unknown("inference", plain["inference"], PRESETS)
-        suite = replace(self, **{key: value for key, value in plain.items() if value is not None and key != "epochs"})
-        if plain.get("epochs") is not None:
-            suite = replace(suite, epochs={"*": plain["epochs"]})
+        changes: dict[str, Any] = {key: value for key, value in plain.items() if value is not None}
         if data:
             by_target = {target: name if name in data else data[0] for target, name in self.data_by_target.items()}
-            suite = replace(suite, data=tuple(data), data_by_target=by_target)
+            changes |= {"data": tuple(data), "data_by_target": by_target}
         if methods:
             for name in methods:
                 METHODS.find(name)
-            first = [name for name in TABLE1_METHODS if name in methods]
-            suite = replace(suite, methods=(*first, *(name for name in methods if name not in first)))
+            changes["methods"] = tuple(dict.fromkeys((*(each for each in TABLE1_METHODS if each in methods), *methods)))
         if seeds:
-            suite = replace(suite, seeds=tuple(seeds), seeds_by_target={})
-        return suite
+            changes |= {"seeds": tuple(seeds), "seeds_by_target": {}}
+        if epochs is not None:
+            changes["epochs"] = {"*": epochs}
+        if inference is not None:
+            PRESETS.find(inference)
+            changes["inference"] = inference
+        return replace(self, **changes)
 
 
 def _recipe_epochs(config: RunConfig) -> int:
@@ -217,42 +235,18 @@ def _recipe_epochs(config: RunConfig) -> int:
     return published(config.method, published_protocol(config.protocol), config.data, config.shots)[1].epochs
 
 
-PAPER = Suite(
-    name="paper",
-    note="",
-    backbone=DEFAULT_BACKBONE,
-    inference="rebapl-paper",
-    data=ELEVEN,
-    data_by_target={
-        "xi": "ucf101",
-        "cycles": "dtd",
-        "samples": "oxford_flowers",
-        "latency": "oxford_flowers",
-        "efficiency": "oxford_flowers",
-        "diversity": "eurosat",
-        "overfitting": "oxford_flowers",
-    },
-    source=SOURCE,
-    cross=TARGETS["cross-dataset"],
-    shifted=TARGETS["domain-generalization"],
-)
+PAPER = Suite("paper")
 
 MINI = Suite(
-    name="mini",
-    note="Miniature: embedded tasks and backbone, {shots}, few epochs. It shows that the software works, not how "
+    "mini",
+    "Miniature: embedded tasks and backbone, {shots}, few epochs. It shows that the software works, not how "
     "methods rank.",
     backbone="mini",
     inference="rebapl",
     data=("digits", "shapes", "letters"),
     data_by_target={
-        "xi": "letters",
-        "cycles": "letters",
-        "samples": "digits",
-        "latency": "letters",
-        "efficiency": "letters",
-        "diversity": "digits",
-        "overfitting": "letters",
-        "plug-and-play": "digits",
+        **dict.fromkeys(("xi", "cycles", "latency", "efficiency", "overfitting"), "letters"),
+        **dict.fromkeys(("samples", "diversity", "plug-and-play"), "digits"),
     },
     source="shapes",
     cross=("digits", "letters"),
@@ -270,55 +264,23 @@ MINI = Suite(
 )
 """All targets together take one core about an hour."""
 
-PHOTO_NOTE = "Backbone {backbone}, {shots}; the paper's figures are of CLIP ViT-B/16 on the whole data sets, 16 shots."
+PHOTO = Suite(
+    "photo",
+    "Backbone {backbone}, {shots}; the paper's figures are of CLIP ViT-B/16 on the whole data sets, 16 shots.",
+    inference="rebapl",
+)
+"""Any local backbone. `named_suite` reduces it to the data sets that are there."""
 
-
-def photo_suite(
-    backbone: str | None, root: str | Path | None, data: Sequence[str] = (), splits: Mapping[str, str] | None = None
-) -> Suite:
-    """The suite of any local backbone, on those of the eleven data sets (or of `data`) that lie below `root`.
-
-    A study whose own data set is not there takes the first that is. Transfers are trained on ImageNet if it is there,
-    and else on the data set with most classes.
-    """
-    if backbone is None:
-        raise UserError("--suite photo needs a backbone: --backbone DIR, a CLIP in Hugging Face format")
-    below = data_root(ELEVEN[0], root)
-
-    def there(names: Sequence[str]) -> tuple[str, ...]:
-        entries = [PUBLISHED[name] for name in names]
-        return tuple(e.name for e in entries if (below / e.folder / e.images).is_dir())
-
-    _check_among(data, ELEVEN, "this suite")
-    present = there([name for name in ELEVEN if not data or name in data])
-    if not present:
-        looked = ", ".join(PUBLISHED[name].folder for name in data or ELEVEN)
-        raise UserError(f"none of the data sets lies below {below} (looked for {looked}): see `rebapl data list`")
-    source = SOURCE if SOURCE in present else max(present, key=lambda name: PUBLISHED[name].classes)
-    return replace(
-        PAPER.changed(data=present),
-        name="photo",
-        note=PHOTO_NOTE,
-        backbone=backbone,
-        inference="rebapl",
-        source=source,
-        cross=tuple(name for name in present if name != source),
-        shifted=there(TARGETS["domain-generalization"]) if source == SOURCE else (),
-        splits=splits or {},
-    )
-
-
-SUITES = {"paper": PAPER, "mini": MINI}
-"""The suites that need no arguments; `photo_suite` makes the third."""
+SUITES = {suite.name: suite for suite in (PAPER, MINI, PHOTO)}
 
 
 def named_suite(
     name: str, root: Path | None, backbone: str | None, data: Sequence[str] = (), splits: Sequence[str] = ()
 ) -> Suite:
     """The suite of a name, on these of its data sets, with split files such as eurosat=split_subset_EuroSAT.json."""
-    if name not in (*SUITES, "photo"):
-        raise unknown("suite", name, (*SUITES, "photo"))
-    files = {}
+    if name not in SUITES:
+        raise unknown("suite", name, SUITES)
+    suite, files = SUITES[name], {}
     for word in splits:
         of, _, file = word.partition("=")
         if not of or not file:
@@ -326,14 +288,34 @@ def named_suite(
         if of not in PUBLISHED:
             raise unknown("data set of --split", of, PUBLISHED)
         files[of] = file
-    if name == "photo":
-        return photo_suite(backbone, root, data, files)
-    suite = SUITES[name]
-    _check_among(data, suite.data, f"suite {name}")
-    return replace(suite.changed(data=data), splits=files, backbone=backbone or suite.backbone)
+    for each in data:
+        if each not in suite.data:
+            raise unknown(f"data set of suite {name}", each, suite.data)
+    if name != "photo":
+        suite = suite.changed(data=data)
+    elif backbone is None:
+        raise UserError("--suite photo needs a backbone: --backbone DIR, a CLIP in Hugging Face format")
+    else:
+        suite = _reduced_to_present(suite, data_root(SOURCE, root), data)
+    return replace(suite, splits=files, backbone=backbone or suite.backbone)
 
 
-def _check_among(data: Sequence[str], known: Sequence[str], whose: str) -> None:
-    for name in data:
-        if name not in known:
-            raise unknown(f"data set of {whose}", name, known)
+def _reduced_to_present(suite: Suite, root: Path, data: Sequence[str]) -> Suite:
+    """The suite on those of its data sets (or of `data`) that lie below `root`.
+
+    A study whose own data set is not there takes the first that is. Transfers are trained on ImageNet if it is there,
+    and else on the data set with most classes.
+    """
+
+    def there(names: Sequence[str]) -> tuple[str, ...]:
+        entries = [PUBLISHED[name] for name in names]
+        return tuple(entry.name for entry in entries if (root / entry.folder / entry.images).is_dir())
+
+    present = there([name for name in suite.data if not data or name in data])
+    if not present:
+        looked = ", ".join(PUBLISHED[name].folder for name in data or suite.data)
+        raise UserError(f"none of the data sets lies below {root} (looked for {looked}): see `rebapl data list`")
+    source = SOURCE if SOURCE in present else max(present, key=lambda name: PUBLISHED[name].classes)
+    cross = tuple(name for name in present if name != source)
+    shifted = there(suite.shifted) if source == SOURCE else ()
+    return replace(suite.changed(data=present), source=source, cross=cross, shifted=shifted)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from math import ceil
 from typing import Any
 
@@ -20,8 +21,9 @@ from rebapl.evaluation.tasks import bound_to, part_labels, predict_part
 from rebapl.files import read_json, write_json
 from rebapl.learners import METHODS, published
 from rebapl.posterior import load_posterior
+from rebapl.reports.results import short_value
 from rebapl.reports.tables import EMPTY, Row, Table
-from rebapl.reproduce.paper import AVERAGE, paper, printed
+from rebapl.reproduce.paper import AVERAGE, paper_table, printed
 from rebapl.reproduce.paper_table import (
     BASE_NOVEL,
     PARTS,
@@ -33,13 +35,13 @@ from rebapl.reproduce.paper_table import (
     Product,
     ScoreColumn,
     Scores,
-    TableLine,
     Target,
+    base_novel,
 )
 from rebapl.reproduce.study_figures import CurveFigure, heat_maps
-from rebapl.reproduce.suites import TABLE1_METHODS, Choice, Suite, learns
+from rebapl.reproduce.suites import Suite, TableRow, learns
 from rebapl.reproduce.timing import LATENCY, OVERHEAD, distance_name
-from rebapl.reproduce.toy import toy
+from rebapl.reproduce.toy_figures import toy_target
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import run_folder
 from rebapl.runs.machine import best_device
@@ -48,34 +50,15 @@ from rebapl.sampling.presets import preset_values
 TRANSFERRED = ("promptsrc", "maple", "mmrl")
 """The methods of the second and third table."""
 
-MLE = Choice("maple", "maple", "mle")
+MAPLE = TableRow("maple", "maple", "mle")
+"""MaPLe by maximum likelihood, to which most studies compare ReBaPL."""
+
+NO_REPULSION = {"repulsion": None}
 PREFIXES = "prefixes.json"
 """The file in a run's folder that keeps the scores of its first cycles."""
 
 
-def _main_rows(suite: Suite, methods: Sequence[str] = TABLE1_METHODS) -> list[TableLine]:
-    """Each method as it was published, then ReBaPL on those that have it, with a row Δ."""
-    choices = suite.choices(methods)
-    return [TableLine(choice, over=choice.method if choice.label != choice.method else "") for choice in choices]
-
-
-def _learning_claims(rows: Sequence[str]) -> list[Claim]:
-    """Every method is better than zero-shot, if that is among the rows."""
-    return [Claim(row, "zero-shot") for row in rows if row != "zero-shot" and "zero-shot" in rows]
-
-
-TABLE1 = PaperTable(
-    "table1",
-    "base-to-novel by data set and average, all methods",
-    "Table 1: base-to-novel generalisation, accuracy in %",
-    ("method",),
-    _main_rows,
-    orientation=True,
-    claims=_learning_claims,
-)
-
-
-def _accuracies(context: Context, config: RunConfig, line: TableLine) -> dict[str, Scores]:  # noqa: ARG001
+def _accuracies(context: Context, config: RunConfig, row: TableRow) -> dict[str, Scores]:  # noqa: ARG001
     """The accuracies of a transfer on its source, on each target, and averaged over the targets."""
     parts, targets = context.result(config).parts, context.suite.targets(config.protocol)
     of_targets = {name: parts[name].accuracy for name in targets}
@@ -90,13 +73,13 @@ def _transfer_notes(filled: FilledTable) -> list[str]:
     return [ours, *([f"The paper's figures are trained on {printed(SOURCE)}."] if other else [])]
 
 
-def _transfer(name: str, what: str, title: str, protocol: str) -> PaperTable:
+def _transfer(name: str, what: str, protocol: str) -> PaperTable:
     return PaperTable(
         name,
         what,
-        f"{title}, accuracy in %",
+        f"Table {name[-1]}: {what}, accuracy in %",
         ("method",),
-        lambda suite: _main_rows(suite, TRANSFERRED),
+        lambda suite: suite.rows(TRANSFERRED),
         scores=(ScoreColumn("accuracy", "accuracy", best=True),),
         protocol=protocol,
         read=_accuracies,
@@ -104,38 +87,17 @@ def _transfer(name: str, what: str, title: str, protocol: str) -> PaperTable:
     )
 
 
-def _with_distance(suite: Suite, name: str) -> Choice:
-    return suite.rebapl("maple", name, **{"repulsion.distance": name})
-
-
-TABLE4 = PaperTable(
-    "table4",
-    "repulsion: none, Wasserstein, MMD",
-    "Table 4: repulsion in ReBaPL, accuracy in %",
-    ("method",),
-    lambda suite: [
-        TableLine(MLE),
-        TableLine(suite.rebapl("maple", "none", repulsion=None), ("+ ReBaPL (no repulsion)",)),
-        TableLine(_with_distance(suite, "wasserstein"), ("+ ReBaPL (Wasserstein)",)),
-        TableLine(_with_distance(suite, "mmd"), ("+ ReBaPL (MMD)",)),
-    ],
-    orientation=True,
-    claims=lambda _: [Claim("none", "maple"), Claim("wasserstein", "none"), Claim("mmd", "none")],
-)
-
-
-def _plugged(suite: Suite) -> list[TableLine]:
+def _plugged(suite: Suite) -> list[TableRow]:
     """ReBaPL against maximum likelihood on every method that learns something, or on those that a user named."""
     methods = [method for method in suite.methods or METHODS if learns(method)]
     if not methods:
         raise UserError(f"{', '.join(suite.methods)} learns nothing: name a method that does with --methods")
-    both = ((Choice(method, method, "mle"), suite.rebapl(method)) for method in methods)
-    return [line for mle, rebapl in both for line in (TableLine(mle), TableLine(rebapl, over=mle.label))]
+    both = ((TableRow(method, method, "mle"), suite.rebapl(method, over=method)) for method in methods)
+    return [row for pair in both for row in pair]
 
 
 def _plugged_notes(filled: FilledTable) -> list[str]:
-    methods = [line.key for line in filled.lines if not line.over]
-    inferences = {method: METHODS.find(method).learner.recipe.inference for method in methods}
+    inferences = {row.method: METHODS.find(row.method).learner.recipe.inference for row in filled.rows}
     return [
         "Differences are of runs with the same seed. NLL and ECE are the means of base and novel; lower is better.",
         f"ReBaPL is {filled.suite.inference}. It has more epochs than maximum likelihood here: the target overfitting "
@@ -148,63 +110,37 @@ def _plugged_notes(filled: FilledTable) -> list[str]:
     ]
 
 
-PLUG_AND_PLAY = PaperTable(
-    "plug-and-play",
-    "ReBaPL minus maximum likelihood, for every method that learns",
-    "Plug and play: ReBaPL and maximum likelihood, by method, on {data}",
-    ("method",),
-    _plugged,
-    scores=(*BASE_NOVEL, ScoreColumn("nll", "NLL", 3), ScoreColumn("ece", "ECE")),
-    notes=_plugged_notes,
-)
-
-
-def _strengths(suite: Suite) -> list[TableLine]:
+def _strengths(suite: Suite) -> list[TableRow]:
     """ReBaPL by distance, number of reference images n, and ξ, with the force as the paper prints it; and MaPLe."""
-    lines = []
-    for metric in ("mmd", "wasserstein"):
-        for count in suite.references:
-            for xi in suite.strengths:
-                force = {"kind": "printed", "strength": xi}
-                settings = {"repulsion.distance": metric, "repulsion.images": count, "repulsion.force": force}
-                choice = suite.rebapl("maple", f"{metric}, n = {count}, ξ = {xi:g}", **settings)
-                lines.append(TableLine(choice, (distance_name(metric), str(count), f"{xi:g}")))
-    return [*lines, TableLine(MLE, ("MaPLe", EMPTY, EMPTY))]
+    rows = []
+    for metric, count, xi in product(("mmd", "wasserstein"), suite.references, suite.strengths):
+        force = {"kind": "printed", "strength": xi}
+        settings = {"repulsion.distance": metric, "repulsion.images": count, "repulsion.force": force}
+        words = (distance_name(metric), str(count), f"{xi:g}")
+        rows.append(suite.rebapl("maple", f"{metric}, n = {count}, ξ = {xi:g}", settings, words=words))
+    return [*rows, replace(MAPLE, words=("MaPLe", EMPTY, EMPTY))]
 
 
-XI = PaperTable(
-    "xi",
-    "strength ξ of the repulsion × reference images × distance",
-    "Strength ξ and reference images n of the repulsion: MaPLe + ReBaPL on {data}, accuracy in %",
-    ("distance", "n", "ξ"),
-    _strengths,
-    merged=2,
-    figure=CurveFigure(
-        (r"repulsion strength $\xi$", "harmonic mean (%)"), panel=0, curve=1, x=2, log="x", aside=0.1
-    ).draw,
-)
-
-
-def _cycles(suite: Suite) -> list[TableLine]:
+def _cycles(suite: Suite) -> list[TableRow]:
     """One chain with the largest number of cycles, of which each row reads a beginning; and MaPLe."""
-    long = suite.rebapl("maple", cycles=max(suite.cycles))
-    return [*(TableLine(long, row=str(count), name=f"C = {count}") for count in suite.cycles), TableLine(MLE)]
+    longest = {"cycles": max(suite.cycles)}
+    return [*(suite.rebapl("maple", str(count), longest, name=f"C = {count}") for count in suite.cycles), MAPLE]
 
 
-def _first_cycles(context: Context, config: RunConfig, line: TableLine) -> dict[str, Scores]:
+def _first_cycles(context: Context, config: RunConfig, row: TableRow) -> dict[str, Scores]:
     """Base, novel and HM of a finished run when only the first cycles predict, as many as the row says.
 
     The first C cycles of a chain do not depend on how many follow, so one long chain answers for every shorter one. The
     scores are computed once for all rows and kept in the run's folder.
     """
-    if line.row not in map(str, context.suite.cycles):
-        return {config.data: context.result(config).base_novel}
+    if row == MAPLE:
+        return base_novel(context, config, row)
     path = run_folder(config, context.runs) / PREFIXES
     stored = read_json(path, "scores by cycles")["cycles"] if path.exists() else {}
     if any(str(count) not in stored for count in context.suite.cycles):
         stored |= _prefix_scores(context, config)
         write_json(path, {"cycles": dict(sorted(stored.items(), key=lambda item: int(item[0])))})
-    return {config.data: base_novel_accuracies(stored[line.row])}
+    return {config.data: base_novel_accuracies(stored[row.label])}
 
 
 def _prefix_scores(context: Context, config: RunConfig) -> dict[str, dict[str, dict[str, float]]]:
@@ -223,70 +159,33 @@ def _prefix_scores(context: Context, config: RunConfig) -> dict[str, dict[str, d
     return scores
 
 
-CYCLES = PaperTable(
-    "cycles",
-    "number of cycles C",
-    "Number of cycles C: MaPLe + ReBaPL on {data}, accuracy in %",
-    ("C",),
-    _cycles,
-    read=_first_cycles,
-    claims=lambda rows: [Claim(rows[-2], rows[0], theirs=("10", "1"))],
-    figure=CurveFigure(("number of cycles $C$", "harmonic mean (%)")).draw,
-)
-
-SAMPLES = PaperTable(
-    "samples",
-    "samples per cycle K",
-    "Samples per cycle K: MaPLe + ReBaPL on {data}, accuracy in %",
-    ("K",),
-    lambda suite: [
-        TableLine(suite.rebapl("maple", str(count), **{"sampler.samples_per_cycle": count}), name=f"K = {count}")
-        for count in suite.samples
-    ],
-    claims=lambda rows: [Claim(rows[-1], rows[0])],
-)
-
-
-def _overfitting(suite: Suite) -> list[TableLine]:
+def _overfitting(suite: Suite) -> list[TableRow]:
     """Maximum likelihood with its own epochs and with as many as ReBaPL has in all its cycles, against ReBaPL."""
     (data,) = suite.trained_on("overfitting")
-    lines = []
-    for row, choice in (("maple", MLE), ("maple, 15 epochs", suite.longer(data)), ("", suite.rebapl("maple"))):
-        method, epochs = printed(row.split(",")[0] or choice.label), suite.inference_of(data, choice).epochs_in_words
-        lines.append(TableLine(choice, (method, epochs), row, name=f"{method} with {epochs} epochs"))
-    return lines
+    rows = []
+    for row in (MAPLE, replace(suite.longer(data), label="maple, 15 epochs"), suite.rebapl("maple")):
+        method, epochs = printed(row.label.split(",")[0]), suite.inference_of(data, row).epochs_in_words
+        rows.append(replace(row, words=(method, epochs), name=f"{method} with {epochs} epochs"))
+    return rows
 
 
-OVERFITTING = PaperTable(
-    "overfitting",
-    "maximum likelihood trained longer",
-    "Maximum likelihood trained longer, and ReBaPL, on {data}, accuracy in %",
-    ("method", "epochs"),
-    _overfitting,
-    claims=lambda rows: [Claim(rows[1], rows[0]), Claim(rows[2], rows[1])],
-    figure=CurveFigure(("", "accuracy (%)"), scores=PARTS, x=None, aside=0.28).draw,
-)
-
-
-def _efficiency(suite: Suite) -> list[TableLine]:
+def _efficiency(suite: Suite) -> list[TableRow]:
     """Maximum likelihood with its own epochs and with as many as ReBaPL, then ReBaPL without and with repulsion.
 
     Where batches differ, one more row has maximum likelihood with as many steps as ReBaPL.
     """
     (data,) = suite.trained_on("efficiency")
-    rebapl = suite.rebapl("maple")
-    batches = [suite.inference_of(data, choice).batch for choice in (MLE, rebapl)]
-    rows = [("MaPLe", MLE, ""), ("MaPLe", suite.longer(data), "")]
-    if batches[0] != batches[1]:
-        rows.append(("MaPLe", replace(suite.longer(data, batch=batches[1]), label="maple, as many steps"), ""))
-    rows[-1] = (*rows[-1][:2], "maple, 15 epochs")
-    rows += [("+ ReBaPL, no repulsion", suite.rebapl("maple", "none", repulsion=None), ""), ("+ ReBaPL", rebapl, "")]
-    lines = []
-    for name, choice, row in rows:
-        inference, count = suite.inference_of(data, choice), steps(suite.config(data, choice, suite.seeds[0]))
-        words = (name, inference.epochs_in_words, str(inference.batch), str(count))
-        lines.append(TableLine(choice, words, row))
-    return lines
+    rebapl = suite.rebapl("maple", words=("+ ReBaPL",))
+    own, other = (suite.inference_of(data, row).batch for row in (MAPLE, rebapl))
+    rows = [MAPLE, suite.longer(data), *([suite.longer(data, batch=other)] if own != other else [])]
+    rows[-1] = replace(rows[-1], label="maple, 15 epochs")
+    rows += [suite.rebapl("maple", "none", NO_REPULSION, words=("+ ReBaPL, no repulsion",)), rebapl]
+    described = []
+    for row in rows:
+        inference, count = suite.inference_of(data, row), steps(suite.config(data, row, suite.seeds[0]))
+        (name,) = row.words or ("MaPLe",)
+        described.append(replace(row, words=(name, inference.epochs_in_words, str(inference.batch), str(count))))
+    return described
 
 
 def steps(config: RunConfig) -> int:
@@ -302,9 +201,9 @@ def steps(config: RunConfig) -> int:
     return max(1, classes * config.shots // settings.batch) * settings.all_epochs
 
 
-def _training_times(context: Context, config: RunConfig, line: TableLine) -> dict[str, Scores]:
+def _training_times(context: Context, config: RunConfig, row: TableRow) -> dict[str, Scores]:
     seconds = context.result(config).seconds.training
-    per_step = None if seconds is None else 1000 * seconds / int(line.words[-1])
+    per_step = None if seconds is None else 1000 * seconds / int(row.words[-1])
     return {config.data: {"seconds": seconds, "per step": per_step}}
 
 
@@ -312,25 +211,10 @@ def _efficiency_notes(filled: FilledTable) -> list[str]:
     results = [filled.context.result(config) for config in filled.of.runs(filled.suite)]
     devices = sorted({result.device or "an unknown device" for result in results})
     notes = [f"Training alone, on {', '.join(devices)}. Runs that shared their device with others were slowed by them."]
-    return [*notes, *(paper()["tables"]["overhead"]["notes"] if filled.compared else [])]
+    return [*notes, *(paper_table("overhead")["notes"] if filled.compared else [])]
 
 
-EFFICIENCY = PaperTable(
-    "efficiency",
-    "training time against maximum likelihood",
-    "Training time of ReBaPL and of maximum likelihood with as many epochs, on {data}",
-    ("MaPLe", "epochs", "batch", "steps"),
-    _efficiency,
-    scores=(
-        ScoreColumn("seconds", "seconds", 1),
-        ScoreColumn("per step", "ms a step", 1),
-    ),
-    read=_training_times,
-    notes=_efficiency_notes,
-)
-
-
-def _diversity(context: Context, config: RunConfig, line: TableLine) -> dict[str, Scores]:  # noqa: ARG001
+def _diversity(context: Context, config: RunConfig, row: TableRow) -> dict[str, Scores]:  # noqa: ARG001
     record = context.result(config).diversity
     if record is None:
         raise UserError(f"{context.suite.inference} keeps one sample: there are no distances between samples")
@@ -347,105 +231,153 @@ def _diversity_notes(filled: FilledTable) -> list[str]:
 def _diversity_figure(filled: FilledTable) -> Figure:
     """Heat maps of the first seed's distances between samples."""
     data, seed = filled.data[0], filled.seeds[0]
-    configs = [config for config in filled.of.runs(filled.suite) if config.seed == seed]
-    records = [filled.context.result(config).diversity for config in configs]
-    matrices = {line.key: record.distance for line, record in zip(filled.lines, records, strict=True) if record}
-    images = max(record.images for record in records if record)
+    results = {row.label: filled.context.result(filled.suite.config(data, row, seed)) for row in filled.rows}
+    records = {label: result.diversity for label, result in results.items() if result.diversity is not None}
+    images = max(record.images for record in records.values())
+    matrices = {label: record.distance for label, record in records.items()}
     return heat_maps(matrices, f"Wasserstein-2, {images} images of {printed(data)}, seed {seed}")
 
-
-DIVERSITY = PaperTable(
-    "diversity",
-    "heat maps of the samples' distances",
-    "Diversity of the samples on {data}",
-    ("MaPLe + ReBaPL",),
-    lambda suite: [
-        TableLine(suite.rebapl("maple", "with repulsion")),
-        TableLine(suite.rebapl("maple", "without repulsion", repulsion=None)),
-    ],
-    scores=(
-        ScoreColumn("distance", "mean Wasserstein-2", 3),
-        ScoreColumn("different", "different answers, %"),
-        ScoreColumn("effective", "effective samples"),
-    ),
-    read=_diversity,
-    notes=_diversity_notes,
-    claims=lambda rows: [Claim(rows[0], rows[1], "distance", says="greater with repulsion")],
-    figure=_diversity_figure,
-)
 
 REBAPL_PRESETS = ("rebapl-paper", "rebapl-authors", "rebapl")
 """The presets that are ReBaPL; that of the suite joins them if it is another."""
 
-SETTING_TITLES = {
-    "sampler.lr": "lr, α",
-    "batch": "batch",
-    "epochs": "epochs per cycle",
-    "cycles": "cycles, C",
-    "sampler.samples_per_cycle": "samples per cycle, K",
-    "repulsion.force.strength": "strength, ξ",
-    "repulsion.images": "reference images, n",
-    "repulsion.distance.kind": "distance",
-    "sampler.weight_decay": "weight decay",
-}
-"""What the paper's table of settings has. All other settings stand below these, under their own names."""
-
 
 def settings(context: Context) -> Product:
-    """A section for MaPLe and one for MMRL: what the paper's table gives, then what only the presets say."""
-    section = paper()["tables"]["settings"]
-    presets = list(dict.fromkeys((*REBAPL_PRESETS, context.suite.inference)))
+    """A section for MaPLe and one for MMRL: the settings of the paper's table, then those that only presets have."""
+    section = paper_table("settings")
+    titles, presets = section["titles"], list(dict.fromkeys((*REBAPL_PRESETS, context.suite.inference)))
     rows: list[Row] = []
     rules = []
     stored: dict[str, Any] = {}
     for column, method in enumerate(section["columns"]):
         chosen, recipe = published(method, "base-to-novel", "", context.suite.shots)
         per_image = METHODS.find(method).learner.per_image(METHODS.find(method).settings(chosen))
-        values = {name: preset_values(name, recipe, method, per_image) for name in presets}
-        for name in dict.fromkeys([*SETTING_TITLES, *(key for of_preset in values.values() for key in of_preset)]):
-            ours = [values[preset].get(name) for preset in presets]
-            shown = [EMPTY if each is None else f"{_word(each.value)} ({each.origin})" for each in ours]
-            theirs = _word(section["rows"][name][column]) if name in section["rows"] else EMPTY
-            rows.append([printed(method), SETTING_TITLES.get(name, name), theirs, *shown])
-        rules.append(len(rows))
+        values = {preset: preset_values(preset, recipe, method, per_image) for preset in presets}
         stored[method] = {
-            preset: {key: [each.value, each.origin] for key, each in of_preset.items()}
+            preset: {name: [each.value, each.origin] for name, each in of_preset.items()}
             for preset, of_preset in values.items()
         }
-    notes = [
-        "The paper's seeds are 1, 2, 3. In brackets: where a preset's value comes from; recipe is what the method was "
-        "published with, on data sets without settings of their own.",
-        "A dash: the paper's table or the preset says nothing of it, or has a force of another kind.",
-    ]
+        for name in dict.fromkeys([*titles, *(name for of_preset in values.values() for name in of_preset)]):
+            theirs = short_value(section["rows"][name][column]) if name in section["rows"] else EMPTY
+            ours = (values[preset].get(name) for preset in presets)
+            shown = (f"{short_value(each.value)} ({each.origin})" if each is not None else EMPTY for each in ours)
+            rows.append([printed(method), titles.get(name, name), theirs, *shown])
+        rules.append(len(rows))
     title, columns = "Settings of ReBaPL: the paper's table and the presets", ["method", "setting", "paper", *presets]
-    return Product(
-        {"settings": Table(title, columns, rows, notes, rules=rules, merged=1)},
-        data={"presets": stored},
-    )
-
-
-def _word(value: Any) -> str:
-    if value is None:
-        return "none"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return Product(Table(title, columns, rows, section["notes"], rules=rules, merged=1), data={"presets": stored})
 
 
 _TARGETS: tuple[Target, ...] = (
-    TABLE1,
-    _transfer("table2", "cross-data-set transfer", "Table 2: cross-data-set transfer", "cross-dataset"),
-    _transfer("table3", "domain generalisation", "Table 3: domain generalisation", "domain-generalization"),
-    TABLE4,
-    PLUG_AND_PLAY,
+    PaperTable(
+        "table1",
+        "base-to-novel by data set and average, all methods",
+        "Table 1: base-to-novel generalisation, accuracy in %",
+        ("method",),
+        Suite.rows,
+        orientation=True,
+        claims=lambda rows: [Claim(row, "zero-shot") for row in rows if row != "zero-shot" and "zero-shot" in rows],
+    ),
+    _transfer("table2", "cross-data-set transfer", "cross-dataset"),
+    _transfer("table3", "domain generalisation", "domain-generalization"),
+    PaperTable(
+        "table4",
+        "repulsion: none, Wasserstein, MMD",
+        "Table 4: repulsion in ReBaPL, accuracy in %",
+        ("method",),
+        lambda suite: [
+            MAPLE,
+            suite.rebapl("maple", "none", NO_REPULSION, words=("+ ReBaPL (no repulsion)",)),
+            *(
+                suite.rebapl("maple", name, {"repulsion.distance": name}, words=(f"+ ReBaPL ({distance_name(name)})",))
+                for name in ("wasserstein", "mmd")
+            ),
+        ],
+        orientation=True,
+        claims=lambda _: [Claim("none", "maple"), Claim("wasserstein", "none"), Claim("mmd", "none")],
+    ),
+    PaperTable(
+        "plug-and-play",
+        "ReBaPL minus maximum likelihood, for every method that learns",
+        "Plug and play: ReBaPL and maximum likelihood, by method, on {data}",
+        ("method",),
+        _plugged,
+        scores=(*BASE_NOVEL, ScoreColumn("nll", "NLL", 3), ScoreColumn("ece", "ECE")),
+        notes=_plugged_notes,
+    ),
     MeasuredTarget("settings", "the paper's settings beside those of the presets", settings),
-    XI,
-    CYCLES,
-    SAMPLES,
+    PaperTable(
+        "xi",
+        "strength ξ of the repulsion × reference images × distance",
+        "Strength ξ and reference images n of the repulsion: MaPLe + ReBaPL on {data}, accuracy in %",
+        ("distance", "n", "ξ"),
+        _strengths,
+        merged=2,
+        figure=CurveFigure(
+            (r"repulsion strength $\xi$", "harmonic mean (%)"), panel=0, curve=1, x=2, log="x", aside=0.1
+        ).draw,
+    ),
+    PaperTable(
+        "cycles",
+        "number of cycles C",
+        "Number of cycles C: MaPLe + ReBaPL on {data}, accuracy in %",
+        ("C",),
+        _cycles,
+        read=_first_cycles,
+        claims=lambda rows: [Claim(rows[-2], rows[0], theirs=("10", "1"))],
+        figure=CurveFigure(("number of cycles $C$", "harmonic mean (%)")).draw,
+    ),
+    PaperTable(
+        "samples",
+        "samples per cycle K",
+        "Samples per cycle K: MaPLe + ReBaPL on {data}, accuracy in %",
+        ("K",),
+        lambda suite: [
+            suite.rebapl("maple", str(count), {"sampler.samples_per_cycle": count}, name=f"K = {count}")
+            for count in suite.samples
+        ],
+        claims=lambda rows: [Claim(rows[-1], rows[0])],
+    ),
     OVERHEAD,
     LATENCY,
-    EFFICIENCY,
-    DIVERSITY,
-    OVERFITTING,
-    MeasuredTarget("toy", "the two-mode example", toy),
+    PaperTable(
+        "efficiency",
+        "training time against maximum likelihood",
+        "Training time of ReBaPL and of maximum likelihood with as many epochs, on {data}",
+        ("MaPLe", "epochs", "batch", "steps"),
+        _efficiency,
+        scores=(ScoreColumn("seconds", "seconds", 1), ScoreColumn("per step", "ms a step", 1)),
+        read=_training_times,
+        notes=_efficiency_notes,
+    ),
+    PaperTable(
+        "diversity",
+        "heat maps of the samples' distances",
+        "Diversity of the samples on {data}",
+        ("MaPLe + ReBaPL",),
+        lambda suite: [
+            suite.rebapl("maple", "with repulsion"),
+            suite.rebapl("maple", "without repulsion", NO_REPULSION),
+        ],
+        scores=(
+            ScoreColumn("distance", "mean Wasserstein-2", 3),
+            ScoreColumn("different", "different answers, %"),
+            ScoreColumn("effective", "effective samples"),
+        ),
+        read=_diversity,
+        notes=_diversity_notes,
+        claims=lambda rows: [Claim(rows[0], rows[1], "distance", says="greater with repulsion")],
+        figure=_diversity_figure,
+    ),
+    PaperTable(
+        "overfitting",
+        "maximum likelihood trained longer",
+        "Maximum likelihood trained longer, and ReBaPL, on {data}, accuracy in %",
+        ("method", "epochs"),
+        _overfitting,
+        claims=lambda rows: [Claim(rows[1], rows[0]), Claim(rows[2], rows[1])],
+        figure=CurveFigure(("", "accuracy (%)"), scores=PARTS, x=None, aside=0.28).draw,
+    ),
+    MeasuredTarget("toy", "the two-mode example", toy_target),
 )
 
 PAPER_TARGETS: dict[str, Target] = {target.name: target for target in _TARGETS}

@@ -1,4 +1,4 @@
-"""Times of what the paper times: the distances between clouds, and a prediction with C samples."""
+"""The times that the paper gives: of the distances between clouds, and of a prediction with C samples."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rebapl.learners import build_learner
 from rebapl.posterior import Posterior
 from rebapl.randomness import generator
 from rebapl.reproduce.paper import printed
-from rebapl.reproduce.paper_table import Context, FilledTable, PaperTable, ScoreColumn, Scores, TableLine
+from rebapl.reproduce.paper_table import Context, FilledTable, PaperTable, ScoreColumn, Scores
 from rebapl.reproduce.study_figures import CurveFigure
-from rebapl.reproduce.suites import Suite
+from rebapl.reproduce.suites import TableRow
 from rebapl.repulsion import DISTANCES, Distance
 from rebapl.runs.machine import best_device, device_name
 
@@ -29,7 +29,7 @@ WIDTH = 512
 
 
 def milliseconds(call: Callable[[], object], repeats: int, threads: int | None = None) -> list[float]:
-    """The times of `repeats` calls, each until the device has finished, with this many threads of the CPU."""
+    """The times of `repeats` calls, each until the device has finished, with `threads` of the CPU."""
     timer = Timer("call()", globals={"call": call}, num_threads=threads or torch.get_num_threads())
     return [1000 * timer.timeit(1).mean for _ in range(repeats)]
 
@@ -41,14 +41,6 @@ def distance_name(metric: str) -> str:
     ('MMD', 'mean-shift')
     """
     return {"mmd": "MMD", "wasserstein": "Wasserstein", "sinkhorn": "Sinkhorn"}.get(metric, metric)
-
-
-def _distances(suite: Suite) -> list[TableLine]:
-    return [
-        TableLine(words=(distance_name(metric), str(count)), row=f"{metric} {count}")
-        for metric in DISTANCES
-        for count in suite.points
-    ]
 
 
 def _distance_times(context: Context) -> dict[str, Sequence[Scores]]:
@@ -89,7 +81,11 @@ OVERHEAD = PaperTable(
     "time of the distances against n",
     "Milliseconds to compare two clouds of n points",
     ("distance", "n"),
-    _distances,
+    lambda suite: [
+        TableRow(f"{metric} {count}", words=(distance_name(metric), str(count)))
+        for metric in DISTANCES
+        for count in suite.points
+    ],
     scores=(ScoreColumn("alone", "alone", 3), ScoreColumn("with gradient", "with gradient", 3)),
     measure=_distance_times,
     orientation=True,
@@ -101,7 +97,6 @@ OVERHEAD = PaperTable(
         x=1,
         curve=0,
         log="xy",
-        legend="outside right center",
     ).draw,
 )
 
@@ -150,7 +145,7 @@ LATENCY = PaperTable(
     "time of a prediction against C, on one device and spread",
     "Milliseconds of a prediction with MaPLe + ReBaPL",
     ("C",),
-    lambda suite: [TableLine(row="maple"), *(TableLine(row=str(count)) for count in suite.latency_cycles)],
+    lambda suite: [TableRow("maple"), *(TableRow(str(count)) for count in suite.latency_cycles)],
     scores=(ScoreColumn("one", "one device", 1), ScoreColumn("spread", "spread", 1)),
     measure=_prediction_times,
     notes=_latency_notes,

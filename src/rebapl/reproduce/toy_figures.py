@@ -1,209 +1,195 @@
-"""The figures of the toy example. Every function draws potentials and tensors that its caller computed."""
+"""The figures and the table of the two-mode example.
+
+Arrows are the drift −∇, the direction in which θ is moved (a caption of the paper has the opposite sign).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib import colormaps, rc_context
+from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from torch import Tensor
 
 from rebapl.evaluation.scores import proportion_interval
-from rebapl.reports.style import BLACK, BLUE, BOTH_COLUMNS, LIGHT_GREY, ORANGE, PAPER_FONTS, VERMILION, bare_axes
+from rebapl.reports.style import BLACK, BLUE, BOTH_COLUMNS, ORANGE, PAPER_FONTS, VERMILION, bare_axes, save_for_paper
+from rebapl.reports.tables import Cell, Row, Table
+from rebapl.reproduce import toy
+from rebapl.reproduce.paper_table import Context, Product
+from rebapl.reproduce.toy import MEANS, SETTINGS, density_potential
 
-STYLES = ((BLACK, "-"), (BLUE, "-"), (VERMILION, "--"))  # one per setting, in order
-Window = tuple[float, float, float, float]
-NEAR: Window = (-3.4, 3.4, -2.5, 2.5)  # the drawn part of the plane
-FAR: Window = (-3.5, 5.3, -2.8, 2.8)
+WINDOW = (-3.5, 5.3, -2.8, 2.8)
+"""The part of the plane that is drawn: left, right, bottom, top."""
+
+LEVELS = np.arange(1, 14)
+"""The heights of U between which its colour changes."""
+
+OTHERS = 60
+"""The chains whose last samples are drawn beside the path of one."""
+
 Potential = Callable[[Tensor], Tensor]
 
 
-def _light(name: str, low: float, high: float) -> LinearSegmentedColormap:
-    """Part of a single-hue map whose lightness is monotone, so that it reads in grey as well."""
-    return LinearSegmentedColormap.from_list(name, colormaps[name](np.linspace(low, high, 256)))
+def draw_toy(out: Path, seed: int = 1) -> list[Path]:
+    """Run the example and draw its three figures into the folder `out`, as PNG and PDF; returns their paths."""
+    return [path for name, figure in figures(seed)[0].items() for path in save_for_paper(figure, out, name)]
 
 
-LOW_IS_DARK = _light("Blues_r", 0.25, 1.0)
-HIGH_IS_DARK = _light("Oranges", 0.0, 0.75)
+def toy_target(_: Context) -> Product:
+    """The figures of the example, and a table of how many chains find both modes."""
+    drawn, modes = figures()
+    rows: list[Row] = []
+    for name, which in modes.items():
+        both = 100 * toy.visited_both(which)[-1].double().mean().item()
+        outside = 100 * (which < 0).double().mean().item()
+        rows.append([name, Cell(both, digits=1), Cell(outside, digits=1)])
+    cycles, runs = next(iter(modes.values())).shape
+    columns = ["cyclical SGLD", "both modes visited, %", "samples in neither, %"]
+    note = f"{runs} chains of {cycles} cycles, all begun in the first mode; neither: beyond 3 standard deviations."
+    return Product(Table("The two-mode example", columns, rows, [note]), drawn)
 
 
-def fields(density: Potential, repulsion: Potential, strength: float, stored: Tensor, means: Tensor) -> Figure:
-    """(a) U, (b) V around the stored sample, (c) U + strength·V; arrows are the drift, minus the gradient."""
-    panels: list[tuple[str, str, Potential, Any, np.ndarray]] = [
-        (r"(a) $U=-\log p$ and its drift $-\nabla U$", "$U$", density, LOW_IS_DARK, np.arange(1, 14)),
-        (r"(b) $V$ and the force $F=-\nabla V$", "$V$", repulsion, HIGH_IS_DARK, np.linspace(0, 1, 11)),
-        (
-            rf"(c) $U+\xi V$ and its drift, $\xi={strength:g}$",
+def figures(seed: int = 1, runs: int = 400) -> tuple[dict[str, Figure], dict[str, Tensor]]:
+    """Run the example: its three figures by name, and by setting the modes (cycles, runs) that samples were in."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        stored = toy.run_chains(SETTINGS[0], MEANS[:1], seed=seed, cycles=1).samples[0]
+        journeys = {setting.name: _journeys(setting, stored, seed) for setting in SETTINGS}
+        modes = {setting.name: toy.run_many(setting, seed=seed, runs=runs) for setting in SETTINGS}
+    finally:
+        torch.set_num_threads(threads)
+    drawn = {
+        "toy_fields": fields(stored[0], SETTINGS[1].strength),
+        "toy_trajectories": trajectories(stored[0], journeys),
+        "toy_modes": visits(modes),
+    }
+    return drawn, modes
+
+
+def _journeys(setting: toy.Setting, stored: Tensor, seed: int) -> tuple[toy.Chains, Tensor]:
+    """One cycle, as in the paper from a start between the stored sample and the barrier: a chain, and others' ends."""
+    start = (MEANS[0] + 0.3 * (MEANS[1] - MEANS[0]))[None]
+    slow: dict[str, Any] = {"cycles": 1, "steps": 800, "lr": 0.005}  # small steps: a path to be seen
+    many = toy.run_chains(setting, start.expand(OTHERS, 2), stored=stored.expand(OTHERS, 2), seed=seed, **slow)
+    return toy.run_chains(setting, start, stored=stored, seed=seed + 3, **slow), many.samples[-1]
+
+
+@rc_context(PAPER_FONTS)
+def fields(stored: Tensor, strength: float) -> Figure:
+    """(a) U, (b) V around the stored sample, (c) U + strength·V, each with its drift."""
+    repulsion = partial(toy.repulsive_potential, stored=stored)
+    panels: dict[str, tuple[str, Potential, str, np.ndarray]] = {
+        r"$U=-\log p$ and its drift $-\nabla U$": ("$U$", density_potential, "Blues_r", LEVELS),
+        r"$V$ and the force $F=-\nabla V$": ("$V$", repulsion, "Oranges", np.linspace(0, 1, 11)),
+        rf"$U+\xi V$ and its drift, $\xi={strength:g}$": (
             r"$U+\xi V$",
-            lambda theta: density(theta) + strength * repulsion(theta),
-            LOW_IS_DARK,
+            lambda theta: density_potential(theta) + strength * repulsion(theta),
+            "Blues_r",
             np.arange(4, 41, 3),
         ),
-    ]
-    with rc_context(PAPER_FONTS):
-        figure = Figure(figsize=(BOTH_COLUMNS, 2.7), layout="constrained")
-        for axes, (title, height, potential, colours, levels) in zip(
-            figure.subplots(1, 3, sharey=True), panels, strict=True
-        ):
-            filled = _background(axes, potential, colours, levels, NEAR)
-            _arrows(axes, potential, NEAR)
-            axes.plot(*means.T.numpy(), "x", color=BLACK, ms=5, mew=1.4, label=r"modes $\mu_1$, $\mu_2$ of the target")
-            _star(axes, stored)
-            _plane(axes, title, NEAR)
-            bar = figure.colorbar(filled, ax=axes, location="bottom", aspect=30, pad=0.03, ticks=levels[::3])
-            bar.set_label(height)
-            bar.ax.tick_params(width=0.5)
-            bar.ax.spines["outline"].set_linewidth(0.5)
-        figure.axes[0].set_ylabel(r"$\theta_2$")
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    }
+    figure, many = _planes(panels, 2.7)
+    for axes, (height, potential, colours, levels) in zip(many, panels.values(), strict=True):
+        filled = _background(axes, potential, colours, levels)
+        _arrows(axes, potential)
+        axes.plot(*MEANS.T.numpy(), "x", color=BLACK, ms=5, mew=1.4, label=r"modes $\mu_1$, $\mu_2$ of the target")
+        _star(axes, stored)
+        figure.colorbar(filled, ax=axes, location="bottom", aspect=30, pad=0.03, ticks=levels[::3], label=height)
+    _legend_below(figure, many[0])
     return figure
 
 
-def trajectories(
-    density: Potential, stored: Tensor, journeys: Sequence[tuple[str, Tensor, list[bool], Tensor]]
-) -> Figure:
+@rc_context(PAPER_FONTS)
+def trajectories(stored: Tensor, journeys: Mapping[str, tuple[toy.Chains, Tensor]]) -> Figure:
     """A panel per setting: the path of one cycle, the stored sample that repels it, and where other seeds end."""
-    with rc_context(PAPER_FONTS):
-        figure = Figure(figsize=(BOTH_COLUMNS, 2.2), layout="constrained")
-        panels = figure.subplots(1, len(journeys), sharey=True)
-        for letter, axes, (title, path, exploring, ends) in zip("abcdef", panels, journeys, strict=False):
-            _background(axes, density, LOW_IS_DARK, np.arange(1, 14), FAR)
-            _star(axes, stored)
-            turn = sum(exploring)
-            points = path.numpy()
-            axes.plot(*points[: turn + 1].T, color=ORANGE, lw=1.3)
-            axes.plot(*points[turn:].T, color=VERMILION, lw=0.6)
-            axes.plot(*ends.T.numpy(), ".", color=BLACK, ms=2.5, alpha=0.7, mew=0)
-            axes.plot(*points[0], "s", color="white", mec=BLACK, ms=4, mew=1)
-            axes.plot(*points[-1], "o", color="white", mec=BLACK, ms=5, mew=1, zorder=6)
-            _plane(axes, f"({letter}) {title}", FAR)
-        panels[0].set_ylabel(r"$\theta_2$")
-        figure.legend(
-            handles=[
-                _mark("*", BLUE, "white", 10, r"stored $\theta'$"),
-                _mark("s", "white", BLACK, 4, "start"),
-                Line2D([], [], color=ORANGE, lw=1.5, label="exploration"),
-                Line2D([], [], color=VERMILION, lw=1, label="sampling"),
-                _mark("o", "white", BLACK, 5, "sample"),
-                _mark(".", BLACK, BLACK, 4, f"samples of {len(journeys[0][3])} other seeds"),
-            ],
-            loc="outside lower center",
-            ncols=6,
-            frameon=False,
-            handletextpad=0.5,
-            columnspacing=1.2,
-        )
+    figure, many = _planes(journeys, 2.4)
+    for axes, (chain, ends) in zip(many, journeys.values(), strict=True):
+        _background(axes, density_potential, "Blues_r", LEVELS)
+        turn, points = sum(chain.exploring), chain.path[:, 0].numpy()
+        _star(axes, stored)
+        axes.plot(*points[0], "s", color="white", mec=BLACK, ms=4, mew=1, zorder=6, label="start")
+        axes.plot(*points[: turn + 1].T, color=ORANGE, lw=1.3, label="exploration")
+        axes.plot(*points[turn:].T, color=VERMILION, lw=0.6, label="sampling")
+        axes.plot(*points[-1], "o", color="white", mec=BLACK, ms=5, mew=1, zorder=6, label="sample")
+        others = f"samples of {len(ends)} other seeds"
+        axes.plot(*ends.T.numpy(), ".", color=BLACK, ms=2.5, alpha=0.7, mew=0, label=others)
+    _legend_below(figure, many[0])
     return figure
 
 
-def modes(modes: Mapping[str, Tensor], visited: Mapping[str, Tensor], shown: int = 30) -> Figure:
-    """Above: the mode of each cycle's sample in some runs. Below: shares of all runs, with 95 % intervals."""
-    with rc_context(PAPER_FONTS):
-        figure = Figure(figsize=(BOTH_COLUMNS, 4.2), layout="constrained")
-        upper, lower = figure.subfigures(2, 1, height_ratios=[1, 1.15], squeeze=False)[:, 0]
-        rasters = upper.subplots(1, len(modes), sharey=True)
-        for letter, axes, (label, which) in zip("abc", rasters, modes.items(), strict=True):
-            cycles = len(which)
-            axes.imshow(
-                which[:, :shown].T.numpy() + 1,
-                cmap=ListedColormap([LIGHT_GREY, BLUE, ORANGE]),
-                vmin=0,
-                vmax=2,
-                aspect="auto",
-                interpolation="nearest",
-                extent=(0.5, cycles + 0.5, shown + 0.5, 0.5),
-            )
-            axes.set_title(f"({letter}) {label}", loc="left")
-            axes.set_xlabel("cycle")
-            axes.set_xticks(range(1, cycles + 1))
-            axes.set_yticks([1, 10, 20, 30])
-        rasters[0].set_ylabel("run")
-        upper.legend(
-            handles=[
-                Patch(color=BLUE, label="sample in the first mode"),
-                Patch(color=ORANGE, label="in the second mode"),
-                Patch(color=LIGHT_GREY, label="in neither (beyond 3 standard deviations)"),
-            ],
-            loc="outside lower center",
-            ncols=3,
-            frameon=False,
-        )
-        left, right = lower.subplots(1, 2)
-        for (label, which), style in zip(modes.items(), STYLES, strict=True):
-            _share(left, label, style, visited[label])
-            _share(right, label, style, which >= 0)
-        left.set_title("(d) runs whose samples lie in both modes so far", loc="left")
-        right.set_title("(e) samples that lie in a mode at all", loc="left")
-        runs = next(iter(modes.values())).shape[1]
-        for axes in (left, right):
-            axes.set_xlabel("cycle")
-            axes.set_ylabel(f"share of {runs} runs, 95 % band")
-            axes.set_ylim(-0.03, 1.03)
-        bare_axes(left, right)
-        right.legend(frameon=False, loc="center right")
+@rc_context(PAPER_FONTS)
+def visits(modes: Mapping[str, Tensor]) -> Figure:
+    """Which share of the chains has visited both modes by each cycle, and which is in a mode, with 95 % intervals."""
+    figure = Figure(figsize=(BOTH_COLUMNS, 2.5), layout="constrained")
+    left, right = many = figure.subplots(1, 2, sharey=True)
+    for (name, which), (colour, line) in zip(
+        modes.items(), ((BLACK, "-"), (BLUE, "-"), (VERMILION, "--")), strict=True
+    ):
+        cycles, runs = which.shape
+        for axes, happened in ((left, toy.visited_both(which)), (right, which >= 0)):
+            x, counts = np.arange(1, cycles + 1), happened.sum(1).tolist()
+            low, high = zip(*(proportion_interval(count, runs) for count in counts), strict=True)
+            axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
+            axes.plot(x, np.array(counts) / runs, line, color=colour, marker="o", ms=2.5, lw=1.3, label=name)
+            axes.set(xlabel="cycle", xticks=x, ylim=(-0.03, 1.03))
+    left.set_ylabel(f"share of {runs} chains, 95 % band")
+    left.set_title("(a) chains whose samples lie in both modes so far", loc="left")
+    right.set_title("(b) chains whose sample lies in a mode at all", loc="left")
+    bare_axes(*many)
+    _legend_below(figure, left)
     return figure
 
 
-def _mark(marker: str, face: str, edge: str, size: float, label: str) -> Line2D:
-    return Line2D([], [], ls="", marker=marker, color=face, mec=edge, ms=size, label=label)
+def _planes(titles: Sequence[str] | Mapping[str, Any], height: float) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel of the plane for each title."""
+    figure = Figure(figsize=(BOTH_COLUMNS, height), layout="constrained")
+    many = list(figure.subplots(1, len(titles), sharey=True))
+    for letter, axes, title in zip("abc", many, titles, strict=True):
+        axes.set_title(f"({letter}) {title}", loc="left")
+        axes.set(aspect="equal", xlabel=r"$\theta_1$", xticks=[-2, 0, 2, 4], yticks=[-2, 0, 2])
+        axes.axis(WINDOW)
+    many[0].set_ylabel(r"$\theta_2$")
+    return figure, many
 
 
-def _grid(count: int, window: Window, margin: float = 0.0) -> tuple[np.ndarray, np.ndarray, Tensor]:
-    left, right, bottom, top = window
+def _legend_below(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), frameon=False)
+
+
+def _grid(count: int, margin: float = 0.0) -> tuple[np.ndarray, np.ndarray, Tensor]:
+    """The coordinates of points in the window, `count` beside each other, and the points as a tensor (…, 2)."""
+    left, right, bottom, top = WINDOW
     rows = round(count * (top - bottom) / (right - left))
-    x, y = np.meshgrid(
-        np.linspace(left + margin, right - margin, count), np.linspace(bottom + margin, top - margin, rows)
-    )
+    xs, ys = np.linspace(left + margin, right - margin, count), np.linspace(bottom + margin, top - margin, rows)
+    x, y = np.meshgrid(xs, ys)
     return x, y, torch.from_numpy(np.stack([x, y], -1)).float()
 
 
-def _background(axes: Axes, potential: Potential, colours: Any, levels: np.ndarray, window: Window) -> Any:
-    x, y, points = _grid(160, window)
+def _background(axes: Axes, potential: Potential, colours: str, levels: np.ndarray) -> Any:
+    x, y, points = _grid(160)
     values = potential(points).numpy()
-    filled = axes.contourf(
-        x, y, values, levels=levels, cmap=colours, extend="max" if values.max() > levels[-1] else "neither"
-    )
     axes.contour(x, y, values, levels=levels, colors="white", linewidths=0.4)
-    return filled
+    extend = "max" if values.max() > levels[-1] else "neither"
+    return axes.contourf(x, y, values, levels=levels, cmap=colours, extend=extend, alpha=0.75, zorder=0)
 
 
-def _arrows(axes: Axes, potential: Potential, window: Window) -> None:
-    x, y, points = _grid(15, window, margin=0.22)
+def _arrows(axes: Axes, potential: Potential) -> None:
+    x, y, points = _grid(17, margin=0.25)
     points.requires_grad_()
     (gradient,) = torch.autograd.grad(potential(points).sum(), points)
     drift = -gradient.numpy()
     size = np.linalg.norm(drift, axis=-1, keepdims=True)
     drift = drift / size * (size / size.max()) ** 0.4  # long and short ones must both be seen
-    axes.quiver(x, y, drift[..., 0], drift[..., 1], color=BLACK, alpha=0.75, pivot="mid", scale=15, width=0.006)
+    axes.quiver(x, y, drift[..., 0], drift[..., 1], color=BLACK, alpha=0.75, pivot="mid", scale=17, width=0.006)
 
 
 def _star(axes: Axes, stored: Tensor) -> None:
     axes.plot(*stored.numpy(), "*", color=BLUE, mec="white", ms=12, mew=0.8, zorder=5, label=r"stored sample $\theta'$")
-
-
-def _plane(axes: Axes, title: str, window: Window) -> None:
-    axes.set_title(title, loc="left")
-    axes.axis(window)
-    axes.set_aspect("equal")
-    axes.set_xlabel(r"$\theta_1$")
-    axes.set_xticks([-2, 0, 2, 4] if window[1] > 4 else [-2, 0, 2])
-    axes.set_yticks([-2, 0, 2])
-
-
-def _share(axes: Axes, label: str, style: tuple[str, str], happened: Tensor) -> None:
-    colour, line = style
-    cycles, runs = happened.shape
-    share = happened.double().mean(1).numpy()
-    low, high = zip(*(proportion_interval(count, runs) for count in happened.sum(1).tolist()), strict=True)
-    x = np.arange(1, cycles + 1)
-    axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
-    axes.plot(x, share, line, color=colour, marker="o", ms=2.5, lw=1.3, label=label)
-    axes.set_xticks(x)

@@ -3,8 +3,7 @@
 Depends on nothing else of this package but its settings: use it in any training loop, see `Repulsion`.
 """
 
-from rebapl.repulsion.distances import DISTANCES, Distance, Stored, get_distance, register_distance, squared_distance
-from rebapl.repulsion.energy import Energy
+from rebapl.repulsion.distances import DISTANCES, Distance, Paired, Stored, register_distance, squared_distance
 from rebapl.repulsion.force import (
     FORCES,
     POTENTIALS,
@@ -15,33 +14,19 @@ from rebapl.repulsion.force import (
     Inverse,
     Log,
     Normalised,
-    Potential,
     Printed,
 )
-from rebapl.repulsion.memory import Memory
-from rebapl.repulsion.mmd import MMD
-from rebapl.repulsion.paired import Paired
+from rebapl.repulsion.mmd import MMD, Energy
 from rebapl.repulsion.parameters import kick, weights
-from rebapl.repulsion.repulsion import (
-    DISTANCE,
-    FORCE,
-    POTENTIAL,
-    Repulsion,
-    RepulsionSettings,
-    requires_dependence,
-)
+from rebapl.repulsion.repulsion import Repulsion, RepulsionSettings, requires_dependence
 from rebapl.repulsion.sinkhorn import Sinkhorn
-from rebapl.repulsion.sliced import Sliced
 from rebapl.repulsion.stein import median_bandwidth, stein_direction, stein_feature_direction
-from rebapl.repulsion.wasserstein import Wasserstein
+from rebapl.repulsion.wasserstein import Sliced, Wasserstein
 
 __all__ = [
-    "DISTANCE",
     "DISTANCES",
-    "FORCE",
     "FORCES",
     "MMD",
-    "POTENTIAL",
     "POTENTIALS",
     "Absolute",
     "Capped",
@@ -51,10 +36,8 @@ __all__ = [
     "Force",
     "Inverse",
     "Log",
-    "Memory",
     "Normalised",
     "Paired",
-    "Potential",
     "Printed",
     "Repulsion",
     "RepulsionSettings",
@@ -62,7 +45,6 @@ __all__ = [
     "Sliced",
     "Stored",
     "Wasserstein",
-    "get_distance",
     "kick",
     "median_bandwidth",
     "register_distance",

@@ -88,8 +88,9 @@ class Repulsion:
     """Pushes the features of θ away from those of remembered samples: the force of one chain, with its state.
 
     `distance`, `potential` and `force` are objects (`MMD(bandwidth=1.0)`, `Inverse(epsilon=0.1)`, `Fading()`), kinds by
-    name, or mappings with a `kind`; these and `memory`, `stage`, `every` are as in `RepulsionSettings`. `anchor` is the
-    cloud on the whole pool of the model before anything was learned, which gives ε its scale.
+    name, or mappings with a `kind`; these and `memory`, `stage`, `every` are as in `RepulsionSettings`, of which an
+    object may be given instead. `anchor` is the cloud on the whole pool of the model before anything was learned, which
+    gives ε its scale.
 
     In a loop of your own, begin each cycle with `begin_cycle()`, add `repulsion(...)` to the loss where `acts(...)`,
     and `remember(...)` each sample. If the force has a tolerance, give the loss of every step to `note_loss(...)`.
@@ -113,31 +114,19 @@ class Repulsion:
 
     def __init__(
         self,
-        distance: str | Mapping[str, Any] | Distance = "mmd",
+        distance: str | Mapping[str, Any] | Distance | RepulsionSettings = "mmd",
         *,
-        potential: str | Mapping[str, Any] | Potential = "inverse",
-        force: str | Mapping[str, Any] | Force = "fading",
-        memory: Keep = "all",
-        stage: Stage = "exploration",
-        every: int = 1,
         anchor: Tensor | None = None,
         generator: torch.Generator | None = None,
+        **others: Any,
     ) -> None:
-        given: dict[str, Any] = {"distance": distance, "potential": potential, "force": force}
-        settings = RepulsionSettings(**given, memory=memory, stage=stage, every=every)
+        values: Any = {"distance": distance, **others}
+        settings = distance if isinstance(distance, RepulsionSettings) and not others else RepulsionSettings(**values)
         self.distance, self.potential, self.force = settings.distance, settings.potential, settings.force
         self.stage, self.every = settings.stage, settings.every
         generator = torch.Generator().manual_seed(0) if generator is None else generator
         self.memory = Memory(self.distance, settings.memory, generator, self.potential.scale, anchor)
         self._begin_anew()
-
-    @classmethod
-    def of(
-        cls, settings: RepulsionSettings, anchor: Tensor | None = None, generator: torch.Generator | None = None
-    ) -> Repulsion:
-        """The repulsion of these settings."""
-        fields = {name: getattr(settings, name) for name in RepulsionSettings.model_fields}
-        return cls(**fields, anchor=anchor, generator=generator)
 
     def beside(self) -> Repulsion:
         """The repulsion of another chain: the same settings and the same memory, and a state of its own."""

@@ -76,13 +76,14 @@ class RunConfig(Settings):
         """The backbone asked for, or the default for the data."""
         return self.backbone or default_backbone(self.data)
 
-    def task(self, root: Path | None = None, *, keep_split: bool = False, dataset: Dataset | None = None) -> Task:
-        """Load the task of this run. `root` is the folder of data sets, and `dataset` the data set if it is loaded.
+    def task(self, root: Path | None = None, *, keep_split: bool = False) -> Task:
+        """Load the task of this run. `root` is the folder of data sets.
 
         With `keep_split`, a split that is made of somebody's own images is written beside them, as training does.
         """
+        whole = self.fold is not None and is_own(self.data)
         return load_task(
-            dataset or self.data,
+            own_images(self.data, None, self.template, whole=True)[0] if whole else self.data,
             self.shots,
             self.seed,
             self.protocol,
@@ -185,25 +186,32 @@ def data_name(data: str) -> str:
 
 def _data_identity(data: str, split: str | None, template: str | None, whole: bool) -> str:
     """What identifies a data set: its name or, for somebody's own images, which there are; see `identity`."""
-    path = Path(data).expanduser().resolve()
-    if not is_own(data) or not path.exists():
+    if not is_own(data) or not Path(data).expanduser().exists():
         return data
+    return f"images:{own_images(data, split, template, whole)[1]}"
+
+
+def own_images(data: str, split: str | None, template: str | None, whole: bool) -> tuple[Dataset, str]:
+    """The data set of somebody's own images and its identity, see `load_dataset` and `identity`.
+
+    Both are asked for often. Those of a folder are kept as long as the stamps of its files are the same.
+    """
+    path = Path(data).expanduser().resolve()
     asked = (str(path), split, template, whole)
-    if path.is_file():
-        return _identity_of_images(*asked)
-    files = list(files_below(path))
-    others = [] if split is None else [Path(split)]
-    return _kept_identity(asked, hash(tuple(stamp(file) for file in [*files, *others] if file.exists())))
+    if not path.is_dir():
+        return _load_own(*asked)
+    files = [*files_below(path), *([] if split is None else [Path(split)])]
+    return _kept_images(asked, hash(tuple(stamp(file) for file in files if file.exists())))
 
 
-def _identity_of_images(path: str, split: str | None, template: str | None, whole: bool) -> str:
-    return f"images:{identity(load_dataset(path, split=split, template=template, whole=whole))}"
+def _load_own(path: str, split: str | None, template: str | None, whole: bool) -> tuple[Dataset, str]:
+    dataset = load_dataset(path, split=split, template=template, whole=whole)
+    return dataset, identity(dataset)
 
 
-@functools.lru_cache(maxsize=8)
-def _kept_identity(asked: tuple[str, str | None, str | None, bool], stamps: int) -> str:  # noqa: ARG001
-    """The identity of a folder. It is asked for often, and kept as long as the `stamps` of its files are the same."""
-    return _identity_of_images(*asked)
+@functools.lru_cache(maxsize=4)
+def _kept_images(asked: tuple[str, str | None, str | None, bool], stamps: int) -> tuple[Dataset, str]:  # noqa: ARG001
+    return _load_own(*asked)
 
 
 def _backbone_identity(backbone: str) -> str:

@@ -18,18 +18,18 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing import connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
 from rebapl.errors import UserError
 from rebapl.plugins import Registry
 from rebapl.runs.jobs import (
-    Ended,
+    PROGRESS,
     Failure,
     OnEvent,
     Outcome,
@@ -39,18 +39,13 @@ from rebapl.runs.jobs import (
     Started,
     Stepped,
     Work,
-    is_done_already,
     perform,
     perform_text,
     read_failure,
     read_progress,
-    record_failure,
 )
 from rebapl.runs.machine import KeptBackbone, best_device
 from rebapl.runs.workers import in_a_safe_folder, worker_context
-
-if TYPE_CHECKING:
-    from rebapl.training import Progress
 
 ATTEMPTS = 2
 """How often a job is tried if trying again can help."""
@@ -69,14 +64,17 @@ Handle = TypeVar("Handle")
 
 @dataclasses.dataclass
 class Attempt:
-    """An attempt at a job that was handed over: which one, since when, and its last report."""
+    """An attempt at a job that was handed over: which one, since when, its last report, and when that came."""
 
     job: Work
     number: int
-    start: float
-    seen: Reached | None
-    begun: bool = False
+    start: float = dataclasses.field(default_factory=time.monotonic)
+    seen: Reached | None = None
     moved: float = 0.0
+
+    def ended(self, state: Literal["done", "failed", "interrupted"], failure: Failure | None = None) -> Outcome:
+        """The outcome of the job if this attempt is the last."""
+        return Outcome(self.job, state, failure, self.number, time.monotonic() - self.start)
 
 
 class Engine(ABC, Generic[Handle]):
@@ -91,6 +89,8 @@ class Engine(ABC, Generic[Handle]):
     """How often the driver looks how far the jobs are."""
     threads = 1
     device = "cpu"
+    look: Callable[[], None]
+    """Reports how far the jobs are. The loop calls it after each `wait`."""
 
     def run(self, jobs: Sequence[Work], on_event: OnEvent | None = None) -> Iterator[Outcome]:
         """Do the jobs and give the outcome of each as it ends. The failure of one does not stop the others.
@@ -101,8 +101,12 @@ class Engine(ABC, Generic[Handle]):
         emit = on_event or (lambda _event: None)
         missing: list[Work] = []
         for job in jobs:
-            if is_done_already(job):
-                yield self._ended(Outcome(job, "done"), emit)
+            done = False
+            with contextlib.suppress(UserError):  # which the attempt at the job will meet again
+                done = job.is_done()
+            if done:
+                emit(outcome := Outcome(job, "done"))
+                yield outcome
             else:
                 missing.append(job)
         if missing:
@@ -119,7 +123,10 @@ class Engine(ABC, Generic[Handle]):
 
     @abstractmethod
     def wait(self, handles: Sequence[Handle], seconds: float) -> list[tuple[Handle, Failure | None]]:
-        """Wait this long at most for one to end. Give those that have ended, with the failure of each."""
+        """Wait this long at most for one to end. Give those that have ended, with the failure of each.
+
+        A `wait` that takes longer calls `self.look` meanwhile.
+        """
 
     @abstractmethod
     def cancel(self, handles: Sequence[Handle]) -> None:
@@ -144,39 +151,43 @@ class Engine(ABC, Generic[Handle]):
             "working folder": str(Path.cwd()),
             "device": self.device,
             "threads": self.threads,
+            "report every": self.look_seconds,
         }
         return json.dumps(content)
 
     def _hand_out(self, jobs: Sequence[Work], emit: OnEvent) -> Iterator[Outcome]:
         waiting = deque((job, 1) for job in jobs)
         active: dict[Handle, Attempt] = {}
+
+        def look() -> None:
+            for handle, attempt in active.items():
+                self._look(handle, attempt, emit)
+
+        self.look = look
         try:
             while waiting or active:
-                active.update(self._submit_free(waiting, active))
+                if chosen := self._choose(waiting, active.values()):
+                    handles = self.submit([(job, self.text(job)) for job, _ in chosen])
+                    active.update(zip(handles, (Attempt(*each) for each in chosen), strict=True))
                 for handle, failure in self.wait(list(active), self.look_seconds):
                     attempt = active.pop(handle)
-                    job, number = attempt.job, attempt.number
-                    if failure is not None and failure.may_pass and number < ATTEMPTS:
-                        emit(Retried(job, failure))
-                        waiting.append((job, number + 1))
+                    failure = failure and failure.written(attempt.job)
+                    if failure is not None and failure.may_pass and attempt.number < ATTEMPTS:
+                        emit(Retried(attempt.job, failure))
+                        waiting.append((attempt.job, attempt.number + 1))
                     else:
-                        state: Literal["done", "failed"] = "done" if failure is None else "failed"
-                        spent = time.monotonic() - attempt.start
-                        yield self._ended(Outcome(job, state, failure, number, spent), emit)
-                for handle, attempt in active.items():
-                    self._look(handle, attempt, emit)
+                        emit(outcome := attempt.ended("failed" if failure else "done", failure))
+                        yield outcome
+                look()
         except BaseException:
             self.cancel(list(active))
             for attempt in active.values():
-                spent = time.monotonic() - attempt.start
-                emit(Ended(Outcome(attempt.job, "interrupted", None, attempt.number, spent)))
+                emit(attempt.ended("interrupted"))
             raise
 
-    def _submit_free(
-        self, waiting: deque[tuple[Work, int]], active: Mapping[Handle, Attempt]
-    ) -> list[tuple[Handle, Attempt]]:
-        """Hand over as many jobs as there is room for, but none whose folder another one is at work in."""
-        taken = {attempt.job.folder for attempt in active.values()}
+    def _choose(self, waiting: deque[tuple[Work, int]], active: Collection[Attempt]) -> list[tuple[Work, int]]:
+        """Take as many jobs as there is room for, but none whose folder another one is at work in."""
+        taken = {attempt.job.folder for attempt in active}
         room = math.inf if self.at_once is None else self.at_once - len(active)
         chosen: list[tuple[Work, int]] = []
         for job, number in list(waiting):
@@ -184,32 +195,23 @@ class Engine(ABC, Generic[Handle]):
                 waiting.remove((job, number))
                 taken.add(job.folder)
                 chosen.append((job, number))
-        left = [read_progress(job.folder) for job, _ in chosen]  # by processes that were killed
-        handles = self.submit([(job, self.text(job)) for job, _ in chosen]) if chosen else []
-        now = time.monotonic()
-        return [
-            (handle, Attempt(job, number, now, seen, moved=now))
-            for handle, (job, number), seen in zip(handles, chosen, left, strict=True)
-        ]
+                with contextlib.suppress(OSError):
+                    (job.folder / PROGRESS).unlink()  # of a process that was killed
+        return chosen
 
     def _look(self, handle: Handle, attempt: Attempt, emit: OnEvent) -> None:
         """Report how far a job is, if that is new, and name one that makes no progress."""
-        now, clock = self.reached(handle, attempt.job), time.monotonic()
-        if now is None or now == attempt.seen:
-            if attempt.begun and clock - attempt.moved > STALLED_SECONDS:
+        now, before, clock = self.reached(handle, attempt.job), attempt.seen, time.monotonic()
+        if now is None or (before and now._replace(loss=0.0) == before._replace(loss=0.0)):  # a loss may be NaN
+            if before and clock - attempt.moved > STALLED_SECONDS:
                 emit(Stalled(attempt.job, STALLED_SECONDS))
                 attempt.moved = clock
             return
-        if not attempt.begun:
+        attempt.seen, attempt.moved = now, clock
+        if before is None:
             emit(Started(attempt.job, attempt.number, now.where, now.process))
         if now.total:
             emit(Stepped(attempt.job, now.done, now.total, now.loss))
-        attempt.seen, attempt.begun, attempt.moved = now, True, clock
-
-    @staticmethod
-    def _ended(outcome: Outcome, emit: OnEvent) -> Outcome:
-        emit(Ended(outcome))
-        return outcome
 
 
 ENGINES: Registry[Callable[..., Engine[Any]]] = Registry("engine", "rebapl.engines")
@@ -232,68 +234,58 @@ def register_engine(name: str) -> Callable[[EngineType], EngineType]:
     return registered
 
 
-class _Process:
-    """A process of this machine that does one job, and its last reports."""
+@dataclasses.dataclass(eq=False)
+class _LocalJob:
+    """A job that this machine does on a device: in this process, or in one that answers through the pipe."""
 
-    def __init__(self, device: str, text: str) -> None:
+    job: Work
+    device: str
+    reached: Reached
+    process: Any = None
+    pipe: Any = None
+
+    @classmethod
+    def in_a_process(cls, job: Work, device: str, text: str) -> _LocalJob:
+        """Start a process for the job."""
         context = worker_context()
-        self.device = device
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_do_in_process, args=(theirs, device, text), daemon=True)
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_do_in_process, args=(theirs, text, device), daemon=True)
         with in_a_safe_folder():
-            self.process.start()
+            process.start()
         theirs.close()  # so that the pipe ends with the process
-        self.reached: Reached | None = None
-        self.answer: str | None = None
+        return cls(job, device, Reached(0, 0, math.nan, process.pid, device), process, ours)
 
-    def listen(self) -> None:
-        """Take all reports that have come."""
-        with contextlib.suppress(EOFError, OSError):
-            while self.pipe.poll():
-                kind, content = json.loads(self.pipe.recv_bytes())
-                if kind == "ended":
-                    self.answer = content
-                else:
-                    assert self.process.pid is not None
-                    done, total, loss = content
-                    self.reached = Reached(done, total, loss, self.process.pid, self.device)
-
-    def end(self) -> int | None:
-        """Wait for the process to end, kill it where it does not, and give its exit code."""
+    def end(self) -> Failure | None:
+        """Wait for the process to end, kill it where it does not, and give the failure of the job."""
+        answer = None
+        with contextlib.suppress(EOFError, OSError):  # it was killed before it answered
+            answer = self.pipe.recv() if self.pipe.poll(GRACE_SECONDS) else None
         self.process.join(GRACE_SECONDS)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
-        code: int | None = self.process.exitcode
+        code: int = self.process.exitcode
         self.pipe.close()
         self.process.close()
-        return code
+        if answer is not None:
+            return read_failure(answer)
+        if code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+            hint = ", as happens when the machine runs out of memory" if name == "SIGKILL" else ""
+            return Failure("worker died", f"the process of the {self.job.noun} was ended by {name}{hint}")
+        return Failure("worker died", f"the process of the {self.job.noun} ended unexpectedly with exit code {code}")
 
 
-def _do_in_process(pipe: connection.Connection, device: str, text: str) -> None:
+def _do_in_process(pipe: connection.Connection, text: str, device: str) -> None:
     """Do the job of a text. It ignores Ctrl-C: the process that started this one decides what happens then."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    last = float("-inf")
-
-    def moved(done: int, total: int, loss: float) -> None:
-        nonlocal last
-        if done < total and time.monotonic() - last < LocalEngine.look_seconds:
-            return
-        last = time.monotonic()
-        try:
-            pipe.send_bytes(json.dumps(["moved", [done, total, loss]]).encode())
-        except OSError as error:
-            raise SystemExit(1) from error  # whoever gave the job wants no more of it, or is gone
-
-    moved(0, 0, math.nan)
-    last = float("-inf")
-    answer = perform_text(json.dumps({**json.loads(text), "device": device}), moved)
+    answer = perform_text(text, device)
     with contextlib.suppress(OSError):  # nobody is there to be told; the files of the run are kept
-        pipe.send_bytes(json.dumps(["ended", answer]).encode())
+        pipe.send(answer)
 
 
 @register_engine("local")
-class LocalEngine(Engine[_Process]):
+class LocalEngine(Engine[_LocalJob]):
     """The engine of one machine: `jobs` at a time on each device.
 
     `devices` None is the GPU if there is one. If one job is done at a time, it is done in this process; if several are,
@@ -308,84 +300,65 @@ class LocalEngine(Engine[_Process]):
         self.devices = [best_device(device) for device in devices] if devices else [best_device()]
         self.jobs = jobs
         self.load = KeptBackbone()
-        self._busy: dict[_Process, Work] = {}
+        self._busy: list[_LocalJob] = []
 
     def _hand_out(self, jobs: Sequence[Work], emit: OnEvent) -> Iterator[Outcome]:
         self.at_once = min(self.jobs * len(self.devices), len(jobs))
         self.threads = max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // self.at_once))
-        if self.at_once > 1:
-            yield from super()._hand_out(jobs, emit)
-        else:
-            yield from self._one_by_one(jobs, emit)
-
-    def _one_by_one(self, jobs: Sequence[Work], emit: OnEvent) -> Iterator[Outcome]:
-        load, device = self.load, self.devices[0]
-        for job in jobs:
-            for attempt in range(1, ATTEMPTS + 1):
-                start = time.monotonic()
-                emit(Started(job, attempt, device, os.getpid()))
-                try:
-                    failure = perform(job, device, load, _steps_of(job, emit))
-                except BaseException:
-                    emit(Ended(Outcome(job, "interrupted", None, attempt, time.monotonic() - start)))
-                    raise
-                if failure is None or not failure.may_pass or attempt == ATTEMPTS:
-                    break
-                emit(Retried(job, failure))
-                load.forget()
-                gc.collect()
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
-            state: Literal["done", "failed"] = "done" if failure is None else "failed"
-            yield self._ended(Outcome(job, state, failure, attempt, time.monotonic() - start), emit)
+        yield from super()._hand_out(jobs, emit)
 
     def environment(self) -> dict[str, str]:
         """All of them: the server that processes are forked from has those of its own start."""
         return dict(os.environ)
 
-    def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[_Process]:
-        """Start a process for each job, on the device that has the fewest."""
-        started = []
+    def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[_LocalJob]:
+        """Start a process for each job, on the device that has the fewest. A job by itself is done in `wait`."""
         for job, text in jobs:
-            load = dict.fromkeys(self.devices, 0)
-            for process in self._busy:
-                load[process.device] += 1
-            process = _Process(min(load, key=lambda device: load[device]), text)
-            self._busy[process] = job
-            started.append(process)
-        return started
+            used = [each.device for each in self._busy]
+            device = min(self.devices, key=used.count)
+            if self.at_once == 1:
+                self._busy.append(_LocalJob(job, device, Reached(0, 0, math.nan, os.getpid(), device)))
+            else:
+                self._busy.append(_LocalJob.in_a_process(job, device, text))
+        return self._busy[-len(jobs) :]
 
-    def wait(self, handles: Sequence[_Process], seconds: float) -> list[tuple[_Process, Failure | None]]:
-        """Wait for a process to end, see `Engine.wait`."""
-        ended = set(connection.wait([each.process.sentinel for each in handles], seconds))
-        for each in handles:
-            each.listen()
-        return [(each, self._failure(each)) for each in handles if each.process.sentinel in ended]
-
-    def reached(self, handle: _Process, job: Work) -> Reached | None:  # noqa: ARG002
-        """How far a job is, as its process has said."""
-        return handle.reached
-
-    def cancel(self, handles: Sequence[_Process]) -> None:
-        """End the processes; what they were at goes on from its checkpoint the next time."""
-        for each in handles:
-            each.process.terminate()
-        for each in handles:
-            self._busy.pop(each)
-            each.end()
-
-    def _failure(self, process: _Process) -> Failure | None:
-        job, code = self._busy.pop(process), process.end()
-        if process.answer is not None:
-            return read_failure(process.answer)
-        if code is not None and code < 0:
-            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-            hint = ", as happens when the machine runs out of memory" if name == "SIGKILL" else ""
-            message = f"the process of the {job.noun} was ended by {name}{hint}"
+    def wait(self, handles: Sequence[_LocalJob], seconds: float) -> list[tuple[_LocalJob, Failure | None]]:
+        """Do the job, or wait for a process to end, see `Engine.wait`."""
+        if self.at_once == 1:
+            ended = [(each, self._do_here(each)) for each in handles]
         else:
-            message = f"the process of the {job.noun} ended unexpectedly with exit code {code}"
-        return record_failure(job, "worker died", message)
+            ready = connection.wait([each.pipe for each in handles], seconds)
+            ended = [(each, each.end()) for each in handles if each.pipe in ready]
+        for each, _ in ended:
+            self._busy.remove(each)
+        return ended
 
+    def _do_here(self, handle: _LocalJob) -> Failure | None:
+        def moved(done: int, total: int, loss: float) -> None:
+            handle.reached = handle.reached._replace(done=done, total=total, loss=loss)
+            self.look()
 
-def _steps_of(job: Work, emit: OnEvent) -> Progress:
-    return lambda done, total, loss: emit(Stepped(job, done, total, loss))
+        self.look()
+        failure = perform(handle.job, handle.device, self.load, moved)
+        if failure is not None and failure.may_pass:
+            self.load.forget()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        return failure
+
+    def reached(self, handle: _LocalJob, job: Work) -> Reached | None:
+        """How far a job is. That it has begun is known before its process says so."""
+        if handle.process is None:
+            return handle.reached
+        said = super().reached(handle, job)
+        return handle.reached if said is None else said._replace(where=handle.device)
+
+    def cancel(self, handles: Sequence[_LocalJob]) -> None:
+        """End the processes; what they were at goes on from its checkpoint the next time."""
+        apart = [each for each in handles if each.process is not None]
+        for each in apart:
+            each.process.terminate()
+        for each in apart:
+            each.end()
+        self._busy.clear()

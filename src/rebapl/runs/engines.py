@@ -8,6 +8,7 @@ the folder, it finds what is done and hands out the rest.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import logging
 import os
@@ -24,7 +25,7 @@ from typing import Any
 from rebapl.errors import UserError, first_line, unknown
 from rebapl.files import read_json, write_atomically, write_json
 from rebapl.runs.engine import ENGINES, GRACE_SECONDS, Engine, LocalEngine, register_engine
-from rebapl.runs.jobs import Failure, Work, perform_text, read_failure, record_failure
+from rebapl.runs.jobs import Failure, Work, perform_text, read_failure, read_progress
 from rebapl.runs.workers import in_a_safe_folder
 
 CONNECT_SECONDS = 10.0
@@ -96,7 +97,6 @@ class RayEngine(Engine[Any]):
         if self.gpus is not None and self.gpus > 1 and not self.gpus.is_integer():
             raise UserError(f"gpus is {self.gpus:g}: give a share of one GPU, or a whole number")
         self.threads = max(1, int(self.cpus))
-        self._jobs: dict[Any, Work] = {}
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:
@@ -109,7 +109,6 @@ class RayEngine(Engine[Any]):
             self._choose_resources(ray)
             yield
         finally:
-            self._jobs.clear()
             if ours:
                 ray.shutdown()
 
@@ -119,39 +118,35 @@ class RayEngine(Engine[Any]):
             self.gpus = 1.0 if any(node.get("GPU", 0) for node in nodes) else 0.0
         self.device = "cuda" if self.gpus else "cpu"
         if not any(node.get("CPU", 0) >= self.cpus and node.get("GPU", 0) >= self.gpus for node in nodes):
-            largest: dict[str, float] = max(
-                nodes, key=lambda node: (node.get("GPU", 0), node.get("CPU", 0)), default={}
-            )
+            gpus, cpus = max(((node.get("GPU", 0), node.get("CPU", 0)) for node in nodes), default=(0, 0))
             raise UserError(
                 f"no machine of this Ray cluster has {self.cpus:g} CPUs and {self.gpus:g} GPUs for a run; the largest "
-                f"has {largest.get('CPU', 0):g} and {largest.get('GPU', 0):g}: lower cpus or gpus"
+                f"has {cpus:g} and {gpus:g}: lower cpus or gpus"
             )
 
     def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[Any]:
         """Make a task of Ray of each job."""
         options = {"name": "rebapl", "num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": 0}
         task = _ray().remote(perform_text).options(**options)
-        handles = [task.remote(text) for _, text in jobs]
-        self._jobs.update(zip(handles, (job for job, _ in jobs), strict=True))
-        return handles
+        return [task.remote(text) for _, text in jobs]
 
     def wait(self, handles: Sequence[Any], seconds: float) -> list[tuple[Any, Failure | None]]:
         """Wait for tasks to end, see `Engine.wait`."""
         done, _ = _ray().wait(list(handles), num_returns=len(handles), timeout=seconds)
         return [(handle, self._failure(handle)) for handle in done]
 
-    def _failure(self, handle: Any) -> Failure | None:
-        ray, job = _ray(), self._jobs.pop(handle)
+    @staticmethod
+    def _failure(handle: Any) -> Failure | None:
+        ray = _ray()
         try:
             return read_failure(ray.get(handle))
         except ray.exceptions.OutOfMemoryError as error:
-            return record_failure(job, "out of memory", _line(error), str(error))
+            return Failure("out of memory", _line(error), str(error))
         except (ray.exceptions.RayTaskError, ray.exceptions.RuntimeEnvSetupError) as error:
             # what our own code does not catch, such as a package that is missing on a machine of the cluster
-            return record_failure(job, "error", _line(error), str(error))
+            return Failure("error", _line(error), str(error))
         except ray.exceptions.RayError as error:
-            message = f"the process or machine of the {job.noun} was lost ({_line(error)})"
-            return record_failure(job, "worker died", message, str(error))
+            return Failure("worker died", f"its process or machine was lost ({_line(error)})", str(error))
 
     def cancel(self, handles: Sequence[Any]) -> None:
         """Cancel the tasks, and wait until they have kept their step."""
@@ -199,7 +194,7 @@ def _connect(ray: Any, address: str) -> None:
 
 
 @register_engine("slurm")
-class SlurmEngine(Engine[str]):
+class SlurmEngine(Engine["_SlurmJob"]):
     """Makes a job of SLURM of each run. All machines must see the folder of the runs.
 
     `partition` and `time` (`2:00:00`, `1-00:00:00`, or minutes) are those of SLURM. If a run takes longer than `time`,
@@ -232,8 +227,6 @@ class SlurmEngine(Engine[str]):
             self.parameters["timeout_min"] = minutes(time)
         if partition is not None:
             self.parameters["slurm_partition"] = partition
-        self._jobs: dict[str, tuple[Any, Work]] = {}
-        self._unknown: dict[str, float] = {}
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:
@@ -247,76 +240,84 @@ class SlurmEngine(Engine[str]):
                 f"there is no SLURM on this machine ({error}): start the command where sbatch is"
             ) from error
         self._executor.update_parameters(**self.parameters)
-        self._jobs.clear()
         yield
 
-    def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[str]:
+    def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[_SlurmJob]:
         """Make a job of SLURM of each job, as one array, unless an earlier driver has made it."""
         submitit = _submitit()
-        found = {job.folder: self._still_there(job) for job, _ in jobs}
-        new = [(job, text) for job, text in jobs if found[job.folder] is None]
+        there = {job.folder: self._still_there(job) for job, _ in jobs}
+        new = [(job, text) for job, text in jobs if there[job.folder] is None]
         for job, _ in new:
-            self._answer(job).unlink(missing_ok=True)
+            self._file(job, "answer").unlink(missing_ok=True)
         try:
             with in_a_safe_folder(), self._executor.batch() if new else contextlib.nullcontext():
-                handed = [self._executor.submit(_InSlurm(), text, str(self._answer(job))) for job, text in new]
+                made = [self._executor.submit(_InSlurm(), text, str(self._file(job, "answer"))) for job, text in new]
         except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError, OSError) as error:
             raise UserError(f"SLURM does not take the jobs ({_line(error)}): see what sbatch says") from error
-        for (job, _), theirs in zip(new, handed, strict=True):
-            found[job.folder] = theirs
-            write_json(self._record(job), {"cluster": self.cluster, "job": theirs.job_id})
-        self._jobs.update({found[job.folder].job_id: (found[job.folder], job) for job, _ in jobs})
-        return [found[job.folder].job_id for job, _ in jobs]
-
-    def wait(self, handles: Sequence[str], seconds: float) -> list[tuple[str, Failure | None]]:
-        """Ask which jobs have ended, see `Engine.wait`."""
-        done = [handle for handle in handles if self._jobs[handle][0].done() or self._is_lost(handle)]
-        if not done:
-            clock.sleep(seconds)
-        return [(handle, self._failure(handle)) for handle in done]
-
-    def _is_lost(self, handle: str) -> bool:
-        """Whether SLURM has not known a job for long, and the job has not said a word either."""
-        theirs, job = self._jobs[handle]
-        if theirs.state.upper() != "UNKNOWN" or self.reached(handle, job) is not None:
-            self._unknown.pop(handle, None)
-            return False
-        return clock.monotonic() - self._unknown.setdefault(handle, clock.monotonic()) > UNKNOWN_SECONDS
-
-    def _failure(self, handle: str) -> Failure | None:
-        """How a job of SLURM ended: by the answer it has written or, where there is none, by what SLURM says of it."""
-        theirs, job = self._jobs.pop(handle)
-        self._record(job).unlink(missing_ok=True)
-        answer = self._answer(job)
-        if answer.exists():
-            text = answer.read_text(encoding="utf-8")
-            answer.unlink()
-            return read_failure(text)
-        state = str(theirs.state)
-        message = f"job {handle} ended as {state} before the {job.noun} did; its output is in {theirs.paths.stderr}"
-        return record_failure(job, "out of memory" if "MEMORY" in state else "worker died", message)
-
-    def cancel(self, handles: Sequence[str]) -> None:
-        """Cancel the jobs; SLURM lets them keep their step."""
-        for handle in handles:
-            theirs, job = self._jobs[handle]
-            with contextlib.suppress(Exception):
-                theirs.cancel()
-            self._record(job).unlink(missing_ok=True)
+        for (job, _), theirs in zip(new, made, strict=True):
+            there[job.folder] = theirs
+            write_json(self._file(job, "json"), {"cluster": self.cluster, "job": theirs.job_id})
+        return [
+            _SlurmJob(job, there[job.folder], self._file(job, "json"), self._file(job, "answer")) for job, _ in jobs
+        ]
 
     def _still_there(self, job: Work) -> Any:
         """The job of SLURM that an earlier driver has made of this run, if it is not over."""
-        record = self._record(job)
+        record = self._file(job, "json")
         if self.cluster != "slurm" or not record.exists():
             return None
         theirs = _submitit().SlurmJob(self.folder / "%j", str(read_json(record, "a record of a job").get("job")))
         return None if theirs.done(force_check=True) else theirs
 
-    def _record(self, job: Work) -> Path:
-        return self.folder / f"{job.folder.name}.json"
+    def _file(self, job: Work, ending: str) -> Path:
+        return self.folder / f"{job.folder.name}.{ending}"
 
-    def _answer(self, job: Work) -> Path:
-        return self.folder / f"{job.folder.name}.answer"
+    def wait(self, handles: Sequence[_SlurmJob], seconds: float) -> list[tuple[_SlurmJob, Failure | None]]:
+        """Ask which jobs have ended, see `Engine.wait`."""
+        done = [handle for handle in handles if handle.theirs.done() or handle.is_lost()]
+        if not done:
+            clock.sleep(seconds)
+        return [(handle, handle.end()) for handle in done]
+
+    def cancel(self, handles: Sequence[_SlurmJob]) -> None:
+        """Cancel the jobs; SLURM lets them keep their step."""
+        for handle in handles:
+            with contextlib.suppress(Exception):
+                handle.theirs.cancel()
+            handle.record.unlink(missing_ok=True)
+
+
+@dataclasses.dataclass(eq=False)
+class _SlurmJob:
+    """A job as submitit knows it, the file that records it, and the one that the job writes its answer to."""
+
+    job: Work
+    theirs: Any
+    record: Path
+    answer: Path
+    unknown_since: float | None = None
+
+    def is_lost(self) -> bool:
+        """Whether SLURM has not known the job for long, and the job has not said a word either."""
+        if self.theirs.state.upper() != "UNKNOWN" or read_progress(self.job.folder) is not None:
+            self.unknown_since = None
+            return False
+        self.unknown_since = self.unknown_since or clock.monotonic()
+        return clock.monotonic() - self.unknown_since > UNKNOWN_SECONDS
+
+    def end(self) -> Failure | None:
+        """How the job ended: by the answer that it has written or, where there is none, by what SLURM says of it."""
+        self.record.unlink(missing_ok=True)
+        if self.answer.exists():
+            text = self.answer.read_text(encoding="utf-8")
+            self.answer.unlink()
+            return read_failure(text)
+        state = str(self.theirs.state)
+        message = (
+            f"job {self.theirs.job_id} ended as {state} before the {self.job.noun} did; its output is in "
+            f"{self.theirs.paths.stderr}"
+        )
+        return Failure("out of memory" if "MEMORY" in state else "worker died", message)
 
 
 class _InSlurm:

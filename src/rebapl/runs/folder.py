@@ -20,16 +20,17 @@ from typing import Any
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.identity import changes, touched
 from rebapl.data.images import NO_IMAGES
-from rebapl.data.task import TARGETS, target_splits
+from rebapl.data.task import TARGETS, split_of
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import target_settings
-from rebapl.files import is_leftover, read_json, write_json
+from rebapl.files import is_leftover, read_json, sha256, write_json
+from rebapl.posterior.storage import content_sha256
 from rebapl.runs.config import ResolvedRun, RunConfig, data_name, first_difference, hash_of, with_full_paths
 from rebapl.runs.results import CONFIG, RESULTS, PartScores, RunResult, read_result
 from rebapl.settings import SettingError
 from rebapl.training.checkpoint import load_checkpoint
 
-ENVIRONMENT, LOG, POSTERIOR = "environment.json", "log.csv", "posterior"
+ENVIRONMENT, LOG, POSTERIOR, HELD_OUT = "environment.json", "log.csv", "posterior", "held-out.csv"
 CHECKPOINT, ERROR, DATA, CYCLES = "checkpoint.safetensors", "error.txt", "data.json", "cycles"
 
 ANEW = "To train anew, choose another --out or delete that folder"
@@ -81,6 +82,22 @@ def read_environment(out: Path) -> dict[str, Any]:
     return read_json(out / ENVIRONMENT, "a run") if (out / ENVIRONMENT).exists() else {}
 
 
+def note_checksum(out: Path, *names: str) -> None:
+    """Note in the environment of a run what files of its folder hold, see `changed_files`."""
+    made_in = read_environment(out)
+    found = {name: sha256(out / name) for name in names if (out / name).exists()}
+    write_json(out / ENVIRONMENT, {**made_in, "files": {**made_in.get("files", {}), **found}})
+
+
+def changed_files(out: Path) -> list[str]:
+    """The log, the answers to held-out images and the scores of a run, as far as they do not hold what it wrote."""
+    noted = read_environment(out).get("files") or {}
+    there = [name for name in (LOG, HELD_OUT) if name in noted and (out / name).exists()]
+    changed = [name for name in there if sha256(out / name) != noted[name]]
+    scores = read_json(out / RESULTS, "a finished run") if (out / RESULTS).exists() else {}
+    return [*changed, *([RESULTS] if "sha256" in scores and scores["sha256"] != content_sha256(scores) else [])]
+
+
 def run_folder(config: RunConfig, runs: Path) -> Path:
     """The folder of a run in `runs`. Its name says what the run is, and ends in the hash of all its resolved settings.
 
@@ -128,20 +145,26 @@ def data_changes(config: RunConfig, out: Path) -> str | None:
         raise UserError(f"{out / DATA} is damaged ({type(error).__name__}: {error}). {ANEW}") from error
 
 
+def refuse_other_run(config: RunConfig, out: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse a folder whose run was begun with other images, or whose `settings` train in another way.
+
+    Everything that takes up the run in a folder asks this first.
+    """
+    if changed := data_changes(config, out):
+        raise UserError(f"the images in {config.data} have changed since {out} was begun: {changed}. {ANEW}")
+    if difference := first_difference(settings, config.resolved().plain()):
+        name, theirs, ours = difference
+        raise UserError(f"{out} holds a run that is trained with {name} = {theirs!r}, not {ours!r}. {ANEW}")
+
+
 def is_trained(config: RunConfig, out: Path) -> bool:
     """Whether a folder holds the trained run of this configuration. A folder with something else in it is refused."""
     if (out / CONFIG).exists():
-        if changed := data_changes(config, out):
-            raise UserError(f"the images in {config.data} have changed since {out} was begun: {changed}. {ANEW}")
-        difference = first_difference(stored_settings(out), config.resolved().plain())
-        if difference:
-            name, theirs, ours = difference
-            raise UserError(
-                f"{out} holds a run with {name} = {theirs!r}, not {ours!r}: choose another --out, or delete the folder"
-            )
+        refuse_other_run(config, out, stored_settings(out))
         return (out / POSTERIOR).exists()
+    ours = (ERROR, CYCLES)  # which may be there before the settings are
     if out.exists() and (
-        not out.is_dir() or any(path.name != ERROR and not is_leftover(path) for path in out.iterdir())
+        not out.is_dir() or any(path.name not in ours and not is_leftover(path) for path in out.iterdir())
     ):
         raise UserError(f"{out} exists and is not a run of rebapl: choose another --out")
     return False
@@ -149,7 +172,10 @@ def is_trained(config: RunConfig, out: Path) -> bool:
 
 def is_finished(config: RunConfig, out: Path) -> bool:
     """Whether everything that a configuration asks for is scored in the folder of its run."""
-    return (out / RESULTS).exists() and not missing_parts(read_result(out), config)
+    if not (out / RESULTS).exists():
+        return False
+    result = read_result(out)
+    return result.run in (None, config.hash()) and not missing_parts(result, config)
 
 
 def missing_parts(result: RunResult, config: RunConfig) -> list[str]:
@@ -161,7 +187,7 @@ def missing_parts(result: RunResult, config: RunConfig) -> list[str]:
 def _stale(part: PartScores, config: RunConfig, name: str) -> bool:
     if config.protocol not in TARGETS or name == "test":
         return False
-    if part.split != target_splits(config.targets).get(name):
+    if part.split != dict(map(split_of, config.targets or ())).get(name):
         return True
     source, target = data_name(config.data), data_name(name)
     settings = config.resolved().training.method_settings.plain()

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import multiprocessing
 import os
 import pkgutil
 import socket
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["bad input", "error", "out of memory", "worker died"]
 WORTH_RETRYING: tuple[Kind, ...] = ("out of memory", "worker died")
+
+PROGRESS = ".progress.tmp"
+"""The file in the folder of a job that says how far it is. After a kill it is a leftover, which the run removes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +104,14 @@ class Work(ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why a job failed: the kind, the message of the error, and the file that holds its traceback, if there is one."""
+    """Why a job failed: the kind, the message of the error, and its traceback as `details`, if there is one.
+
+    When the engine has written the details to a file, it drops them, and `traceback` names the file.
+    """
 
     kind: Kind
     message: str
+    details: str = ""
     traceback: str | None = None
 
     @property
@@ -115,21 +123,20 @@ class Failure:
         first = self.message.splitlines()[0] if self.message else self.kind
         return f"{first} (the traceback is in {self.traceback})" if self.traceback else first
 
+    def written(self, job: Work) -> Failure:
+        """The same failure, after it is written to the file that the job has for errors, if it has one.
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How a job ended. `attempts` is 0 if there was nothing to do; `seconds` is the time of the last attempt."""
-
-    job: Work
-    state: Literal["done", "failed", "interrupted"]
-    failure: Failure | None = None
-    attempts: int = 0
-    seconds: float = 0.0
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the job."""
-        return self.job.folder
+        A process that died has left no traceback; the file then has the message.
+        """
+        path = job.place_for_error(self.kind == "bad input")
+        if path is None:
+            return self
+        try:
+            head = f"{time.strftime('%Y-%m-%d %H:%M:%S')}: {self.kind}"
+            write_atomically(path, f"{head}\n\n{self.details or self.message}\n")
+        except (UserError, OSError):
+            return self
+        return dataclasses.replace(self, details="", traceback=str(path) if self.details else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,67 +179,23 @@ class Retried:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
-    """Nothing more will happen to a job."""
+class Outcome:
+    """How a job ended. `attempts` is 0 if there was nothing to do; `seconds` is the time of the last attempt."""
 
-    outcome: Outcome
+    job: Work
+    state: Literal["done", "failed", "interrupted"]
+    failure: Failure | None = None
+    attempts: int = 0
+    seconds: float = 0.0
 
     @property
-    def job(self) -> Work:
-        """The job."""
-        return self.outcome.job
+    def folder(self) -> Path:
+        """The folder of the job."""
+        return self.job.folder
 
 
-Event = Started | Stepped | Stalled | Retried | Ended
+Event = Started | Stepped | Stalled | Retried | Outcome
 OnEvent = Callable[[Event], None]
-
-
-class Reached(NamedTuple):
-    """The steps done, the steps in all, the latest loss or NaN, the process at work, and its machine or device."""
-
-    done: int
-    total: int
-    loss: float
-    process: int
-    where: str
-
-
-def perform(
-    job: Work, device: str, load: LoadBackbone | None = None, progress: Progress | None = None
-) -> Failure | None:
-    """Do a job in this process. An error is not raised: it is written to a file of the job and returned."""
-    try:
-        load_named_modules()
-        job.do(device, load or KeptBackbone(), progress)
-    except UserError as error:
-        return record_failure(job, "bad input", str(error), traceback.format_exc())
-    except Exception as error:
-        kind: Kind = "out of memory" if _is_out_of_memory(error) else "error"
-        return record_failure(job, kind, f"{type(error).__name__}: {error}", traceback.format_exc())
-    return None
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    signs = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
-    return isinstance(error, RuntimeError | OSError) and any(sign in str(error).lower() for sign in signs)
-
-
-def record_failure(job: Work, kind: Kind, message: str, details: str | None = None) -> Failure:
-    """The failure of a job, which is written to a file where the job has a place for it.
-
-    `details` are a traceback. A process that died has left none; the file then has the message.
-    """
-    path = job.place_for_error(kind == "bad input")
-    if path is None:
-        return Failure(kind, message)
-    try:
-        head = f"{time.strftime('%Y-%m-%d %H:%M:%S')}, process {os.getpid()}: {kind}"
-        write_atomically(path, f"{head}\n\n{message if details is None else details}\n")
-    except (UserError, OSError):
-        return Failure(kind, message)
-    return Failure(kind, message, None if details is None else str(path))
 
 
 def check_outcomes(outcomes: Sequence[Outcome]) -> None:
@@ -256,19 +219,41 @@ def check_outcomes(outcomes: Sequence[Outcome]) -> None:
     )
 
 
-def perform_text(text: str, progress: Progress | None = None) -> str:
-    """Do the job that a text of `Engine.text` describes, in this process. Return its failure, or null, as JSON."""
+def perform(
+    job: Work, device: str, load: LoadBackbone | None = None, progress: Progress | None = None
+) -> Failure | None:
+    """Do a job in this process. An error is not raised, but returned as a failure."""
+    try:
+        load_named_modules()
+        job.do(device, load or KeptBackbone(), progress)
+    except UserError as error:
+        return Failure("bad input", str(error), traceback.format_exc())
+    except Exception as error:
+        kind: Kind = "out of memory" if _is_out_of_memory(error) else "error"
+        return Failure(kind, f"{type(error).__name__}: {error}", traceback.format_exc())
+    return None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    signs = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
+    return isinstance(error, RuntimeError | OSError) and any(sign in str(error).lower() for sign in signs)
+
+
+def perform_text(text: str, device: str | None = None) -> str:
+    """Do the job that a text of `Engine.text` describes, in this process. Return its failure, or null, as JSON.
+
+    `device` takes the place of the one that the text names.
+    """
     given = json.loads(text)
     os.environ.update(given["environment"])
     with contextlib.suppress(OSError):
         os.chdir(given["working folder"])
     torch.set_num_threads(given["threads"])
     job = Work.from_json(given["job"])
-    if progress is not None:
-        failure = perform(job, given["device"], _kept, progress)
-    else:
-        with ProgressFile(job.folder) as file:
-            failure = perform(job, given["device"], _kept, file.moved)
+    with _reporting(job.folder, given["report every"]) as progress:
+        failure = perform(job, device or given["device"], _kept, progress)
     return json.dumps(None if failure is None else dataclasses.asdict(failure))
 
 
@@ -281,55 +266,54 @@ def read_failure(text: str) -> Failure | None:
     return None if content is None else Failure(**content)
 
 
-class ProgressFile:
-    """Within `with`, `moved` writes how far a job is to a small hidden file in its folder. The file ends with it.
+class Reached(NamedTuple):
+    """The steps done, the steps in all, the latest loss or NaN, the process at work, and its machine or device."""
+
+    done: int
+    total: int
+    loss: float
+    process: int
+    where: str
+
+
+@contextlib.contextmanager
+def _reporting(folder: Path, seconds: float) -> Iterator[Progress]:
+    """Within `with`, this progress is written to a small file in the folder of a job, `seconds` apart or more.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> with ProgressFile(folder) as progress:
-    ...     progress.moved(3, 10, 0.5)
+    >>> with _reporting(folder, 1.0) as moved:
+    ...     moved(3, 10, 0.5)
     ...     read_progress(folder)[:3]
     (3, 10, 0.5)
     >>> read_progress(folder) is None
     True
     """
+    path, beside = folder / PROGRESS, folder / f".progress.{os.getpid()}.tmp"
+    parent, last = multiprocessing.parent_process(), float("-inf")
 
-    NAME = ".progress.tmp"  # a leftover, for whoever starts a run again after its process was killed
-    EVERY_SECONDS = 1.0
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / self.NAME
-        self._last = float("-inf")
-
-    def __enter__(self) -> ProgressFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.path.unlink(missing_ok=True)
-
-    def moved(self, done: int, total: int, loss: float) -> None:
-        """Write the file, if that was not done a moment ago. What is seen of a run must not stop it."""
-        if time.monotonic() - self._last < self.EVERY_SECONDS:
+    def moved(done: int, total: int, loss: float) -> None:
+        nonlocal last
+        if time.monotonic() - last < seconds:
             return
-        self._last = time.monotonic()
-        beside = self.path.with_name(f".progress.{os.getpid()}.tmp")
+        last = time.monotonic()
+        if parent is not None and not parent.is_alive():
+            raise SystemExit(1)  # whoever gave the job is gone; the training keeps its step
         try:
             beside.write_text(json.dumps([done, total, loss, os.getpid(), socket.gethostname()]), encoding="utf-8")
-            beside.replace(self.path)
-        except OSError:
+            beside.replace(path)
+        except OSError:  # to show how far a run is must not stop it
             beside.unlink(missing_ok=True)
+
+    try:
+        yield moved
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def read_progress(folder: Path) -> Reached | None:
     """How far the job in a folder is, or None if no process says so."""
     try:
-        return Reached(*json.loads((folder / ProgressFile.NAME).read_text(encoding="utf-8")))
+        return Reached(*json.loads((folder / PROGRESS).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-
-
-def is_done_already(job: Work) -> bool:
-    """`job.is_done()`, or false if that cannot be told; the attempt at the job will then say why."""
-    with contextlib.suppress(UserError):
-        return job.is_done()
-    return False

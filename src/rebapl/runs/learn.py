@@ -21,7 +21,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rebapl.data.catalogue import load_dataset
 from rebapl.data.checking import broken_images
 from rebapl.data.dataset import Dataset
 from rebapl.data.folds import ALL, folds_for
@@ -36,7 +35,16 @@ from rebapl.posterior.prediction import Conformal, Threshold
 from rebapl.posterior.storage import read_manifest
 from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import LocalEngine
-from rebapl.runs.folder import CONFIG, POSTERIOR, RESULTS, data_changes, is_trained, read_config
+from rebapl.runs.folder import (
+    CONFIG,
+    HELD_OUT,
+    POSTERIOR,
+    RESULTS,
+    data_changes,
+    is_trained,
+    note_checksum,
+    read_config,
+)
 from rebapl.runs.jobs import OnEvent, check_outcomes
 from rebapl.runs.lock import alone_in
 from rebapl.runs.machine import LoadBackbone, device_name
@@ -50,7 +58,7 @@ FULL_SHOTS = 8
 COVERAGE = 0.95
 """The share of held-out images that are answered at most, as far as their number allows."""
 
-ESTIMATE, ANSWERS = "estimate", "held-out.csv"
+ESTIMATE = "estimate"
 COLUMNS = ("image", "class", "answer", "probability", "uncertainty")
 
 
@@ -91,9 +99,9 @@ class Lesson:
         The epochs, unless they are given, are those that were published for the method, and more where there are few
         images; see `FULL_SHOTS`.
         """
-        dataset = load_dataset(config.data, root, template=config.template, whole=True)
         final = config.changed(protocol="few-shot", fold=ALL)
-        train = load_task(dataset, config.shots, config.seed, "few-shot", fold=ALL).train
+        task = final.task(root)
+        dataset, train = task.dataset, task.train
         epochs = published(config.method, "few-shot", dataset.name, config.shots)[1].epochs
         per_class = len(train.items) / len(train.class_names)
         if config.epochs is None and epochs and per_class < FULL_SHOTS:
@@ -162,7 +170,6 @@ def learn(
     no more than 95 % of them. `set_level` asks for prediction sets of this level, chosen on the same images.
     """
     jobs = lesson.jobs(root)
-    engine.load.datasets[lesson.final.resolved().data] = lesson.dataset
     for some in (jobs[:1], jobs[1:]):
         check_outcomes(list(engine.run(some, on_event)))
     if not lesson.folds:
@@ -175,7 +182,8 @@ def learn(
         sets = None if set_level is None else choose_conformal(prediction, labels, set_level)
         fitted = dataclasses.replace(posterior, threshold=threshold, conformal=sets)
         save_posterior(fitted, lesson.out / POSTERIOR)
-        write_atomically(lesson.out / ANSWERS, _as_csv(prediction, labels))
+        write_atomically(lesson.out / HELD_OUT, _as_csv(prediction, labels))
+        note_checksum(lesson.out, HELD_OUT)
         result = RunResult(
             parts={"test": PartScores(**prediction_scores(prediction, labels))},
             protocols={"few-shot": ["test"]},
@@ -239,7 +247,7 @@ def read_learned(out: Path) -> tuple[list[Answer], Threshold | None, Conformal |
 
     There are none if it was not measured.
     """
-    path = out / ANSWERS
+    path = out / HELD_OUT
     if not path.exists():
         return [], None, None
     try:

@@ -20,7 +20,6 @@ import torch
 
 from rebapl import __version__
 from rebapl.backbones import DualEncoder, load_backbone
-from rebapl.data.dataset import Dataset
 from rebapl.errors import UserError
 from rebapl.files import stamp
 
@@ -61,8 +60,7 @@ def computing_with(threads: object) -> Iterator[None]:
 class KeptBackbone:
     """Loads backbones and keeps the last one, so that runs which share it load and hash it once.
 
-    A local folder whose files have changed is loaded again. `datasets` are those that runs of this process share, by
-    the identity that their resolved settings have.
+    A local folder whose files have changed is loaded again.
 
     >>> load = KeptBackbone()
     >>> load("mini", "cpu") is load("mini", "cpu")
@@ -72,7 +70,6 @@ class KeptBackbone:
     def __init__(self) -> None:
         self._identity: tuple[object, ...] | None = None
         self._encoder: DualEncoder | None = None
-        self.datasets: dict[str, Dataset] = {}
 
     def __call__(self, name: str, device: str) -> DualEncoder:
         identity = (_files(name), device)

@@ -1,7 +1,8 @@
 """The scores of a run, as the file `results.json` in its folder holds them.
 
 When the file is read, every value that this version knows is checked. The error for a damaged file names its path and
-the field. Values that a newer version has added are kept and written again.
+the field. Values that a newer version has added are kept and written again. The file has a checksum of itself, by which
+a report tells that somebody has changed it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pydantic import ConfigDict
 from rebapl.errors import UserError
 from rebapl.evaluation import base_novel_scores
 from rebapl.files import read_json, write_json
+from rebapl.posterior.storage import content_sha256
 from rebapl.settings import Model, SettingError, Settings
 
 RESULTS, CONFIG = "results.json", "config.json"
@@ -147,7 +149,8 @@ def read_result(folder: Path) -> RunResult:
     """The stored result of a run's folder. The result of another run is refused."""
     path = folder / RESULTS
     content = read_json(path, "a finished run")
-    content.pop("base_to_novel", None)  # follows from the parts
+    for follows in ("base_to_novel", "sha256"):
+        content.pop(follows, None)
     try:
         result = RunResult(**content)
     except SettingError as error:
@@ -161,4 +164,5 @@ def read_result(folder: Path) -> RunResult:
 
 def write_result(folder: Path, result: RunResult) -> None:
     """Store the result in the folder of its run."""
-    write_json(folder / RESULTS, result.as_json())
+    content = result.as_json()
+    write_json(folder / RESULTS, {**content, "sha256": content_sha256(content)})

@@ -25,10 +25,9 @@ from rebapl.evaluation.tasks import Predicted, diversity_on_test, evaluate, fit_
 from rebapl.files import finish_replacement, is_leftover, remove_leftovers, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.storage import is_stored
-from rebapl.runs.config import RunConfig, first_difference, hash_of
+from rebapl.runs.config import RunConfig, hash_of
 from rebapl.runs.engine import Engine, LocalEngine
 from rebapl.runs.folder import (
-    ANEW,
     CHECKPOINT,
     CONFIG,
     CYCLES,
@@ -41,13 +40,14 @@ from rebapl.runs.folder import (
     config_from_json,
     cycle_file,
     cycle_folder,
-    data_changes,
     is_finished,
     is_trained,
     missing_parts,
+    note_checksum,
     read_config,
     read_cycles,
     read_environment,
+    refuse_other_run,
     run_folder,
     stored_settings,
     write_config,
@@ -98,19 +98,21 @@ def run(
     """
     check_trackers(track)
     out, load = out or run_folder(config, runs), load or KeptBackbone()
-    if cycle is not None:
-        _sample_cycle(config, out, cycle, root=root, device=device, progress=progress, load=load, wait=wait)
-        return out
-    if score and is_finished(config, out) and not _unfinished(out):
+    if cycle is None and score and is_finished(config, out) and not _unfinished(out):
         (out / ERROR).unlink(missing_ok=True)
         return out
-    task, posterior = None, None
-    if _unfinished(out) or not is_trained(config, out):
-        device, task = best_device(device), _task(config, root, load)
-        with _alone(out, wait=wait):
-            if not is_trained(config, out):
-                posterior = _train(config, out, task, device, progress, load, track)
-            _remove_unfinished(out)
+    task = None if _is_trained(config, out, cycle) else config.task(root, keep_split=True)
+    posterior = None
+    if task is not None or (cycle is None and _unfinished(out)):
+        device = best_device(device)
+        with _alone(out if cycle is None else cycle_folder(out, cycle), wait=wait):
+            if task is not None and not _is_trained(config, out, cycle):
+                posterior = _train(config, out, task, device, progress, load, track, cycle)
+            if cycle is None:
+                Checkpoints(out / CHECKPOINT).remove()
+                shutil.rmtree(out / CYCLES, ignore_errors=True)
+    if cycle is not None:
+        return out
     if score:
         evaluate_run(
             out,
@@ -128,6 +130,19 @@ def run(
     return out
 
 
+def _is_trained(config: RunConfig, out: Path, cycle: int | None) -> bool:
+    """Whether the run, or this cycle of it, needs no training. A folder with something else in it is refused."""
+    return is_trained(config, out) or (cycle is not None and cycle_file(out, cycle).exists())
+
+
+def _unfinished(out: Path) -> bool:
+    """Whether there is something that a trained run no longer needs: checkpoints, cycles, leftovers of a kill."""
+    there = out.iterdir() if out.is_dir() else ()
+    return bool(Checkpoints(out / CHECKPOINT).there()) or any(
+        is_leftover(path) or path.name == CYCLES for path in there
+    )
+
+
 def _train(
     config: RunConfig,
     out: Path,
@@ -136,88 +151,37 @@ def _train(
     progress: Progress | None,
     load: LoadBackbone,
     track: Sequence[str],
-) -> Posterior:
-    """Train a run whose folder is locked, and store and return its posterior."""
-    with _begun(config, out, task, device, load) as training:
-        with tracked(track, _tracked_run(out)) as tracker:
-            posterior = training.run(
-                out / CHECKPOINT,
-                progress,
-                out / LOG,
-                name=config.hash(),
-                tracker=tracker,
-                cycles=read_cycles(out),
-            )
-        spent = {"training_seconds": training.seconds, "peak_memory": peak_memory(device)}
-        write_json(out / ENVIRONMENT, {**read_environment(out), **spent})
-        del training  # what it kept on a GPU is free, even if something still holds this frame
-    save_posterior(posterior, out / POSTERIOR)
-    return posterior
+    cycle: int | None,
+) -> Posterior | None:
+    """Train a run whose folder is locked, and store and return its posterior; or store one cycle of it.
 
-
-@contextlib.contextmanager
-def _begun(config: RunConfig, out: Path, task: Task, device: str, load: LoadBackbone) -> Iterator[Training]:
-    """The training of a run, after everything that is known of it is written into its folder.
-
-    The run computes with the number of threads that it began with, which the environment holds.
+    It computes with the number of threads that the run began with, which the environment holds.
     """
     resolved, encoder, before = config.resolved(), load(config.backbone_name, device), read_environment(out)
-    threads = before.get("threads", torch.get_num_threads())
+    name, threads = resolved.hash(), before.get("threads", torch.get_num_threads())
     about = {"name": encoder.name, "revision": encoder.revision, "sha256": encoder.fingerprint}
+    made_in = {"run": name, **environment(device), "threads": threads, "backbone": about}
     with computing_with(threads):
         training = Training(task, encoder, resolved.training, config.seed)
         write_config(config, resolved, out)
-        made_in = {"run": resolved.hash(), **environment(device), "threads": threads, "backbone": about}
         write_json(out / ENVIRONMENT, made_in)
         if is_own(config.data) and not (out / DATA).exists():
             write_json(out / DATA, recorded_images(task.dataset, task.train.items))
-        holder = [training]
-        del training
-        yield holder.pop()
-
-
-def _task(config: RunConfig, root: Path | None, load: LoadBackbone) -> Task:
-    """The task of a run that is trained, of a data set that is loaded already if there is one."""
-    known = load.datasets.get(config.resolved().data) if isinstance(load, KeptBackbone) else None
-    return config.task(root, keep_split=True, dataset=known)
-
-
-def _sample_cycle(
-    config: RunConfig,
-    out: Path,
-    cycle: int,
-    *,
-    root: Path | None,
-    device: str | None,
-    progress: Progress | None,
-    load: LoadBackbone,
-    wait: bool,
-) -> None:
-    """Sample one cycle of a run by itself, as far as that is not done."""
-    if is_trained(config, out) or cycle_file(out, cycle).exists():
-        return
-    device, task, folder = best_device(device), _task(config, root, load), cycle_folder(out, cycle)
-    with alone_in(folder, wait=wait):
-        if cycle_file(out, cycle).exists():
-            return
-        remove_leftovers(folder)
-        with _begun(config, out, task, device, load) as training:
-            done = training.run_cycle(cycle, folder / CHECKPOINT, progress, folder / LOG, name=config.hash())
-        save_checkpoint(done, cycle_file(out, cycle))
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _unfinished(out: Path) -> bool:
-    """Whether there is something that a finished run no longer needs: checkpoints, cycles, leftovers of a kill."""
-    there = out.iterdir() if out.is_dir() else ()
-    return bool(Checkpoints(out / CHECKPOINT).there()) or any(
-        is_leftover(path) or path.name == CYCLES for path in there
-    )
-
-
-def _remove_unfinished(out: Path) -> None:
-    Checkpoints(out / CHECKPOINT).remove()
-    shutil.rmtree(out / CYCLES, ignore_errors=True)
+        if cycle is not None:
+            folder = cycle_folder(out, cycle)
+            done = training.run_cycle(cycle, folder / CHECKPOINT, progress, folder / LOG, name=name)
+            save_checkpoint(done, cycle_file(out, cycle))
+            shutil.rmtree(folder, ignore_errors=True)
+            return None
+        cycles = read_cycles(out)
+        with tracked(track, _tracked_run(out)) as tracker:
+            posterior = training.run(out / CHECKPOINT, progress, out / LOG, name=name, tracker=tracker, cycles=cycles)
+        spent = {"training_seconds": training.seconds, "peak_memory": peak_memory(device)}
+        write_json(out / ENVIRONMENT, {**made_in, **spent})
+        note_checksum(out, LOG)
+        del training  # what it kept on a GPU is free, even if something still holds this frame
+    save_posterior(posterior, out / POSTERIOR)
+    return posterior
 
 
 @contextlib.contextmanager
@@ -268,7 +232,12 @@ def evaluate_run(
             f"{out} was learned from every image of its data, so there are none left to score it on; "
             f"`rebapl learn {config.data}` shows the estimate that was made with held-out images"
         )
-    _refuse_other_training(asked, config, out)
+    if is_own(config.data) and not Path(config.data).expanduser().exists():
+        raise UserError(
+            f"{out} was trained on {config.data}, which is not there: if it has moved, say where with --data"
+        )
+    # Data and backbone may have moved, and defaults may have changed since: both are resolved as they are now.
+    refuse_other_run(config, out, asked.changed(data=config.data, backbone=config.backbone).resolved().plain())
     threads = read_environment(out).get("threads")
     with _alone(out, wait=wait), computing_with(threads), tracked(track, _tracked_run(out)) as tracker:
         stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
@@ -313,25 +282,6 @@ def evaluate_run(
 
 def _tracked_run(out: Path) -> TrackedRun:
     return TrackedRun(out.name, out, dict(leaves(stored_settings(out))))
-
-
-def _refuse_other_training(trained: RunConfig, wanted: RunConfig, out: Path) -> None:
-    if is_own(wanted.data) and not Path(wanted.data).expanduser().exists():
-        raise UserError(
-            f"{out} was trained on {wanted.data}, which is not there: if it has moved, say where with --data"
-        )
-    trained = trained.changed(data=wanted.data, backbone=wanted.backbone)
-    if changed := data_changes(wanted, out):
-        raise UserError(f"the images in {wanted.data} are not those that {out} was trained on: {changed}. {ANEW}")
-    if trained == wanted:
-        return
-    difference = first_difference(trained.resolved().plain(), wanted.resolved().plain())
-    if difference:
-        name, theirs, ours = difference
-        raise UserError(
-            f"{out} was trained for {trained.protocol} and cannot be scored as {wanted.protocol}: that trains with "
-            f"{name} = {ours!r}, not {theirs!r}"
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -385,11 +335,11 @@ class Job(Work):
     def is_done(self) -> bool:
         """Whether the folder has everything that the job asks for."""
         config = self.run_config()
-        if self.cycle is not None:
-            return is_trained(config, self.run_folder) or cycle_file(self.run_folder, self.cycle).exists()
-        if _unfinished(self.folder):
-            return False
-        return is_finished(config, self.folder) if self.score else is_trained(config, self.folder)
+        if self.cycle is not None or not self.score:
+            done = _is_trained(config, self.run_folder, self.cycle)
+        else:
+            done = is_finished(config, self.folder)
+        return done and (self.cycle is not None or not _unfinished(self.folder))
 
     def do(self, device: str, load: LoadBackbone, progress: Progress | None) -> None:
         """Train and score the run, or sample the cycle."""

@@ -21,7 +21,6 @@ import json
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -110,33 +109,6 @@ class Inquiry:
     form: str
     question: Mapping[str, Any]
 
-    @classmethod
-    def of(cls, source: str, posterior: Posterior, question: Question, form: str) -> Inquiry:
-        """The inquiry of this process, with a question that was put to the posterior already."""
-        return cls(
-            source=source if source.startswith("hf:") else str(Path(source).absolute()),
-            backbone=posterior.learner.encoder.name,
-            fingerprint=posterior.fingerprint,
-            start=str(Path.cwd()),
-            form=form,
-            question=dataclasses.asdict(question),
-        )
-
-    def about(self, bound: Posterior) -> dict[str, Any]:
-        """What the answers are made with."""
-        asked = Question(**self.question)
-        threshold, conformal = bound.threshold if asked.abstain else None, bound.conformal if asked.sets else None
-        return {
-            "format": self.form,
-            "rebapl": __version__,
-            "run": self.source,
-            "posterior": self.fingerprint,
-            "template": bound.learner.template,
-            **head_of(bound.class_names, str(asked.average), len(bound), conformal),
-            "top": asked.top,
-            "threshold": None if threshold is None else {"by": threshold.by, "value": threshold.value},
-        }
-
 
 @dataclasses.dataclass(frozen=True)
 class Shard(Work):
@@ -206,10 +178,6 @@ class Shard(Work):
             done += len(records)
             moved(done, self.count, math.nan)
 
-    def images(self) -> list[str]:
-        """The names of its images."""
-        return next(islice(read_images_of_shards(self.kept_in), self.number, None))
-
     def place_for_error(self, bad_input: bool) -> Path | None:
         """A file in its own folder; what is wrong with bad input is said in a line."""
         return None if bad_input else self.folder / "error.txt"
@@ -235,13 +203,34 @@ def answer_shards(shards: Sequence[Shard], posterior: Posterior, pace: Pace | No
             del held[: shard.count]
 
 
-def plan_shards(place: Place, inquiry: Inquiry, bound: Posterior, files: Iterable[Path], size: int) -> list[Shard]:
-    """The shards of a prediction. If the place is that of another prediction, it is refused.
+def plan_shards(
+    place: Place, source: str, bound: Posterior, question: Question, files: Iterable[Path], size: int
+) -> list[Shard]:
+    """The shards of a prediction by the posterior in `source`. A place that is that of another prediction is refused.
 
-    An image that is named twice counts once, and one that has a row in a finished file needs no other. Hold the lock of
-    the place (`alone_in`) from here on until the shards are concluded.
+    The question was put to the posterior already, which is `bound` to its class names. An image that is named twice
+    counts once, and one that has a row in a finished file needs no other. Hold the lock of the place (`alone_in`) from
+    here on until the shards are concluded.
     """
-    about = inquiry.about(bound)
+    inquiry = Inquiry(
+        source=source if source.startswith("hf:") else str(Path(source).absolute()),
+        backbone=bound.learner.encoder.name,
+        fingerprint=bound.fingerprint,
+        start=str(Path.cwd()),
+        form=place.form,
+        question=dataclasses.asdict(question),
+    )
+    threshold, conformal = bound.threshold if question.abstain else None, bound.conformal if question.sets else None
+    about = {
+        "format": place.form,
+        "rebapl": __version__,
+        "run": inquiry.source,
+        "posterior": inquiry.fingerprint,
+        "template": bound.learner.template,
+        **head_of(bound.class_names, str(question.average), len(bound), conformal),
+        "top": question.top,
+        "threshold": None if threshold is None else {"by": threshold.by, "value": threshold.value},
+    }
     place.check()
     place.check_about(about)
     names = {as_text(str(file)): str(file) for file in files}

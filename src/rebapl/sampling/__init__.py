@@ -11,7 +11,7 @@ from rebapl.sampling.sghmc import SGHMC
 from rebapl.sampling.sgld import SGLD
 from rebapl.sampling.svgd import SVGD
 
-LOOPS: dict[str, type[Chain] | type[SVGD]] = {**dict.fromkeys(SAMPLERS, Chain), "svgd": SVGD}
+LOOPS: dict[str, type[Loop]] = {**dict.fromkeys(SAMPLERS, Chain), "svgd": SVGD}
 """What runs each kind of sampler; all are built with the same arguments and are driven as a `Loop`."""
 
 __all__ = [

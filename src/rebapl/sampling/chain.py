@@ -26,14 +26,13 @@ from torch import Tensor
 from rebapl.captured import Capturing, accelerated
 from rebapl.compiled import compiling
 from rebapl.errors import UserError
-from rebapl.learnable import Learnable
 from rebapl.repulsion import Repulsion, kick
 from rebapl.repulsion.parameters import total_norm
 from rebapl.sampling.adaptive import worth_another_cycle
-from rebapl.sampling.loop import Batches, Drawing, Loop, Sample, kept
+from rebapl.sampling.loop import Drawing, Loop, Sample, kept
 from rebapl.sampling.objective import Batch, Gradients, Objective, ReferencePool, evaluating
 from rebapl.sampling.optimizers import build_schedule
-from rebapl.sampling.settings import Cold, Inference, Repelling, Warm, pool_size
+from rebapl.sampling.settings import Cold, Repelling, Warm
 
 COMPILED_FROM = 10_000
 """Steps of a run from which on layers are compiled, which costs some ten seconds and saves one or two milliseconds a
@@ -41,94 +40,69 @@ step."""
 
 
 class Chain(Loop):
-    """Runs `learner` as `inference` says. `run()` yields samples; `step()` is one iteration. Arguments of `Loop`, and
+    """Runs `learner` as `inference` says. `run()` yields samples; `step()` is one iteration.
 
-    * `reference`: un-augmented training images for the repulsion (its first `pool` are used).
+    * `batches(step)` gives the mini-batch of a step, of `inference.batch` images; `steps_per_epoch` are an epoch.
+    * `num_data`: number of training examples, N.
+    * `reference`: un-augmented training images, on whose features samples are compared (the first ones are used).
     * `anchor`: the features on that pool of the model before anything is learned, which give the repulsion's ε its
       scale; None: those of the parameters as they are now.
     * `held_out`: images and labels (or None) for adaptive cycles.
+    * `record_every`: every how many steps a record is kept for `rows`; 0 is never.
+    * `check_every`: every how many steps the numbers are checked for being finite, which waits for the device.
     * `capture`: replay forward and backward passes as CUDA graphs, which is several times faster for small
       batches; None: on a GPU. Batches must then have one shape. They are drawn in the pass where they can be
       (`Drawing`).
     * `compile`: compile the layers of the backbone; None: on a GPU, where the run is long enough to earn it.
     """
 
-    def __init__(
-        self,
-        learner: Learnable[Any],
-        inference: Inference,
-        batches: Batches,
-        *,
-        num_data: int,
-        steps_per_epoch: int,
-        seed: int = 0,
-        reference: Tensor | None = None,
-        anchor: Tensor | None = None,
-        held_out: tuple[Tensor, Tensor | None] | None = None,
-        record_every: int = 0,
-        check_every: int = 25,
-        capture: bool | None = None,
-        compile: bool | None = None,
-    ) -> None:
+    streams = ("chain/sampler", "chain/restart", "chain/repulsion", "chain/learner")
+
+    def _build(self, images: Tensor | None, anchor: Tensor | None) -> None:
+        inference, held_out = self.inference, self.held_out
         if inference.sampler.kind == "svgd":
             raise UserError("the sampler 'svgd' moves particles together: run it with SVGD, not with Chain")
         if inference.adaptive is not None and held_out is None:
             raise UserError("adaptive cycles need held-out images: give held_out=(images, labels or None)")
         if held_out is not None and len(held_out[0]) == 0:
             raise UserError("held_out has no images: without any, leave `adaptive` and `held_out` out")
-        super().__init__(
-            learner,
-            inference,
-            batches,
-            num_data=num_data,
-            steps_per_epoch=steps_per_epoch,
-            seed=seed,
-            streams=("chain/sampler", "chain/restart", "chain/repulsion", "chain/learner"),
-            record_every=record_every,
-            check_every=check_every,
+        tensors: list[Tensor] = list(self.parameters.values())
+        self.schedule = build_schedule(
+            inference, tensors, self.num_data, self.steps_per_epoch, self.generators["chain/sampler"]
         )
-        learner.use_noise(self.generators["chain/learner"])
-        self.held_out = held_out
-        tensors = list(self.parameters.values())
-        self.schedule = build_schedule(inference, tensors, num_data, steps_per_epoch, self.generators["chain/sampler"])
         self.reference: ReferencePool | None = None
         self.repulsions: list[Repulsion] = []
         if inference.repulsion is not None:
-            self.reference = self._reference(inference.repulsion, reference)
-            first = self._repulsion(inference.repulsion, self.reference, anchor)
+            settings = inference.repulsion
+            space = settings.space or self.learner.repels_in
+            if space is None:
+                raise UserError("this learner names no feature space to repel in: set the repulsion's `space`")
+            self.reference = self._pool(space, images, settings.images, settings.pool, settings.rows)
+            first = self._repulsion(settings, self.reference, anchor)
             self.repulsions = [first, *(first.beside() for _ in range(inference.chains - 1))]
         average = inference.averaging
         self.average = None if average is None else EpochAverage(inference.epochs, average.mean, average.std)
-        wanted = accelerated(self.device) if capture is None else capture
+        wanted = accelerated(self.device) if self.capture is None else self.capture
         self.capturing = Capturing([self.generators["chain/learner"]]) if wanted else None
-        long = inference.all_epochs * steps_per_epoch >= COMPILED_FROM
-        self.compile = accelerated(self.device) and long if compile is None else compile
-        self.drawing = batches if wanted and isinstance(batches, Drawing) and batches.drawable else None
+        long = accelerated(self.device) and self.steps_in_all >= COMPILED_FROM
+        self.compiles = long if self.compile is None else self.compile
+        self.drawing = self.batches if wanted and isinstance(self.batches, Drawing) and self.batches.drawable else None
         draw = None if self.drawing is None else self.drawing.draw
-        self.objective = Objective(learner, list(tensors), self.reference, draw)
-        self.stopped = False
+        self.objective = Objective(self.learner, tensors, self.reference, draw)
         self._ends: dict[int, dict[str, Tensor]] = {}
         self._predictions: list[Tensor] = []
-
-    def _reference(self, settings: Repelling, images: Tensor | None) -> ReferencePool:
-        space = settings.space or self.learner.repels_in
-        if space is None:
-            raise UserError("this learner names no feature space to repel in: set the repulsion's `space`")
-        if images is not None:
-            images = images[: pool_size(settings.images, settings.pool)].to(self.device)
-        return ReferencePool(self.learner, space, images, settings.images, self.batches(0)[0][:1], settings.rows)
 
     def _repulsion(self, settings: Repelling, reference: ReferencePool, anchor: Tensor | None) -> Repulsion:
         # a distance that cannot work on such clouds says so now, not when the first cycle is over
         stream = torch.Generator().manual_seed(0)
         first, second = (torch.randn(reference.shape, generator=stream) for _ in range(2))
-        Repulsion.of(settings, first, stream).remember(second)
+        Repulsion(settings, anchor=first, generator=stream).remember(second)
         if anchor is None and settings.potential.scale is None:
             with evaluating(self.learner):
                 anchor = reference.stored()
         elif anchor is not None:
             anchor = anchor[: reference.shape[0]]
-        return Repulsion.of(settings, anchor, self.generators["chain/repulsion"])
+        return Repulsion(settings, anchor=anchor, generator=self.generators["chain/repulsion"])
 
     @property
     def cycle(self) -> int:
@@ -144,14 +118,6 @@ class Chain(Loop):
     def repulsion(self) -> Repulsion | None:
         """The force of that chain, with its state."""
         return self.repulsions[self.chain] if self.repulsions else None
-
-    @property
-    def exploring(self) -> bool:
-        return self.schedule.exploring
-
-    @property
-    def done(self) -> bool:
-        return self.stopped or self.schedule.done
 
     def _advance(self, now: int) -> bool:
         """One iteration of Algorithm 1: restart, batch, loss and force, step, keep."""
@@ -202,15 +168,15 @@ class Chain(Loop):
         chosen: tuple[Tensor, ...] = ()
         state: dict[str, Tensor] = {}
         if force is not None:
-            acts = force.acts(self.exploring, self.schedule.within)
-            kind, state = force.plan(self.device, self.exploring, acts)
+            acts = force.acts(self.schedule.exploring, self.schedule.within)
+            kind, state = force.plan(self.device, self.schedule.exploring, acts)
             if acts:
                 assert self.reference is not None
                 chosen = self.reference.choose(self.generators["chain/repulsion"])
                 memory, waits = self.cycle, force.distance.waits(self.reference.points, self.device)
         decoupled = self._decoupled and kind != "plain"
         one = partial(self.objective.gradients, force, kind, decoupled)
-        with compiling(self.compile):
+        with compiling(self.compiles):
             if self.capturing is None or waits:
                 gradients = one(batch, chosen, state)
             else:
@@ -236,9 +202,9 @@ class Chain(Loop):
         optimizer, force, parameters = self.schedule.current, self.repulsion, list(self.parameters.values())
         for p, grad in zip(parameters, gradients.through, strict=True):
             p.grad = grad
-        self.guard.take(now, gradients.finite)
+        self.guard.note(now, gradients.finite)
         if self._records(now):
-            active = force is not None and force.active(self.exploring)
+            active = force is not None and force.active(self.schedule.exploring)
             self.diagnostics.before(now, optimizer, gradients.loss, force if active else None)
         lr = optimizer.param_groups[0]["lr"]
         watched = self._decoupled and force is not None

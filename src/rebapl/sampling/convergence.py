@@ -26,7 +26,7 @@ from rebapl.errors import UserError
 from rebapl.sampling.loop import Sample
 
 FEWEST = 4
-"""So many draws a chain needs: two in each half."""
+"""The least number of draws that a chain needs: two in each half."""
 
 
 def split_r_hat(draws: Any) -> np.ndarray:

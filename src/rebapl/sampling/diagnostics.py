@@ -37,8 +37,8 @@ class Guard:
     """Notes, on the device, the first step at which each term was not finite; `first` reads it (and waits).
 
     >>> guard = Guard("cpu")
-    >>> guard.note(step=7, loss=torch.tensor(1.0))
-    >>> guard.note(step=8, loss=torch.tensor(float("nan")))
+    >>> guard.note(7, finite(loss=torch.tensor(1.0)))
+    >>> guard.note(8, finite(loss=torch.tensor(float("nan"))))
     >>> guard.first()
     (8, 'loss')
     """
@@ -48,12 +48,8 @@ class Guard:
         self._never = torch.iinfo(torch.int64).max
         self._seen = torch.full((len(self.terms),), self._never, device=device)
 
-    def note(self, step: int, **values: Tensor) -> None:
-        """`values` are 0-d tensors named as in ADVICE."""
-        self.take(step, finite(**values))
-
-    def take(self, step: int, finite: Tensor) -> None:
-        """Note what `finite` has found of a step."""
+    def note(self, step: int, finite: Tensor) -> None:
+        """`finite` says which numbers of a step are finite, as the function of that name gives it."""
         self._seen = torch.where(finite, self._seen, self._seen.clamp(max=step))
 
     def first(self) -> tuple[int, str] | None:

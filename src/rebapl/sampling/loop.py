@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,10 @@ from rebapl.errors import UserError
 from rebapl.learnable import Learnable
 from rebapl.randomness import derived_seed, generator
 from rebapl.repulsion.parameters import total_norm
-from rebapl.sampling.diagnostics import Diagnostics, Guard, NonFiniteError
+from rebapl.sampling.diagnostics import Diagnostics, Guard, NonFiniteError, finite
+from rebapl.sampling.objective import ReferencePool
 from rebapl.sampling.schedule import CyclicalSchedule
-from rebapl.sampling.settings import Inference
+from rebapl.sampling.settings import Inference, pool_size
 
 Batches = Callable[[int], tuple[Tensor, Tensor]]
 """step → images (B, …), labels (B,): a pure function of the step, so that a resumed run sees the same."""
@@ -58,16 +59,13 @@ class Sample:
 class Loop(ABC):
     """A run of a sampler on a learner, which `rebapl.training` drives without knowing the sampler.
 
-    * `batches(step)` gives the mini-batch of a step, of `inference.batch` images; `steps_per_epoch` are an epoch.
-    * `num_data`: number of training examples, N.
-    * `record_every`: every how many steps a record is kept for `rows`; 0 is never.
-    * `check_every`: every how many steps the numbers are checked for being finite, which waits for the device.
-
-    All randomness comes from `seed`. `state_dict()` between two steps holds everything: a run restored from it equals
-    an uninterrupted one bit for bit.
+    `Chain` describes the arguments. All randomness comes from `seed`. `state_dict()` between two steps holds
+    everything: a run restored from it equals an uninterrupted one bit for bit.
     """
 
     schedule: CyclicalSchedule
+    streams: ClassVar[tuple[str, ...]]
+    """The names of the random streams. The learner draws from the last one."""
 
     def __init__(
         self,
@@ -77,26 +75,45 @@ class Loop(ABC):
         *,
         num_data: int,
         steps_per_epoch: int,
-        seed: int,
-        streams: tuple[str, ...],
-        record_every: int,
-        check_every: int,
+        seed: int = 0,
+        reference: Tensor | None = None,
+        anchor: Tensor | None = None,
+        held_out: tuple[Tensor, Tensor | None] | None = None,
+        record_every: int = 0,
+        check_every: int = 25,
+        capture: bool | None = None,
+        compile: bool | None = None,
     ) -> None:
-        self.learner, self.inference, self.batches = learner, inference, batches
+        self.learner, self.inference, self.batches, self.seed = learner, inference, batches, seed
         self.num_data, self.steps_per_epoch = num_data, steps_per_epoch
         self.record_every, self.check_every = record_every, check_every
+        self.held_out, self.capture, self.compile = held_out, capture, compile
         self.parameters: dict[str, nn.Parameter] = {
             name: p for name, p in learner.named_parameters() if p.requires_grad
         }
         if not self.parameters:
             raise UserError("this learner has no parameters to learn")
         self.device = next(iter(self.parameters.values())).device
-        self.seed = seed
-        self.generators = {name: generator(seed, *name.split("/"), device=self.device) for name in streams}
+        self.generators = {name: generator(seed, *name.split("/"), device=self.device) for name in self.streams}
         self.guard, self.diagnostics = Guard(self.device), Diagnostics()
         self.samples: list[Sample] = []
+        self.stopped = False  # by adaptive cycles
         self.last_loss = math.nan  # as of the last check, so that looking at it never waits
         self._good: dict[str, Any] | None = None
+        learner.use_noise(self.generators[self.streams[-1]])
+        self._build(reference, anchor)
+
+    @abstractmethod
+    def _build(self, images: Tensor | None, anchor: Tensor | None) -> None:
+        """Make the schedule and everything else that only this sampler has; refuse settings of another one."""
+
+    def _pool(
+        self, space: str, images: Tensor | None, n: int | None, pool: int | None, rows: int | None = None
+    ) -> ReferencePool:
+        """The first of the reference images, of which each step compares `n`, in a feature space."""
+        if images is not None:
+            images = images[: pool_size(n, pool)].to(self.device)
+        return ReferencePool(self.learner, space, images, n, self.batches(0)[0][:1], rows)
 
     @property
     def steps_done(self) -> int:
@@ -109,13 +126,13 @@ class Loop(ABC):
 
     @property
     def done(self) -> bool:
-        return self.schedule.done
+        return self.stopped or self.schedule.done
 
     def begin_at(self, cycle: int) -> None:
         """Go to the beginning of a cycle, counted over all chains, that does not depend on those before it."""
         if cycle > 0 and not 0 < cycle <= self.inference.independent_cycles:
             raise UserError(f"cycle {cycle} of this run cannot be sampled by itself")
-        self.schedule.load_state_dict({**self.schedule.state_dict(), "steps": self.schedule.start_of(cycle)})
+        self.schedule.load_state_dict({**self.schedule.state_dict(), "steps": self.schedule.timetable.start_of(cycle)})
 
     def run(self) -> Iterator[Sample]:
         """All samples that are still to come, as they are taken."""
@@ -158,7 +175,8 @@ class Loop(ABC):
 
     def refuse_what_is_not_finite(self) -> None:
         """If a number was not finite, put the last good state back and raise the error. This waits for the device."""
-        self.guard.note(self.schedule.steps - 1, parameters=total_norm(p.detach() for p in self.parameters.values()))
+        norm = total_norm(p.detach() for p in self.parameters.values())
+        self.guard.note(self.schedule.steps - 1, finite(parameters=norm))
         first = self.guard.first()
         if first is None:
             return
@@ -171,7 +189,7 @@ class Loop(ABC):
         """The records since the last call, with the cycle and the chain of each. This waits for the device."""
         rows = []
         for row in self.diagnostics.rows():
-            cycle, chain = divmod(self.schedule.locate(int(row["step"]))[0], self.inference.chains)
+            cycle, chain = divmod(self.schedule.timetable.locate(int(row["step"]))[0], self.inference.chains)
             rows.append({**row, "cycle": cycle, "chain": chain})
         self.diagnostics.clear()
         return rows

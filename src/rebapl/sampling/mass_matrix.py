@@ -37,8 +37,8 @@ def inverse_mass_of_gradients(second_moments: Sequence[Tensor], damping: float =
     """P for second moments v̂ of the gradients: a step is as long as without P, and no direction is left behind.
 
     >>> (p,) = inverse_mass_of_gradients([torch.tensor([1.0, 1e-4])], damping=1e-6)
-    >>> p / p[0]
-    tensor([  1.0000, 100.0000])
+    >>> (p / p[0]).round()
+    tensor([  1., 100.])
     """
     scales = _scales(second_moments, damping)
     before = torch.stack([v.sum() for v in second_moments]).sum()

@@ -11,6 +11,7 @@ from torch import Tensor
 from rebapl.sampling.rule import prior_decay
 from rebapl.sampling.schedule import CyclicalSchedule
 from rebapl.sampling.settings import (
+    SCHEDULED,
     AdamWSettings,
     Cold,
     Cosine,
@@ -51,10 +52,6 @@ class CenteredAdamW(torch.optim.AdamW):
         self._centers = [
             center.to(p) for center, p in zip(state_dict["centers"], self.param_groups[0]["params"], strict=True)
         ]
-
-
-SCHEDULED = ("exploration", "burn_in", "samples_per_cycle")
-"""Settings of a sampler that its schedule carries out, not its step rule."""
 
 
 def build_optimizer(

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from rebapl.errors import UserError
+from rebapl.errors import UserError, unknown
 from rebapl.sampling.mass_matrix import DECAY, inverse_mass_of_adamw, inverse_mass_of_gradients
-from rebapl.sampling.settings import LangevinSettings
+from rebapl.sampling.settings import SCHEDULED, LangevinSettings
 
 NOISE_DECAY = 0.99
 NOISE_TRUST = 0.5  # of the running mean's full weight, reached after 70 gradients; before, V̂ is shrunk
@@ -40,10 +40,14 @@ def prior_decay(weight_decay: float, prior_std: float | None, num_data: int) -> 
 class Rule(torch.optim.Optimizer):
     """Base of the step rules: gradients with the prior's pull, and the noise that mini-batches already bring.
 
+    The `settings`, with their defaults, are those of the sampler's settings class: `temperature`, `weight_decay`,
+    `prior_std`, `gradient_noise`, `mass_matrix`, and for `SGHMC` also `momentum` and `integrator`. `center` may be one
+    tensor per parameter, too. Noise comes from `generator`, or from torch's global stream.
+
     `gradient_noise` is None (ignored), a constant γ̂, or "estimate": per coordinate, V̂ is a running mean
     of ½(g_t − g_{t−1})², the variance of the mini-batch mean gradient (differences of neighbours, because a
     plain running variance would count the movement of θ as noise). The injected noise is reduced accordingly
-    and never below zero. `own` holds values of a parameter group that only one rule has.
+    and never below zero.
 
     `mass_matrix="diagonal"` samples in coordinates in which gradients have one scale; see `mass_matrix`. It is
     estimated from the gradients of the steps at temperature 0 and frozen at the first step above it, or before by
@@ -53,7 +57,7 @@ class Rule(torch.optim.Optimizer):
     """
 
     settings: ClassVar[type[LangevinSettings]]
-    """What checks the values of a parameter group."""
+    """The class of the rule's settings: it has their defaults and checks the values of a parameter group."""
 
     def __init__(
         self,
@@ -61,31 +65,20 @@ class Rule(torch.optim.Optimizer):
         lr: float | Tensor,
         *,
         num_data: int,
-        temperature: float = 1.0,
-        weight_decay: float = 0.0,
-        prior_std: float | None = None,
         center: str | Sequence[Tensor] | None = None,
-        gradient_noise: float | str | None = None,
-        mass_matrix: str | None = None,
         generator: torch.Generator | None = None,
-        own: Mapping[str, Any] | None = None,
+        **settings: Any,
     ) -> None:
         self.generator = generator
         self._warned = False
         self._clamped: Tensor | None = None  # coordinates cut at zero, and all, so far
         self._read: Tensor | None = None
-        defaults = {
-            "lr": lr,
-            "num_data": num_data,
-            "temperature": temperature,
-            "weight_decay": weight_decay,
-            "prior_std": prior_std,
-            "center": center,
-            "gradient_noise": gradient_noise,
-            "mass_matrix": mass_matrix,
-            **(own or {}),
-        }
-        super().__init__(params, defaults)
+        fields = self.settings.model_fields
+        own = {name: fields[name].default for name in fields if name not in ("lr", "center", *SCHEDULED)}
+        for name in settings:
+            if name not in own:
+                raise unknown(f"setting of {type(self).__name__}", name, own)
+        super().__init__(params, {**own, **settings, "lr": lr, "num_data": num_data, "center": center})
         self.defaults["center"] = None if not isinstance(center, str) else center
 
     def __getstate__(self) -> dict[str, Any]:
@@ -200,7 +193,7 @@ class Rule(torch.optim.Optimizer):
 
     def inverse_mass(self, p: Tensor) -> Tensor:
         """P of one parameter, in its shape; 1 if it had no gradient while the others were measured."""
-        return self.state[p].setdefault("inverse_mass", torch.ones_like(p))
+        return self.state[p]["inverse_mass"] if "inverse_mass" in self.state[p] else torch.ones_like(p)
 
     @torch.no_grad()
     def freeze_mass(self, adamw: torch.optim.Optimizer | None = None) -> None:

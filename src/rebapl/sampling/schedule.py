@@ -3,36 +3,119 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field, model_validator
 from torch.optim.lr_scheduler import LRScheduler
 
 from rebapl.errors import UserError
 from rebapl.sampling.rule import Rule
+from rebapl.settings import Settings, refuse
+
+
+class Timetable(Settings):
+    """The cycles of a run, and the stages of each. `CyclicalSchedule` describes the settings."""
+
+    steps_per_cycle: int = Field(ge=1)
+    cycles: int | None = Field(default=None, ge=1)
+    exploration: float = Field(default=0.4, ge=0, le=1)
+    samples_per_cycle: int = 1
+    first_steps: int | None = Field(default=None, ge=1)
+    first_cycles: int = 1
+    floor: float = Field(default=0.05, ge=0, le=1)
+    granularity: Literal["step", "epoch"] = "step"
+    steps_per_epoch: int | None = None
+    warmup_steps: int = 0
+    warmup_lr: float = 1e-5
+    warmup_cycles: int = 1
+    keep_momentum: bool = False
+    burn_in: float = Field(default=0.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Timetable:
+        first, others, epoch = self.steps(0), self.steps_per_cycle, self.steps_per_epoch
+        if not 0 <= self.warmup_steps < first:
+            refuse(
+                "warmup_steps", f"is {self.warmup_steps}: accepted are 0 to {first - 1}, fewer than a cycle's {first}"
+            )
+        if self.granularity == "epoch" and (not epoch or others % epoch or first % epoch):
+            refuse("granularity", f"'epoch' needs steps_per_epoch dividing the steps of cycles ({first}, {others})")
+        if self.burn_in > self.exploration:
+            refuse("burn_in", f"is {self.burn_in}: it is part of the exploration, which is {self.exploration}")
+        stage = min(steps - _steps(self.exploration, steps) for steps in (first, others))
+        if not 1 <= self.samples_per_cycle <= max(stage, 1):
+            refuse(
+                "samples_per_cycle",
+                f"is {self.samples_per_cycle}; the sampling stage of a cycle has {stage} iterations: "
+                f"accepted from 1 to {max(stage, 1)}",
+            )
+        return self
+
+    def steps(self, cycle: int) -> int:
+        """How many iterations a cycle has."""
+        return self.first_steps if self.first_steps and cycle < self.first_cycles else self.steps_per_cycle
+
+    def locate(self, step: int) -> tuple[int, int]:
+        """The cycle that iteration `step` belongs to, and how many iterations of that cycle come before it."""
+        long = self.start_of(self.first_cycles)
+        if step < long:
+            return divmod(step, self.steps(0))
+        cycle, within = divmod(step - long, self.steps_per_cycle)
+        return cycle + self.first_cycles, within
+
+    def start_of(self, cycle: int) -> int:
+        """How many iterations come before a cycle; the inverse of `locate`."""
+        long = min(cycle, self.first_cycles)
+        return long * self.steps(0) + (cycle - long) * self.steps_per_cycle
+
+    def marks_sample(self, step: int) -> bool:
+        """Whether a sample is kept after iteration `step`: evenly spaced over the sampling stage of its cycle."""
+        cycle, before = self.locate(step)
+        total, samples = self.steps(cycle), self.samples_per_cycle
+        explore = _steps(self.exploration, total)
+        return any(before + 1 == explore + k * (total - explore) // samples for k in range(1, samples + 1))
+
+    def lr(self, base: float, cycle: int, within: int) -> float:
+        """The learning rate of an iteration: `warmup_lr`, or base·max(floor, ½(1 + cos πρ))."""
+        warmup = self.warmup_steps if cycle < self.warmup_cycles else 0
+        if within < warmup:
+            return self.warmup_lr
+        if self.granularity == "epoch" and self.steps_per_epoch:
+            within = (within - warmup) // self.steps_per_epoch * self.steps_per_epoch
+        return base * max(self.floor, 0.5 * (1 + math.cos(math.pi * within / self.steps(cycle))))
+
+
+def _steps(share: float, total: int) -> int:
+    """How many t have (t−1)/total < share, safe against 0.1·30 = 3.0000000000000004."""
+    return math.ceil(share * total - 1e-9)
 
 
 class CyclicalSchedule(LRScheduler):
     """lr_t = lr·max(floor, ½(1 + cos πρ)),  ρ = (t−1)/T_c,  t = 1..T_c in each cycle
 
     Zhang et al., "Cyclical Stochastic Gradient MCMC", 2020. While ρ < `exploration` the temperature is 0 (no
-    injected noise); afterwards it is the optimizer's own, and `samples_per_cycle` samples are marked, evenly
-    spaced, the last at the cycle's end. Momentum starts each cycle at zero unless `keep_momentum`.
+    injected noise); afterwards it is the optimizer's own. The settings, with the defaults of `Timetable`:
 
-    Call `step()` after the optimizer's step. Then `at_sample` and `at_cycle_end` describe the iteration that was just
-    done. `exploring`, `burning_in`, `cycle`, `at_cycle_start`, `done` and the optimizer's lr and temperature describe
-    the iteration to come.
-
-    * `first_steps`: the number of iterations of the first `first_cycles` cycles (None: as many as the others have).
+    * `steps_per_cycle`: the number of iterations of a cycle; `first_steps`: that of the first `first_cycles` cycles
+      (None: as many as the others have). There are `cycles` of them (None: without end).
+    * `exploration`: the share of a cycle without injected noise. In the rest of the cycle, `samples_per_cycle` samples
+      are marked, evenly spaced, the last at the cycle's end.
+    * `burn_in`: the share at the start of each cycle that belongs to another optimiser. It is no longer than the
+      exploration: afterwards the sampler has to move.
     * `floor`: share of lr below which the cosine does not go; 1 is a constant lr, 0 the plain cosine.
     * `granularity="epoch"` with `steps_per_epoch`: ρ moves once per epoch, as published baselines do.
     * `warmup_steps`: each of the first `warmup_cycles` cycles begins with this number of iterations at `warmup_lr`.
       Meanwhile the cosine's clock runs ("step"), or stands still and does not come to its end ("epoch", as published).
-    * `burn_in`, `burn_in_optimizer`: this share at the start of each cycle belongs to another optimiser (of
-      the same parameters), started afresh; `schedule.current` is the one to step. Its lr follows the curve.
-      No longer than the exploration: afterwards the sampler has to move. A sampler with a mass matrix takes it from
-      this optimiser, an AdamW, when the burn-in ends.
+    * `keep_momentum`: momentum starts each cycle at zero unless this is set.
+
+    Call `step()` after the optimizer's step. Then `at_sample` and `at_cycle_end` describe the iteration that was just
+    done. `cycle`, `within` (how many iterations of the cycle are done), `exploring`, `at_cycle_start`, `done` and the
+    optimizer's lr and temperature describe the iteration to come. `steps` are done in all.
+
+    `burn_in_optimizer`, an optimiser of the same parameters, makes the steps of the `burn_in`, started afresh in each
+    cycle; `schedule.current` is the one to step. Its lr follows the curve. A sampler with a mass matrix takes it from
+    this optimiser, an AdamW, when the burn-in ends.
 
     It is a scheduler of torch like any other (`get_last_lr`, `last_epoch`, which counts steps) and works on any torch
     optimizer; those without a temperature only get the learning rate.
@@ -57,139 +140,19 @@ class CyclicalSchedule(LRScheduler):
         optimizer: torch.optim.Optimizer,
         steps_per_cycle: int,
         *,
-        exploration: float = 0.4,
-        cycles: int | None = None,
-        samples_per_cycle: int = 1,
-        first_steps: int | None = None,
-        first_cycles: int = 1,
-        floor: float = 0.05,
-        granularity: str = "step",
-        steps_per_epoch: int | None = None,
-        warmup_steps: int = 0,
-        warmup_lr: float = 1e-5,
-        warmup_cycles: int = 1,
-        keep_momentum: bool = False,
-        burn_in: float = 0.0,
         burn_in_optimizer: torch.optim.Optimizer | None = None,
+        **settings: Any,
     ) -> None:
-        first = steps_per_cycle if first_steps is None else first_steps
-        for name, count in (("steps_per_cycle", steps_per_cycle), ("first_steps", first)):
-            if count < 1:
-                raise UserError(f"{name} is {count}; it must be at least 1")
-        if cycles is not None and cycles < 1:
-            raise UserError(f"cycles is {cycles}; it must be at least 1, or None for no end")
-        if not 0 <= warmup_steps < first:
-            raise UserError(
-                f"the warm-up has {warmup_steps} iterations; accepted: from 0 to {first - 1}, fewer than a "
-                f"cycle's {first}"
-            )
-        for name, share in (("exploration", exploration), ("floor", floor), ("burn_in", burn_in)):
-            if not 0 <= share <= 1:
-                raise UserError(f"{name} is {share}; it is a share, from 0 to 1")
-        if granularity not in ("step", "epoch"):
-            raise UserError(f"granularity is '{granularity}'; accepted: step, epoch")
-        if granularity == "epoch" and (
-            not steps_per_epoch or steps_per_cycle % steps_per_epoch or first % steps_per_epoch
-        ):
-            raise UserError(
-                f"granularity 'epoch' needs steps_per_epoch dividing the cycles' steps ({steps_per_cycle}"
-                f"{'' if first_steps is None else f' and {first}'}); given: {steps_per_epoch}"
-            )
-        if (burn_in > 0) != (burn_in_optimizer is not None):
+        self.timetable = Timetable(steps_per_cycle=steps_per_cycle, **settings)
+        if (self.timetable.burn_in > 0) != (burn_in_optimizer is not None):
             raise UserError("burn_in (a share above 0) and burn_in_optimizer go together: give both or none")
-        if burn_in > exploration:
-            raise UserError(
-                f"burn_in is {burn_in}; it is part of the exploration, which is {exploration}: at most that"
-            )
-        self.steps_per_cycle, self.cycles = steps_per_cycle, cycles
-        self.floor = floor
-        self._per_epoch = granularity == "epoch"
-        self._epoch = steps_per_epoch if self._per_epoch and steps_per_epoch else 1
-        self._warmup = (warmup_steps, warmup_lr, warmup_cycles)
-        self._keep_momentum = keep_momentum
-        self.first_cycles = first_cycles
-        self._first, self._others = (
-            _Cycle.of(steps, exploration, burn_in, samples_per_cycle) for steps in (first, steps_per_cycle)
-        )
-        self._burner = burn_in_optimizer
-        self.optimizer = optimizer
+        self.optimizer, self._burner = optimizer, burn_in_optimizer
+        self.optimizers = [each for each in (optimizer, burn_in_optimizer) if each is not None]
         groups = [group for each in self.optimizers for group in each.param_groups]
         self._base = [float(group["lr"]) for group in groups]
         self._temperatures = [group.get("temperature") for group in groups]
-        self.last_epoch = -1
+        self.done = False
         super().__init__(optimizer)  # it calls step() once, which sets the first learning rate
-
-    @property
-    def steps(self) -> int:
-        """How many iterations are done."""
-        return self.last_epoch
-
-    @property
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The main optimizer, and that of the burn-in if there is one."""
-        return [self.optimizer] if self._burner is None else [self.optimizer, self._burner]
-
-    def locate(self, step: int) -> tuple[int, int]:
-        """The cycle that iteration `step` belongs to, and how many iterations of that cycle come before it."""
-        long = self._first.steps * self.first_cycles
-        if step < long:
-            return divmod(step, self._first.steps)
-        cycle, within = divmod(step - long, self._others.steps)
-        return cycle + self.first_cycles, within
-
-    def start_of(self, cycle: int) -> int:
-        """How many iterations come before a cycle; the inverse of `locate`."""
-        long = min(cycle, self.first_cycles)
-        return long * self._first.steps + (cycle - long) * self._others.steps
-
-    def _of_cycle(self, cycle: int) -> _Cycle:
-        return self._first if cycle < self.first_cycles else self._others
-
-    @property
-    def cycle(self) -> int:
-        """The cycle that the next iteration belongs to, from 0."""
-        return self.locate(self.steps)[0]
-
-    @property
-    def within(self) -> int:
-        """How many iterations of this cycle are done: t−1."""
-        return self.locate(self.steps)[1]
-
-    @property
-    def done(self) -> bool:
-        return self.cycles is not None and self.cycle >= self.cycles
-
-    @property
-    def exploring(self) -> bool:
-        return self.within < self._of_cycle(self.cycle).explore
-
-    @property
-    def burning_in(self) -> bool:
-        return self.within < self._of_cycle(self.cycle).burn
-
-    @property
-    def _burn_in_ends(self) -> bool:
-        return self.within == self._of_cycle(self.cycle).burn
-
-    @property
-    def at_cycle_start(self) -> bool:
-        return self.within == 0
-
-    @property
-    def at_cycle_end(self) -> bool:
-        return self.steps > 0 and self.within == 0
-
-    @property
-    def at_sample(self) -> bool:
-        if self.steps == 0:
-            return False
-        cycle, before = self.locate(self.steps - 1)
-        return before + 1 in self._of_cycle(cycle).marks
-
-    @property
-    def current(self) -> torch.optim.Optimizer:
-        """The optimizer whose turn it is."""
-        return self._burner if self._burner is not None and self.burning_in else self.optimizer
 
     @property
     def lr(self) -> float:
@@ -198,88 +161,50 @@ class CyclicalSchedule(LRScheduler):
 
     def step(self, epoch: int | None = None) -> None:  # noqa: ARG002 (torch's own schedulers have it)
         """On to the next iteration."""
-        if self.last_epoch >= 0 and self.done:
-            raise UserError(f"the schedule's {self.cycles} cycles are over; ask for more with `cycles`")
-        self.last_epoch += 1
-        if self.last_epoch > 0 and self.at_cycle_start:
-            self._restart()
-        elif self._burner is not None and isinstance(self.optimizer, Rule) and self._burn_in_ends:
+        if self.done:
+            raise UserError(f"the schedule's {self.timetable.cycles} cycles are over; ask for more with `cycles`")
+        self._go_to(self.last_epoch + 1)
+        if self.at_cycle_end:
+            if self._burner is not None:
+                self._burner.state.clear()
+            if not self.timetable.keep_momentum:
+                self.optimizer.restart() if isinstance(self.optimizer, Rule) else self.optimizer.state.clear()
+        elif self._burner is not None and isinstance(self.optimizer, Rule) and self.within == self._burn_in_steps:
             self.optimizer.freeze_mass(self._burner)
-        self._apply()
 
-    def get_lr(self) -> list[float | torch.Tensor]:
-        """The learning rates of the next iteration, one per group of the optimizer."""
-        return [self._lr(base) for base in self._base[: len(self.optimizer.param_groups)]]
-
-    def _restart(self) -> None:
-        if self._burner is not None:
-            self._burner.state.clear()
-        if self._keep_momentum:
-            return
-        if isinstance(self.optimizer, Rule):
-            self.optimizer.restart()
-        else:
-            self.optimizer.state.clear()
-
-    def factor(self) -> float:
-        """max(floor, ½(1 + cos πρ)) for the next iteration."""
-        warmup_steps, _, warmup_cycles = self._warmup
-        waited = warmup_steps if self._per_epoch and self.cycle < warmup_cycles else 0
-        epochs = max(self.within - waited, 0) // self._epoch
-        return max(self.floor, 0.5 * (1 + math.cos(math.pi * epochs * self._epoch / self._of_cycle(self.cycle).steps)))
-
-    def _lr(self, base: float) -> float:
-        warmup_steps, warmup_lr, warmup_cycles = self._warmup
-        warming = self.within < warmup_steps and self.cycle < warmup_cycles
-        return warmup_lr if warming else base * self.factor()
-
-    def _apply(self) -> None:
+    def _go_to(self, step: int) -> None:
+        """Set all that describes the iteration `step`, which comes next, and the one before it."""
+        table = self.timetable
+        self.last_epoch = self.steps = step
+        self.cycle, self.within = table.locate(step)
+        total = table.steps(self.cycle)
+        self.exploring = self.within < _steps(table.exploration, total)
+        self.done = table.cycles is not None and self.cycle >= table.cycles
+        self.at_cycle_start = self.within == 0
+        self.at_cycle_end = step > 0 and self.within == 0
+        self.at_sample = step > 0 and table.marks_sample(step - 1)
+        self._burn_in_steps = _steps(table.burn_in, total)
+        burns_in = self._burner is not None and self.within < self._burn_in_steps
+        self.current = self.optimizers[-1] if burns_in else self.optimizer
         groups = [group for each in self.optimizers for group in each.param_groups]
         for group, base, temperature in zip(groups, self._base, self._temperatures, strict=True):
+            lr = table.lr(base, self.cycle, self.within)
             if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(self._lr(base))
+                group["lr"].fill_(lr)
             else:
-                group["lr"] = self._lr(base)
+                group["lr"] = lr
             if temperature is not None:
                 group["temperature"] = 0.0 if self.exploring else temperature
         self._last_lr = [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        """The learning rates of the next iteration, one per group of the optimizer."""
+        return list(self._last_lr)
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps, "lrs": list(self._base), "temperatures": list(self._temperatures)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken. Load the optimizers' states as well."""
-        self.last_epoch = state["steps"]
         self._base, self._temperatures = list(state["lrs"]), list(state["temperatures"])
-        self._apply()
-
-
-@dataclass(frozen=True)
-class _Cycle:
-    """The iterations of a cycle: all, those that explore, those that burn in, and after which a sample is kept."""
-
-    steps: int
-    explore: int
-    burn: int
-    marks: frozenset[int]
-
-    @classmethod
-    def of(cls, steps: int, exploration: float, burn_in: float, samples: int) -> _Cycle:
-        explore = _steps(exploration, steps)
-        return cls(steps, explore, _steps(burn_in, steps), frozenset(_sample_marks(explore, steps, samples)))
-
-
-def _steps(share: float, total: int) -> int:
-    """How many t have (t−1)/total < share, safe against 0.1·30 = 3.0000000000000004."""
-    return math.ceil(share * total - 1e-9)
-
-
-def _sample_marks(explore: int, total: int, samples: int) -> set[int]:
-    """After which iterations of a cycle to keep a sample: evenly spaced over the sampling stage."""
-    stage = total - explore
-    if samples < 1 or samples > max(stage, 1):
-        raise UserError(
-            f"samples_per_cycle is {samples}; the sampling stage of a cycle has {stage} iterations: "
-            f"accepted from 1 to {max(stage, 1)}"
-        )
-    return {explore + (k * stage) // samples for k in range(1, samples + 1)}
+        self._go_to(state["steps"])

@@ -74,6 +74,10 @@ class LangevinSettings(Prior):
         return self
 
 
+SCHEDULED = ("exploration", "burn_in", "samples_per_cycle")
+"""Settings of a sampler that its schedule carries out, not its step rule."""
+
+
 class SGLDSettings(LangevinSettings):
     """Stochastic gradient Langevin dynamics."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +16,10 @@ class SGHMC(Rule):
     """p ← p − h·N·∇L̃(θ);  θ ← θ + ½h·p;  p ← (1−η)·p + sqrt(T·(1−(1−η)²))·ε;  θ ← θ + ½h·p
 
     Chen, Fox & Guestrin, "Stochastic Gradient Hamiltonian Monte Carlo", 2014. Targets exp(−N·L(θ)/T) with
-    L = mean loss + ½·wd·‖θ−θ₀‖² (see `Rule`). Friction η = 1 − momentum, h = sqrt(lr/N), p of unit mass.
+    L = mean loss + ½·wd·‖θ−θ₀‖² (see `Rule`, also for the arguments). Friction η = 1 − momentum,
+    h = sqrt(lr/N), p of unit mass.
+
+    Settings: `momentum` 0.9, `temperature` 1, `integrator` "kdod", and the prior as `weight_decay` or `prior_std`.
 
     `integrator`, on a quadratic of curvature λ of N·L, with α = lr/N:
 
@@ -45,38 +47,11 @@ class SGHMC(Rule):
 
     settings: ClassVar = SGHMCSettings
 
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor,
-        *,
-        num_data: int,
-        momentum: float = 0.9,
-        temperature: float = 1.0,
-        weight_decay: float = 0.0,
-        prior_std: float | None = None,
-        center: str | Sequence[Tensor] | None = None,
-        gradient_noise: float | str | None = None,
-        mass_matrix: str | None = None,
-        integrator: str = "kdod",
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__(
-            params,
-            lr,
-            num_data=num_data,
-            temperature=temperature,
-            weight_decay=weight_decay,
-            prior_std=prior_std,
-            center=center,
-            gradient_noise=gradient_noise,
-            mass_matrix=mass_matrix,
-            generator=generator,
-            own={"momentum": momentum, "integrator": integrator},
-        )
-
     def _move(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> None:
-        buffers = [self._buffer(p) for p in params]
+        for p in params:
+            if "momentum_buffer" not in self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        buffers = [self.state[p]["momentum_buffer"] for p in params]
         lr, momentum, order = group["lr"], group["momentum"], group["integrator"]
         sampling = group["temperature"] > 0
         if sampling and not isinstance(lr, Tensor) and lr == 0:
@@ -98,13 +73,9 @@ class SGHMC(Rule):
                 self._refresh(group, params, buffers)
             if order != "printed":
                 add_(params, buffers, -lr)
-        self._note_lr(group, params)
-
-    def _buffer(self, p: Tensor) -> Tensor:
-        state = self.state[p]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        return state["momentum_buffer"]
+        noted = lr.clone() if isinstance(lr, Tensor) else lr  # one tensor for all that moved in this step
+        for p in params:
+            self.state[p]["momentum_lr"] = noted
 
     def _keep_momentum(self, group: dict[str, Any], params: list[Tensor], buffers: list[Tensor]) -> None:
         """v ← v·sqrt(lr_old/lr_new): the same p at the new lr. The old lr is each parameter's own: it may have skipped
@@ -112,20 +83,11 @@ class SGHMC(Rule):
         new = group["lr"]
         by_lr: dict[Any, tuple[Any, list[Tensor]]] = {}
         for p, buffer in zip(params, buffers, strict=True):
-            old = self._momentum_lr(p)
+            old = self.state[p].get("momentum_lr")
             if old is not None and (isinstance(new, Tensor) or old != new):
                 by_lr.setdefault(id(old) if isinstance(old, Tensor) else old, (old, []))[1].append(buffer)
         for old, some in by_lr.values():
             torch._foreach_mul_(some, (old / new) ** 0.5)
-
-    def _momentum_lr(self, p: Tensor) -> Any:
-        return self.state[p].get("momentum_lr")
-
-    def _note_lr(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        lr = group["lr"]
-        noted = lr.clone() if isinstance(lr, Tensor) else lr  # one tensor for all that moved in this step
-        for p in params:
-            self.state[p]["momentum_lr"] = noted
 
     def _refresh(self, group: dict[str, Any], params: list[Tensor], buffers: list[Tensor]) -> None:
         """The injected noise, in units of v."""
@@ -150,14 +112,14 @@ class SGHMC(Rule):
         for group in self.param_groups:
             correction = 1.0 if group["integrator"] == "kdod" else (1 + group["momentum"]) / 2
             for p in group["params"]:
-                if self._momentum_lr(p) is None:
+                lr = self.state[p].get("momentum_lr")
+                if lr is None:
                     continue
-                buffer = self.state[p]["momentum_buffer"]
-                squares = buffer.float().square()
+                squares = self.state[p]["momentum_buffer"].float().square()
                 if group["mass_matrix"] is not None:
                     squares = squares / self.inverse_mass(p)
-                sums.append(squares.sum() * (correction * self._momentum_lr(p) * group["num_data"]))
-                count += buffer.numel()
+                sums.append(squares.sum() * (correction * lr * group["num_data"]))
+                count += p.numel()
         if not sums:
             return torch.tensor(math.nan)
         return torch.stack([s.to(sums[0].device) for s in sums]).sum() / count

@@ -28,59 +28,34 @@ from rebapl.errors import UserError
 from rebapl.learnable import Learnable, shared_names
 from rebapl.repulsion import kick, stein_direction, stein_feature_direction, weights
 from rebapl.repulsion.parameters import total_norm
-from rebapl.sampling.loop import Batches, Loop, Sample, kept
+from rebapl.sampling.diagnostics import finite
+from rebapl.sampling.loop import Loop, Sample, kept
 from rebapl.sampling.objective import ReferencePool
 from rebapl.sampling.optimizers import build_schedule
 from rebapl.sampling.rule import prior_decay
-from rebapl.sampling.settings import Inference, SVGDSettings, pool_size
+from rebapl.sampling.settings import SVGDSettings
 
 
 class SVGD(Loop):
-    """Moves `particles` of `learner`'s parameters through one cycle; each ends as a sample. Arguments of `Chain`; of
-    these, `reference` are the images on which the kernel compares features, and `anchor`, `held_out` and `capture` must
-    be None.
+    """Moves `particles` of `learner`'s parameters through one cycle; each ends as a sample. Arguments as in `Chain`; of
+    these, `anchor`, `held_out` and `capture` must be None.
 
     Particle 0 starts as given, the others freshly drawn, all but the first kicked so that a deterministic
     initialisation does not leave them at one point. What they share starts as given. Each sample has its copy of it.
     """
 
-    def __init__(
-        self,
-        learner: Learnable[Any],
-        inference: Inference,
-        batches: Batches,
-        *,
-        num_data: int,
-        steps_per_epoch: int,
-        seed: int = 0,
-        reference: Tensor | None = None,
-        anchor: Tensor | None = None,
-        held_out: tuple[Tensor, Tensor | None] | None = None,
-        record_every: int = 0,
-        check_every: int = 25,
-        capture: bool | None = None,
-    ) -> None:
-        for name, given in (("anchor", anchor), ("held_out", held_out), ("capture", capture or None)):
+    streams = ("svgd/restart", "svgd/repulsion", "svgd/learner")
+
+    def _build(self, images: Tensor | None, anchor: Tensor | None) -> None:
+        for name, given in (("anchor", anchor), ("held_out", self.held_out), ("capture", self.capture or None)):
             if given is not None:
                 raise UserError(f"svgd has no use for `{name}`: leave it out")
-        if not isinstance(inference.sampler, SVGDSettings):
-            raise UserError(f"the sampler is '{inference.sampler.kind}': run it with Chain, not with SVGD")
-        super().__init__(
-            learner,
-            inference,
-            batches,
-            num_data=num_data,
-            steps_per_epoch=steps_per_epoch,
-            seed=seed,
-            streams=("svgd/restart", "svgd/repulsion", "svgd/learner"),
-            record_every=record_every,
-            check_every=check_every,
-        )
-        learner.use_noise(self.generators["svgd/learner"])
-        self.settings = inference.sampler
-        self.decay = prior_decay(self.settings.weight_decay, self.settings.prior_std, num_data)
-        self._module = _WithLoss(learner)
-        common = shared_names(learner, self.parameters)
+        if not isinstance(self.inference.sampler, SVGDSettings):
+            raise UserError(f"the sampler is '{self.inference.sampler.kind}': run it with Chain, not with SVGD")
+        self.settings = settings = self.inference.sampler
+        self.decay = prior_decay(settings.weight_decay, settings.prior_std, self.num_data)
+        self._module = _WithLoss(self.learner)
+        common = shared_names(self.learner, self.parameters)
         if len(common) == len(self.parameters):
             raise UserError("this learner shares all its parameters: there is nothing in which particles could differ")
         self.shared = {
@@ -88,13 +63,10 @@ class SVGD(Loop):
         }
         self.particles = self._spread()
         tensors = [p for part in (*self.particles, self.shared) for p in part.values()]
-        optimizer = torch.optim.SGD(tensors, lr=self.settings.lr, momentum=self.settings.momentum)
+        optimizer = torch.optim.SGD(tensors, lr=settings.lr, momentum=settings.momentum)
         stream = self.generators["svgd/restart"]
-        self.schedule = build_schedule(inference, tensors, num_data, steps_per_epoch, stream, optimizer)
-        size = pool_size(self.settings.images, self.settings.pool)
-        images = None if reference is None else reference[:size].to(self.device)
-        example = batches(0)[0][:1]
-        self.reference = ReferencePool(learner, self.settings.space, images, self.settings.images, example)
+        self.schedule = build_schedule(self.inference, tensors, self.num_data, self.steps_per_epoch, stream, optimizer)
+        self.reference = self._pool(settings.space, images, settings.images, settings.pool)
 
     @torch.no_grad()
     def _spread(self) -> list[dict[str, Tensor]]:
@@ -133,7 +105,7 @@ class SVGD(Loop):
         for p, of_particles in zip(self.shared.values(), zip(*common, strict=True), strict=True):
             p.grad = torch.stack(of_particles).mean(0) + self.decay * p.detach()
         moved = [direction, *(p.grad for p in self.shared.values() if p.grad is not None)]
-        self.guard.note(now, loss=torch.stack(losses).sum(), gradient=total_norm(moved))
+        self.guard.note(now, finite(loss=torch.stack(losses).sum(), gradient=total_norm(moved)))
         loss = torch.stack(losses).mean()
         if self._records(now):
             self.diagnostics.before(now, self.schedule.current, loss)

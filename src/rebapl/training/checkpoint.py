@@ -1,7 +1,7 @@
-"""What is kept of an unfinished training: checkpoints, the log, and going on from them.
+"""A training that can be interrupted: its checkpoints, its log, and how it goes on from them.
 
 A checkpoint holds nested tensors and plain values in one safetensors file, and is never a pickle. Its metadata hold the
-outline of the nested state and a checksum: the SHA-256 of the whole file in which the digits of the checksum are zeros.
+outline of the nested state and a checksum of that outline and the tensors.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 import math
-import re
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -34,12 +33,8 @@ Progress = Callable[[int, int, float], None]
 CHECKPOINT_SECONDS = 30
 """How many seconds of work the loss of a machine may cost."""
 
-_NO_DIGEST = "0" * 64
-_DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
-_BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError, OSError, SafetensorError)
-
-_UNFIT = (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError)
-"""What a state that does not fit makes a loop raise."""
+_UNFIT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
+"""The errors that a state of something else causes, in reading it and in a loop."""
 
 _log = logging.getLogger(__name__)
 
@@ -78,45 +73,27 @@ def save_checkpoint(state: Any, path: Path, previous: Path | None = None) -> Non
     The file that was there before is kept as `previous`, if that is given.
     """
     tensors: dict[str, Tensor] = {}
-    outline = _outline(state, tensors)
-    content = save(tensors, {"outline": json.dumps(outline), "sha256": _NO_DIGEST})
-    digest = hashlib.sha256(content).hexdigest()
-    begin = _digest_place(content)
-    write_atomically(path, content[:begin] + digest.encode() + content[begin + len(digest) :], previous)
+    outline = json.dumps(_outline(state, tensors))
+    metadata = {"outline": outline, "sha256": _checksum(outline, tensors)}
+    write_atomically(path, save(tensors, metadata), previous)
 
 
 def load_checkpoint(path: Path) -> Any:
-    """Read what `save_checkpoint` wrote. A file that was changed in any byte is refused."""
+    """Read the state that `save_checkpoint` wrote. A file whose content was changed is refused."""
     try:
         refuse_special(path)
         with safe_open(path, framework="pt") as file:  # it compares the header with the size of the file
-            _check_digest(path)
+            metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dict)
-            return _filled(json.loads(file.metadata()["outline"]), tensors)
-    except _BROKEN as error:
+        if metadata["sha256"] != _checksum(metadata["outline"], tensors):
+            raise ValueError("its checksum differs")
+        return _filled(json.loads(metadata["outline"]), tensors)
+    except (*_UNFIT, OSError, SafetensorError) as error:
         raise UserError(f"{path} is damaged ({error}): delete it to begin this run anew") from error
 
 
-def _digest_place(header: bytes | bytearray) -> int:
-    """Where the digits of the checksum begin. Inside the outline, quotation marks have a backslash before them."""
-    found = _DIGEST.search(header)
-    if found is None:
-        raise ValueError("it has no checksum")
-    return found.start(1)
-
-
-def _check_digest(path: Path) -> None:
-    with path.open("rb") as file:
-        size = file.read(8)
-        header = bytearray(size + file.read(int.from_bytes(size, "little")))
-        begin = _digest_place(header)
-        stored = header[begin : begin + len(_NO_DIGEST)].decode()
-        header[begin : begin + len(_NO_DIGEST)] = _NO_DIGEST.encode()
-        digest = hashlib.sha256(header)
-        while portion := file.read(1 << 22):
-            digest.update(portion)
-    if digest.hexdigest() != stored:
-        raise ValueError("its checksum differs")
+def _checksum(outline: str, tensors: dict[str, Tensor]) -> str:
+    return hashlib.sha256(outline.encode() + save(tensors)).hexdigest()
 
 
 def _outline(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -146,8 +123,8 @@ def _filled(outline: Any, tensors: dict[str, Tensor]) -> Any:
     return content
 
 
-class Kept:
-    """Keeps what a loop has done, in checkpoints and a log, and first goes on from those that are there.
+class ResumableLoop:
+    """Drives a loop, keeps its state in checkpoints and a log, and first goes on from those that are there.
 
     `run` names the run, and `images` the training images: a checkpoint of another run or of other images is refused. A
     `tracker` hears of the rows of the log.
@@ -176,7 +153,20 @@ class Kept:
         """How long the training has taken, including the time before an interruption."""
         return self._before + time.monotonic() - self._start
 
-    def between_steps(self, held: HeldBack, progress: Progress | None) -> None:
+    def run_until(
+        self, end: int, progress: Progress | None, cycles: Mapping[int, Mapping[str, Any]] | None = None
+    ) -> None:
+        """Do the steps up to `end`. The samples of `cycles`, see `cycle`, take the place of steps."""
+        try:
+            with HeldBack(active=self.checkpoints is not None) as held:
+                while not self.loop.done and self.loop.steps_done < end:
+                    if not self._take_over(cycles or {}):
+                        self.loop.step()
+                    self._between_steps(held, progress)
+        finally:
+            self._write_log()
+
+    def _between_steps(self, held: HeldBack, progress: Progress | None) -> None:
         """Report the step, write a checkpoint if it is time to or if somebody wants to end, and then let them."""
         loop = self.loop
         try:
@@ -196,17 +186,17 @@ class Kept:
             raise Interrupted(number, f"step {loop.steps_done} of {loop.steps_in_all} is kept") from error
 
     def cycle(self) -> dict[str, Any]:
-        """The samples of a cycle that was sampled by itself, for `take_over` in the run that it belongs to."""
+        """The samples of a cycle that was sampled by itself, for `run_until` in the run that it belongs to."""
         samples = [vars(sample) for sample in self.loop.samples]
         return {"samples": samples, "rows": self.rows, "seconds": self.seconds, **self.made_for}
 
-    def take_over(self, cycles: Mapping[int, Mapping[str, Any]]) -> bool:
+    def _take_over(self, cycles: Mapping[int, Mapping[str, Any]]) -> bool:
         """Take the samples of the cycle that begins now from `cycles`, if they are there and of this run."""
         schedule = self.loop.schedule
         part = cycles.get(schedule.cycle) if schedule.at_cycle_start else None
         if part is None or any(part.get(key) != value for key, value in self.made_for.items()):
             return False
-        self.write_log()
+        self._write_log()
         try:
             self.rows += part["rows"]
             self.loop.samples += [Sample(**sample) for sample in part["samples"]]
@@ -219,8 +209,8 @@ class Kept:
             ) from error
         return True
 
-    def write_log(self) -> None:
-        """Move what the loop has recorded to the rows so far, and write them all. The tracker hears of the new ones."""
+    def _write_log(self) -> None:
+        """Add the new records of the loop to the rows, and write them all. The tracker hears of the new ones."""
         new = self.loop.rows()
         self.rows += new
         if self.tracker is not None:
@@ -232,7 +222,7 @@ class Kept:
     def _save(self) -> None:
         if self.checkpoints is not None:
             self.loop.refuse_what_is_not_finite()
-        self.write_log()
+        self._write_log()
         if self.checkpoints is not None:
             self.checkpoints.save({"loop": self.loop.state_dict(), "seconds": self.seconds, **self.made_for})
         self._saved, self._saved_step = time.monotonic(), self.loop.steps_done

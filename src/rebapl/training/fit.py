@@ -20,12 +20,11 @@ from rebapl.data.dataset import Dataset
 from rebapl.data.own_images import ImageLike, dataset_of
 from rebapl.data.task import Task, load_task, task_of
 from rebapl.errors import UserError
-from rebapl.interruption import HeldBack
 from rebapl.learners import Learner, build_learner
 from rebapl.posterior import Posterior
 from rebapl.randomness import generator
 from rebapl.sampling import LOOPS, Inference, Loop
-from rebapl.training.checkpoint import Kept, Progress
+from rebapl.training.checkpoint import Progress, ResumableLoop
 from rebapl.training.log import Tracker
 from rebapl.training.resolution import ResolvedTraining, default_backbone, resolve_training, with_inference
 
@@ -87,8 +86,9 @@ class Training:
         """
         if self.loop is None:
             return Posterior.of(self.learner.eval(), [{}], self.about)
-        kept = Kept(self.loop, checkpoint, name or self._name(), self.images, log, tracker)
-        self._steps(kept, self.loop.steps_in_all, progress, cycles or {})
+        loop = ResumableLoop(self.loop, checkpoint, name or self._name(), self.images, log, tracker)
+        loop.run_until(self.loop.steps_in_all, progress, cycles)
+        self.seconds = loop.seconds
         self.learner.zero_grad()  # gradients lie in the memory of recorded passes, and would keep it
         return Posterior.of(self.learner.eval(), [sample.parameters for sample in self.loop.samples], self.about)
 
@@ -102,28 +102,15 @@ class Training:
         if self.loop is None:
             raise UserError("a method that learns nothing has no cycles")
         self.loop.begin_at(cycle)
-        start, end = (self.loop.schedule.start_of(each) for each in (cycle, cycle + 1))
+        start, end = (self.loop.schedule.timetable.start_of(each) for each in (cycle, cycle + 1))
 
         def moved(done: int, _total: int, loss: float) -> None:
             if progress is not None:
                 progress(done - start, end - start, loss)
 
-        kept = Kept(self.loop, checkpoint, name or self._name(), self.images, log)
-        self._steps(kept, end, moved, {})
-        return kept.cycle()
-
-    def _steps(self, kept: Kept, end: int, progress: Progress | None, cycles: Mapping[int, Mapping[str, Any]]) -> None:
-        """Go on until the step `end`, and keep what is done."""
-        assert self.loop is not None
-        try:
-            with HeldBack(active=kept.checkpoints is not None) as held:
-                while not self.loop.done and self.loop.steps_done < end:
-                    if not kept.take_over(cycles):
-                        self.loop.step()
-                    kept.between_steps(held, progress)
-        finally:
-            self.seconds = kept.seconds
-            kept.write_log()
+        loop = ResumableLoop(self.loop, checkpoint, name or self._name(), self.images, log)
+        loop.run_until(end, moved)
+        return loop.cycle()
 
     def _name(self) -> str:
         """What identifies a training that is no run: the settings that its posterior is stored with."""
@@ -205,17 +192,13 @@ def _either(name: str, given: Any, by_name: Any) -> Any:
 
 @contextlib.contextmanager
 def _shown(progress: Progress | bool | None, resolved: ResolvedTraining) -> Iterator[Progress | None]:
-    """The callback that was given, or one that moves a bar, in a terminal or a notebook."""
-    if not isinstance(progress, bool):
-        yield progress
-    elif not progress:
-        yield None
+    """`progress` itself if it is a callback, or one that moves a bar in a terminal or a notebook if it is true."""
+    if progress is not True:
+        yield progress or None
     else:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Bars(*columns) as bars:
+        with Bars() as bars:
             bar = bars.add_task(f"{resolved.method} · {resolved.inference_name}")
             yield lambda done, total, _: bars.update(bar, completed=done, total=total)
 
@@ -227,7 +210,7 @@ def _task(
     template: str | None,
     seed: int | None,
 ) -> Task:
-    """The task that was given, or the task of the data set or of the images that were given."""
+    """The first argument of `fit` as a task, which may be one already, a data set or images."""
     first = 1 if seed is None else seed
     if isinstance(given, Task | Dataset | str):
         if labels is not None or class_names is not None or template is not None:
@@ -252,7 +235,7 @@ def _of_learner(
     method_settings: Mapping[str, Any] | None,
     inference_settings: Mapping[str, Any] | None,
 ) -> ResolvedTraining:
-    """The settings of a training whose learner was given as an object: its own, and an inference for its recipe."""
+    """The settings of a training of a learner that exists already: its own, and an inference for its recipe."""
     if method_settings:
         raise UserError("a learner given as an object has its settings already: leave method_settings out")
     if list(learner.class_names) != list(task.train.class_names):

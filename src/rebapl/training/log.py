@@ -1,4 +1,4 @@
-"""What is told of a training while it goes on: the rows of `log.csv`, and trackers such as TensorBoard or MLflow.
+"""The log of a training: the rows of `log.csv`, and trackers such as TensorBoard or MLflow, which hear of them.
 
 A tracker is any object with the three methods of `Tracker`. `register_tracker` gives a name to a function that opens
 one for a run, so that `rebapl train --track NAME` finds it; a package of its own declares it under the entry points
@@ -69,7 +69,7 @@ def _cell(value: float | None) -> str:
 
 
 class Tracker(Protocol):
-    """What hears of a training and of scores."""
+    """An object that hears of a training and of scores."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Take a row of the log: loss, step size, temperatures … (the columns of `log.csv`) after `step` steps."""
@@ -86,7 +86,7 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is opened for: the name of the run, its folder, and all its settings by dotted names."""
+    """The run that a tracker is opened for: its name, its folder, and all its settings by dotted names."""
 
     name: str
     folder: Path
@@ -96,22 +96,17 @@ class TrackedRun:
 OpenTracker = Callable[[TrackedRun], Tracker]
 
 
-@dataclass(frozen=True)
-class TrackerKind:
-    """How a tracker is opened, and the module that must be installed for it, which an extra of its name brings."""
+TRACKERS: Registry[OpenTracker] = Registry("tracker", "rebapl.trackers")
 
-    open: OpenTracker
-    needs: str | None = None
+EXTRAS = ("tensorboard", "mlflow")
+"""Our own trackers. Each needs the package of its name, which an extra of this package brings."""
 
 
-TRACKERS: Registry[TrackerKind] = Registry("tracker", "rebapl.trackers")
-
-
-def register_tracker(name: str, needs: str | None = None) -> Callable[[OpenTracker], OpenTracker]:
-    """Register a function (or a class) that opens a tracker for a `TrackedRun`. `needs` is a module it imports."""
+def register_tracker(name: str) -> Callable[[OpenTracker], OpenTracker]:
+    """Register a function (or a class) that opens a tracker for a `TrackedRun`."""
 
     def registered(open_tracker: OpenTracker) -> OpenTracker:
-        TRACKERS.known[name] = TrackerKind(open_tracker, needs)
+        TRACKERS.known[name] = open_tracker
         return open_tracker
 
     return registered
@@ -120,15 +115,15 @@ def register_tracker(name: str, needs: str | None = None) -> Callable[[OpenTrack
 def check_trackers(names: Sequence[str]) -> None:
     """Refuse names that nobody registered, and trackers whose package is not installed."""
     for name in names:
-        needs = TRACKERS.find(name).needs
-        if needs is not None and find_spec(needs) is None:
+        TRACKERS.find(name)
+        if name in EXTRAS and find_spec(name) is None:
             raise UserError(f"tracker '{name}' needs a package that is not installed: pip install 'rebapl[{name}]'")
 
 
 @contextmanager
 def tracked(names: Sequence[str], run: TrackedRun) -> Iterator[Tracker]:
     """All the named trackers as one, open for a run, and closed in the end."""
-    together = _Together({name: TRACKERS.find(name).open(run) for name in names})
+    together = _Together({name: TRACKERS.find(name)(run) for name in names})
     try:
         yield together
     finally:
@@ -159,7 +154,7 @@ class _Together:
                 warnings.warn(f"tracker '{name}' is left out: {type(error).__name__}: {error}", stacklevel=2)
 
 
-@register_tracker("tensorboard", needs="tensorboard")
+@register_tracker("tensorboard")
 class TensorBoard:
     """Writes to the folder `tensorboard` of the run: `tensorboard --logdir runs` shows all runs."""
 
@@ -182,7 +177,7 @@ class TensorBoard:
         self.writer.close()
 
 
-@register_tracker("mlflow", needs="mlflow")
+@register_tracker("mlflow")
 class MLflow:
     """A run of MLflow in the experiment `rebapl`, or in the one that `MLFLOW_EXPERIMENT_NAME` names.
 

@@ -11,7 +11,7 @@ from rebapl.data.embedded import EMBEDDED
 from rebapl.errors import UserError
 from rebapl.learners import METHODS, Recipe
 from rebapl.sampling import Inference
-from rebapl.sampling.presets import changed_preset, has_own_epochs
+from rebapl.sampling.presets import has_own_epochs, preset
 from rebapl.settings import SettingError, Settings, nested, overlaid, refuse
 
 CUSTOM = "custom"
@@ -127,7 +127,7 @@ def with_inference(
             if has_own_epochs(inference, method):
                 changes = {"epochs": epochs, **changes}
         try:
-            name, chosen = inference, changed_preset(inference, recipe, method, per_image, changes)
+            name, chosen = inference, preset(inference, recipe, method, per_image, **changes)
         except SettingError as error:
             raise error.below("inference") from None
     return ResolvedTraining(method, method_settings, name, chosen, recipe.crop_scale)

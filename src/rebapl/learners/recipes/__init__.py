@@ -23,7 +23,6 @@ nobody says how many shots there are, a value that follows them is left to its d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,24 +55,16 @@ class Recipe(Settings):
     inference_settings: dict[str, Any] = Field(default_factory=dict)
 
 
-def recipe_values(recipes: SettingsFile, protocol: str, dataset: str, shots: int | None = None) -> dict[str, Value]:
-    """Every value that a recipe file has for a protocol, a data set and a number of shots, with its origin."""
-    layers = recipes.under(_conditions(protocol, dataset, shots))
-    return combined(layers, {} if shots is None else {"shots": shots})
-
-
 def recipe_at(
     recipes: SettingsFile, protocol: str, dataset: str, shots: int | None = None
 ) -> tuple[dict[str, Any], Recipe]:
     """The method's settings that differ from its defaults there, and the recipe."""
-    return _parted(recipe_values(recipes, protocol, dataset, shots))
-
-
-def _conditions(protocol: str, dataset: str, shots: int | None) -> Iterator[str]:
+    conditions = []
     for key in (protocol, dataset, f"{protocol}/{dataset}"):
-        yield key
+        conditions.append(key)
         if shots is not None and key != dataset:
-            yield f"{key}@{shots}"
+            conditions.append(f"{key}@{shots}")
+    return _parted(combined(recipes.under(conditions), {} if shots is None else {"shots": shots}))
 
 
 def _parted(values: dict[str, Value]) -> tuple[dict[str, Any], Recipe]:

@@ -21,7 +21,7 @@ from rebapl.settings import leaves, nested
 if TYPE_CHECKING:
     from rebapl.learners import Recipe
 
-__all__ = ["PRESETS", "changed_preset", "has_own_epochs", "preset", "preset_values", "register_preset"]
+__all__ = ["PRESETS", "has_own_epochs", "preset", "preset_values", "register_preset"]
 
 FOLDER = Path(__file__).parent
 
@@ -74,8 +74,10 @@ def preset_values(name: str, recipe: Recipe, method: str = "", per_image: bool =
     return _resolved(name, recipe, method, per_image, {})
 
 
-def preset(name: str, recipe: Recipe, method: str = "", /, *, per_image: bool = True, **changes: Any) -> Inference:
+def preset(name: str, recipe: Recipe, method: str = "", per_image: bool = True, /, **changes: Any) -> Inference:
     """The settings of a preset for a learner's recipe, with `changes` on top, nested or with dots.
+
+    `method` and `per_image` are as in `preset_values`.
 
     A `kind` that is changed takes its own defaults: nothing of the other kind's settings stays. What follows from a
     change is changed with it: without exploration there is no burn-in, a warm-up leaves at least one epoch, and a run
@@ -91,11 +93,6 @@ def preset(name: str, recipe: Recipe, method: str = "", /, *, per_image: bool = 
     >>> preset("rebapl", recipe, **{"repulsion.distance": "energy"}).repulsion.distance
     Energy()
     """
-    return changed_preset(name, recipe, method, per_image, changes)
-
-
-def changed_preset(name: str, recipe: Recipe, method: str, per_image: bool, changes: Mapping[str, Any]) -> Inference:
-    """The same as `preset`, for changes that somebody wrote and that may have any names."""
     values = _resolved(name, recipe, method, per_image, dict(leaves(nested(changes))))
     return Inference(**nested({key: each.value for key, each in values.items()}))
 
@@ -108,7 +105,10 @@ def _resolved(name: str, recipe: Recipe, method: str, per_image: bool, changes: 
         layers.append({f"repulsion.{each}": Value(None, "definition") for each in ("images", "pool")})
     layers.append({key: Value(value, "asked for") for key, value in changes.items()})
     follows = _following({key: each.value for key, each in combined(layers, quantities).items()})
-    layers.append({key: Value(value, "ours") for key, value in follows.items() if not _asked(key, changes)})
+    asked = tuple(f"{key}." for key in changes)  # a setting is asked for if it, or one inside it, is
+    layers.append(
+        {key: Value(value, "ours") for key, value in follows.items() if not any(a.startswith(f"{key}.") for a in asked)}
+    )
     return combined(layers, quantities)
 
 
@@ -144,8 +144,3 @@ def _following(values: Mapping[str, Any]) -> dict[str, Any]:
     if force == "normalised" and values.get("repulsion.stage") != "both":
         follows["repulsion.potential"] = {"kind": Inverse.kind, "epsilon": Inverse().epsilon}
     return follows
-
-
-def _asked(name: str, changes: Mapping[str, Any]) -> bool:
-    """Whether a setting, or one inside it, is among the changes."""
-    return any(f"{each}.".startswith(f"{name}.") for each in changes)

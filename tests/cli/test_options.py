@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rebapl.cli import engine_options
+from rebapl.cli import options
 from rebapl.cli.commands import app
 
 COMMAND: Any = SimpleNamespace(resilient_parsing=False)
@@ -21,8 +21,8 @@ def test_workers_begin_to_import_as_soon_as_several_runs_at_a_time_are_asked_for
     given: str | int | None, begins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[bool] = []
-    monkeypatch.setattr(engine_options, "begin_server", lambda: begun.append(True))
-    assert engine_options.expect_workers(COMMAND, given) == given
+    monkeypatch.setattr(options, "begin_server", lambda: begun.append(True))
+    assert options.expect_workers(COMMAND, given) == given
     assert bool(begun) == begins
 
 
@@ -37,14 +37,14 @@ def test_workers_begin_to_import_as_soon_as_several_runs_at_a_time_are_asked_for
 )
 def test_they_do_not_begin_where_the_shell_completes_a_word(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The shell would wait for them."""
-    monkeypatch.setattr(engine_options, "begin_server", lambda: pytest.fail("begun"))
+    monkeypatch.setattr(options, "begin_server", lambda: pytest.fail("begun"))
     asked = {"_REBAPL_COMPLETE": "complete_bash", "COMP_WORDS": f"rebapl {words}", "COMP_CWORD": "5"}
     assert CliRunner().invoke(app, [], env=asked, prog_name="rebapl").stdout.split() == ["maple"]
 
 
 def test_several_devices_to_learn_on_are_several_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[bool] = []
-    monkeypatch.setattr(engine_options, "begin_server", lambda: begun.append(True))
+    monkeypatch.setattr(options, "begin_server", lambda: begun.append(True))
     CliRunner().invoke(app, ["learn", "nowhere", "--device", "cpu,cpu"])
     assert begun
 

@@ -1,0 +1,199 @@
+"""The options that several commands share, how their values are read, and what the shell completes for them.
+
+The names for the shell are read from the files of the package, since a person who presses Tab does not wait until torch
+is imported. Names that plugins register are not completed. Where nothing here fits, the shell completes names of files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+import rebapl
+from rebapl.errors import UserError
+from rebapl.runs.workers import begin_server
+
+if TYPE_CHECKING:
+    from rebapl.runs.engine import Engine
+
+SOURCE = Path(rebapl.__file__).parent
+
+
+def complete_methods(incomplete: str) -> list[str]:
+    """The methods; each has a file with its recipe."""
+    return _beginning(incomplete, _yaml_files(SOURCE / "learners" / "recipes"))
+
+
+def complete_inference(incomplete: str) -> list[str]:
+    """The presets, but not those that only others extend."""
+    return _beginning(incomplete, _yaml_files(SOURCE / "sampling" / "presets"))
+
+
+def complete_datasets(incomplete: str) -> list[str]:
+    """The embedded and the published data sets."""
+    from rebapl.data.embedded import EMBEDDED
+    from rebapl.data.published import PUBLISHED
+
+    return _beginning(incomplete, (*EMBEDDED, *PUBLISHED))
+
+
+def complete_runs(incomplete: str) -> list[str]:
+    """The runs in the folder of runs that is being typed, or in `runs`."""
+    typed = Path(incomplete or "runs/")
+    parent = typed if incomplete.endswith("/") or not incomplete else typed.parent
+    found = sorted(str(file.parent) for file in parent.glob("*/config.json"))
+    return _beginning(incomplete, found) or _beginning(incomplete, ["runs/"] if Path("runs").is_dir() else [])
+
+
+def _yaml_files(folder: Path) -> list[str]:
+    return sorted(file.stem for file in folder.glob("*.yaml") if not file.name.startswith("_"))
+
+
+def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def expect_workers(context: typer.Context, given: str | int | None) -> str | int | None:
+    """Let the server of workers begin to import now, if the user wants several runs at a time.
+
+    Where the shell only asks how a word goes on, nothing is begun.
+    """
+    several = (isinstance(given, int) and given > 1) or (isinstance(given, str) and "," in given)
+    if several and not context.resilient_parsing:
+        begin_server()
+    return given
+
+
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Show no progress and no notes; results, warnings and errors stay.")
+]
+TrackOption = Annotated[
+    str | None,
+    typer.Option(help="Also log to these trackers, with commas: tensorboard, mlflow, or those that plugins register."),
+]
+Root = Annotated[Path | None, typer.Option(help="Folder of the published data sets; $REBAPL_DATA if not given.")]
+ClassesOption = Annotated[
+    str | None, typer.Option(help="Other class names, separated by commas, or @FILE with one per line.")
+]
+RunsFolder = Annotated[Path, typer.Option(help="Folder of runs; a run gets a folder named by its settings' hash.")]
+Epochs = Annotated[int | None, typer.Option(help="Epochs instead of the number that was published.")]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        help="Where runs happen: local (this machine), ray (a Ray cluster), slurm (jobs of SLURM), or one of a plugin.",
+    ),
+]
+EngineOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--engine-option",
+        "-E",
+        metavar="NAME=VALUE",
+        help="An option of that engine; repeatable. ray: address, cpus, gpus (of a run; a share such as 0.25 is "
+        "possible). slurm: partition, time, cpus, gpus.",
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        callback=expect_workers,
+        help="cpu, cuda, or several: cuda:0,cuda:1; the GPU if there is one.",
+    ),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs", min=1, callback=expect_workers, help="Runs or shards at a time on each device; 1 if not given."
+    ),
+]
+
+
+def engine_of(
+    name: str, runs: Path, device: str | None = None, jobs: int | None = None, options: Sequence[str] | None = None
+) -> Engine[Any]:
+    """The engine that these options name, for runs in the folder `runs`."""
+    from rebapl.runs.engines import build_engine
+
+    given = {}
+    for word in options or ():
+        option, equals, value = word.partition("=")
+        if not equals or not value:
+            raise UserError(f"--engine-option {word}: write NAME=VALUE, such as address=auto or time=2:00:00")
+        given[option.strip().replace("-", "_")] = value.strip()
+    return build_engine(name, runs, devices=parse_names(device), jobs=jobs, options=given)
+
+
+def parse_names(given: str | None) -> list[str] | None:
+    """Names with commas between them; None where none are given.
+
+    >>> parse_names("imagenet_a, imagenet_r")
+    ['imagenet_a', 'imagenet_r']
+    """
+    return None if given is None else [word.strip() for word in given.split(",") if word.strip()]
+
+
+def parse_trackers(given: str | None) -> tuple[str, ...]:
+    """Names of trackers with commas between them, if they can be used here."""
+    from rebapl.training.log import check_trackers
+
+    names = tuple(parse_names(given) or ())
+    check_trackers(names)
+    return names
+
+
+def parse_seeds(given: str) -> list[int]:
+    """Whole numbers with commas between them.
+
+    >>> parse_seeds("1,2,3")
+    [1, 2, 3]
+    """
+    try:
+        seeds = [int(word) for word in given.split(",")]
+    except ValueError as error:
+        raise UserError(f"--seeds {given}: write whole numbers with commas between them, such as 1,2,3") from error
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"--seeds {given}: each seed is one run; name it once")
+    return seeds
+
+
+def parse_threshold(given: str) -> dict[str, Any]:
+    """Read the risk or the coverage that a threshold should keep, and the uncertainty that it applies to.
+
+    >>> parse_threshold("risk=0.05"), parse_threshold("coverage=0.9,by=entropy")
+    ({'risk': 0.05}, {'coverage': 0.9, 'by': 'entropy'})
+    """
+    wanted: dict[str, Any] = {}
+    for key, _, value in (word.partition("=") for word in given.split(",")):
+        try:
+            wanted[key.strip()] = json.loads(value)
+        except json.JSONDecodeError:
+            wanted[key.strip()] = value.strip()
+    aims = [key for key in ("risk", "coverage") if isinstance(wanted.get(key), int | float)]
+    if len(aims) != 1 or wanted.keys() - {*aims, "by"}:
+        raise UserError(
+            f"--fit-threshold {given}: write risk=0.05 (the share of wrong answers allowed) or coverage=0.9 (the share "
+            "to answer), and after a comma, if you like, by=entropy"
+        )
+    return wanted
+
+
+def given_class_names(given: str | None) -> list[str] | None:
+    """Class names with commas between them, or those in the lines of a file; None where none are given.
+
+    >>> given_class_names("cat, big dog")
+    ['cat', 'big dog']
+    """
+    from rebapl.files import read_lines
+
+    if given is None:
+        return None
+    names = read_lines(Path(given[1:])) if given.startswith("@") else [name.strip() for name in given.split(",")]
+    if len(names) == 1:
+        raise UserError(f"one class name ({names[0]}) would be the answer to every image: give at least two")
+    return names
