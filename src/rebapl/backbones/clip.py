@@ -44,7 +44,7 @@ VISION = {
 
 
 def read_config(given: Mapping[str, Any]) -> SimpleNamespace:
-    """What config.json says of the sizes. Early checkpoints say it a second time, in `…_config_dict`, which counts."""
+    """The sizes in config.json. Early checkpoints have them a second time, in `…_config_dict`, which counts."""
     sections = {}
     for name, defaults in (("text_config", TEXT), ("vision_config", VISION)):
         earlier = given.get(f"{name}_dict")
@@ -93,7 +93,7 @@ def towers(model: Any) -> tuple[Tower, Tower]:
 
 
 def text_tokenizer(folder: Path, limit: int) -> TextTokenizer:
-    """A CLIP tokenizer puts a start and an end token around text; what follows the end may be cut.
+    """A CLIP tokenizer puts a start and an end token around text; tokens behind the end may be cut.
 
     A tokenizer.json is read as it stands, unless a file beside it names special tokens that it does not have.
     """

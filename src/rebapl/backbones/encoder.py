@@ -80,7 +80,7 @@ class DualEncoder:
     """A frozen image tower and a frozen text tower with a joint feature space.
 
     `model` holds the tensors: one that `load_backbone` has made, or one of `transformers`, which has the same names.
-    What is particular to its architecture stands in `ARCHITECTURES`. Every size is read from the checkpoint. `revision`
+    The particulars of its architecture stand in `ARCHITECTURES`. Every size is read from the checkpoint. `revision`
     is the commit of the hub that it comes from, if it does. This class is not an `nn.Module`, so that the parameters of
     the encoder do not become parameters of a learner that holds it.
     """

@@ -1,4 +1,4 @@
-"""What CLIP and SigLIP share: how the sizes are read from a checkpoint, and what holds its tensors.
+"""The parts that CLIP and SigLIP share: sizes that are read from a checkpoint, and modules that hold its tensors.
 
 Names are those of `transformers`, in whose format checkpoints are, so that its models can take the place of ours. Its
 own classes are not used because to import them takes seconds, twice as long as everything else that a command imports.
@@ -98,7 +98,7 @@ def embedding(count: int, width: int) -> nn.Embedding:
 
 
 def text_embeddings(tower: SimpleNamespace) -> NamedModules:
-    """What texts are embedded with: a vector for each token and one for each position."""
+    """The embeddings of texts: a vector for each token and one for each position."""
     return NamedModules(
         token_embedding=embedding(tower.vocab_size, tower.hidden_size),
         position_embedding=embedding(tower.max_position_embeddings, tower.hidden_size),

@@ -47,7 +47,7 @@ VISION = {**TOWER, "num_channels": 3, "image_size": 224, "patch_size": 16, "visi
 
 
 def read_config(given: Mapping[str, Any]) -> SimpleNamespace:
-    """What config.json says of the sizes. Text features are as wide as its states, if it does not say how wide."""
+    """The sizes in config.json. Text features are as wide as its states, if it does not say how wide."""
     text = read_tower("text_config", given.get("text_config"), TEXT)
     width = (given.get("text_config") or {}).get("projection_size")
     text.projection_size = text.hidden_size if width is None else checked("text_config.projection_size", width, 768)

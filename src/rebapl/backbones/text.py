@@ -66,7 +66,7 @@ class TextTokenizer:
 
     `encode` maps a string to ids that begin with `start`, if there is one, and end with `end`, as a checkpoint's
     tokenizer does. `limit` is the number of positions that the text tower has. Without `pad`, attention is causal
-    and features are read at the end token. So what follows the longest sequence changes no feature and is cut off.
+    and features are read at the end token. So tokens behind the longest sequence change no feature and are cut off.
     With `pad`, all sequences are filled up to `limit` with it, and features are read at the last position.
     `vocabulary` has the id of every token; it only tells one tokenizer from another, see `fingerprint`.
     """

@@ -198,11 +198,11 @@ class States:
 
 @dataclass(eq=False)
 class Tower:
-    """The layers of one frozen encoder, with what comes before and after them.
+    """The layers of one frozen encoder, with the norms, the pooling and the projection around them.
 
     `first_norm`, which CLIP's vision tower has, is applied to the states before layer 0, after the edit of that layer.
-    The feature is the `projection` of the state at the read position, or of what `pool` makes of all states
-    (B, L, d) → (B, d).
+    The feature is the `projection` of the state at the read position, or of the result of
+    `pool` for all states, (B, L, d) → (B, d).
     """
 
     layers: Sequence[Layer]
@@ -232,8 +232,8 @@ class Tower:
     def last_states(self, states: States, edits: Mapping[int, Edit] | None = None, count: int = 1) -> Tensor:
         """The `count` states (B, count, d) from position `read` on, behind the last layer and its norm.
 
-        The states go through the layers that are left, with the edits of `run`. The last layer computes only what is
-        read.
+        The states go through the layers that are left, with the edits of `run`. The last layer computes only the
+        states that are read.
         """
         last = len(self.layers) - 1
         states = self.run(states, edits, last)

@@ -53,8 +53,8 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line; a `UserError` or an `OSError` becomes one line on stderr, and exit code 2, or 1 for work.
 
-    `--debug` shows the traceback before that line. After Ctrl-C, SIGTERM or SIGHUP a line says which part of
-    the work is kept.
+    `--debug` shows the traceback before that line. After Ctrl-C, SIGTERM or SIGHUP a line says which part of the work
+    is kept.
     """
     # Threads that wait for one another by spinning long are many times slower when other programs want the cores too.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -113,7 +113,7 @@ def _show_error(message: str) -> None:
     from rich.markup import escape
 
     shown = escape(printable(message, keep="\n"))
-    Console(stderr=True, highlight=False).print(f"[bold red]error:[/bold red] {shown}")
+    Console(stderr=True, highlight=False).print(f"[bold red]error:[/bold red] {shown}", soft_wrap=True)
 
 
 def _print_version(wanted: bool) -> None:

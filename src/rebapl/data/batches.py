@@ -43,7 +43,7 @@ class LabelledImages:
         self._images = None
 
     def fingerprint(self) -> str:
-        """What identifies these images: a checksum of keys, labels, sizes and 64 pixels of each, evenly spread."""
+        """A checksum that identifies these images: of keys, labels, sizes and 64 pixels of each, evenly spread."""
         digest = hashlib.sha256()
         for item, image in zip(self.items, self.images, strict=True):
             digest.update(f"{item.key}\n{item.label} {image.size}\n".encode("utf-8", "surrogatepass"))

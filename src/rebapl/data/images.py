@@ -18,10 +18,10 @@ from rebapl.errors import UserError, printable
 from rebapl.wording import number_of
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif")
-"""What counts as an image in a folder. A file named outright may be anything that Pillow reads."""
+"""The endings of images in a folder. A file named outright may be anything that Pillow reads."""
 
 HEIC = (".heic", ".heif")
-"""What counts as an image, too, where pillow-heif is installed."""
+"""Further endings of images, where pillow-heif is installed."""
 
 HEIC_ADVICE = "HEIC photos need pillow-heif: pip install 'rebapl[heic]'"
 
@@ -36,7 +36,7 @@ BROKEN = (
     RuntimeError,
     Image.DecompressionBombError,
 )
-"""What Pillow raises for broken files of one format or another."""
+"""The errors that Pillow raises for broken files of one format or another."""
 
 
 LARGE = 64 * 2**20

@@ -1,6 +1,6 @@
 """The fifteen published data sets: how their files lie below the data root, and the rules for their class names.
 
-What differs from one to the other stands in `published.yaml`. A missing file is an error that says where to get it.
+Their differences stand in `published.yaml`. A missing file is an error that says where to get it.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ PORTION = 1024
 
 
 MOST_THREADS = 8
-"""Threads at most. What Python itself does for an image takes turns: sixteen threads on sixteen cores read no quicker
-than eight, and leave the thread that answers waiting for its turn."""
+"""The largest number of threads. Python's own share of the work on an image takes turns: sixteen threads on sixteen
+cores read no quicker than eight, and leave the thread that answers waiting for its turn."""
 
 
 def cores() -> int:
@@ -57,8 +57,8 @@ def portions(items: Sequence[Given], size: int = PORTION) -> Iterator[Sequence[G
 def mapped_ahead(function: Callable[[Given], Result], items: Iterable[Given], ahead: int) -> Iterator[Result]:
     """`map(function, items)` by several threads, see `thread_count`, which are up to `ahead` items before the caller.
 
-    An exception is raised where the result would come; what was begun after it is dropped, as it is if the caller
-    stops.
+    An exception is raised where the result would come. Results that were begun after it are dropped, and all of them
+    if the caller stops.
 
     >>> list(mapped_ahead(str.upper, ["a", "b"], ahead=8))
     ['A', 'B']
@@ -78,9 +78,9 @@ def mapped_ahead(function: Callable[[Given], Result], items: Iterable[Given], ah
 class Ahead(Generic[Result]):
     """Makes things ahead of time: `ahead(step)` gives `make(step)`, which threads have made in the background.
 
-    When a step is asked for, the `depth` steps after it are begun. After a jump to another step, what was made for
-    steps in between is dropped. An exception in `make(step)` is raised when that step is asked for. The threads end
-    with this object.
+    When a step is asked for, the `depth` steps after it are begun. After a jump to another step, the results
+    for steps in between are dropped. An exception in `make(step)` is raised when that step is asked for. The threads
+    end with this object.
     """
 
     def __init__(self, make: Callable[[int], Result], depth: int) -> None:

@@ -191,7 +191,7 @@ class Learner(nn.Module, Generic[Frozen]):
         raise NotImplementedError
 
     def respond(self, frozen: Frozen, classes: Mapping[str, Tensor]) -> Output:
-        """Logits and features from what `frozen` and `encode_classes` gave."""
+        """Logits and features from the results of `frozen` and `encode_classes`."""
         raise NotImplementedError
 
     def forward(self, images: Tensor) -> Output:

@@ -1,4 +1,4 @@
-"""Prompts of many layers: what VPT, IVLP, MaPLe, PromptSRC and, in part, MMRL share.
+"""Prompts of many layers, which VPT, IVLP, MaPLe, PromptSRC and, in part, MMRL share.
 
 With prompts P₁ … P_J of b tokens each, in a tower of K ≥ J layers:
 

@@ -48,7 +48,7 @@ class MMRLConfig(Settings):
 
 
 class RepresentationLearner(Learner[States]):
-    """What MMRL and MMRL++ share: all but where the layers' tokens and the second head's projection come from."""
+    """The parts that MMRL and MMRL++ share: all but the sources of the layers' tokens and of the second projection."""
 
     config: MMRLConfig
     repels_in = "image"
