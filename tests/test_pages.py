@@ -217,7 +217,7 @@ def test_the_example_of_the_page_on_data_runs(
     (code,) = blocks("docs/data.md")
     monkeypatch.chdir(tmp_path)
     run_code(code, "docs/data.md")
-    assert capsys.readouterr().out == "Sea or Lake a centered satellite photo of {}. 20 (16, 16)\nTrue\n"
+    assert capsys.readouterr().out == "nine a photo of the number {}. 908 (64, 64)\nTrue\n"
 
 
 def test_the_example_of_the_page_on_prediction_runs(
