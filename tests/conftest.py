@@ -12,10 +12,14 @@ import torch
 
 from rebapl.backbones import DualEncoder, load_backbone
 
-torch.set_num_threads(1)
-
 LONGEST = {"test_ray_engine.py", "test_slurm_engine.py", "test_installed_package.py"}
 """These begin, so that no process is left alone with one of them at the end."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Every test begins with one thread, whatever the test before it left: sums split otherwise have other digits."""
+    torch.set_num_threads(1)
 
 
 def _shared_folder() -> Path:

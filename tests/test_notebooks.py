@@ -30,11 +30,7 @@ def small(name: str) -> dict[str, Any]:
                 code = code.replace(before, after)
         return code
 
-    threads = torch.get_num_threads()
-    try:
-        names = notebooks.run(read(name), change)
-    finally:
-        torch.set_num_threads(threads)
+    names = notebooks.run(read(name), change)
     assert sorted(changed) == sorted(SMALL[name])
     return names
 

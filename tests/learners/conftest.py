@@ -9,8 +9,6 @@ from torch import Tensor
 from rebapl.backbones import DualEncoder
 from rebapl.learners import Learner, build_learner
 
-torch.set_num_threads(1)
-
 NAMES = ["red cat", "dog", "big old tree", "house"]
 TEMPLATE = "a drawing of a {}, a type of thing."
 

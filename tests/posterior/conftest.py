@@ -12,8 +12,6 @@ from rebapl.backbones import DualEncoder
 from rebapl.learners import build_learner
 from rebapl.posterior import Posterior
 
-torch.set_num_threads(1)
-
 NAMES = ["red cat", "dog", "big old tree", "house"]
 Make = Callable[..., Posterior]
 

@@ -157,8 +157,7 @@ def test_images_are_embedded_once_and_text_once_per_sample(
     monkeypatch.setattr(passes, "CHUNK", 3)
     calls: Counter[str] = Counter()
     for name in ("frozen", "encode_classes"):
-        original = getattr(Learner, name) if name not in vars(type(posterior.learner)) else None
-        original = original or vars(type(posterior.learner))[name]
+        original = getattr(type(posterior.learner), name)
 
         def counted(self: Learner, *arguments: Any, _name: str = name, _original: Any = original) -> Any:
             calls[_name] += 1

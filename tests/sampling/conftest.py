@@ -7,18 +7,9 @@ alarm in about one of 5,000 fresh seeds. Seeds are fixed, so here it never does.
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 Z = 5.0
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def assert_variance(samples: torch.Tensor, expected: float, z: float = Z) -> None:

@@ -287,7 +287,7 @@ def test_another_recording_takes_no_more_memory():
     before = torch.cuda.memory_allocated()
     for _ in range(4):
         torch.testing.assert_close(recorded(), first)
-    assert torch.cuda.memory_allocated() - before < 2**20
+    assert torch.cuda.memory_allocated() - before < 8 * 2**20, "a stream for each would keep 64 MiB"
 
 
 @pytest.mark.gpu
