@@ -12,6 +12,8 @@ import torch
 
 from rebapl.backbones import DualEncoder, load_backbone
 
+torch.set_num_threads(1)
+
 LONGEST = {"test_ray_engine.py", "test_slurm_engine.py", "test_installed_package.py"}
 """These begin, so that no process is left alone with one of them at the end."""
 
