@@ -46,6 +46,13 @@ def test_a_file_extends_another_value_by_value(tmp_path: Path) -> None:
     assert "curve.floor" not in found  # of another kind, nothing stays
 
 
+def test_a_mapping_is_the_origin_of_the_values_that_it_gives_and_of_no_others() -> None:
+    below = {"curve.kind": Value("cosine", "paper"), "curve.floor": Value(0.1, "paper")}
+    found = combined([below, {"curve": Value({"floor": 0.2}, "ours")}], {})
+    assert found == {"curve.kind": Value("cosine", "paper"), "curve.floor": Value(0.2, "ours")}
+    assert combined([below, {"curve": Value("constant", "ours")}], {}) == {"curve.kind": Value("constant", "ours")}
+
+
 def test_a_value_may_follow_a_quantity(tmp_path: Path) -> None:
     text = "ours: {sampler.lr: {over: shots, times: 0.8}, epochs: {from: epochs, times: 0.2}}"
     layers = read(write(tmp_path, x=text) / "x.yaml").under([])

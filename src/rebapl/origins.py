@@ -110,8 +110,23 @@ def combined(layers: Iterable[Layer], quantities: Mapping[str, Any]) -> dict[str
 def _origin(name: str, layers: list[dict[str, Value]]) -> str:
     """The origin of a value: that of the uppermost layer that gives it, by itself or in a mapping of settings."""
     parts = name.split(".")
-    names = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
-    return next(layer[each].origin for layer in layers for each in names if each in layer)
+    for layer in layers:
+        for length in range(len(parts), 0, -1):
+            outer = ".".join(parts[:length])
+            if outer in layer and _holds(layer[outer].value, parts[length:]):
+                return layer[outer].origin
+    raise KeyError(name)
+
+
+def _holds(value: Any, path: list[str]) -> bool:
+    """Whether settings give a value at a path; the name of a kind alone gives that kind."""
+    for part in path:
+        if isinstance(value, str) and part == "kind":
+            return True
+        if not isinstance(value, Mapping) or part not in value:
+            return False
+        value = value[part]
+    return True
 
 
 def read_settings_file(

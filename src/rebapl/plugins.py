@@ -6,8 +6,8 @@ A package that brings a learner, say, declares it in its `pyproject.toml`,
     my-method = "my_package.my_method"
 
 and the module registers what it has when it is imported. The other groups are `rebapl.distances`, `rebapl.presets`,
-`rebapl.datasets` and `rebapl.trackers`. Nothing is imported before a name is looked up that this package does not know,
-or all names are listed.
+`rebapl.datasets`, `rebapl.engines` and `rebapl.trackers`. Nothing is imported before a name is looked up that this
+package does not know, or all names are listed.
 
 A module that is not installed is named by `rebapl --plugin MODULE`, or in the environment variable `REBAPL_PLUGINS`
 (several with commas). Processes that are started inherit the variable, so that workers import the same modules.

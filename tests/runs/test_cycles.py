@@ -108,3 +108,5 @@ DEPENDENT = [
 def test_cycles_that_depend_on_one_another_are_not_taken_apart(case: RunConfig, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--cycles-apart is for several cycles that do not depend on one another"):
         cycle_jobs(Job.of(case, tmp_path))
+    with pytest.raises(UserError, match=r"cannot be sampled by itself|learns nothing"):
+        run(case, tmp_path / "run", cycle=1)

@@ -1,4 +1,4 @@
-"""The methods by name. A method's file registers itself; nothing else needs to know of it."""
+"""The methods by name. A method's file registers itself; `PACKAGED` says which file to read for a name."""
 
 from __future__ import annotations
 

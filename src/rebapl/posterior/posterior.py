@@ -266,7 +266,10 @@ class Posterior:
 
     @property
     def fingerprint(self) -> str:
-        """A checksum of all that its predictions follow from, but for the class names bound: samples, weights …"""
+        """A checksum of the backbone, the method with its settings, the samples and their weights.
+
+        Class names, template, averaging and thresholds, which may be chosen for each prediction, are not in it.
+        """
         learner = self.learner
         about = (learner.encoder.fingerprint, learner.method, learner.config.plain(), self.weights.tolist())
         found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())

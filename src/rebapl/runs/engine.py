@@ -223,8 +223,8 @@ EngineType = TypeVar("EngineType", bound=Callable[..., Engine[Any]])
 def register_engine(name: str) -> Callable[[EngineType], EngineType]:
     """Register a class of engines, so that `--engine NAME` finds it.
 
-    It is called with the folder of the runs. Its other arguments have names and defaults, and come as texts from
-    `--engine-option NAME=VALUE`.
+    It is called with the folder of the runs; the local engine, which has options of its own, is made otherwise. Its
+    other arguments have names and defaults, and come as texts from `--engine-option NAME=VALUE`.
     """
 
     def registered(engine: EngineType) -> EngineType:

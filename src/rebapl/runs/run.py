@@ -1,4 +1,4 @@
-"""A run: a configuration in, a folder out. `run` is the only door that trains, and `Job` is a run for an engine.
+"""A run: a configuration in, a folder out. `run` is the only door that trains in a folder; `Job` is one for an engine.
 
 Finished work is kept, and interrupted work goes on where it was. What the folder holds is told in `rebapl.runs.folder`.
 """

@@ -130,8 +130,9 @@ class Loop(ABC):
 
     def begin_at(self, cycle: int) -> None:
         """Go to the beginning of a cycle, counted over all chains, that does not depend on those before it."""
-        if cycle > 0 and not 0 < cycle <= self.inference.independent_cycles:
-            raise UserError(f"cycle {cycle} of this run cannot be sampled by itself")
+        independent = self.inference.independent_cycles
+        if independent == 1 or not 0 <= cycle <= independent:
+            raise UserError(f"cycle {cycle} of this run cannot be sampled by itself: see `independent_cycles`")
         self.schedule.load_state_dict({**self.schedule.state_dict(), "steps": self.schedule.timetable.start_of(cycle)})
 
     def run(self) -> Iterator[Sample]:
