@@ -14,7 +14,7 @@ from rebapl.cli.commands import app
 from rebapl.errors import UserError
 from rebapl.posterior import load_posterior
 from rebapl.posterior.prediction import predicted
-from rebapl.runs.folder import is_finished, read_config
+from rebapl.runs.folder import changed_files, is_finished, read_config
 from rebapl.runs.learn import _threshold
 
 QUICK = ("--backbone", "mini", "--method", "coop", "--inference", "ensemble", "--epochs", "1")
@@ -222,3 +222,17 @@ def test_an_estimate_that_a_kill_has_left_is_removed(learned: tuple[Path, Result
     (learned[0] / "runs" / "photos" / "estimate").mkdir()
     assert "already learned" in rebapl("learn", "photos", *QUICK).stdout
     assert not (learned[0] / "runs" / "photos" / "estimate").exists()
+
+
+def test_a_bit_that_changes_in_the_held_out_answers_is_noticed_and_reported(learned: tuple[Path, Result]) -> None:
+    run = learned[0] / "runs" / "photos"
+    path, whole = run / "held-out.csv", (run / "held-out.csv").read_bytes()
+    assert changed_files(run) == []
+    try:
+        path.write_bytes(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
+        assert changed_files(run) == ["held-out.csv"]
+        result = rebapl("report", "runs/photos", "--out", "report.html")
+        assert result.exit_code == 0, result.output
+        assert "held-out.csv" in Path("report.html").read_text(encoding="utf-8")
+    finally:
+        path.write_bytes(whole)
