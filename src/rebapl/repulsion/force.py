@@ -110,7 +110,10 @@ class Force(Settings):
 
 
 class Absolute(Force):
-    """strength·ΣV inside the loss. In both stages the chain targets the density tilted by exp(−N·strength·ΣV/T)."""
+    """strength·ΣV inside the loss. In both stages the chain targets the density tilted by exp(−N·strength·ΣV/T).
+
+    Where AdamW moves θ, the term's gradient goes beside its step, times the learning rate, as its weight decay does.
+    """
 
     kind: ClassVar[str] = "absolute"
     strength: float = Field(ge=0)
