@@ -19,11 +19,10 @@ from rebapl.data.dataset import read_split
 from rebapl.data.images import read_image
 from rebapl.data.own_images import load_own
 from rebapl.errors import UserError
-from rebapl.files import read_json
+from rebapl.files import content_sha256, read_json
 from rebapl.learners import build_learner
 from rebapl.origins import read_settings_file
 from rebapl.posterior import Posterior, load_posterior, save_posterior
-from rebapl.posterior.storage import content_sha256
 from rebapl.randomness import generator
 from rebapl.runs.config_file import build_config, read_config_file, read_words
 from rebapl.runs.folder import config_from_json, run_folder

@@ -9,7 +9,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -198,3 +198,14 @@ def stamp(path: Path) -> tuple[str, int, int]:
     """The path, the length and the time of change of a file: they tell it from a changed one without reading it."""
     about = path.stat()
     return str(path), about.st_size, about.st_mtime_ns
+
+
+def content_sha256(content: Mapping[str, Any]) -> str:
+    """The checksum of everything in a JSON object but its own entry `sha256`. The layout of the file does not matter.
+
+    >>> content_sha256({"a": 1, "b": (2,)}) == content_sha256({"b": [2], "a": 1, "sha256": "…"})
+    True
+    """
+    rest = json.loads(json.dumps({key: value for key, value in content.items() if key != "sha256"}))
+    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()

@@ -15,11 +15,10 @@ from safetensors.torch import load_file, save, save_file
 
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
-from rebapl.files import sha256
+from rebapl.files import content_sha256, sha256
 from rebapl.learners import METHODS, build_learner
 from rebapl.learners.coop import CoOp
 from rebapl.posterior import Posterior, load_posterior, save_posterior
-from rebapl.posterior.storage import content_sha256
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -361,7 +360,7 @@ def test_saving_replaces_whole_or_not_at_all(
 
     def fail_second(path: Path, target: Path) -> Path:
         moves.append(path)
-        if len(moves) == 5:  # two files, the new folder beside its place, the old one away, the new one into its place
+        if len(moves) == 4:  # manifest, new folder beside its place, old one away, new one into its place
             raise OSError("interrupted")
         return replace(path, target)
 

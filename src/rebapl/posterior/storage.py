@@ -8,11 +8,8 @@ still predicts the same. Only learnable parameters are stored, never the backbon
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import platform
 import re
-from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -21,14 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from pydantic import AfterValidator, ConfigDict, Field
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from rebapl import __version__
 from rebapl.backbones import Dtype, DualEncoder, load_backbone
 from rebapl.backbones.hub import HUB_SECONDS
 from rebapl.errors import UserError
-from rebapl.files import finish_replacement, folder_written_whole, read_json, sha256, write_atomically, write_json
+from rebapl.files import content_sha256, finish_replacement, folder_written_whole, read_json, sha256, write_json
 from rebapl.learners import METHODS, Learner, build_learner, resolve_method
 from rebapl.numbers import all_finite
 from rebapl.posterior.fitting import EarlierWeights
@@ -90,17 +87,21 @@ def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | Non
     folder = Path(folder)
     if folder.exists() and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not a posterior: choose another folder")
-    for name, stack in posterior.samples.items():
+    samples = {name: stack.detach().cpu().contiguous() for name, stack in posterior.samples.items()}
+    for name, stack in samples.items():
         if not all_finite(stack):
             raise UserError(f"samples of '{name}' hold numbers that are not finite: nothing is saved")
-    samples = save({name: stack.detach().cpu().contiguous() for name, stack in posterior.samples.items()})
-    manifest = _manifest(posterior, hashlib.sha256(samples).hexdigest(), backbone)
-    if (folder / SAMPLES).is_file() and (folder / SAMPLES).read_bytes() == samples:
-        write_json(folder / MANIFEST, manifest)
+    if (folder / SAMPLES).is_file() and (folder / SAMPLES).read_bytes() == save(samples):
+        write_json(folder / MANIFEST, _manifest(posterior, sha256(folder / SAMPLES), backbone))
         return folder
     with folder_written_whole(folder) as temporary:
-        write_atomically(temporary / SAMPLES, samples)
-        write_json(temporary / MANIFEST, manifest)
+        path = temporary / SAMPLES
+        try:
+            save_file(samples, path)  # straight to the disk, without a copy of all samples in memory
+        except SafetensorError:  # it does not say in a form of its own what the system refused, and this does
+            path.write_bytes(save(samples))
+        path.chmod(0o644)  # the library lets nobody else read it
+        write_json(temporary / MANIFEST, _manifest(posterior, sha256(path), backbone))
     return folder
 
 
@@ -230,13 +231,6 @@ def read_manifest(folder: Path) -> Manifest:
         return Manifest(**content)
     except UserError as error:
         raise UserError(f"{path} does not describe a posterior: {error}; train the posterior again") from error
-
-
-def content_sha256(content: Mapping[str, Any]) -> str:
-    """The checksum of everything in a manifest but the checksum itself. The layout of the file does not matter."""
-    rest = json.loads(json.dumps({key: value for key, value in content.items() if key != "sha256"}))
-    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(canonical.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def about_learner(learner: Learner) -> dict[str, Any]:

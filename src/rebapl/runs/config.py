@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from rebapl.data.dataset import Dataset
 from rebapl.data.identity import identity
 from rebapl.data.images import files_below
 from rebapl.data.task import Task, check_fold_use, load_task, part_names
-from rebapl.files import sha256, stamp
+from rebapl.files import content_sha256, sha256, stamp
 from rebapl.settings import Settings, leaves
 from rebapl.training import ResolvedTraining, default_backbone, resolve_training
 
@@ -167,8 +166,7 @@ def with_full_paths(config: RunConfig) -> RunConfig:
 
 def hash_of(resolved: Mapping[str, Any]) -> str:
     """The hash that names resolved settings. It does not depend on their order."""
-    text = json.dumps(resolved, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
+    return content_sha256(resolved)[:HASH_LENGTH]
 
 
 def first_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[str, Any, Any] | None:

@@ -23,14 +23,14 @@ from rebapl.data.images import NO_IMAGES
 from rebapl.data.task import TARGETS, split_of
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import target_settings
-from rebapl.files import is_leftover, read_json, sha256, write_json
-from rebapl.posterior.storage import content_sha256
+from rebapl.files import content_sha256, is_leftover, read_json, sha256, write_json
+from rebapl.posterior.storage import INSIDE
 from rebapl.runs.config import ResolvedRun, RunConfig, data_name, first_difference, hash_of, with_full_paths
 from rebapl.runs.results import CONFIG, RESULTS, PartScores, RunResult, read_result
 from rebapl.settings import SettingError
 from rebapl.training.checkpoint import load_checkpoint
 
-ENVIRONMENT, LOG, POSTERIOR, HELD_OUT = "environment.json", "log.csv", "posterior", "held-out.csv"
+ENVIRONMENT, LOG, POSTERIOR, HELD_OUT = "environment.json", "log.csv", INSIDE, "held-out.csv"
 CHECKPOINT, ERROR, DATA, CYCLES = "checkpoint.safetensors", "error.txt", "data.json", "cycles"
 
 ANEW = "To train anew, choose another --out or delete that folder"

@@ -14,8 +14,7 @@ from pydantic import ConfigDict
 
 from rebapl.errors import UserError
 from rebapl.evaluation import base_novel_scores
-from rebapl.files import read_json, write_json
-from rebapl.posterior.storage import content_sha256
+from rebapl.files import content_sha256, read_json, write_json
 from rebapl.settings import Model, SettingError, Settings
 
 RESULTS, CONFIG = "results.json", "config.json"
