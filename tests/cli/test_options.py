@@ -1,8 +1,6 @@
 """Options that say where runs happen."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -10,19 +8,17 @@ from typer.testing import CliRunner
 from rebapl.cli import options
 from rebapl.cli.commands import app
 
-COMMAND: Any = SimpleNamespace(resilient_parsing=False)
-"""The context of a command that is carried out."""
-
 
 @pytest.mark.parametrize(
-    ("given", "begins"), [(None, False), (1, False), (2, True), ("cuda", False), ("cuda:0,cuda:1", True)]
+    ("device", "jobs", "begins"),
+    [(None, None, False), ("cuda", 1, False), (None, 2, True), ("cuda:0,cuda:1", None, True)],
 )
 def test_workers_begin_to_import_as_soon_as_several_runs_at_a_time_are_asked_for(
-    given: str | int | None, begins: bool, monkeypatch: pytest.MonkeyPatch
+    device: str | None, jobs: int | None, begins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[bool] = []
     monkeypatch.setattr(options, "begin_server", lambda: begun.append(True))
-    assert options.expect_workers(COMMAND, given) == given
+    options.expect_workers(device, jobs)
     assert bool(begun) == begins
 
 

@@ -20,7 +20,7 @@ from rebapl.evaluation.tasks import (
     predict_part,
     target_settings,
 )
-from rebapl.posterior import passes
+from rebapl.posterior import per_sample
 from rebapl.training.fit import fit
 
 
@@ -109,13 +109,13 @@ def test_the_texts_of_all_parts_of_the_same_names_are_encoded_once(
     task = dataclasses.replace(task, train=written(task.train), val=written(task.val), tests=tests)
     posterior = fit(task, encoder, "vpt", "ensemble", epochs=1, inference_settings={"cycles": 2})
     encoded: list[list[str]] = []
-    original = passes.encode_classes
+    original = per_sample.encode_classes
 
-    def counted(learner: Any, stacks: Any, count: int) -> Any:
+    def counted(learner: Any, samples: Any) -> Any:
         encoded.append(learner.class_names)
-        return original(learner, stacks, count)
+        return original(learner, samples)
 
-    monkeypatch.setattr(passes, "encode_classes", counted)
+    monkeypatch.setattr(per_sample, "encode_classes", counted)
     diversity_on_test(posterior, task)
     evaluate(posterior, task)
     assert [names[0] for names in encoded] == ["the zero", "the five"]

@@ -60,7 +60,7 @@ def test_weights_make_the_validation_images_more_likely(posterior: Posterior, ta
 
 
 def test_outside_images_are_predicted_among_the_trained_classes(posterior: Posterior, task: Task) -> None:
-    found = score_outside(posterior, task, "novel")
+    found = score_outside(posterior, task, ["novel"])["novel"]
     inside, outside = (
         posterior.bind(task.train.class_names).predict_views(
             LabelledImages(task.dataset, task.tests[part].items).views(posterior.learner.encoder.preprocessing)
@@ -74,19 +74,20 @@ def test_outside_images_are_predicted_among_the_trained_classes(posterior: Poste
 
 def test_another_data_set_can_be_the_outside(encoder: DualEncoder) -> None:
     digits = load_task("digits", protocol="few-shot", test_images=40)
-    found = score_outside(fit(digits, encoder, "zero-shot"), digits, "letters")
-    assert 0 <= found["max-probability"]["auroc"] <= 100
+    found = score_outside(fit(digits, encoder, "zero-shot"), digits, ["letters", "shapes"])
+    assert found.keys() == {"letters", "shapes"}
+    assert all(0 <= scores["max-probability"]["auroc"] <= 100 for scores in found.values())
 
 
 @pytest.mark.parametrize("outside", ["base", "digits"])
 def test_the_inside_is_no_outside(posterior: Posterior, task: Task, outside: str) -> None:
     with pytest.raises(UserError, match="is no outside"):
-        score_outside(posterior, task, outside)
+        score_outside(posterior, task, [outside])
 
 
 def test_an_unknown_outside_is_refused(posterior: Posterior, task: Task) -> None:
     with pytest.raises(UserError, match="did you mean 'letters'"):
-        score_outside(posterior, task, "leters")
+        score_outside(posterior, task, ["novel", "leters"])
 
 
 def test_without_validation_images_nothing_is_fitted(posterior: Posterior, task: Task) -> None:
@@ -111,7 +112,7 @@ def test_a_run_is_evaluated_with_what_was_fitted_and_keeps_it(config: RunConfig,
     assert len(plain.parts["base"].per_sample) == 2
     assert plain.diversity.effective_by_weights == pytest.approx(2)
     fitted = evaluate_run(
-        out, device="cpu", fit_weights=True, fit_threshold={"risk": 0.9, "by": "entropy"}, outside="novel"
+        out, device="cpu", fit_weights=True, fit_threshold={"risk": 0.9, "by": "entropy"}, outside=["novel"]
     )
     assert fitted.outside["novel"].keys() >= {"entropy", "mutual-information"}
     loaded = load_posterior(out)

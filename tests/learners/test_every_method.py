@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
 from rebapl.learners import METHODS, Learner, Output, build_learner, resolve_method
-from rebapl.posterior.per_sample import at_sample
+from rebapl.posterior.per_sample import call_at
 
 every_method = pytest.mark.parametrize("method", METHODS)
 learned = pytest.mark.parametrize("method", [method for method in METHODS if method != "zero-shot"])
@@ -421,8 +421,7 @@ def test_samples_share_what_is_frozen(build: Any, images: Tensor, method: str) -
         sample = {
             name: x.detach() + 0.1 * torch.randn(x.shape, generator=generator) for name, x in learner.named_parameters()
         }
-        call = at_sample(learner, sample)
-        shared = call("respond", frozen, call("encode_classes"))
+        shared = call_at(learner, sample, "respond", frozen, call_at(learner, sample, "encode_classes"))
         anew = build(method, CASES[method].settings).eval()
         anew.load_state_dict(sample)
         same(shared, anew(images))

@@ -22,8 +22,7 @@ def looped_logits(posterior: Posterior, views: Tensor) -> Tensor:
     """The logits of one sample after the other, uncaptured."""
     stacks = {name: stack.cuda() for name, stack in posterior.samples.items()}
     samples = AtSamples(posterior.learner, stacks, len(posterior))
-    classes = per_sample.encode_classes(posterior.learner, stacks, len(posterior))
-    return samples.points(views.cuda(), classes, ("logits",), together=1)["logits"].cpu()
+    return samples.points(views.cuda(), ("logits",), together=1)["logits"].cpu()
 
 
 @pytest.mark.gpu
@@ -57,12 +56,11 @@ def test_clouds_are_mapped_by_default_and_equal_to_the_loop(make: Any, views: Te
     mapped, looped = (AtSamples(posterior.learner, stacks, 5) for _ in range(2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # something could not be mapped
-        classes = per_sample.encode_classes(posterior.learner, stacks, 5)
         spaces = [posterior.learner.repels_in, "logits"]
-        clouds = mapped.points(views, classes, spaces)
-        for space, points in looped.points(views, classes, spaces, together=1).items():
+        clouds = mapped.points(views, spaces)
+        for space, points in looped.points(views, spaces, together=1).items():
             torch.testing.assert_close(clouds[space], points, atol=1e-3, rtol=1e-3)
-    assert mapped.layers < looped.layers
+    assert mapped.calls < looped.calls
 
 
 @pytest.mark.gpu
@@ -93,11 +91,10 @@ def on_gpu(dtype: torch.dtype = torch.float32) -> DualEncoder:
 
 def recorded(posterior: Posterior) -> list[str]:
     """The kinds of passes that are captured."""
-    ready = posterior.passes._ready
-    assert ready is not None
-    assert ready.capturing is not None
-    assert not ready.capturing.failed
-    return sorted(ready.capturing._captured)
+    capturing = posterior.passes._capturing
+    assert capturing is not None
+    assert not capturing.failed
+    return sorted(capturing._captured)
 
 
 @pytest.mark.gpu
@@ -121,7 +118,7 @@ def test_captured_answers_are_the_uncaptured_ones(make: Any, monkeypatch: pytest
     monkeypatch.setenv("REBAPL_EAGER", "1")
     usual = make(method, 3, on_gpu())
     assert usual.sample_logits(asked[0]).shape == (3, 1, 4)
-    assert usual.passes._ready.capturing is None
+    assert usual.passes._capturing is None
     for one, views in zip(found, asked, strict=True):
         torch.testing.assert_close(one, usual.sample_logits(views), atol=1e-3, rtol=1e-3)
     for one in others:

@@ -15,7 +15,7 @@ from torch import Tensor
 from rebapl.compiled import compiling, is_compiling
 from rebapl.errors import UserError
 from rebapl.learners import METHODS
-from rebapl.posterior import Posterior, passes
+from rebapl.posterior import Posterior, passes, per_sample
 from rebapl.posterior.passes import in_order
 from rebapl.posterior.per_sample import AtSamples
 
@@ -24,13 +24,13 @@ from rebapl.posterior.per_sample import AtSamples
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How often class names were encoded for all samples: one entry each time, the number of samples."""
     counts: list[int] = []
-    original = passes.encode_classes
+    original = per_sample.encode_classes
 
-    def counted(learner: Any, stacks: Any, count: int) -> Any:
-        counts.append(count)
-        return original(learner, stacks, count)
+    def counted(learner: Any, samples: Any) -> Any:
+        counts.append(len(samples))
+        return original(learner, samples)
 
-    monkeypatch.setattr(passes, "encode_classes", counted)
+    monkeypatch.setattr(per_sample, "encode_classes", counted)
     return counts
 
 
@@ -161,8 +161,9 @@ def test_large_passes_are_not_recorded(make: Any, monkeypatch: pytest.MonkeyPatc
         assert torch.equal(posterior.sample_logits(views), expected)
     assert recorded == []
     monkeypatch.setattr(passes, "LARGEST", 3 * layers)
-    posterior.sample_logits(views)
-    posterior.sample_logits(views)
+    other = make("maple", 3)
+    for _ in range(3):
+        other.sample_logits(views)
     assert recorded == [(8, 3, 16, 16)]
 
 

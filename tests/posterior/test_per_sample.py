@@ -69,12 +69,11 @@ def at_samples(posterior: Posterior) -> AtSamples:
 @pytest.mark.parametrize("method", IMAGE_METHODS)
 def test_mapping_over_samples_changes_no_cloud(make: Any, views: Tensor, method: str) -> None:
     samples = at_samples(make(method))
-    classes = per_sample.encode_classes(samples.learner, samples.stacks, samples.count)
     spaces = ("image", "logits", "text", "both", "probabilities")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        mapped = samples.points(views, classes, spaces, together=2)
-    for space, points in samples.points(views, classes, spaces).items():
+        mapped = samples.points(views, spaces, together=2)
+    for space, points in samples.points(views, spaces).items():
         torch.testing.assert_close(mapped[space], points, atol=1e-5, rtol=1e-5)
 
 
@@ -91,41 +90,37 @@ def test_a_learner_that_cannot_be_mapped_takes_one_sample_after_the_other(make: 
     posterior = make("maple", 4)
     choosy = Choosy(posterior.learner.encoder, posterior.learner.config).bind(posterior.class_names).eval()
     samples, plain = AtSamples(choosy, posterior.samples, 4), at_samples(posterior)
-    classes = per_sample.encode_classes(samples.learner, samples.stacks, samples.count)
     signs = torch.tensor([-1 if tokens.sum() >= 0 else 1 for tokens in posterior.samples["text.1"]])
     assert len(set(signs.tolist())) == 2, "or the test could not tell a choice from another"
     with pytest.warns(RuntimeWarning, match=r"one after the other, which is slower \(.*control flow"):
-        found = samples.points(views, classes, ["logits"], 3)["logits"]
-    assert torch.equal(found, signs[:, None, None] * plain.points(views, classes, ["logits"])["logits"])
+        found = samples.points(views, ["logits"], 3)["logits"]
+    assert torch.equal(found, signs[:, None, None] * plain.points(views, ["logits"])["logits"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it is known now
-        samples.points(views, classes, ["logits"], 3)
+        samples.points(views, ["logits"], 3)
 
 
 @torch.no_grad()
 def test_bad_input_is_told_as_it_is_in_a_mapped_call(make: Any, views: Tensor) -> None:
     posterior = make("maple")
     samples = at_samples(posterior)
-    classes = per_sample.encode_classes(samples.learner, samples.stacks, samples.count)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(UserError, match="did you mean 'image'"):
-            samples.points(views, classes, ["imag"], together=2)
+            samples.points(views, ["imag"], together=2)
 
 
 @pytest.mark.parametrize("dims", [(0, None), (None, 0), (1, 2), (0, 0)])
 def test_samples_may_share_positions_or_have_their_own(make: Any, dims: tuple[int | None, int | None]) -> None:
     """Positions of texts of different lengths, which a causal layer reads, mapped over three samples or shared."""
-    learner = make("maple").learner
-    samples, stream = at_samples(make("maple")), torch.Generator().manual_seed(0)
+    learner, stream = make("maple").learner, torch.Generator().manual_seed(0)
     width = learner.encoder.text.width
     hidden, read = torch.randn(3, 2, 6, width, generator=stream), torch.randint(6, (3, 2, 1), generator=stream)
     given = [x[0] if dim is None else x.movedim(0, dim) for x, dim in zip((hidden, read), dims, strict=True)]
-    last = samples.learner.encoder.text.layers[-1]
+    last = per_sample.for_mapping(learner).encoder.text.layers[-1]
     with torch.no_grad():
         found = torch.func.vmap(last, in_dims=dims)(*given)
         whole = learner.encoder.text.layers[-1](hidden.flatten(0, 1)).unflatten(0, (3, 2))
-    assert samples.layers == 1
     for sample in range(3):
         states, at = whole[0 if dims[0] is None else sample], read[0 if dims[1] is None else sample]
         expected = states[torch.arange(2).unsqueeze(1), at]

@@ -22,7 +22,7 @@ from rebapl.runs.folder import is_finished, run_folder, scored_as
 from rebapl.runs.lock import alone_in
 from rebapl.runs.machine import best_device
 from rebapl.runs.results import read_result
-from rebapl.runs.run import evaluate_run, run
+from rebapl.runs.run import Job, evaluate_run, run
 from rebapl.training import Training
 from rebapl.training.log import COLUMNS, read_log
 
@@ -117,6 +117,22 @@ def test_an_unknown_device_is_refused() -> None:
     for name in ("tpu9", "gpu", "cuda:99", "cpu:x"):
         with pytest.raises(UserError, match=rf"device '{name}' is not available here; there is cpu"):
             best_device(name)
+
+
+def test_outside_images_are_scored_with_the_run_and_added_to_a_finished_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="did you mean 'letters'"):
+        run(CONFIG, runs=tmp_path, device="cpu", outside=["leters"])
+    assert not run_folder(CONFIG, tmp_path).exists()
+    out = run(CONFIG, runs=tmp_path, device="cpu", outside=["novel"])
+    before = read_result(out)
+    assert before.outside.keys() == {"novel"}
+    job = Job.of(CONFIG, tmp_path, outside=("novel", "letters"))
+    assert not job.is_done()
+    run(CONFIG, out, device="cpu", outside=job.outside)
+    assert job.is_done()
+    after = read_result(out)
+    assert after.outside.keys() == {"novel", "letters"}
+    assert (after.parts, after.outside["novel"]) == (before.parts, before.outside["novel"])
 
 
 def test_a_finished_run_is_neither_trained_nor_scored_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

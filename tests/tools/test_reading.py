@@ -9,7 +9,7 @@ import walk
 
 
 def test_the_walk_has_the_functions_of_a_command_and_no_bodies_of_modules(capsys: pytest.CaptureFixture[str]) -> None:
-    functions = walk.walk(["toy", "--help"])
+    functions, _ = walk.walk(["toy", "--help"])
     assert "Usage" in capsys.readouterr().out
     assert functions
     assert all((walk.PACKAGE / file).is_file() for file, _ in functions)

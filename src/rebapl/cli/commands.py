@@ -19,6 +19,7 @@ from rebapl.cli.data import data as data_commands
 from rebapl.cli.evaluate import evaluate
 from rebapl.cli.export import export
 from rebapl.cli.learn import learn
+from rebapl.cli.options import described
 from rebapl.cli.predict import predict
 from rebapl.cli.report import report
 from rebapl.cli.reproduce import reproduce
@@ -123,21 +124,21 @@ def _print_version(wanted: bool) -> None:
 
 
 @app.callback()
+@described
 def _root(
-    version: Annotated[  # noqa: ARG001 (its callback acts)
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error, too.")] = False,
-    plugin: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODULE",
-            help="Import this module first: it may register methods, distances, presets, data sets, trackers. "
-            "Repeatable.",
-        ),
-    ] = None,
+    *,
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,  # noqa: ARG001 (its callback acts)
+    debug: bool = False,
+    plugin: Annotated[list[str] | None, typer.Option(metavar="MODULE")] = None,
 ) -> None:
-    """Sample the posterior of CLIP's prompts instead of optimising them, and know when you do not know."""
+    """Sample the posterior of CLIP's prompts instead of optimising them, and know when you do not know.
+
+    Parameters:
+        version: Show the version and exit.
+        debug: Show the traceback of an error, too.
+        plugin: Import this module first: it may register methods, distances, presets, data sets, trackers.
+            Repeatable.
+    """
     _debug.set(debug)
     from rebapl.plugins import use_modules
 
@@ -145,10 +146,16 @@ def _root(
 
 
 @app.command()
+@described
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the table and the figure.")] = Path("demo"),
+    *,
+    out: Path = Path("demo"),
 ) -> None:
-    """Base-to-novel on two embedded tasks: about two minutes on two cores."""
+    """Base-to-novel on two embedded tasks: about two minutes on two cores.
+
+    Parameters:
+        out: Folder for the table and the figure.
+    """
     from rebapl.cli.progress import StepProgress, print_table
     from rebapl.reports.results import base_novel_table
     from rebapl.reproduce.demo import SEED, SHOTS, run_demo
@@ -160,16 +167,23 @@ def demo(
 
 
 for command in (learn, train, run, evaluate, results, report, predict, serve, share, export, reproduce):
-    app.command()(command)
+    app.command()(described(command))
 app.add_typer(data_commands, name="data")
 
 
 @app.command()
+@described
 def toy(
-    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("toy"),
-    seed: Annotated[int, typer.Option(help="The one seed of the pictures.")] = 1,
+    *,
+    out: Path = Path("toy"),
+    seed: int = 1,
 ) -> None:
-    """Draw the paper's two-mode example: potential, repulsion, trajectories, modes visited (PNG and PDF)."""
+    """Draw the paper's two-mode example: potential, repulsion, trajectories, modes visited (PNG and PDF).
+
+    Parameters:
+        out: Folder for the pictures.
+        seed: The one seed of the pictures.
+    """
     from rebapl.reproduce.toy_figures import draw_toy
 
     for path in draw_toy(out, seed):
@@ -206,10 +220,16 @@ def _config() -> None:
 
 
 @config.command()
+@described
 def schema(
-    out: Annotated[Path | None, typer.Option(help="File to write; it is printed if not given.")] = None,
+    *,
+    out: Path | None = None,
 ) -> None:
-    """Write the JSON schema of run configurations, with which editors complete and check YAML files."""
+    """Write the JSON schema of run configurations, with which editors complete and check YAML files.
+
+    Parameters:
+        out: File to write; it is printed if not given.
+    """
     import json
 
     from rebapl.files import write_json

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.options import complete_datasets
+from rebapl.cli import options
 from rebapl.errors import printable, unknown
 
 data = typer.Typer(no_args_is_help=True, help="Data sets: list, check.")
@@ -21,11 +21,17 @@ RootOption = Annotated[
 
 
 @data.command("list")
+@options.described
 def list_(
-    name: Annotated[str | None, typer.Argument(help="A published data set: show all that is known of it.")] = None,
+    name: str | None = None,
+    *,
     root: RootOption = None,
 ) -> None:
-    """Show the data sets by name, or one of them: its files, where they come from, classes, template."""
+    """Show the data sets by name, or one of them: its files, where they come from, classes, template.
+
+    Parameters:
+        name: A published data set: show all that is known of it.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -81,17 +87,21 @@ def _show(name: str) -> None:
 
 
 @data.command()
+@options.described
 def check(
-    name: Annotated[
-        str, typer.Argument(help="A data set's name, or the path of your own.", autocompletion=complete_datasets)
-    ],
+    name: Annotated[str, typer.Argument(autocompletion=options.complete_datasets)],
+    *,
     root: RootOption = None,
-    split: Annotated[
-        str | None, typer.Option(help="Another split file, in the data set's folder or with its path.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Do not open the images.")] = False,
+    split: str | None = None,
+    quick: bool = False,
 ) -> None:
-    """Check files, counts, class names and every image. Exit code 1 if something is wrong."""
+    """Check files, counts, class names and every image. Exit code 1 if something is wrong.
+
+    Parameters:
+        name: A data set's name, or the path of your own.
+        split: Another split file, in the data set's folder or with its path.
+        quick: Do not open the images.
+    """
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import Progress

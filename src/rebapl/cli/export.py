@@ -4,39 +4,32 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from rebapl.cli.options import ClassesOption, complete_runs, given_class_names
+from rebapl.cli import options
 from rebapl.wording import number_of
 
 
 def export(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.", autocompletion=complete_runs
-        ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            help="File to write. Its ending says what: .safetensors or .npy for the class embeddings of methods that "
-            "learn text only; .onnx or .pt2 (torch.export) for the whole predictor."
-        ),
-    ],
-    classes: ClassesOption = None,
-    backbone: Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")] = None,
+    run: options.RunArgument,
+    *,
+    out: Path,
+    classes: options.ClassesOption = None,
+    backbone: options.MovedBackbone = None,
 ) -> None:
-    """Write a run's class embeddings, or the whole predictor with all samples, for other programs."""
+    """Write a run's class embeddings, or the whole predictor with all samples, for other programs.
+
+    Parameters:
+        run: Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.
+        out: File to write. Its ending says what: .safetensors or .npy for the class embeddings of methods that
+            learn text only; .onnx or .pt2 (torch.export) for the whole predictor.
+    """
     from rebapl.files import refuse_unwritable
     from rebapl.posterior import load_posterior
     from rebapl.posterior.export import check_form, write_export
 
     check_form(out)
     refuse_unwritable(out)
-    names = given_class_names(classes)
+    names = options.given_class_names(classes)
     posterior = load_posterior(run, backbone).among(names)
     if out.suffix in (".onnx", ".pt2"):
         samples = number_of(len(posterior), "sample")

@@ -22,48 +22,41 @@ RISK = 0.05
 
 
 def learn(
-    photos: Annotated[str, typer.Argument(help="A folder with a folder of images for each class, or a CSV file.")],
-    backbone: Annotated[
-        str | None,
-        typer.Option(
-            help="A local Hugging Face folder, a hub id, or mini (which knows only drawings). "
-            "openai/clip-vit-base-patch16 if not given."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder to keep it in; runs/ and the name of the photos' folder.")
-    ] = None,
-    risk: Annotated[
-        float, typer.Option(min=0, max=0.99, help="Share of wrong answers to allow before it says 'I don't know'.")
-    ] = RISK,
-    set_level: Annotated[
-        float | None,
-        typer.Option(help="Also fit prediction sets, which hold the right class of this share of images: 0.9."),
-    ] = None,
-    anew: Annotated[bool, typer.Option("--anew", help="Delete what was learned before in this folder.")] = False,
-    shots: Annotated[int, typer.Option(min=1, help="Learn from at most this many images of each class.")] = SHOTS,
-    method: Annotated[
-        str,
-        typer.Option(help="What is learned; `rebapl list` names the methods.", autocompletion=options.complete_methods),
-    ] = METHOD,
-    inference: Annotated[
-        str,
-        typer.Option(
-            help="How; `rebapl list` names the kinds of inference.", autocompletion=options.complete_inference
-        ),
-    ] = INFERENCE,
+    photos: str,
+    *,
+    backbone: str | None = None,
+    out: Path | None = None,
+    risk: Annotated[float, typer.Option(min=0, max=0.99)] = RISK,
+    set_level: float | None = None,
+    anew: bool = False,
+    shots: Annotated[int, typer.Option(min=1)] = SHOTS,
+    method: Annotated[str, typer.Option(autocompletion=options.complete_methods)] = METHOD,
+    inference: Annotated[str, typer.Option(autocompletion=options.complete_inference)] = INFERENCE,
     epochs: options.Epochs = None,
-    template: Annotated[str | None, typer.Option(help="Text with {} for the class name.")] = None,
+    template: str | None = None,
     device: options.Device = None,
-    jobs: Annotated[
-        int, typer.Option(min=1, callback=options.expect_workers, help="Trainings at a time on each device.")
-    ] = 1,
+    jobs: Annotated[int, typer.Option(min=1)] = 1,
     quiet: options.QuietOption = False,
 ) -> None:
     """Learn all classes of your photos, measure how well, and choose when to say "I don't know".
 
     Finished work is kept; interrupted work goes on where it was.
+
+    Parameters:
+        photos: A folder with a folder of images for each class, or a CSV file.
+        backbone: A local Hugging Face folder, a hub id, or mini (which knows only drawings).
+            openai/clip-vit-base-patch16 if not given.
+        out: Folder to keep it in; runs/ and the name of the photos' folder.
+        risk: Share of wrong answers to allow before it says 'I don't know'.
+        set_level: Also fit prediction sets, which hold the right class of this share of images: 0.9.
+        anew: Delete what was learned before in this folder.
+        shots: Learn from at most this many images of each class.
+        method: What is learned; `rebapl list` names the methods.
+        inference: How; `rebapl list` names the kinds of inference.
+        template: Text with {} for the class name.
+        jobs: Trainings at a time on each device.
     """
+    options.expect_workers(device, jobs)
     from rebapl.backbones import find_backbone
     from rebapl.cli.progress import StepProgress
     from rebapl.reports.learn_summary import plan_lines, result_lines
@@ -74,7 +67,7 @@ def learn(
     from rebapl.runs.learn import learn as do_lesson
 
     config = RunConfig(photos, method, inference, shots=shots, backbone=backbone, epochs=epochs, template=template)
-    engine = LocalEngine(options.parse_names(device), jobs or 1)
+    engine = LocalEngine(options.parse_names(device), jobs)
     lesson = Lesson.of(config, out or Path("runs") / folder_name(photos))
     if anew:
         lesson.forget()

@@ -6,10 +6,13 @@ is imported. Names that plugins register are not completed. Where nothing here f
 
 from __future__ import annotations
 
+import copy
+import inspect
 import json
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from rebapl.runs.engine import Engine
 
 SOURCE = Path(rebapl.__file__).parent
+
+Command = TypeVar("Command", bound=Callable[..., None])
 
 
 def complete_methods(incomplete: str) -> list[str]:
@@ -57,15 +62,43 @@ def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-def expect_workers(context: typer.Context, given: str | int | None) -> str | int | None:
-    """Let the server of workers begin to import now, if the user wants several runs at a time.
+def described(command: Command) -> Command:
+    """Make options of the parameters of a command, with the help that the docstring has for them.
 
-    Where the shell only asks how a word goes on, nothing is begun.
+    Parameters before the `*` are arguments, those after it options. What typer cannot tell from the name and the type
+    of a parameter (a range, another name, what the shell completes) its annotation says. The part of the docstring
+    below `Parameters:` is taken off, so that typer shows what stands before it.
+
+    >>> @described
+    ... def greet(name: str, *, loud: bool = False) -> None:
+    ...     '''Greet somebody.
+    ...
+    ...     Parameters:
+    ...         name: Whom to greet.
+    ...         loud: Raise your voice.
+    ...     '''
+    >>> greet.__doc__, greet.__annotations__["loud"].__metadata__[0].help
+    ('Greet somebody.', 'Raise your voice.')
     """
-    several = (isinstance(given, int) and given > 1) or (isinstance(given, str) and "," in given)
-    if several and not context.resilient_parsing:
+    command.__doc__, _, listed = (inspect.getdoc(command) or "").partition("\n\nParameters:\n")
+    helps = {name: " ".join(text.split()) for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", listed, re.M)}
+    hints = get_type_hints(command, include_extras=True)
+    for name, parameter in inspect.signature(command).parameters.items():
+        kind, *known = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
+        if not known and parameter.kind is parameter.KEYWORD_ONLY:
+            word = name.strip("_").replace("_", "-")
+            known = [typer.Option(f"--{word}/--no-{word}" if kind == bool | None else f"--{word}")]
+        info = copy.copy(known[0] if known else typer.Argument())
+        info.help = info.help or helps[name]
+        hints[name] = Annotated[kind, info]
+    command.__annotations__ = hints
+    return command
+
+
+def expect_workers(device: str | None, jobs: int | None) -> None:
+    """Let the server of workers begin to import at once, if several runs at a time are asked for."""
+    if (jobs or 1) > 1 or "," in (device or ""):
         begin_server()
-    return given
 
 
 QuietOption = Annotated[
@@ -80,12 +113,18 @@ ClassesOption = Annotated[
     str | None, typer.Option(help="Other class names, separated by commas, or @FILE with one per line.")
 ]
 RunsFolder = Annotated[Path, typer.Option(help="Folder of runs; a run gets a folder named by its settings' hash.")]
+RunArgument = Annotated[Path, typer.Argument(autocompletion=complete_runs)]
+MovedBackbone = Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")]
+OneDevice = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")]
+HarmonicMean = Annotated[
+    str, typer.Option(help="Harmonic mean over data sets: of-averages, or average (of the data sets' own).")
+]
+AtLeastOne = Annotated[int | None, typer.Option(min=1)]
 Epochs = Annotated[int | None, typer.Option(help="Epochs instead of the number that was published.")]
 EngineName = Annotated[
     str,
     typer.Option(
-        "--engine",
-        help="Where runs happen: local (this machine), ray (a Ray cluster), slurm (jobs of SLURM), or one of a plugin.",
+        help="Where runs happen: local (this machine), ray (a Ray cluster), slurm (jobs of SLURM), or one of a plugin."
     ),
 ]
 EngineOption = Annotated[
@@ -98,20 +137,8 @@ EngineOption = Annotated[
         "possible). slurm: partition, time, cpus, gpus.",
     ),
 ]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        callback=expect_workers,
-        help="cpu, cuda, or several: cuda:0,cuda:1; the GPU if there is one.",
-    ),
-]
-Jobs = Annotated[
-    int | None,
-    typer.Option(
-        "--jobs", min=1, callback=expect_workers, help="Runs or shards at a time on each device; 1 if not given."
-    ),
-]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, or several: cuda:0,cuda:1; the GPU if there is one.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs or shards at a time on each device; 1 if not given.")]
 
 
 def engine_of(

@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from rebapl.cli.options import (
-    ClassesOption,
-    EngineOption,
-    Jobs,
-    QuietOption,
-    complete_runs,
-    engine_of,
-    given_class_names,
-    parse_names,
-)
+from rebapl.cli import options
 from rebapl.cli.run_notes import ONLY_DRAWINGS, one_sample
 from rebapl.errors import UserError, printable, unknown
 from rebapl.wording import number_of
@@ -46,86 +37,51 @@ PHOTOS = ("JPEG", "MPO", "HEIF", "WEBP")
 
 
 def predict(
-    run: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.", autocompletion=complete_runs
-        ),
-    ],
-    images: Annotated[
-        list[Path] | None, typer.Argument(help="Images, folders of images, and - for paths that come through a pipe.")
-    ] = None,
-    list_: Annotated[
-        list[Path] | None,
-        typer.Option("--list", help="List of images: a path per line, or a CSV with a column path. Repeatable."),
-    ] = None,
-    classes: ClassesOption = None,
-    template: Annotated[
-        str | None, typer.Option(help="Text with {} for the class name, if the method uses one.")
-    ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many classes to show per image.")] = 3,
-    format_: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            help="table, json, csv, csv-escaped (which a spreadsheet opens safely), jsonl or parquet; if not given, by "
-            "the ending of --out, else table.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="File to write to, or a folder of Parquet files if it has no ending. If the command is stopped, the "
-            "same command goes on where it was."
-        ),
-    ] = None,
-    average: Annotated[
-        str | None,
-        typer.Option(help="What to average over samples: probabilities or logits; as trained, if not given."),
-    ] = None,
-    abstain: Annotated[
-        bool | None,
-        typer.Option(
-            "--abstain/--no-abstain",
-            help="Say 'I don't know' above the fitted threshold, or never; if not given, where there is one.",
-        ),
-    ] = None,
-    sets: Annotated[
-        bool | None,
-        typer.Option(
-            "--sets/--no-sets", help="Show the fitted prediction sets, or not; if not given, where there are some."
-        ),
-    ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Stop at the first image that cannot be read, instead of skipping it.")
-    ] = False,
-    backbone: Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            help="Predict shards of the images side by side: local (this machine), ray (a Ray cluster) or slurm (jobs "
-            "of SLURM); local if only other options of this kind are given."
-        ),
-    ] = None,
-    shard: Annotated[  # not larger, because the answers of a shard are held in memory until it is written
-        int | None, typer.Option(min=1, max=100_000, help="Images in a shard; 2048 if not given, 128 on a CPU.")
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device",
-            "--devices",
-            help="cpu, cuda, or several, such as cuda:0,cuda:1, over which images are split; the GPU if there is one.",
-        ),
-    ] = None,
-    jobs: Jobs = None,
-    engine_option: EngineOption = None,
-    quiet: QuietOption = False,
+    run: options.RunArgument,
+    images: list[Path] | None = None,
+    *,
+    list_: list[Path] | None = None,
+    classes: options.ClassesOption = None,
+    template: str | None = None,
+    top: Annotated[int, typer.Option(min=1)] = 3,
+    format_: str | None = None,
+    out: Path | None = None,
+    average: str | None = None,
+    abstain: bool | None = None,
+    sets: bool | None = None,
+    strict: bool = False,
+    backbone: options.MovedBackbone = None,
+    engine: str | None = None,
+    shard: Annotated[int | None, typer.Option(min=1, max=100000)] = None,
+    device: Annotated[str | None, typer.Option("--device", "--devices")] = None,
+    jobs: options.Jobs = None,
+    engine_option: options.EngineOption = None,
+    quiet: options.QuietOption = False,
 ) -> None:
     """Predict images with all samples of a run, and say how sure they are.
 
     An image that cannot be read is named and skipped; its row says why.
+
+    Parameters:
+        run: Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.
+        images: Images, folders of images, and - for paths that come through a pipe.
+        list_: List of images: a path per line, or a CSV with a column path. Repeatable.
+        template: Text with {} for the class name, if the method uses one.
+        top: How many classes to show per image.
+        format_: table, json, csv, csv-escaped (which a spreadsheet opens safely), jsonl or parquet; if not given,
+            by the ending of --out, else table.
+        out: File to write to, or a folder of Parquet files if it has no ending. If the command is stopped, the same
+            command goes on where it was.
+        average: What to average over samples: probabilities or logits; as trained, if not given.
+        abstain: Say 'I don't know' above the fitted threshold, or never; if not given, where there is one.
+        sets: Show the fitted prediction sets, or not; if not given, where there are some.
+        strict: Stop at the first image that cannot be read, instead of skipping it.
+        engine: Predict shards of the images side by side: local (this machine), ray (a Ray cluster) or slurm (jobs
+            of SLURM); local if only other options of this kind are given.
+        shard: Images in a shard; 2048 if not given, 128 on a CPU.
+        device: cpu, cuda, or several, such as cuda:0,cuda:1, over which images are split; the GPU if there is one.
     """
+    options.expect_workers(None, jobs)
     from rebapl.cli.progress import StepProgress
     from rebapl.files import refuse_unwritable
     from rebapl.posterior import load_posterior
@@ -133,21 +89,22 @@ def predict(
     from rebapl.posterior.images import ImageFiles
     from rebapl.runs.machine import best_device
 
-    devices = parse_names(device) or []
+    devices = options.parse_names(device) or []
     form, place = _place(format_, out)
-    options = (engine, jobs, engine_option or None)
     several = len(devices) > 1
     where: Engine[Any] | None = None
-    if any(option is not None for option in options) or (several and place is not None and not place.joined):
+    if any(option is not None for option in (engine, jobs, engine_option or None)) or (
+        several and place is not None and not place.joined
+    ):
         if place is None:
             raise UserError("an engine writes a .csv, .jsonl or .parquet file, or a folder: name it with --out")
-        where = engine_of(engine or "local", place.folder, device, jobs, engine_option)
+        where = options.engine_of(engine or "local", place.folder, device, jobs, engine_option)
     if out is not None and (place is None or place.joined):
         refuse_unwritable(out)
     first = "cpu" if where is not None else best_device(next(iter(devices), None))
     for each in devices if where is None else ():
         best_device(each)  # refuses one that is not here
-    names = given_class_names(classes)
+    names = options.given_class_names(classes)
     piped = PIPE in (images or [])
     files = ImageFiles(
         [path for path in images or [] if path != PIPE],

@@ -7,24 +7,26 @@ from typing import Annotated
 
 import typer
 
-from rebapl.cli.options import QuietOption, complete_runs
+from rebapl.cli import options
 from rebapl.errors import UserError, printable
 
 
 def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(help="Folders of runs; the others are compared with the first.", autocompletion=complete_runs),
-    ],
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
-    root: Annotated[
-        Path | None, typer.Option(help="Folder of the published data sets; $REBAPL_DATA if not given.")
-    ] = None,
-    backbone: Annotated[str | None, typer.Option(help="Where the backbone is now, if it was moved.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
-    quiet: QuietOption = False,
+    runs: Annotated[list[Path], typer.Argument(autocompletion=options.complete_runs)],
+    *,
+    out: Path = Path("report.html"),
+    root: options.Root = None,
+    backbone: str | None = None,
+    device: options.OneDevice = None,
+    quiet: options.QuietOption = False,
 ) -> None:
-    """Write a report on runs: one HTML file that needs no network."""
+    """Write a report on runs: one HTML file that needs no network.
+
+    Parameters:
+        runs: Folders of runs; the others are compared with the first.
+        out: The file to write.
+        backbone: Where the backbone is now, if it was moved.
+    """
     if out.is_dir():
         raise UserError(f"--out {out} is a folder: name a file in it, such as {out / 'report.html'}")
     if len({run.resolve() for run in runs}) < len(runs):

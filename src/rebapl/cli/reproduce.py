@@ -4,52 +4,56 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from rebapl.cli.options import Device, EngineName, EngineOption, Jobs, engine_of, parse_names, parse_seeds
+from rebapl.cli import options
 from rebapl.errors import UserError
 
 
 def reproduce(
-    what: Annotated[
-        list[str] | None, typer.Argument(help="Targets, such as table1; --list names them; or all.")
-    ] = None,
-    suite: Annotated[
-        str,
-        typer.Option(help="paper (ViT-B/16, the real data), mini (embedded, on two cores), or photo (your backbone)."),
-    ] = "paper",
-    list_: Annotated[bool, typer.Option("--list", help="Name the targets and stop.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the runs, which of them are done, and which data are missing.")
-    ] = False,
-    root: Annotated[Path | None, typer.Option(help="Folder of the data sets; else $REBAPL_DATA.")] = None,
-    backbone: Annotated[str | None, typer.Option(help="Another backbone: a folder or a hub id.")] = None,
-    data: Annotated[str | None, typer.Option(help="Only these data sets, separated by commas.")] = None,
-    methods: Annotated[
-        str | None, typer.Option(help="Only these methods, any that there are, separated by commas.")
-    ] = None,
-    split: Annotated[
-        list[str] | None,
-        typer.Option(help="Another split file of a data set: eurosat=split_subset_EuroSAT.json; repeatable."),
-    ] = None,
-    inference: Annotated[str | None, typer.Option(help="The preset that ReBaPL stands for.")] = None,
-    seeds: Annotated[str | None, typer.Option(help="Other seeds, separated by commas.")] = None,
-    shots: Annotated[int | None, typer.Option(min=1, help="Other number of training images per class.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Largest number of epochs (per cycle) of a run.")] = None,
-    test_images: Annotated[int | None, typer.Option(min=1, help="Largest number of test images per part.")] = None,
-    hm: Annotated[
-        str, typer.Option(help="Harmonic mean over data sets: of-averages, or average (of the data sets' own).")
-    ] = "of-averages",
-    runs: Annotated[Path, typer.Option(help="Folder of the runs; finished ones are used again.")] = Path("runs"),
-    out: Annotated[Path | None, typer.Option(help="Folder for tables and figures, if not reproduced/SUITE.")] = None,
-    engine: EngineName = "local",
-    engine_option: EngineOption = None,
-    device: Device = None,
-    jobs: Jobs = None,
+    what: list[str] | None = None,
+    *,
+    suite: str = "paper",
+    list_: bool = False,
+    dry_run: bool = False,
+    root: Path | None = None,
+    backbone: str | None = None,
+    data: str | None = None,
+    methods: str | None = None,
+    split: list[str] | None = None,
+    inference: str | None = None,
+    seeds: str | None = None,
+    shots: options.AtLeastOne = None,
+    epochs: options.AtLeastOne = None,
+    test_images: options.AtLeastOne = None,
+    hm: options.HarmonicMean = "of-averages",
+    runs: Path = Path("runs"),
+    out: Path | None = None,
+    engine: options.EngineName = "local",
+    engine_option: options.EngineOption = None,
+    device: options.Device = None,
+    jobs: options.Jobs = None,
 ) -> None:
-    """Make the paper's tables and figures from stored runs, beside the paper's own. Finished runs are used again."""
+    """Make the paper's tables and figures from stored runs, beside the paper's own. Finished runs are used again.
+
+    Parameters:
+        what: Targets, such as table1; --list names them; or all.
+        suite: paper (ViT-B/16, the real data), mini (embedded, on two cores), or photo (your backbone).
+        list_: Name the targets and stop.
+        dry_run: Show the runs, which of them are done, and which data are missing.
+        root: Folder of the data sets; else $REBAPL_DATA.
+        backbone: Another backbone: a folder or a hub id.
+        data: Only these data sets, separated by commas.
+        methods: Only these methods, any that there are, separated by commas.
+        split: Another split file of a data set: eurosat=split_subset_EuroSAT.json; repeatable.
+        inference: The preset that ReBaPL stands for.
+        seeds: Other seeds, separated by commas.
+        shots: Other number of training images per class.
+        epochs: Largest number of epochs (per cycle) of a run.
+        test_images: Largest number of test images per part.
+        runs: Folder of the runs; finished ones are used again.
+        out: Folder for tables and figures, if not reproduced/SUITE.
+    """
+    options.expect_workers(device, jobs)
     from rebapl.cli.progress import StepProgress, print_table
     from rebapl.evaluation.scores import check_hm_convention
     from rebapl.reports.results import short_value
@@ -69,9 +73,9 @@ def reproduce(
         raise UserError(f"what is to be made? One or more of {', '.join(PAPER_TARGETS)}, or all")
     targets = chosen(what)
     check_hm_convention(hm)
-    selected = named_suite(suite, root, backbone, parse_names(data) or (), split or ()).changed(
-        methods=parse_names(methods),
-        seeds=None if seeds is None else parse_seeds(seeds),
+    selected = named_suite(suite, root, backbone, options.parse_names(data) or (), split or ()).changed(
+        methods=options.parse_names(methods),
+        seeds=None if seeds is None else options.parse_seeds(seeds),
         shots=shots,
         epochs=epochs,
         test_images=test_images,
@@ -88,8 +92,8 @@ def reproduce(
         finished = sum(done for _, done in states)
         print("\n".join([f"{number_of(len(states), 'run')}, {finished} of them done", *remarks]))
         return
-    where = engine_of(engine, runs, device, jobs, engine_option)
-    context = Context(selected, runs, root, parse_names(device), hm)
+    where = options.engine_of(engine, runs, device, jobs, engine_option)
+    context = Context(selected, runs, root, options.parse_names(device), hm)
     folder = out or Path("reproduced") / selected.name
     for target in targets:
         try:

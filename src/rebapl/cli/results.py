@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
+from rebapl.cli import options
 from rebapl.errors import unknown
 
 
 def results(
-    runs: Annotated[
-        list[Path] | None, typer.Argument(help="Folders of runs, or single runs; runs/ if not given.")
-    ] = None,
-    export: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="File to write as well; its ending says what: .md or .tex (the tables), or .csv (every score of every "
-            "run, part and sample, unrounded). Repeatable."
-        ),
-    ] = None,
-    hm: Annotated[
-        str, typer.Option(help="Harmonic mean over data sets: of-averages, or average (of the data sets' own).")
-    ] = "of-averages",
+    runs: list[Path] | None = None,
+    *,
+    export: list[Path] | None = None,
+    hm: options.HarmonicMean = "of-averages",
 ) -> None:
-    """Show the scores of all finished runs, over seeds."""
+    """Show the scores of all finished runs, over seeds.
+
+    Parameters:
+        runs: Folders of runs, or single runs; runs/ if not given.
+        export: File to write as well; its ending says what: .md or .tex (the tables), or .csv (every score of every
+            run, part and sample, unrounded). Repeatable.
+    """
     from rebapl.cli.progress import print_table
     from rebapl.evaluation.scores import check_hm_convention
     from rebapl.files import write_atomically

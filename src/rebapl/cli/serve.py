@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rebapl.cli.options import QuietOption, complete_runs
+from rebapl.cli import options
 from rebapl.errors import UserError
 
 
 def serve(
-    run: Annotated[
-        Path, typer.Argument(help="Folder of a trained run, or of a posterior.", autocompletion=complete_runs)
-    ],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one.")] = 8000,
-    host: Annotated[
-        str, typer.Option(help="The address to listen at; others than this machine cannot reach 127.0.0.1.")
-    ] = ("127.0.0.1"),
-    rate: Annotated[float, typer.Option(min=0.1, help="Requests a second that one address may make.")] = 20.0,
-    behind_proxy: Annotated[
-        bool,
-        typer.Option("--behind-proxy", help="A web server on this machine is in front: believe its X-Forwarded-For."),
-    ] = False,
-    root: Annotated[
-        Path | None, typer.Option(help="Folder of the published data sets; $REBAPL_DATA if not given.")
-    ] = None,
-    backbone: Annotated[str | None, typer.Option(help="The backbone, if it is not where it was in training.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
-    quiet: QuietOption = False,
+    run: options.RunArgument,
+    *,
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    host: str = "127.0.0.1",
+    rate: Annotated[float, typer.Option(min=0.1)] = 20.0,
+    behind_proxy: bool = False,
+    root: options.Root = None,
+    backbone: options.MovedBackbone = None,
+    device: options.OneDevice = None,
+    quiet: options.QuietOption = False,
 ) -> None:
-    """Serve a page and a JSON API on which a run answers (needs the extra `app`)."""
+    """Serve a page and a JSON API on which a run answers (needs the extra `app`).
+
+    Parameters:
+        run: Folder of a trained run, or of a posterior.
+        port: The port; 0 takes a free one.
+        host: The address to listen at; others than this machine cannot reach 127.0.0.1.
+        rate: Requests a second that one address may make.
+        behind_proxy: A web server on this machine is in front: believe its X-Forwarded-For.
+    """
     try:
         from rebapl.app.server import build_app, server_of
     except ImportError as error:

@@ -7,28 +7,29 @@ from typing import Annotated, Any
 
 import typer
 
-from rebapl.cli.options import complete_runs
+from rebapl.cli import options
 
 
 def share(
-    run: Annotated[
-        Path, typer.Argument(help="Folder of a trained run, or of a posterior.", autocompletion=complete_runs)
-    ],
-    to: Annotated[str, typer.Option(metavar="USER/NAME", help="The repository; it is made if it does not exist.")],
-    private: Annotated[bool, typer.Option("--private", help="Let only yourself and your team see it.")] = False,
-    licence: Annotated[
-        str | None, typer.Option(help="Your licence, by the name that the hub has for it, such as apache-2.0.")
-    ] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="Hub id where others find the backbone, if yours was a folder.")
-    ] = None,
-    dry_run: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Upload nothing; write what would be uploaded to a folder.")
-    ] = None,
+    run: options.RunArgument,
+    *,
+    to: Annotated[str, typer.Option(metavar="USER/NAME")],
+    private: bool = False,
+    licence: str | None = None,
+    backbone: str | None = None,
+    dry_run: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
 ) -> None:
     """Upload a run's samples to the Hugging Face hub, with a model card that has its scores, limits and licence.
 
     The backbone and the images are not uploaded; the class names are.
+
+    Parameters:
+        run: Folder of a trained run, or of a posterior.
+        to: The repository; it is made if it does not exist.
+        private: Let only yourself and your team see it.
+        licence: Your licence, by the name that the hub has for it, such as apache-2.0.
+        backbone: Hub id where others find the backbone, if yours was a folder.
+        dry_run: Upload nothing; write what would be uploaded to a folder.
     """
     from rebapl.posterior import load_posterior
     from rebapl.posterior.hub import write_for_hub

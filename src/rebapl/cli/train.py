@@ -16,71 +16,22 @@ if TYPE_CHECKING:
 
 
 def train(
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE",
-            help="Any setting, such as targets=dtd,eurosat, method.tokens=16 or inference.repulsion.distance=energy.",
-        ),
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="YAML file with the settings, or a run's config.json; options and words replace its values."),
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            help="Data set (`rebapl list` names them), or the path of a folder of images or a CSV.",
-            autocompletion=options.complete_datasets,
-        ),
-    ] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help="What is learned; `rebapl list` names the methods. coop if not given.",
-            autocompletion=options.complete_methods,
-        ),
-    ] = None,
-    inference: Annotated[
-        str | None,
-        typer.Option(
-            help="How; `rebapl list` names the kinds of inference. If not given, as the method was published: svgd for "
-            "app, mle for all others.",
-            autocompletion=options.complete_inference,
-        ),
-    ] = None,
-    protocol: Annotated[
-        str | None,
-        typer.Option(
-            help="base-to-novel (if not given), few-shot (all classes), cross-dataset, domain-generalization, or "
-            "selection (to choose settings: within the base classes, on validation images)."
-        ),
-    ] = None,
-    shots: Annotated[int | None, typer.Option(help="Training images per class; 16 if not given.")] = None,
-    seeds: Annotated[
-        str | None,
-        typer.Option("--seed", "--seeds", help="The seed, 1 if not given; several, such as 1,2,3, are several runs."),
-    ] = None,
-    backbone: Annotated[
-        str | None,
-        typer.Option(
-            help="'mini' (embedded), a local Hugging Face folder, or a hub id. If not given: mini for embedded tasks, "
-            "openai/clip-vit-base-patch16 for other data."
-        ),
-    ] = None,
+    settings: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE")] = None,
+    *,
+    config: Path | None = None,
+    data: Annotated[str | None, typer.Option(autocompletion=options.complete_datasets)] = None,
+    method: Annotated[str | None, typer.Option(autocompletion=options.complete_methods)] = None,
+    inference: Annotated[str | None, typer.Option(autocompletion=options.complete_inference)] = None,
+    protocol: str | None = None,
+    shots: int | None = None,
+    seeds: Annotated[str | None, typer.Option("--seed", "--seeds")] = None,
+    backbone: str | None = None,
     epochs: options.Epochs = None,
     root: options.Root = None,
     runs: options.RunsFolder = Path("runs"),
-    out: Annotated[Path | None, typer.Option(help="Folder of this run, if you would rather name it.")] = None,
-    evaluate: Annotated[bool, typer.Option("--evaluate", help="Score it on the test images as well.")] = False,
-    cycles_apart: Annotated[
-        bool,
-        typer.Option(
-            "--cycles-apart",
-            help="Sample the cycles of a posterior side by side, as jobs of their own, if they do not depend on one "
-            "another.",
-        ),
-    ] = False,
+    out: Path | None = None,
+    evaluate: bool = False,
+    cycles_apart: bool = False,
     engine: options.EngineName = "local",
     engine_option: options.EngineOption = None,
     device: options.Device = None,
@@ -88,7 +39,27 @@ def train(
     track: options.TrackOption = None,
     quiet: options.QuietOption = False,
 ) -> None:
-    """Learn prompts from a few labelled images. Finished runs are kept; interrupted ones go on where they were."""
+    """Learn prompts from a few labelled images. Finished runs are kept; interrupted ones go on where they were.
+
+    Parameters:
+        settings: Any setting, such as targets=dtd,eurosat, method.tokens=16 or inference.repulsion.distance=energy.
+        config: YAML file with the settings, or a run's config.json; options and words replace its values.
+        data: Data set (`rebapl list` names them), or the path of a folder of images or a CSV.
+        method: What is learned; `rebapl list` names the methods. coop if not given.
+        inference: How; `rebapl list` names the kinds of inference. If not given, as the method was published: svgd
+            for app, mle for all others.
+        protocol: base-to-novel (if not given), few-shot (all classes), cross-dataset, domain-generalization, or
+            selection (to choose settings: within the base classes, on validation images).
+        shots: Training images per class; 16 if not given.
+        seeds: The seed, 1 if not given; several, such as 1,2,3, are several runs.
+        backbone: 'mini' (embedded), a local Hugging Face folder, or a hub id. If not given: mini for embedded
+            tasks, openai/clip-vit-base-patch16 for other data.
+        out: Folder of this run, if you would rather name it.
+        evaluate: Score it on the test images as well.
+        cycles_apart: Sample the cycles of a posterior side by side, as jobs of their own, if they do not depend on
+            one another.
+    """
+    options.expect_workers(device, jobs)
     from rebapl.backbones import find_backbone
     from rebapl.cli.progress import StepProgress, print_table
     from rebapl.reports.results import scores_table
@@ -144,16 +115,20 @@ def train(
 
 
 def run(
-    config: Annotated[Path, typer.Argument(help="YAML file with the settings, or the config.json of a run.")],
+    config: Path,
+    *,
     runs: options.RunsFolder = Path("runs"),
     root: options.Root = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; the GPU if there is one.")] = None,
+    device: options.OneDevice = None,
     track: options.TrackOption = None,
     quiet: options.QuietOption = False,
 ) -> None:
     """Train and score one run, as far as that is not done, and print its folder: the unit of work for any scheduler.
 
     The exit code is 0 when the run is done, 2 for bad input, 1 when the run failed and 130 when it was interrupted.
+
+    Parameters:
+        config: YAML file with the settings, or the config.json of a run.
     """
     from rebapl.cli.progress import StepProgress
     from rebapl.runs.config_file import build_config, read_config_file

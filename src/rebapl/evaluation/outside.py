@@ -35,20 +35,22 @@ def outside_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
 
 
 def all_outside_scores(inside: Prediction, outside: Prediction) -> dict[str, dict[str, Any]]:
-    """The `outside_scores` of every kind of uncertainty. Both predictions must be among the same class names.
+    """The `outside_scores` by kind of uncertainty: how well each tells outside images from those of the classes.
+
+    Both predictions must be among the same class names, those of the training.
 
     A single sample has some of these uncertainties, too (`OF_ONE_SAMPLE`). For these, `per_sample` has the scores of
     each sample alone.
     """
     if inside.class_names != outside.class_names:
         raise UserError("inside and outside images are compared among the same class names: bind the posterior once")
-    found: dict[str, dict[str, Any]] = {
+    scores: dict[str, dict[str, Any]] = {
         by: {**outside_scores(inside.uncertainty(by), outside.uncertainty(by))} for by in UNCERTAINTIES
     }
     pairs = list(zip(_alone(inside), _alone(outside), strict=True))
     for by in OF_ONE_SAMPLE:
-        found[by]["per_sample"] = [outside_scores(a.uncertainty(by), b.uncertainty(by)) for a, b in pairs]
-    return found
+        scores[by]["per_sample"] = [outside_scores(a.uncertainty(by), b.uncertainty(by)) for a, b in pairs]
+    return scores
 
 
 def _alone(prediction: Prediction) -> list[Prediction]:

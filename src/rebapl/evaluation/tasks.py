@@ -103,7 +103,7 @@ def evaluate(
     """
     scored = Evaluation()
     wanted = {name: task.tests[name] for name in (task.tests if parts is None else parts)}
-    fitting = task.protocol != "selection" and bool(task.val.items)
+    fitting = bool(wanted) and task.protocol != "selection" and bool(task.val.items)
     total = sum(len(part.items) for part in [*wanted.values(), *([task.val] if fitting else [])])
     done = 0
 
@@ -250,33 +250,38 @@ def fit_on_validation(
 
 
 def score_outside(
-    posterior: Posterior, task: Task, outside: str = "novel", root: Path | None = None
-) -> dict[str, dict[str, Any]]:
-    """AUROC and FPR95 by kind of uncertainty: how well it tells outside images from test images of the trained classes.
+    posterior: Posterior, task: Task, outside: Iterable[str], root: Path | None = None
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """How well uncertainties tell outside images from test images of the trained classes.
 
-    `outside` names a test part of the task with other classes (`novel`), or another data set. A data set that is read
-    from files lies below `root`, and NAME=FILE takes another split file. It may also be a folder of images without
-    classes, all of which are taken. All images are predicted among the trained
-    class names.
+    For each name in `outside`, it has the `all_outside_scores`. A name is that of a test part of the task with other
+    classes (`novel`), or of another data set. A data set that is read from files lies below `root`, and NAME=FILE takes
+    another split file. It may also be a folder of images without classes, all of which are taken. All images are
+    predicted among the trained class names.
     """
+    others = {name: outside_part(name, task, root) for name in outside}
     names = list(task.train.class_names)
     inside = next((part for part in task.tests.values() if list(part.class_names) == names), None)
     if inside is None:
         raise UserError("this task has no test images of the trained classes")
     bound = posterior.bind(names, task.dataset.template)
-    outside, split = split_of(outside)
-    if outside in task.tests and list(task.tests[outside].class_names) != names:
-        other = task.tests[outside]
-    elif outside in (task.dataset.name, *task.tests, "novel"):
+    known = predict_part(bound, inside)
+    return {name: all_outside_scores(known, predict_part(bound, other)) for name, other in others.items()}
+
+
+def outside_part(outside: str, task: Task, root: Path | None = None) -> Part:
+    """The images that a name of `score_outside` stands for. Those of the trained classes are refused."""
+    name, split = split_of(outside)
+    if name in task.tests and list(task.tests[name].class_names) != list(task.train.class_names):
+        return task.tests[name]
+    if name in (task.dataset.name, *task.tests, "novel"):
         raise UserError(
-            f"outside '{outside}' is no outside here: the trained classes are among it, or this protocol has no such "
+            f"outside '{name}' is no outside here: the trained classes are among it, or this protocol has no such "
             "part; name another data set"
         )
-    else:
-        flat = split is None and is_own(outside) and is_flat(Path(outside).expanduser())
-        dataset = load_flat_folder(Path(outside).expanduser()) if flat else load_dataset(outside, root, split=split)
-        other = Part(dataset.class_names, dataset.test, dataset)
-    return all_outside_scores(predict_part(bound, inside), predict_part(bound, other))
+    flat = split is None and is_own(name) and is_flat(Path(name).expanduser())
+    dataset = load_flat_folder(Path(name).expanduser()) if flat else load_dataset(name, root, split=split)
+    return Part(dataset.class_names, dataset.test, dataset)
 
 
 def diversity_on_test(posterior: Posterior, task: Task) -> Diversity:

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from rebapl import __version__
 from rebapl.errors import UserError
 from rebapl.files import write_atomically, write_json
-from rebapl.posterior.per_sample import encode_classes, one_by_one
+from rebapl.posterior.per_sample import encode_classes, points_at, unstacked
 from rebapl.posterior.prediction import averaged
 
 if TYPE_CHECKING:
@@ -92,13 +92,14 @@ class Predictor(nn.Module):
         super().__init__()
         self.learner, self.average = posterior.learner, posterior.average
         self.model = posterior.learner.encoder.model  # so that its weights are known as those of a module
-        self.samples, self.weights = dict(posterior.samples), posterior.weights
+        self.samples, self.weights = unstacked(posterior.samples, len(posterior)), posterior.weights
         with torch.no_grad():
-            self.classes = encode_classes(self.learner, self.samples, len(posterior))
+            self.classes = encode_classes(self.learner, self.samples)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        found = one_by_one(self.learner, self.samples, self.learner.frozen(pixels), self.classes, ("logits",))
-        return averaged(found["logits"], self.weights, self.average)
+        frozen, pairs = self.learner.frozen(pixels), zip(self.samples, self.classes, strict=True)
+        logits = [points_at(self.learner, sample, frozen, classes, ("logits",))["logits"] for sample, classes in pairs]
+        return averaged(torch.stack(logits), self.weights, self.average)
 
 
 def _write_safetensors(posterior: Posterior, path: Path) -> None:

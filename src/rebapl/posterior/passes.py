@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cached_property
 from itertools import cycle
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from torch import Tensor
 from rebapl.captured import Capturing, accelerated, current
 from rebapl.compiled import compiling, is_compiling
 from rebapl.learners import Learner
-from rebapl.posterior.per_sample import AtSamples, Classes, encode_classes
+from rebapl.posterior.per_sample import AtSamples
 
 CHUNK = 256
 """Images in one pass."""
@@ -43,23 +43,15 @@ then on. Whoever knows that many more will come asks earlier: `with compiling():
 """
 
 LARGEST = 2000
-"""A pass of more layers than this is not captured: it keeps a GPU busy anyway, and its graph would be large."""
+"""A pass of more layers than this is not captured: it keeps a GPU busy anyway, and its graph would be large.
+
+Each call of the learner, of one sample or of several at once, counts as a walk through the image tower.
+"""
 
 Given = TypeVar("Given")
 
 Finish = Callable[[], Tensor]
 """Waits for a pass that is begun, and gives the logits (S, n, C), float32 on the CPU."""
-
-
-class _Ready(NamedTuple):
-    """What all passes share, while samples, backbone and learner are as `state` says."""
-
-    state: object
-    samples: AtSamples
-    classes: list[Classes]
-    capturing: Capturing | None
-    layers: dict[str, int]
-    """How many layers a pass of each kind runs."""
 
 
 class Passes:
@@ -72,7 +64,10 @@ class Passes:
     def __init__(self, learner: Learner, samples: Mapping[str, Tensor], count: int) -> None:
         self.learner, self.samples, self.count = learner, samples, count
         self._lock = threading.RLock()
-        self._ready: _Ready | None = None
+        self._ready: AtSamples | None = None
+        self._state: object = None
+        self._capturing: Capturing | None = None
+        self._large = set[str]()  # the kinds of passes that are not captured
         self._full = 0  # images in passes of CHUNK
         self._in_flight: deque[torch.cuda.Event] = deque()
         self._sending: torch.cuda.Stream | None = None
@@ -100,8 +95,7 @@ class Passes:
         n is the number of views, or of classes in a space such as `text`; see `AtSamples.points`.
         """
         with self._lock:
-            ready = self._made_ready()
-            found = ready.samples.points(views.to(self.device), ready.classes, spaces)
+            found = self._made_ready().points(views.to(self.device), spaces)
             return [found[space].cpu() for space in spaces]
 
     @torch.inference_mode(False)  # kept tensors must serve callers in either mode
@@ -112,19 +106,15 @@ class Passes:
         with self._lock, current(self.device):
             if gpu:
                 self._take_turn()
-            ready, count = self._made_ready(), len(views)
-
-            def answer(pixels: Tensor) -> Tensor:
-                return ready.samples.points(pixels, ready.classes, ("logits",))["logits"]
-
-            if ready.capturing is None:
-                logits = answer(self._sent(views, count))
+            samples, count = self._made_ready(), len(views)
+            if self._capturing is None:
+                logits = samples.points(self._sent(views, count), ("logits",))["logits"]
             else:
                 size = filled_up(count)
                 self._full += size if size == CHUNK else 0
                 earned = size == CHUNK and self._full * self.count >= COMPILED_FROM
                 with compiling(earned or is_compiling()):
-                    logits = self._replayed(ready, ready.capturing, answer, self._sent(views, size))
+                    logits = self._replayed(samples, self._capturing, self._sent(views, size))
             return self._fetched(logits, count)
 
     def _take_turn(self) -> None:
@@ -136,37 +126,37 @@ class Passes:
             stream.wait_stream(self._working)
         self._working = stream
 
-    def _made_ready(self) -> _Ready:
-        state = self._state()
-        if self._ready is None or self._ready.state != state:
-            self._ready = None  # its memory is free for the next
-            stacks = {name: stack.to(self.device) for name, stack in self.samples.items()}
-            samples = AtSamples(self.learner, stacks, self.count)
-            with compiling(False):  # texts are encoded once
-                classes = encode_classes(samples.learner, stacks, self.count)
-            capturing = Capturing() if accelerated(self.device) else None
-            self._ready = _Ready(state, samples, classes, capturing, {})
-        return self._ready
-
-    def _state(self) -> object:
-        """What changes if samples are changed in place, or the backbone or the learner's mode is."""
+    def _made_ready(self) -> AtSamples:
+        """The samples with the texts encoded: those that are there, unless something has changed."""
         encoder = self.learner.encoder
         stacks = [
             (name, stack.data_ptr(), None if stack.is_inference() else stack._version)
             for name, stack in self.samples.items()
         ]
-        return encoder.device, encoder.dtype, self.learner.training, stacks
+        state = encoder.device, encoder.dtype, self.learner.training, stacks
+        if self._ready is None or self._state != state:
+            self._ready = self._capturing = None  # their memory is free for the next
+            on_device = {name: stack.to(self.device) for name, stack in self.samples.items()}
+            with compiling(False):  # texts are encoded once
+                self._ready = AtSamples(self.learner, on_device, self.count)
+            self._capturing = Capturing() if accelerated(self.device) else None
+            self._state = state
+            self._large.clear()
+        return self._ready
 
-    def _replayed(
-        self, ready: _Ready, capturing: Capturing, answer: Callable[[Tensor], Tensor], pixels: Tensor
-    ) -> Tensor:
+    def _replayed(self, samples: AtSamples, capturing: Capturing, pixels: Tensor) -> Tensor:
         """The logits of a pass, which the next one of this posterior may overwrite."""
+
+        def answer(pixels: Tensor) -> Tensor:
+            return samples.points(pixels, ("logits",))["logits"]
+
         kind = f"{tuple(pixels.shape)} {pixels.dtype}{' compiled' * is_compiling()}"
-        if ready.layers.get(kind, 0) > LARGEST:
+        if kind in self._large:
             return answer(pixels)
-        before = ready.samples.layers
+        before = samples.calls
         logits: Tensor = capturing(kind, answer, pixels)
-        ready.layers.setdefault(kind, ready.samples.layers - before)
+        if (samples.calls - before) * len(self.learner.encoder.vision.layers) > LARGEST:
+            self._large.add(kind)
         return logits
 
     def _sent(self, views: Tensor, size: int) -> Tensor:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,8 +31,16 @@ More would fit, but mapping pays only while one sample's pass leaves a GPU idle,
 WORKING_COPIES = 16
 """A layer's working memory in units of the states it is given: attention, four times the width, sums."""
 
+Sample = Mapping[str, Tensor]
+"""The values of a learner's parameters by name."""
+
 Classes = Mapping[str, Tensor]
 """What `Learner.encode_classes` gives at one sample; those of all samples have the same names and shapes."""
+
+
+def unstacked(stacks: Mapping[str, Tensor], count: int) -> list[Sample]:
+    """The samples of stacks (S, …), S = `count`; without parameters, each is empty."""
+    return [{name: stack[index] for name, stack in stacks.items()} for index in range(count)]
 
 
 class _Methods(nn.Module):
@@ -46,48 +54,29 @@ class _Methods(nn.Module):
         return getattr(self.learner, method)(*arguments)
 
 
-def at_sample(learner: Learner, sample: Mapping[str, Tensor]) -> Callable[..., Any]:
-    """Calls `(method, *arguments)` of a learner as if its parameters were the sample's.
+def call_at(learner: Learner, sample: Sample, method: str, *arguments: Any) -> Any:
+    """`learner.method(*arguments)`, as if the learner's parameters were the sample's.
 
     They are replaced while it runs, so threads may not share a learner; each takes a `Learner.twin`.
     """
     parameters = {f"learner.{name}": tensor for name, tensor in sample.items()}
-    methods = _Methods(learner)
-    return lambda method, *arguments: torch.func.functional_call(methods, parameters, (method, *arguments))
+    return torch.func.functional_call(_Methods(learner), parameters, (method, *arguments))
 
 
-def encode_classes(learner: Learner, stacks: Mapping[str, Tensor], count: int) -> list[Classes]:
-    """What `Learner.encode_classes` gives at each of `count` stacked samples.
+def encode_classes(learner: Learner, samples: Sequence[Sample]) -> list[Classes]:
+    """What `Learner.encode_classes` gives at each sample.
 
     (One mapped call for all was tried: to map the many small operations costs more than to repeat them.)
     """
-    return [at_sample(learner, sample)("encode_classes") for sample in _each(stacks, count)]
+    return [call_at(learner, sample, "encode_classes") for sample in samples]
 
 
-def one_by_one(
-    learner: Learner, stacks: Mapping[str, Tensor], frozen: Any, classes: Sequence[Classes], spaces: Sequence[str]
+def points_at(
+    learner: Learner, sample: Sample, frozen: Any, classes: Classes, spaces: Sequence[str]
 ) -> dict[str, Tensor]:
-    """The points (S, n, d) of stacked samples in the named feature spaces, computed one sample after the other.
-
-    `frozen` is what `Learner.frozen` gave for the images, and `classes` what `encode_classes` gave.
-    """
-    found = [
-        _points(learner, sample, frozen, own, spaces)
-        for sample, own in zip(_each(stacks, len(classes)), classes, strict=True)
-    ]
-    return {space: torch.stack([points[space] for points in found]) for space in spaces}
-
-
-def _points(
-    learner: Learner, sample: Mapping[str, Tensor], frozen: Any, classes: Classes, spaces: Sequence[str]
-) -> dict[str, Tensor]:
-    output = at_sample(learner, sample)("respond", frozen, classes)
+    """The points (n, d) of a sample in the named feature spaces; `frozen` is what `Learner.frozen` gave for images."""
+    output = call_at(learner, sample, "respond", frozen, classes)
     return {space: output.cloud(space) for space in spaces}
-
-
-def _each(stacks: Mapping[str, Tensor], count: int) -> Iterator[dict[str, Tensor]]:
-    for index in range(count):
-        yield {name: stack[index] for name, stack in stacks.items()}
 
 
 class _AsOneBatch(torch.autograd.Function):
@@ -117,20 +106,16 @@ class _AsOneBatch(torch.autograd.Function):
         return layer(as_one(hidden, in_dims[0]), read).unflatten(0, (info.batch_size, -1)), 0
 
 
-def _for_mapping(learner: Learner, ran: Counter[str]) -> Learner:
-    """A twin of a learner whose layers may run in mapped calls. `ran` counts the layers that run."""
+def for_mapping(learner: Learner) -> Learner:
+    """A twin of a learner whose layers may run in mapped calls."""
 
-    def counted(layer: Layer) -> Layer:
-        def run(hidden: Tensor, positions: Tensor | None = None) -> Tensor:
-            ran["layers"] += 1
-            return _AsOneBatch.apply(hidden, positions, layer)
-
-        return run
+    def mappable(layer: Layer) -> Layer:
+        return lambda hidden, positions=None: _AsOneBatch.apply(hidden, positions, layer)
 
     twin, encoder = learner.twin(), copy.copy(learner.encoder)
     for name in ("vision", "text"):
         tower = copy.copy(getattr(encoder, name))
-        tower.layers = [counted(layer) for layer in tower.layers]
+        tower.layers = [mappable(layer) for layer in tower.layers]
         setattr(encoder, name, tower)
     twin.encoder = encoder
     return twin
@@ -139,56 +124,64 @@ def _for_mapping(learner: Learner, ran: Counter[str]) -> Learner:
 class AtSamples:
     """A learner at each of S = `count` stacked samples, one after the other or some of them in one mapped call.
 
-    A learner that cannot be mapped, say because its numbers decide what it does, takes one after the other from then
-    on, and a warning says so once.
+    The texts of the class names are encoded here, once. A learner that cannot be mapped, say because its numbers decide
+    what it does, takes one sample after the other from then on, and a warning says so once.
     """
 
     def __init__(self, learner: Learner, stacks: Mapping[str, Tensor], count: int) -> None:
-        self._ran: Counter[str] = Counter()
-        self.learner, self.stacks, self.count = _for_mapping(learner, self._ran), stacks, count
+        self.learner, self.stacks = learner.twin(), stacks
+        self.samples = unstacked(stacks, count)
+        self.classes = encode_classes(self.learner, self.samples)
         self.mappable = bool(stacks)
+        self.calls = 0
+        """How many calls have seen images so far, of one sample or of several at once."""
 
-    @property
-    def layers(self) -> int:
-        """How many layers have run."""
-        return self._ran["layers"]
-
-    def points(
-        self, views: Tensor, classes: Sequence[Classes], spaces: Sequence[str], together: int | None = None
-    ) -> dict[str, Tensor]:
+    def points(self, views: Tensor, spaces: Sequence[str], together: int | None = None) -> dict[str, Tensor]:
         """The points (S, n, d) of every sample in each named feature space, float32, `logits` (S, B, C) among them.
 
         `views` are uint8 (B, 3, H, W) on the learner's device; n is B, or C if the space has a row per class. One pass
         per sample serves all spaces. `together` samples go into one mapped call, by default as many as pay.
         """
         frozen = self.learner.frozen(self.learner.encoder.preprocessing.normalize(views))
-        together = samples_together(frozen) if together is None else together
-        found = None
-        if min(together, self.count) > 1 and self.mappable:
-            try:
-                found = self._mapped(frozen, classes, spaces, together)
-            except UserError:
-                raise
-            except Exception as error:  # whatever stands in the way makes torch raise; any other error comes again
-                self.mappable = False
-                warnings.warn(
-                    "several samples cannot go into one call and are taken one after the other, which is slower "
-                    f"({first_line(error)})",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
-        found = found or one_by_one(self.learner, self.stacks, frozen, classes, spaces)
+        together = min(samples_together(frozen) if together is None else together, len(self.samples))
+        found = self._mapped(frozen, spaces, together) if together > 1 and self.mappable else None
+        if found is None:
+            self.calls += len(self.samples)
+            each = [
+                points_at(self.learner, sample, frozen, classes, spaces)
+                for sample, classes in zip(self.samples, self.classes, strict=True)
+            ]
+            found = {space: torch.stack([points[space] for points in each]) for space in spaces}
         return {space: points.float() for space, points in found.items()}
 
-    def _mapped(
-        self, frozen: Any, classes: Sequence[Classes], spaces: Sequence[str], together: int
-    ) -> dict[str, Tensor]:
-        def one(sample: dict[str, Tensor], own: dict[str, Tensor]) -> dict[str, Tensor]:
-            return _points(self.learner, sample, frozen, own, spaces)
+    def _mapped(self, frozen: Any, spaces: Sequence[str], together: int) -> dict[str, Tensor] | None:
+        """The same by mapped calls of `together` samples each; None where that cannot be done."""
 
-        stacked = {name: torch.stack([own[name] for own in classes]) for name in classes[0]}
-        # What is random in evaluation mode is the same for all samples, see `Learner.noise_stream`.
-        return torch.func.vmap(one, chunk_size=together, randomness="same")(dict(self.stacks), stacked)
+        def one(sample: dict[str, Tensor], classes: dict[str, Tensor]) -> dict[str, Tensor]:
+            return points_at(self._for_mapping, sample, frozen, classes, spaces)
+
+        classes = {name: torch.stack([each[name] for each in self.classes]) for name in self.classes[0]}
+        try:
+            # What is random in evaluation mode is the same for all samples, see `Learner.noise_stream`.
+            mapped = torch.func.vmap(one, chunk_size=together, randomness="same")
+            found: dict[str, Tensor] = mapped(dict(self.stacks), classes)
+        except UserError:
+            raise
+        except Exception as error:  # whatever stands in the way makes torch raise; any other error comes again
+            self.mappable = False
+            warnings.warn(
+                "several samples cannot go into one call and are taken one after the other, which is slower "
+                f"({first_line(error)})",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            return None
+        self.calls += -(-len(self.samples) // together)
+        return found
+
+    @cached_property
+    def _for_mapping(self) -> Learner:
+        return for_mapping(self.learner)
 
 
 def samples_together(frozen: Tensor | States) -> int:

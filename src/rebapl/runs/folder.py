@@ -170,12 +170,13 @@ def is_trained(config: RunConfig, out: Path) -> bool:
     return False
 
 
-def is_finished(config: RunConfig, out: Path) -> bool:
-    """Whether everything that a configuration asks for is scored in the folder of its run."""
+def is_finished(config: RunConfig, out: Path, outside: Iterable[str] = ()) -> bool:
+    """Whether everything that a configuration asks for is scored in the folder of its run, these outside images too."""
     if not (out / RESULTS).exists():
         return False
     result = read_result(out)
-    return result.run in (None, config.hash()) and not missing_parts(result, config)
+    same = result.run in (None, config.hash())
+    return same and not missing_parts(result, config) and set(outside) <= result.outside.keys()
 
 
 def missing_parts(result: RunResult, config: RunConfig) -> list[str]:

@@ -21,7 +21,14 @@ from rebapl.data.identity import recorded_images
 from rebapl.data.task import Task
 from rebapl.errors import UserError, printable
 from rebapl.evaluation.diversity import diversity_record
-from rebapl.evaluation.tasks import Predicted, diversity_on_test, evaluate, fit_on_validation, score_outside
+from rebapl.evaluation.tasks import (
+    Predicted,
+    diversity_on_test,
+    evaluate,
+    fit_on_validation,
+    outside_part,
+    score_outside,
+)
 from rebapl.files import finish_replacement, is_leftover, remove_leftovers, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.storage import is_stored
@@ -84,6 +91,7 @@ def run(
     wait: bool = False,
     cycle: int | None = None,
     track: Sequence[str] = (),
+    outside: Sequence[str] = (),
 ) -> Path:
     """Do what is missing of a run, and return its folder: train it and, unless `score` is false, score it.
 
@@ -91,17 +99,21 @@ def run(
     configuration is refused. Runs that train in the same way share a folder: the two transfer protocols train once, and
     each scores its own targets. `root` is the folder of data sets. `load` gives the backbone, perhaps one that is
     loaded already. If another process is at work in the folder, this is an error; with `wait`, it waits for that
-    process instead. `track` names trackers that hear of the training and the scores, see `Tracker`.
+    process instead. `track` names trackers that hear of the training and the scores, see `Tracker`. `outside` names
+    images that are scored, too, as those of none of the trained classes; see `score_outside`.
 
     If `cycle` is given, only this cycle is sampled, in a folder below that of the run, and the run takes it over later.
     The cycle must not depend on the others, see `Inference.independent_cycles`.
     """
     check_trackers(track)
     out, load = out or run_folder(config, runs), load or KeptBackbone()
-    if cycle is None and score and is_finished(config, out) and not _unfinished(out):
+    if cycle is None and score and is_finished(config, out, outside) and not _unfinished(out):
         (out / ERROR).unlink(missing_ok=True)
         return out
     task = None if _is_trained(config, out, cycle) else config.task(root, keep_split=True)
+    if task is not None:
+        for name in outside:
+            outside_part(name, task, root)  # refuses a wrong name before the training
     posterior = None
     if task is not None or (cycle is None and _unfinished(out)):
         device = best_device(device)
@@ -121,6 +133,7 @@ def run(
             config=config,
             posterior=posterior,
             task=task,
+            outside=outside,
             only_missing=True,
             load=load,
             wait=wait,
@@ -205,7 +218,7 @@ def evaluate_run(
     uniform_weights: bool = False,
     fit_threshold: Mapping[str, Any] | None = None,
     fit_conformal: float | None = None,
-    outside: str | None = None,
+    outside: Sequence[str] = (),
     only_missing: bool = False,
     progress: Predicted | None = None,
     load: LoadBackbone | None = None,
@@ -218,8 +231,8 @@ def evaluate_run(
     `only_missing` leaves out what is there already. `posterior` is the one that was just trained, and `task` that
     of `config`; a posterior that is not the folder's own is read from there. `uniform_weights` first weights
     all samples alike; `fit_weights`, `fit_threshold` (`risk` or `coverage`, `by`) and `fit_conformal` (the level of
-    prediction sets) first fit these on the run's validation images; all are stored in the posterior. `outside` names a
-    test part, a data set or a folder of images to be told from the trained classes; scores of other ones stay.
+    prediction sets) first fit these on the run's validation images; all are stored in the posterior. `outside` names
+    test parts, data sets or folders of images to be told from the trained classes; scores of other ones stay.
     `progress` hears of the images of the test parts. `load`, `wait` and `track` are as in `run`.
     """
     check_trackers(track)
@@ -242,7 +255,8 @@ def evaluate_run(
     with _alone(out, wait=wait), computing_with(threads), tracked(track, _tracked_run(out)) as tracker:
         stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
         parts = missing_parts(stored, config) if only_missing else config.parts()
-        if not parts:
+        outside = [name for name in outside if not (only_missing and name in stored.outside)]
+        if not parts and not outside:
             return stored
         device = best_device(device)
         if posterior is None or not is_stored(posterior, out / POSTERIOR):  # fitted by another process meanwhile
@@ -258,7 +272,7 @@ def evaluate_run(
         if uniform_weights or fitted:
             save_posterior(posterior, out / POSTERIOR)
             stored = RunResult(parts={})  # what is there was scored with other predictions
-        told_apart = {} if outside is None else {outside: score_outside(posterior, task, outside, root)}
+        told_apart = score_outside(posterior, task, outside, root) if outside else {}
         diversity: object = stored.diversity
         if len(posterior) > 1 and not (only_missing and diversity):
             diversity = diversity_record(diversity_on_test(posterior, task))
@@ -288,8 +302,8 @@ def _tracked_run(out: Path) -> TrackedRun:
 class Job(Work):
     """A run as a piece of work for an engine: its configuration as plain data, its folder, the folder of data sets.
 
-    `score`, `wait`, `cycle` and `track` are those of `run`. The folder of a job for one cycle lies below that of the
-    run, see `cycle_jobs`.
+    `score`, `wait`, `cycle`, `track` and `outside` are those of `run`. The folder of a job for one cycle lies below
+    that of the run, see `cycle_jobs`.
 
     >>> job = Job.of(RunConfig("digits", "coop", backbone="mini"), Path("runs"))
     >>> Work.from_json(job.as_json()) == job
@@ -302,6 +316,7 @@ class Job(Work):
     wait: bool = True
     cycle: int | None = None
     track: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
     noun: ClassVar[str] = "run"
     unit: ClassVar[str] = "step"
 
@@ -338,7 +353,7 @@ class Job(Work):
         if self.cycle is not None or not self.score:
             done = _is_trained(config, self.run_folder, self.cycle)
         else:
-            done = is_finished(config, self.folder)
+            done = is_finished(config, self.folder, self.outside)
         return done and (self.cycle is not None or not _unfinished(self.folder))
 
     def do(self, device: str, load: LoadBackbone, progress: Progress | None) -> None:
@@ -354,6 +369,7 @@ class Job(Work):
             wait=self.wait,
             cycle=self.cycle,
             track=self.track,
+            outside=self.outside,
         )
 
     def phases(self) -> Callable[[int, int], str]:
