@@ -34,7 +34,9 @@ class Preprocessing:
     square: bool = False
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """uint8 (…, 3, H, W) to normalised float32."""
+        """uint8 (…, 3, H, W) to normalised float32. Features (n, e), which stand for images, stay as they are."""
+        if pixels.ndim == 2:
+            return pixels
         return (pixels.float() / 255 - _channels(self.mean, pixels.device)) / _channels(self.std, pixels.device)
 
     def centre(self, image: Image.Image) -> Tensor:

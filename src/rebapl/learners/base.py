@@ -245,11 +245,14 @@ class Learner(nn.Module, Generic[Frozen]):
 
 
 class TextLearner(Learner[Tensor]):
-    """A learner that leaves the image tower as it is: images are their frozen features (B, e)."""
+    """A learner that leaves the image tower as it is: images are their frozen features (B, e).
+
+    Wherever it takes images, it also takes such features, normalised, which are then passed on as they are.
+    """
 
     @torch.no_grad()
     def frozen(self, images: Tensor) -> Tensor:
-        return self.encoder.image_features(images)
+        return images if images.ndim == 2 else self.encoder.image_features(images)
 
     def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
         return Output(self.encoder.logits(frozen, classes["text"]), {"image": frozen}, classes)
