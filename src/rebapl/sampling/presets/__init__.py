@@ -28,9 +28,14 @@ FOLDER = Path(__file__).parent
 ORDER = "mle ensemble snapshot sgld sghmc csgld csghmc rebapl rebapl-paper rebapl-authors svgd".split()
 """From plain to elaborate, as lists show them; others come after."""
 
-QUANTITIES = "epochs batch lr lr_without_momentum momentum weight_decay sampler burn_in warmup averaging".split()
+QUANTITIES = (
+    "epochs batch lr lr_without_momentum momentum weight_decay sampler burn_in mass_matrix warmup averaging".split()
+)
 """What a preset may take from the learner's recipe. `sampler`, `warmup` and `averaging` are settings as `Inference` has
-them; `burn_in` is 1 where the recipe has AdamW, and otherwise 0."""
+them. Where the recipe has AdamW, `burn_in` is 1 and `mass_matrix` is `diagonal`; otherwise they are 0 and None."""
+
+NEED_EXPLORATION = {"burn_in": 0.0, "mass_matrix": None}
+"""Settings of a sampler that act in its exploration, and what they are where there is none."""
 
 PRESETS: Registry[SettingsFile] = Registry("inference", "rebapl.presets")
 """The presets by name, those of installed plugins included."""
@@ -80,10 +85,10 @@ def preset(name: str, recipe: Recipe, method: str = "", per_image: bool = True, 
     `method` and `per_image` are as in `preset_values`.
 
     A `kind` that is changed takes its own defaults: nothing of the other kind's settings stays. What follows from a
-    change is changed with it: without exploration there is no burn-in, a warm-up leaves at least one epoch, and a run
-    of one cycle has no restart. Where a preset's first cycle is longer than the others, and the change makes all cycles
-    begin alike (cold restarts, or one cycle), all are as long as the first. A normalised force does not depend on the
-    potential, so the preset's potential falls away with it.
+    change is changed with it: without exploration there is no burn-in and no mass matrix, a warm-up leaves at least one
+    epoch, and a run of one cycle has no restart. Where a preset's first cycle is longer than the others, and the change
+    makes all cycles begin alike (cold restarts, or one cycle), all are as long as the first. A normalised force does
+    not depend on the potential, so the preset's potential falls away with it.
 
     >>> from types import SimpleNamespace
     >>> recipe = SimpleNamespace(lr=0.0035, epochs=5, batch=4, optimizer="sgd", momentum=0.9, weight_decay=5e-4,
@@ -121,6 +126,7 @@ def _quantities(recipe: Recipe) -> dict[str, Any]:
         "lr_without_momentum": recipe.lr / (1 - recipe.momentum) if sgd else recipe.lr,
         "sampler": {"kind": recipe.optimizer, "lr": recipe.lr, **momentum, "weight_decay": recipe.weight_decay},
         "burn_in": 0.0 if sgd else 1.0,
+        "mass_matrix": None if sgd else "diagonal",
         "warmup": {"epochs": recipe.warmup_epochs, "lr": recipe.warmup_lr} if recipe.warmup_epochs else None,
         "averaging": None if recipe.averaging is None else dict(zip(("mean", "std"), recipe.averaging, strict=True)),
     }
@@ -129,8 +135,8 @@ def _quantities(recipe: Recipe) -> dict[str, Any]:
 def _following(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that follow from others; all have dotted names."""
     follows: dict[str, Any] = {}
-    if values.get("sampler.exploration") == 0 and values.get("sampler.burn_in"):
-        follows["sampler.burn_in"] = 0.0
+    if values.get("sampler.exploration") == 0:
+        follows |= {f"sampler.{name}": none for name, none in NEED_EXPLORATION.items() if values.get(f"sampler.{name}")}
     one_cycle, restart = values.get("cycles") == 1, values.get("restart.kind", values.get("restart"))
     if one_cycle and restart is not None:
         follows["restart"] = None
