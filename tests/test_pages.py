@@ -180,7 +180,7 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is forgotten after it."""
     for each in gc.get_objects():
         if isinstance(each, Registry):
-            monkeypatch.setattr(each, "known", dict(each.known))
+            monkeypatch.setattr(each, "known", dict(each))  # all of them: a module registers when it is first imported
 
 
 @pytest.mark.usefixtures("registries")
