@@ -53,7 +53,8 @@ def test_it_says_what_it_chose_and_how_well_it_went(learned: tuple[Path, Result]
         "95 % interval",
         "mixes up: ",
         '"I don\'t know": ',
-        " % with --risk 0.01, ",
+        "Answered at confidence 90 % (without a promise): 0 % (",
+        " %) with --risk 0.01, ",
         "not measured, because they have one image each: emu",
         "runs/photos/held-out.csv",
         "next: rebapl predict runs/photos NEW-PHOTOS/",
@@ -135,15 +136,18 @@ def test_the_threshold_keeps_the_risk_and_leaves_the_least_sure_unanswered() -> 
     logits = torch.stack([sure, 1 - sure], dim=1).log()[None]
     prediction = predicted(logits, torch.ones(1), ["cat", "dog"], [str(number) for number in range(40)])
     labels = torch.zeros(40, dtype=torch.long)
-    found = _threshold(prediction, labels, 0.05)
+    found = _threshold(prediction, labels, 0.05, 0.9)
     assert found is not None
-    assert (found.coverage, found.risk) == (0.95, 0.0)
+    assert (found.coverage, found.risk, found.promised) == (0.95, 0.0, None), "38 answers are too few for a promise"
+    found = _threshold(prediction, labels, 0.1, 0.9)
+    assert found is not None
+    assert (found.coverage, found.promised, found.confidence) == (0.95, 0.1, 0.9), "0.9^22 is below a tenth"
     labels[10:20] = 1
-    found = _threshold(prediction, labels, 0.05)
+    found = _threshold(prediction, labels, 0.05, 0.9)
     assert found is not None
     assert (found.coverage, found.risk) == (0.25, 0.0)
     labels[:3] = 1
-    assert _threshold(prediction, labels, 0.05) is None
+    assert _threshold(prediction, labels, 0.05, 0.9) is None
 
 
 @pytest.mark.parametrize(

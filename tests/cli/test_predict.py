@@ -193,6 +193,8 @@ def test_it_says_that_it_does_not_know_above_the_threshold(
     assert "outside novel by entropy: AUROC" in shown
     threshold = load_posterior(run).threshold
     assert threshold is not None
+    assert f"of {threshold.images} validation images" in shown
+    assert f"wrongly. {threshold.promise}" in shown
     records = json.loads(rebapl("predict", run, images, "--abstain", "--format", "json"))["images"]
     assert [record["answer"] is None for record in records] == [r["entropy"] > threshold.value for r in records]
     unsure = [record["answer"] is None for record in records]
@@ -473,7 +475,11 @@ def test_damaged_exif_is_no_reason_for_warnings(
     assert capsys.readouterr().out.count("x.jpg") == 1
 
 
-@pytest.mark.parametrize("given", ["", "risk", "risk=low", "risk=0.1,coverage=0.5", "by=entropy", "risk=0.1,x=2"])
+@pytest.mark.parametrize(
+    "given",
+    ["", "risk", "risk=low", "risk=0.1,coverage=0.5", "by=entropy", "risk=0.1,x=2", "coverage=0.5,confidence=0.9"]
+    + ["risk=0.1,confidence=high"],
+)
 def test_thresholds_that_make_no_sense_are_refused(given: str) -> None:
     with pytest.raises(UserError, match=r"write risk=0\.05"):
         parse_threshold(given)

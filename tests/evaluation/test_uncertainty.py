@@ -112,7 +112,11 @@ def test_a_run_is_evaluated_with_what_was_fitted_and_keeps_it(config: RunConfig,
     assert len(plain.parts["base"].per_sample) == 2
     assert plain.diversity.effective_by_weights == pytest.approx(2)
     fitted = evaluate_run(
-        out, device="cpu", fit_weights=True, fit_threshold={"risk": 0.9, "by": "entropy"}, outside=["novel"]
+        out,
+        device="cpu",
+        fit_weights=True,
+        fit_threshold={"risk": 0.9, "confidence": 0, "by": "entropy"},
+        outside=["novel"],
     )
     assert fitted.outside["novel"].keys() >= {"entropy", "mutual-information"}
     loaded = load_posterior(out)

@@ -13,6 +13,7 @@ from torch import Tensor
 from rebapl.errors import UserError
 from rebapl.posterior import UNCERTAINTIES, Prediction, choose_threshold
 from rebapl.posterior.prediction import predicted
+from rebapl.posterior.selective import answered_within
 
 CLASSES = ["a", "b", "c", "d", "e"]
 
@@ -142,7 +143,27 @@ def test_a_threshold_for_risk_answers_most_within_it(risk: float) -> None:
     labels[torch.rand(30, generator=noise) < 0.4] = 0
     uncertainty, wrong = prediction.uncertainty(), (prediction.labels != labels).double()
     within = [v for v in uncertainty.tolist() if wrong[uncertainty <= v].mean() <= risk]
-    assert choose_threshold(prediction, labels, risk=risk).value == max(within)
+    found = choose_threshold(prediction, labels, risk=risk, confidence=0)
+    assert (found.value, found.promised, found.confidence) == (max(within), None, 0)
+
+
+def test_a_threshold_says_what_it_promises_and_what_is_to_be_expected() -> None:
+    """100 answers with ever less confidence, of which the last 20 are wrong."""
+    sure = torch.linspace(0.99, 0.6, 100)
+    prediction = predicted(torch.stack([sure, 1 - sure], 1).log()[None], torch.ones(1), ["a", "b"], ["x"] * 100)
+    labels = (torch.arange(100) >= 80).long()
+    promised = choose_threshold(prediction, labels, risk=0.05)
+    count = answered_within(prediction.uncertainty(), labels == 1, 0.05)
+    assert (promised.coverage, promised.promised, promised.confidence) == (count / 100, 0.05, 0.9)
+    assert promised.promise == (
+        "Promise: at most 5 % of the answers to new images are wrong, at confidence 90 %. "
+        f"Expectation: {100 * (count - 80 + 1) / (count + 1):.1f} %"
+    )
+    capped = choose_threshold(prediction, labels, risk=0.05, coverage=0.5)
+    assert (capped.coverage, capped.risk, capped.promised) == (0.5, 0.0, 0.05)
+    plain = choose_threshold(prediction, labels, coverage=0.5)
+    assert (plain.value, plain.promised, plain.confidence) == (capped.value, None, 0)
+    assert plain.promise == "Promise: none. Expectation: 2.0 % of the answers to new images are wrong"
 
 
 def test_ties_are_answered_together() -> None:
@@ -152,18 +173,19 @@ def test_ties_are_answered_together() -> None:
     threshold = choose_threshold(prediction, torch.tensor([0, 0, 1, 0]), coverage=0.5)
     assert threshold.coverage == 1.0
     assert threshold.risk == 0.25
-    assert choose_threshold(prediction, torch.tensor([0, 0, 1, 0]), risk=0.0).coverage == 0.25
+    assert choose_threshold(prediction, torch.tensor([0, 0, 1, 0]), risk=0.0, confidence=0).coverage == 0.25
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "either risk or coverage"),
-        ({"risk": 0.1, "coverage": 0.5}, "either risk or coverage"),
+        ({}, "by risk or by coverage"),
         ({"risk": 1.0}, "risk = 1.0"),
+        ({"risk": 0.05}, "cannot be promised at confidence 0.9 with 30 images"),
+        ({"risk": 0.5}, "no threshold keeps the risk at 0.5, at confidence 0.9, on these 30 images"),
         ({"coverage": 0.0}, "coverage = 0.0"),
         ({"coverage": 0.5, "by": "entropie"}, "did you mean 'entropy'"),
-        ({"risk": 0.0}, "lowest reached is"),
+        ({"risk": 0.0, "confidence": 0}, "no threshold keeps the risk at 0 on these 30 images"),
     ],
 )
 def test_thresholds_that_make_no_sense_are_refused(arguments: dict, message: str) -> None:

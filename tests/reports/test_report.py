@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import math
 import re
 import shutil
 import statistics
@@ -14,11 +15,13 @@ import torch
 from chromium import open_page
 from drawn_folder import class_folders
 from PIL import Image
+from scipy.stats import ttest_1samp
 from small_run import CONFIG
 from typer.testing import CliRunner
 
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
+from rebapl.evaluation.intervals import calibration_interval
 from rebapl.posterior import Conformal
 from rebapl.reports.comparison import compare
 from rebapl.reports.html import DETAILED, report_html, write_report
@@ -239,13 +242,20 @@ def test_paired_differences_over_images_have_the_standard_error_of_paired_means(
     ]
     difference = nll[0] - nll[1]
     assert found.value == pytest.approx(difference.mean().item(), abs=1e-6)
-    assert found.std == pytest.approx(difference.std(correction=0).item() / len(difference) ** 0.5, rel=0.12)
+    assert found.interval is not None
+    low, high = found.interval
+    error = difference.std(correction=0).item() / len(difference) ** 0.5
+    assert (high - low) / 2 == pytest.approx(1.96 * error, rel=0.12)
+    assert (high + low) / 2 == pytest.approx(found.value, abs=1e-6)
     page = words(report_html([two, other]))
-    assert f"{found.value:+.4f} ± {found.std:.4f}" in page
+    part = two.parts["base"]
+    ends = calibration_interval(part.prediction.probabilities.amax(-1), part.right)
+    assert f"{part.scores['ece']:.2f} {ends.low:.2f} – {ends.high:.2f}" in page
+    assert f"{found.value:+.4f} {low:+.4f} to {high:+.4f}" in page
     assert "Differences to “maple · ensemble" in page
 
 
-def test_over_several_seeds_the_error_is_that_over_seeds(folder: Path, two: InspectedRun) -> None:
+def test_over_several_seeds_the_interval_is_students_over_seeds(folder: Path, two: InspectedRun) -> None:
     other = InspectedRun(folder / "other", device="cpu")
     again = [_with_seed(each, 2, turn) for each, turn in ((two, False), (other, True))]
     table = compare([two, other, *again]).table
@@ -253,8 +263,12 @@ def test_over_several_seeds_the_error_is_that_over_seeds(folder: Path, two: Insp
     row = next(row for row in table.rows if row[1] == "base")
     pairs = [(other.parts["base"], two.parts["base"]), (again[1].parts["base"], again[0].parts["base"])]
     deltas = [100 * (ours.right.double().mean() - theirs.right.double().mean()).item() for ours, theirs in pairs]
-    mean, error = sum(deltas) / 2, abs(deltas[0] - deltas[1]) / 2  # the standard error of two is half their distance
-    assert str(row[2]) == f"{mean:+.2f} ± {error:.2f}"
+    error = abs(deltas[0] - deltas[1]) / 2  # the standard error of two is half their distance
+    half = math.tan(0.475 * math.pi) * error  # with two, Student's distribution is Cauchy's: t = tan(π·(0.975 − 0.5))
+    cell = row[2]
+    assert isinstance(cell, Cell)
+    assert cell.value == pytest.approx(sum(deltas) / 2)
+    assert cell.interval == pytest.approx((sum(deltas) / 2 - half, sum(deltas) / 2 + half))
     assert row[-1] == "2 seeds"
 
 
@@ -291,8 +305,8 @@ def test_many_runs_are_compared_by_their_stored_scores_without_answering_again(f
     assert not any("parts" in vars(each) for each in runs), "nothing is predicted"
     text = words(page)
     deltas = range(1, DETAILED + 2)
-    mean, error = statistics.fmean(deltas), statistics.stdev(deltas) / len(deltas) ** 0.5
-    assert f"base {mean:+.2f} ± {error:.2f}" in text
+    low, high = ttest_1samp(list(deltas), 0).confidence_interval(0.95)
+    assert f"base {statistics.fmean(deltas):+.2f} {low:+.2f} to {high:+.2f}" in text
     assert f"{DETAILED + 1} seeds" in text
     assert "because there are more than 10 of them" in text
     assert "results.json has changed since this run wrote it" in text

@@ -41,7 +41,8 @@ def evaluate(
         targets: Score these data sets (or NAME=SPLITFILE), with commas, not the protocol's own.
         fit_weights: First weight the samples by their fit to the validation images.
         uniform_weights: First weight all samples alike, which undoes --fit-weights.
-        fit_threshold: First choose when to say 'I don't know' on them: risk=0.05, or coverage=0.9[,by=entropy].
+        fit_threshold: First choose when to say 'I don't know' on them: risk=0.05[,confidence=0.9], or
+            coverage=0.9; by=entropy may follow.
         fit_conformal: First fit prediction sets on them that hold the right class this often: 0.9.
         outside: Score how well others are told apart: novel, a data set, or a folder of images; may be repeated.
         heat_map: Draw how far apart samples are: diversity.png.
@@ -50,8 +51,9 @@ def evaluate(
     import torch
 
     from rebapl.cli.progress import StepProgress, print_table
+    from rebapl.posterior.storage import read_manifest
     from rebapl.reports.results import scores_table
-    from rebapl.runs.folder import read_config, scored_as
+    from rebapl.runs.folder import POSTERIOR, read_config, scored_as
     from rebapl.runs.run import evaluate_run
 
     moved = {key: value for key, value in (("data", data), ("backbone", backbone)) if value is not None}
@@ -76,6 +78,11 @@ def evaluate(
     print_table(scores_table(result, title=str(run)))
     if fit_weights or uniform_weights:
         _say_weights(run, torch.tensor(result.weights))
+    if wanted is not None and (threshold := read_manifest(run / POSTERIOR).threshold) is not None:
+        print(
+            f'"I don\'t know": of {threshold.images} validation images {100 * threshold.coverage:.0f} % are answered, '
+            f"{100 * threshold.risk:.1f} % of these wrongly. {threshold.promise}"
+        )
     for name in outside or ():
         for by, scores in result.outside[name].items():
             print(f"outside {name} by {by}: AUROC {scores['auroc']:.1f}, FPR95 {scores['fpr95']:.1f}")

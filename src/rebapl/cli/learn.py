@@ -27,6 +27,7 @@ def learn(
     backbone: str | None = None,
     out: Path | None = None,
     risk: Annotated[float, typer.Option(min=0, max=0.99)] = RISK,
+    confidence: Annotated[float | None, typer.Option(min=0, max=0.999)] = None,
     set_level: float | None = None,
     anew: bool = False,
     shots: Annotated[int, typer.Option(min=1)] = SHOTS,
@@ -48,6 +49,8 @@ def learn(
             openai/clip-vit-base-patch16 if not given.
         out: Folder to keep it in; runs/ and the name of the photos' folder.
         risk: Share of wrong answers to allow before it says 'I don't know'.
+        confidence: How surely that share is kept on new photos, where there are enough held-out ones to promise it.
+            0.9 if not given; 0 promises nothing.
         set_level: Also fit prediction sets, which hold the right class of this share of images: 0.9.
         anew: Delete what was learned before in this folder.
         shots: Learn from at most this many images of each class.
@@ -59,6 +62,7 @@ def learn(
     options.expect_workers(device, jobs)
     from rebapl.backbones import find_backbone
     from rebapl.cli.progress import StepProgress
+    from rebapl.posterior.selective import CONFIDENCE
     from rebapl.reports.learn_summary import plan_lines, result_lines
     from rebapl.runs.config import RunConfig
     from rebapl.runs.engine import LocalEngine
@@ -66,6 +70,7 @@ def learn(
     from rebapl.runs.learn import Lesson, read_learned
     from rebapl.runs.learn import learn as do_lesson
 
+    confidence = CONFIDENCE if confidence is None else confidence
     config = RunConfig(photos, method, inference, shots=shots, backbone=backbone, epochs=epochs, template=template)
     engine = LocalEngine(options.parse_names(device), jobs)
     lesson = Lesson.of(config, out or Path("runs") / folder_name(photos))
@@ -89,13 +94,13 @@ def learn(
         chosen = WHY if (method, inference) == (METHOD, INFERENCE) else "you asked for it"
         find_backbone(config.backbone_name)
         refuse_unwritable(lesson.out / "config.json")
-        lesson.check(risk, set_level)
+        lesson.check(risk, confidence, set_level)
         with StepProgress(quiet, jobs=lesson.jobs()) as progress:
             for line in [*plan_lines(lesson), f"chosen because {chosen}"]:
                 progress.note(line)
             for line in warnings:
                 progress.warn(line)
-            do_lesson(lesson, engine, risk, progress.show, set_level=set_level)
+            do_lesson(lesson, engine, risk, progress.show, confidence=confidence, set_level=set_level)
         print(f"learned: {lesson.out}")
     remarks = [*warnings, *sample_remarks(lesson.final, lesson.out)]
     for line in [*result_lines(lesson, *read_learned(lesson.out)), *remarks]:

@@ -190,10 +190,10 @@ def parse_seeds(given: str) -> list[int]:
 
 
 def parse_threshold(given: str) -> dict[str, Any]:
-    """Read the risk or the coverage that a threshold should keep, and the uncertainty that it applies to.
+    """Read the risk, with its confidence, or the coverage that a threshold should keep, and the uncertainty of it.
 
-    >>> parse_threshold("risk=0.05"), parse_threshold("coverage=0.9,by=entropy")
-    ({'risk': 0.05}, {'coverage': 0.9, 'by': 'entropy'})
+    >>> parse_threshold("risk=0.05,confidence=0.95"), parse_threshold("coverage=0.9,by=entropy")
+    ({'risk': 0.05, 'confidence': 0.95}, {'coverage': 0.9, 'by': 'entropy'})
     """
     wanted: dict[str, Any] = {}
     for key, _, value in (word.partition("=") for word in given.split(",")):
@@ -202,10 +202,11 @@ def parse_threshold(given: str) -> dict[str, Any]:
         except json.JSONDecodeError:
             wanted[key.strip()] = value.strip()
     aims = [key for key in ("risk", "coverage") if isinstance(wanted.get(key), int | float)]
-    if len(aims) != 1 or wanted.keys() - {*aims, "by"}:
+    accepted = {*aims, "by", *(["confidence"] if aims == ["risk"] else [])}
+    if len(aims) != 1 or wanted.keys() - accepted or not isinstance(wanted.get("confidence", 0), int | float):
         raise UserError(
             f"--fit-threshold {given}: write risk=0.05 (the share of wrong answers allowed) or coverage=0.9 (the share "
-            "to answer), and after a comma, if you like, by=entropy"
+            "to answer), and after a comma, if you like, by=entropy; with a risk also confidence=0.95"
         )
     return wanted
 

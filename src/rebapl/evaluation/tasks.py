@@ -30,6 +30,7 @@ from rebapl.learners import METHODS, build_learner, published, resolve_method
 from rebapl.numbers import harmonic_mean, spread
 from rebapl.posterior import Posterior, Prediction
 from rebapl.posterior.fitting import check_level
+from rebapl.posterior.selective import CONFIDENCE, check_promise
 
 IMAGES_AT_ONCE = 256
 """The number of images that are held decoded while a part is scored, as many as go into one pass."""
@@ -230,20 +231,23 @@ def fit_on_validation(
     risk: float | None = None,
     coverage: float | None = None,
     by: str = "max-probability",
+    confidence: float = CONFIDENCE,
     level: float | None = None,
 ) -> Posterior:
-    """Fit a posterior on the task's validation images: its sample weights, a threshold for `risk` or `coverage`, and
-    prediction sets of a `level`, whichever of them are named."""
+    """Fit a posterior on the task's validation images: its sample weights, a threshold for `risk` (with a `confidence`)
+    or `coverage`, and prediction sets of a `level`, whichever of them are named."""
     if not task.val.items:
         raise UserError(f"data set '{task.dataset.name}' has no validation images to fit on")
     if level is not None:
         check_level(level, len(task.val.items))
+    if risk is not None:
+        check_promise(risk, confidence, len(task.val.items))
     views, labels = part_views(posterior, task.val), part_labels(task.val)
     bound = posterior.bind(task.val.class_names, task.dataset.template)
     if weights:
         bound = bound.fit_weights(views, labels)
     if risk is not None or coverage is not None:
-        bound = bound.fit_threshold(views, labels, risk=risk, coverage=coverage, by=by)
+        bound = bound.fit_threshold(views, labels, risk=risk, coverage=coverage, by=by, confidence=confidence)
     if level is not None:
         bound = bound.fit_conformal(views, labels, level)
     return bound

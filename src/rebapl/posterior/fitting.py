@@ -1,6 +1,6 @@
 """What held-out images decide: when to say "I don't know", which classes make up a set, and how samples are weighted.
 
-**A threshold** on an uncertainty; see `choose_threshold`.
+**A threshold** on an uncertainty; see `choose_threshold` and `rebapl.posterior.selective`.
 
 **Prediction sets** hold the classes that an image may have, so that the right one is among them as often as the level
 says. This is split conformal prediction with the score s(x, c) = 1 − p(c|x) of the averaged probabilities. Let s_1 …
@@ -41,6 +41,7 @@ from torch import Tensor
 from rebapl.errors import UserError
 from rebapl.numbers import effective_samples
 from rebapl.posterior.prediction import Conformal, Prediction, Threshold
+from rebapl.posterior.selective import CONFIDENCE, answered_within, check_promise
 
 GAP = 1e-7
 """Nats of mean log-likelihood that the answer may lack."""
@@ -71,50 +72,48 @@ def choose_threshold(
     risk: float | None = None,
     coverage: float | None = None,
     by: str = "max-probability",
+    confidence: float = CONFIDENCE,
 ) -> Threshold:
     """Choose a threshold on the uncertainty `by`, on validation images with labels (N,) that nothing was trained on.
 
-    With `risk`, it is the threshold that answers most images while at most that share of the answers is wrong. With
-    `coverage`, it is the lowest threshold that answers at least that share of the images. Images of equal uncertainty
-    are answered together or not at all.
+    With `risk`, it is the highest threshold that promises, with this `confidence`, that at most that share of the
+    answers to new images is wrong; see `rebapl.posterior.selective`. With confidence 0 nothing is promised, and the
+    risk is kept on these images only. With `coverage`, it is the lowest threshold that answers at least that share of
+    the images; with both, the risk is kept and at most that share is answered. Images of equal uncertainty are answered
+    together or not at all.
     """
-    if (risk is None) == (coverage is None):
-        raise UserError("choose a threshold by either risk or coverage: give one of them")
+    if risk is None and coverage is None:
+        raise UserError("choose a threshold by risk or by coverage: give one of them, or both")
     if len(labels) != len(prediction) or len(labels) == 0:
         raise UserError(f"{len(labels)} labels for {len(prediction)} images: as many are needed, and at least one")
-    uncertainty, order = prediction.uncertainty(by).sort()
-    wrong = (prediction.labels != labels)[order].double().cumsum(0)
-    answered = torch.arange(1, len(labels) + 1)
-    risks = wrong / answered
-    possible = torch.cat([uncertainty[1:] > uncertainty[:-1], torch.tensor([True])])
-    if coverage is not None:
-        if not 0 < coverage <= 1:
-            raise UserError(f"coverage = {coverage}: the share of images to answer is above 0 and at most 1")
-        index = int((possible & (answered >= math.ceil(coverage * len(labels) - 1e-9))).int().argmax())
+    if coverage is not None and not 0 < coverage <= 1:
+        raise UserError(f"coverage = {coverage}: the share of images to answer is above 0 and at most 1")
+    uncertainty, wrong = prediction.uncertainty(by), prediction.labels != labels
+    ordered = uncertainty.sort().values
+    share = len(labels) if coverage is None else math.ceil(coverage * len(labels) - 1e-9)
+    if risk is None:
+        answered = int((uncertainty <= ordered[share - 1]).sum())
     else:
-        index = _within_risk(risks, possible, float(risk or 0))
+        check_promise(risk, confidence, len(labels))
+        answered = answered_within(uncertainty, wrong, risk, confidence, share)
+    if risk is not None and answered == 0:
+        promise, less = (f", at confidence {confidence:g},", " or less confidence") if confidence else ("", "")
+        raise UserError(
+            f"no threshold keeps the risk at {risk:g}{promise} on these {len(labels)} images: even their surest "
+            f"answers are wrong too often; allow more risk{less}, or choose by coverage"
+        )
+    answers = uncertainty <= ordered[answered - 1]
     return Threshold(
         by=by,
-        value=float(uncertainty[index]),
+        value=float(ordered[answered - 1]),
         average=prediction.average,
         class_names=tuple(prediction.class_names),
-        risk=float(risks[index]),
-        coverage=float(answered[index]) / len(labels),
+        risk=wrong[answers].double().mean().item(),
+        coverage=answered / len(labels),
         images=len(labels),
+        promised=risk if confidence else None,
+        confidence=confidence if risk is not None else 0.0,
     )
-
-
-def _within_risk(risks: Tensor, possible: Tensor, risk: float) -> int:
-    if not 0 <= risk < 1:
-        raise UserError(f"risk = {risk}: the share of wrong answers allowed is at least 0 and below 1")
-    good = possible & (risks <= risk)
-    if not bool(good.any()):
-        lowest = float(risks[possible].min())
-        raise UserError(
-            f"no threshold keeps the risk at {risk:g} on these {len(risks)} images: the lowest reached is "
-            f"{lowest:.3f}; allow that much, or choose by coverage"
-        )
-    return int(good.nonzero().max())
 
 
 def choose_conformal(prediction: Prediction, labels: Tensor, level: float = 0.9) -> Conformal:

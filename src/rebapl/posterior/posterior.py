@@ -33,6 +33,7 @@ from rebapl.posterior.prediction import (
     check_weights,
     predicted,
 )
+from rebapl.posterior.selective import CONFIDENCE
 from rebapl.posterior.storage import about_learner, read_posterior
 from rebapl.wording import number_of
 
@@ -308,9 +309,11 @@ class Posterior:
         risk: float | None = None,
         coverage: float | None = None,
         by: str = "max-probability",
+        confidence: float = CONFIDENCE,
     ) -> Posterior:
         """The same posterior with a threshold chosen on held-out labels (N,) of views; see `choose_threshold`."""
-        chosen = choose_threshold(self.predict_views(views), labels, risk=risk, coverage=coverage, by=by)
+        prediction = self.predict_views(views)
+        chosen = choose_threshold(prediction, labels, risk=risk, coverage=coverage, by=by, confidence=confidence)
         return replace(self, threshold=chosen)
 
     def fit_conformal(self, views: Tensor, labels: Tensor, level: float = 0.9) -> Posterior:

@@ -30,6 +30,7 @@ from torch import Tensor
 from rebapl.errors import UserError, printable, unknown
 from rebapl.numbers import entropy
 from rebapl.posterior.records import LEVEL, Record, columns, head_of, records_of, row_of
+from rebapl.posterior.selective import expected_risk
 from rebapl.wording import number_of
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ class Threshold(_HoldsFor):
     """Answer "I don't know" where the uncertainty named `by` is above `value`.
 
     It was chosen on `images` held-out images: `coverage` is the share of them that it answers, and `risk` the share of
-    these answers that are wrong.
+    these answers that are wrong. On new images the share of wrong answers is at most `promised`, with this
+    `confidence`; where nothing was promised, they are None and 0. See `rebapl.posterior.selective`.
     """
 
     by: Annotated[str, pydantic.AfterValidator(lambda by: check_uncertainty(by))]
@@ -78,6 +80,20 @@ class Threshold(_HoldsFor):
     risk: Share
     coverage: Share
     images: int
+    promised: Share | None = None
+    confidence: Share = 0.0
+
+    @property
+    def promise(self) -> str:
+        """What it promises of images that are drawn as the held-out ones were, and what is to be expected, in words."""
+        answered = round(self.coverage * self.images)
+        expected = f"Expectation: {100 * expected_risk(round(self.risk * answered), answered):.1f} %"
+        if self.promised is None:
+            return f"Promise: none. {expected} of the answers to new images are wrong"
+        surely = f"at confidence {100 * self.confidence:g} %"
+        return (
+            f"Promise: at most {100 * self.promised:g} % of the answers to new images are wrong, {surely}. {expected}"
+        )
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
+from rebapl.evaluation.intervals import Interval, around, mean_interval
 from rebapl.numbers import harmonic_mean
 from rebapl.reports.inspection import InspectedRun
 from rebapl.reports.results import GroupWords, grouped
@@ -32,9 +34,9 @@ class Comparison(NamedTuple):
 def compare(inspected: Sequence[InspectedRun], stored: bool = False) -> Comparison:
     """Compare each kind of run with the first. Runs that differ in nothing but the seed are of one kind.
 
-    Where two kinds have several seeds in common, the error is the standard error over these seeds. Where they have one,
-    it is the standard error over the test images (paired bootstrap), and says nothing of other seeds. `stored` takes
-    the scores that the runs have stored, so that answers are computed only where an error over images needs them.
+    Where two kinds have several seeds in common, the interval of a difference is Student's over these seeds. Where they
+    have one, it is over the test images (paired bootstrap), and says nothing of other seeds. `stored` takes the scores
+    that the runs have stored, so that answers are computed only where an interval over images needs them.
     """
     by_folder = {each.run.folder: each for each in inspected}
     kinds = grouped(each.run for each in inspected)
@@ -51,10 +53,11 @@ def compare(inspected: Sequence[InspectedRun], stored: bool = False) -> Comparis
             left_out.append(f"“{name(kind)}” has no test images and seed in common with “{name(first)}”.")
     if not rows:
         return Comparison(None, left_out)
-    columns = ["run", "classes", *(f"Δ {name}" for name, _ in SCORES.values()), "± is the standard error over"]
+    columns = ["run", "classes", *(f"Δ {name}" for name, _ in SCORES.values()), "interval over"]
     notes = [
-        "A difference of more than twice its standard error is unlikely to be chance. Accuracy and ECE are in percent; "
-        "higher accuracy is better, lower NLL, ECE and Brier are."
+        "Below each difference is its 95 % interval: Student's over seeds, or by a paired bootstrap over images. If "
+        "there is no difference, 1 of 20 intervals leaves out 0 by chance. Accuracy and ECE are in percent; higher "
+        "accuracy is better, lower NLL, ECE and Brier are. ECE is compared as it is on this number of images."
     ]
     title = f"Differences to “{name(first)}”"
     return Comparison(Table.sectioned(title, columns, rows, notes), left_out)
@@ -86,8 +89,8 @@ def _tested(seen: InspectedRun, stored: bool) -> dict[str, Tested]:
 
 
 def _rows(pairs: Sequence[Pair], stored: bool) -> list[list[Cell | str]]:
-    """The mean differences on each test part whose images pairs of runs have in common, with their standard errors:
-    over the pairs, or over the images if there is one pair."""
+    """The mean differences on each test part whose images pairs of runs have in common, with their intervals: over the
+    pairs, or over the images if there is one pair."""
     by_part: dict[str, list[tuple[Pair, dict[str, float]]]] = {}
     for pair in pairs:
         ours, theirs = (_tested(each, stored) for each in pair)
@@ -98,18 +101,20 @@ def _rows(pairs: Sequence[Pair], stored: bool) -> list[list[Cell | str]]:
     rows: list[list[Cell | str]] = []
     for name, found in by_part.items():
         differences = {key: [deltas[key] for _, deltas in found] for key in found[0][1]}
-        errors, over = {}, ""
+        intervals: dict[str, Interval] = {}
+        over = ""
         if len(found) > 1:
-            errors = {key: statistics.stdev(each) / len(each) ** 0.5 for key, each in differences.items()}
+            intervals = {key: mean_interval(each) for key, each in differences.items()}
             over = f"{len(found)} seeds"
         elif all(each.parts for each in found[0][0]):
             pair = found[0][0]
             one, other = (_resampled(each, name) for each in pair)
-            errors = {key: (one[key] - other[key]).std().item() for key in differences}
+            intervals = {key: around(each[0], one[key] - other[key], -math.inf) for key, each in differences.items()}
             images = (len(pair[0].parts[part].labels) for part in (HALVES if name == HARMONIC_MEAN else [name]))
             over = f"{sum(images)} test images"
+        means = {key: statistics.fmean(each) for key, each in differences.items()}
         cells = (
-            Cell(statistics.fmean(differences[key]) if key in differences else None, errors.get(key), digits, True)
+            Cell(means.get(key), digits=digits, signed=True, interval=intervals.get(key))
             for key, (_, digits) in SCORES.items()
         )
         rows.append([name, *cells, over])

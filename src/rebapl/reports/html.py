@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rebapl import __version__
 from rebapl.errors import UserError, printable
-from rebapl.evaluation.intervals import accuracy_interval, around
+from rebapl.evaluation.intervals import accuracy_interval, around, calibration_interval
 from rebapl.evaluation.scores import proportion_interval, scores
 from rebapl.files import write_atomically
 from rebapl.learners import METHODS
@@ -166,7 +166,9 @@ class RunPage:
             notes.insert(
                 0,
                 "Below each score is its 95 % interval: how far it would move with other test images of the same kind. "
-                "Another seed of the training is not in it.",
+                "Another seed of the training is not in it. With few images ECE is too high, since chance adds to it: "
+                "its interval is that of the ECE that endlessly many images would have, and begins at 0 where a "
+                "calibrated predictor could have this ECE.",
             )
         for name in (each for each in self.result.parts if each not in self.parts):
             stored = self.result.parts[name].as_json()
@@ -184,6 +186,7 @@ class RunPage:
         for before, each in zip(("", "tempered_"), self._versions(part).values(), strict=False):
             intervals = {key: around(each.scores[key], drawn) for key, drawn in each.resampled.items()}
             intervals["accuracy"] = accuracy_interval(each.right)
+            intervals["ece"] = calibration_interval(each.prediction.probabilities.amax(-1), each.right)
             found |= {before + key: Cell(value, interval=intervals.get(key)) for key, value in each.scores.items()}
         return [replace(found.get(key, Cell(None)), digits=digits) for key, (_, digits) in SCORES.items()]
 

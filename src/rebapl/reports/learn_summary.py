@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from rebapl.data.folds import ENOUGH, TEST
 from rebapl.data.own_images import passed_over
 from rebapl.errors import printable
 from rebapl.evaluation.scores import proportion_interval
 from rebapl.posterior.prediction import Conformal, Threshold
+from rebapl.posterior.selective import CONFIDENCE, answered_within
 from rebapl.runs.folder import HELD_OUT, RESULTS
 from rebapl.runs.learn import COVERAGE, Answer, Lesson
 from rebapl.wording import few
@@ -98,36 +101,33 @@ def _threshold(answers: Sequence[Answer], threshold: Threshold | None) -> str:
         return f"{never}. {_other_risks(answers)}"
     answered = [answer for answer in answers if answer.uncertainty <= threshold.value]
     wrong = sum(not answer.right for answer in answered)
+    lacks = "" if threshold.promised else ". A promise takes more held-out images, or fewer wrong answers"
     return (
         f'"I don\'t know": where no class has a probability of {1 - threshold.value:.3f} or more. Of {len(answers)} '
         f"held-out images {len(answered)} ({100 * len(answered) / len(answers):.0f} %) are answered, {wrong} of them "
-        f"wrongly: {_share(wrong, len(answered))}. {_other_risks(answers)}"
+        f"wrongly. {threshold.promise}{lacks}. {_other_risks(answers, threshold.confidence or CONFIDENCE)}"
     )
 
 
-def _other_risks(answers: Sequence[Answer]) -> str:
-    """How many held-out images each of three risks answers, so that a person can choose another one."""
-    shares = (f"{100 * answered_at(answers, risk) / len(answers):.0f} % with --risk {risk:g}" for risk in RISKS)
-    return f"Answered: {', '.join(shares)}"
+def _other_risks(answers: Sequence[Answer], confidence: float = CONFIDENCE) -> str:
+    """How many held-out images each of three risks answers, with a promise and without one."""
+    shares = []
+    for risk in RISKS:
+        promised, seen = (100 * answered_at(answers, risk, sure) / len(answers) for sure in (confidence, 0.0))
+        shares.append(f"{promised:.0f} % ({seen:.0f} %) with --risk {risk:g}")
+    return f"Answered at confidence {100 * confidence:g} % (without a promise): {', '.join(shares)}"
 
 
-def answered_at(answers: Sequence[Answer], risk: float) -> int:
-    """How many images are answered, the surest first, if at most the share `risk` of the answers may be wrong.
-
-    Images of equal uncertainty are answered together or not at all, and the least sure ones never, see `COVERAGE`.
+def answered_at(answers: Sequence[Answer], risk: float, confidence: float) -> int:
+    """How many images are answered within a risk; see `answered_within`. The least sure ones never are; see `COVERAGE`.
 
     >>> sure, unsure = Answer("1.png", "cat", "cat", 0.9, 0.1), Answer("2.png", "cat", "dog", 0.6, 0.4)
-    >>> answered_at([unsure, sure], 0.1), answered_at([unsure, sure], 0.5)
+    >>> answered_at([unsure, sure], 0.1, 0), answered_at([unsure, sure], 0.5, 0)
     (1, 2)
     """
-    ordered = sorted(answers, key=lambda answer: answer.uncertainty)
-    best = wrong = 0
-    for count, answer in enumerate(ordered, start=1):
-        wrong += not answer.right
-        ends = count == len(ordered) or ordered[count].uncertainty > answer.uncertainty
-        if ends and wrong <= risk * count:
-            best = count
-    return min(best, math.ceil(COVERAGE * len(ordered)))
+    doubt = torch.tensor([answer.uncertainty for answer in answers])
+    wrong = torch.tensor([not answer.right for answer in answers])
+    return answered_within(doubt, wrong, risk, confidence, math.ceil(COVERAGE * len(answers) - 1e-9))
 
 
 def _share(count: int, total: int) -> str:

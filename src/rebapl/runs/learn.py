@@ -9,6 +9,7 @@ deleted when the estimate is done.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -32,6 +33,7 @@ from rebapl.learners import published
 from rebapl.posterior import Prediction, load_posterior, save_posterior
 from rebapl.posterior.fitting import check_level, choose_conformal, choose_threshold
 from rebapl.posterior.prediction import Conformal, Threshold
+from rebapl.posterior.selective import CONFIDENCE, check_risk
 from rebapl.posterior.storage import read_manifest
 from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import LocalEngine
@@ -143,10 +145,9 @@ class Lesson:
             with alone_in(self.out):
                 shutil.rmtree(self.out)
 
-    def check(self, risk: float, set_level: float | None = None) -> None:
-        """Refuse a risk and a level that cannot be, and images that cannot be read; all of them are decoded."""
-        if not 0 <= risk < 1:
-            raise UserError(f"risk = {risk}: the share of wrong answers allowed is at least 0 and below 1")
+    def check(self, risk: float, confidence: float = CONFIDENCE, set_level: float | None = None) -> None:
+        """Refuse settings that cannot be, and images that cannot be read; all of them are decoded."""
+        check_risk(risk, confidence)
         if set_level is not None:
             check_level(set_level, sum(len(self.held_out(fold).items) for fold in self.folds))
         broken = broken_images(self.dataset, [*self.dataset.train, *self.dataset.val, *self.dataset.test])
@@ -162,12 +163,14 @@ def learn(
     risk: float,
     on_event: OnEvent | None = None,
     root: Path | None = None,
+    confidence: float = CONFIDENCE,
     set_level: float | None = None,
 ) -> None:
     """Do what is missing of a lesson: train, and measure. Interrupted work goes on where it was.
 
-    The threshold answers as many held-out images as it can while at most the share `risk` of the answers is wrong, but
-    no more than 95 % of them. `set_level` asks for prediction sets of this level, chosen on the same images.
+    The threshold answers as many held-out images as it can, but no more than 95 % of them, while it promises with this
+    `confidence` that at most the share `risk` of the answers is wrong. Where so few images cannot promise that, it is
+    chosen without a promise. `set_level` asks for prediction sets of this level, chosen on the same images.
     """
     jobs = lesson.jobs(root)
     for some in (jobs[:1], jobs[1:]):
@@ -178,7 +181,7 @@ def learn(
     with alone_in(lesson.out):
         prediction, labels = _held_out(lesson, jobs[1:], device, load)
         posterior = load_posterior(lesson.out, load(lesson.final.backbone_name, device), device)
-        threshold = _threshold(prediction, labels, risk)
+        threshold = _threshold(prediction, labels, risk, confidence)
         sets = None if set_level is None else choose_conformal(prediction, labels, set_level)
         fitted = dataclasses.replace(posterior, threshold=threshold, conformal=sets)
         save_posterior(fitted, lesson.out / POSTERIOR)
@@ -213,18 +216,17 @@ def _held_out(lesson: Lesson, jobs: Sequence[Job], device: str, load: LoadBackbo
     return joined, torch.cat(labels)
 
 
-def _threshold(prediction: Prediction, labels: Tensor, risk: float) -> Threshold | None:
-    """The threshold for this risk; None if even the surest answers are wrong more often.
+def _threshold(prediction: Prediction, labels: Tensor, risk: float, confidence: float) -> Threshold | None:
+    """The threshold for this risk, without a promise where there can be none; None if even the surest answers are wrong
+    more often.
 
     It leaves the least sure of the held-out images unanswered in any case, so that where nearly all of them were right
     it still says for which images it knows too little.
     """
-    try:
-        thresholds = [choose_threshold(prediction, labels, risk=risk)]
-    except UserError:
-        return None
-    thresholds.append(choose_threshold(prediction, labels, coverage=COVERAGE))
-    return min(thresholds, key=lambda threshold: threshold.value)
+    for promised in (confidence, 0.0):
+        with contextlib.suppress(UserError):
+            return choose_threshold(prediction, labels, risk=risk, confidence=promised, coverage=COVERAGE)
+    return None
 
 
 def _as_csv(prediction: Prediction, labels: Tensor) -> str:

@@ -230,8 +230,8 @@ def evaluate_run(
     `config` is one that trains alike and asks for other parts, see `scored_as`: they are stored beside what is there;
     `only_missing` leaves out what is there already. `posterior` is the one that was just trained, and `task` that
     of `config`; a posterior that is not the folder's own is read from there. `uniform_weights` first weights
-    all samples alike; `fit_weights`, `fit_threshold` (`risk` or `coverage`, `by`) and `fit_conformal` (the level of
-    prediction sets) first fit these on the run's validation images; all are stored in the posterior. `outside` names
+    all samples alike; `fit_weights`, `fit_threshold` (arguments of `choose_threshold`) and `fit_conformal` (the level
+    of prediction sets) first fit these on the run's validation images; all are stored in the posterior. `outside` names
     test parts, data sets or folders of images to be told from the trained classes; scores of other ones stay.
     `progress` hears of the images of the test parts. `load`, `wait` and `track` are as in `run`.
     """
