@@ -77,8 +77,8 @@ def test_a_job_travels_as_json(tmp_path: Path) -> None:
     there = Work.from_json(json.loads(json.dumps(job.as_json())))
     assert there == job
     assert isinstance(there, Job)
-    assert there.run_config() == config
-    assert run_folder(there.run_config(), tmp_path) == job.folder
+    assert there.config == config
+    assert run_folder(there.config, tmp_path) == job.folder
 
 
 def test_a_killed_worker_costs_its_own_run_only(tmp_path: Path) -> None:

@@ -38,13 +38,8 @@ ANEW = "To train anew, choose another --out or delete that folder"
 _log = logging.getLogger(__name__)
 
 
-def config_as_json(config: RunConfig) -> dict[str, Any]:
-    """A configuration as plain values that JSON holds and that any working folder understands."""
-    return with_full_paths(config).plain()
-
-
 def config_from_json(content: Mapping[str, Any], source: str | Path) -> RunConfig:
-    """Read the configuration that `config_as_json` gave, or that a `config.json` holds. Errors name it as `source`."""
+    """Read the configuration that a `config.json` holds. Errors name it as `source`."""
     asked = {key: value for key, value in content.items() if key not in ("hash", "resolved")}
     try:
         return RunConfig(**{"data": None, **asked})
@@ -59,7 +54,8 @@ def read_config(out: Path) -> RunConfig:
 
 def write_config(config: RunConfig, resolved: ResolvedRun, out: Path) -> None:
     """Store the configuration of a run in its folder, as it was asked for and as it is resolved."""
-    write_json(out / CONFIG, {**config_as_json(config), "hash": resolved.hash(), "resolved": resolved.plain()})
+    asked = with_full_paths(config).plain()  # which any working folder understands
+    write_json(out / CONFIG, {**asked, "hash": resolved.hash(), "resolved": resolved.plain()})
     (out / NO_IMAGES).touch()  # a run among the photos that it learns from is no class
 
 

@@ -27,6 +27,7 @@ from rebapl.errors import FailedError, UserError
 from rebapl.files import write_atomically
 from rebapl.plugins import load_named_modules
 from rebapl.runs.machine import KeptBackbone, LoadBackbone
+from rebapl.settings import Settings
 
 if TYPE_CHECKING:
     from rebapl.training import Progress
@@ -84,22 +85,34 @@ class Work(ABC):
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for the way to another process: the class by its name, and its fields."""
-        fields = {
-            name: {"path": str(value)} if isinstance(value, Path) else value for name, value in vars(self).items()
-        }
-        return {"class": f"{type(self).__module__}:{type(self).__qualname__}", "fields": fields}
+        fields = dict(vars(self))
+        for name, value in fields.items():
+            if isinstance(value, Path):
+                fields[name] = {"path": str(value)}
+            elif isinstance(value, Settings):
+                fields[name] = {"settings": _class_name(value), "values": value.plain()}
+        return {"class": _class_name(self), "fields": fields}
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> Work:
         """The job of which `as_json` made these values."""
         fields = {}
         for name, value in content["fields"].items():
-            is_path = isinstance(value, dict) and value.keys() == {"path"}
-            fields[name] = Path(value["path"]) if is_path else tuple(value) if isinstance(value, list) else value
+            match value:
+                case {"path": path}:
+                    fields[name] = Path(path)
+                case {"settings": kind, "values": values}:
+                    fields[name] = pkgutil.resolve_name(kind)(**values)
+                case _:
+                    fields[name] = tuple(value) if isinstance(value, list) else value
         kind = pkgutil.resolve_name(content["class"])
         assert issubclass(kind, Work), "only jobs travel"
         job: Work = kind(**fields)
         return job
+
+
+def _class_name(thing: object) -> str:
+    return f"{type(thing).__module__}:{type(thing).__qualname__}"
 
 
 @dataclasses.dataclass(frozen=True)

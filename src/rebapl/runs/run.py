@@ -32,7 +32,7 @@ from rebapl.evaluation.tasks import (
 from rebapl.files import finish_replacement, is_leftover, remove_leftovers, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.storage import is_stored
-from rebapl.runs.config import RunConfig, hash_of
+from rebapl.runs.config import RunConfig, hash_of, with_full_paths
 from rebapl.runs.engine import Engine, LocalEngine
 from rebapl.runs.folder import (
     CHECKPOINT,
@@ -43,8 +43,6 @@ from rebapl.runs.folder import (
     ERROR,
     LOG,
     POSTERIOR,
-    config_as_json,
-    config_from_json,
     cycle_file,
     cycle_folder,
     is_finished,
@@ -300,7 +298,7 @@ def _tracked_run(out: Path) -> TrackedRun:
 
 @dataclasses.dataclass(frozen=True)
 class Job(Work):
-    """A run as a piece of work for an engine: its configuration as plain data, its folder, the folder of data sets.
+    """A run as a piece of work for an engine: its folder, its configuration, the folder of data sets.
 
     `score`, `wait`, `cycle`, `track` and `outside` are those of `run`. The folder of a job for one cycle lies below
     that of the run, see `cycle_jobs`.
@@ -310,7 +308,7 @@ class Job(Work):
     True
     """
 
-    config: Mapping[str, Any]
+    config: RunConfig
     root: Path | None = None
     score: bool = True
     wait: bool = True
@@ -323,11 +321,11 @@ class Job(Work):
     @classmethod
     def of(cls, config: RunConfig, runs: Path, *, out: Path | None = None, **more: Any) -> Job:
         """Make the job of a configuration. Its folder is `out`, or one in `runs` named after its settings."""
-        return cls(out or run_folder(config, runs), config_as_json(config), **more)
+        return cls(out or run_folder(config, runs), config, **more)
 
-    def run_config(self) -> RunConfig:
-        """The configuration as an object."""
-        return config_from_json(self.config, f"the job of {self.folder}")
+    def absolute(self) -> Job:
+        """The same for a process that works in another folder."""
+        return dataclasses.replace(super().absolute(), config=with_full_paths(self.config))
 
     @property
     def run_folder(self) -> Path:
@@ -337,7 +335,7 @@ class Job(Work):
     @property
     def name(self) -> str:
         """The name of its folder, which cycle it is, or what it leaves out of the data."""
-        fold, folder = self.config.get("fold"), self.run_folder
+        fold, folder = self.config.fold, self.run_folder
         if fold not in (None, ALL):
             return printable(f"{folder.parents[1].name} without {f'part {fold}' if '/' in fold else 'test images'}")
         return printable(folder.name) + ("" if self.cycle is None else f", cycle {self.cycle + 1}")
@@ -349,17 +347,16 @@ class Job(Work):
 
     def is_done(self) -> bool:
         """Whether the folder has everything that the job asks for."""
-        config = self.run_config()
         if self.cycle is not None or not self.score:
-            done = _is_trained(config, self.run_folder, self.cycle)
+            done = _is_trained(self.config, self.run_folder, self.cycle)
         else:
-            done = is_finished(config, self.folder, self.outside)
+            done = is_finished(self.config, self.folder, self.outside)
         return done and (self.cycle is not None or not _unfinished(self.folder))
 
     def do(self, device: str, load: LoadBackbone, progress: Progress | None) -> None:
         """Train and score the run, or sample the cycle."""
         run(
-            self.run_config(),
+            self.config,
             self.run_folder,
             score=self.score,
             root=self.root,
@@ -375,7 +372,7 @@ class Job(Work):
     def phases(self) -> Callable[[int, int], str]:
         """Gives the cycle that a whole run is in."""
         try:
-            inference = self.run_config().resolved().training.inference if self.cycle is None else None
+            inference = self.config.resolved().training.inference if self.cycle is None else None
         except UserError:  # the attempt at the job will say what is wrong
             inference = None
         return lambda done, total: cycle_in_words(inference, done, total)
@@ -388,7 +385,7 @@ class Job(Work):
         if bad_input and not (self.run_folder / CONFIG).exists():
             return None
         try:
-            is_trained(self.run_config(), self.run_folder)
+            is_trained(self.config, self.run_folder)
         except (UserError, OSError):
             return None
         return self.run_folder / ERROR
@@ -411,7 +408,7 @@ def cycle_in_words(inference: Inference | None, done: int, total: int) -> str:
 
 def cycle_jobs(job: Job) -> list[Job]:
     """A job for each cycle of a run. It is refused if the cycles depend on one another or there is only one."""
-    inference = job.run_config().resolved().training.inference
+    inference = job.config.resolved().training.inference
     count = 1 if inference is None else inference.independent_cycles
     if count == 1:
         raise UserError(
