@@ -73,7 +73,7 @@ from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.folder import read_config
 from rebapl.runs.jobs import Outcome
-from rebapl.runs.machine import KeptBackbone, best_device
+from rebapl.runs.machine import best_device, kept_backbone
 from rebapl.runs.results import PartScores, RunResult, Seconds, read_result
 from rebapl.runs.run import Job
 
@@ -380,7 +380,6 @@ class Study:
         self.known = {identity(each): each for each in known}
         self.records: list[dict[str, Any]] = []
         self.failures: list[str] = []
-        self.backbones = KeptBackbone()
 
     def do(self, runs: Sequence[Wanted]) -> bool:
         """Do those that are not known, by the rank of their rows, then the longest first; whether all are done."""
@@ -413,7 +412,7 @@ class Study:
         loaded = []
         for folder in folders:
             config = read_config(folder)
-            posterior = load_posterior(folder, self.backbones(config.backbone_name, device), device)
+            posterior = load_posterior(folder, kept_backbone(config.backbone_name, device), device)
             loaded.append((posterior, config.task(self.asked.root)))
         parts: dict[str, PartScores] = {}
         for name in ("base", "novel"):

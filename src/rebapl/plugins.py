@@ -78,8 +78,7 @@ def use_modules(names: Sequence[str]) -> None:
     """Import modules here, and in every process that is started from here."""
     for name in names:
         load_module(name)
-    if names:
-        os.environ[VARIABLE] = ",".join(dict.fromkeys([*_named_modules(), *names]))
+    os.environ[VARIABLE] = ",".join(dict.fromkeys([*_named_modules(), *names]))
 
 
 def load_named_modules() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from rebapl.errors import UserError, first_line
 from rebapl.files import read_json, write_atomically, write_json
-from rebapl.runs.engine import GRACE_SECONDS, Engine, register_engine
+from rebapl.runs.engine import ENGINES, GRACE_SECONDS, Engine
 from rebapl.runs.jobs import Failure, Work, perform_text, read_failure, read_progress
 from rebapl.runs.workers import in_a_safe_folder
 
@@ -47,7 +47,7 @@ def _number(name: str, given: float | str, least: float) -> float:
     return value
 
 
-@register_engine("ray")
+@ENGINES.register("ray")
 class RayEngine(Engine[Any]):
     """Packs runs onto a Ray cluster by the CPUs and GPUs that each takes.
 
@@ -160,7 +160,7 @@ def _connect(ray: Any, address: str) -> None:
             signal.signal(signal.SIGTERM, before)
 
 
-@register_engine("slurm")
+@ENGINES.register("slurm")
 class SlurmEngine(Engine["_SlurmJob"]):
     """Makes a job of SLURM of each run. All machines must see the folder of the runs.
 

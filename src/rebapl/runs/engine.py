@@ -45,7 +45,7 @@ from rebapl.runs.jobs import (
     read_failure,
     read_progress,
 )
-from rebapl.runs.machine import KeptBackbone, best_device
+from rebapl.runs.machine import best_device, forget_backbone
 from rebapl.runs.workers import in_a_safe_folder, worker_context
 
 ATTEMPTS = 2
@@ -210,12 +210,16 @@ ENGINES: Registry[Callable[..., Engine[Any]]] = Registry(
 )
 """The engines by name, as `--engine` takes them."""
 
-register_engine = ENGINES.register
-"""Registers a class of engines, so that `--engine NAME` finds it.
+EngineType = TypeVar("EngineType", bound=Callable[..., Engine[Any]])
 
-It is called with the folder of the runs; the local engine, which has options of its own, is made otherwise. Its other
-arguments have names and defaults, and come as texts from `--engine-option NAME=VALUE`.
-"""
+
+def register_engine(name: str) -> Callable[[EngineType], EngineType]:
+    """Register a class of engines, so that `--engine NAME` finds it.
+
+    It is called with the folder of the runs; the local engine, which has options of its own, is made otherwise. Its
+    other arguments have names and defaults, and come as texts from `--engine-option NAME=VALUE`.
+    """
+    return ENGINES.register(name)
 
 
 @dataclasses.dataclass(eq=False)
@@ -267,7 +271,7 @@ def _do_in_process(pipe: connection.Connection, text: str, device: str) -> None:
         pipe.send(answer)
 
 
-@register_engine("local")
+@ENGINES.register("local")
 class LocalEngine(Engine[_LocalJob]):
     """The engine of one machine: `jobs` at a time on each device.
 
@@ -282,7 +286,6 @@ class LocalEngine(Engine[_LocalJob]):
             raise UserError(f"jobs = {jobs}: at least one run at a time is needed")
         self.devices = [best_device(device) for device in devices] if devices else [best_device()]
         self.jobs = jobs
-        self.load = KeptBackbone()
         self._busy: list[_LocalJob] = []
 
     def _hand_out(self, jobs: Sequence[Work], emit: OnEvent) -> Iterator[Outcome]:
@@ -300,7 +303,7 @@ class LocalEngine(Engine[_LocalJob]):
         attempt, device = Attempt(job, number), self.devices[0]
         emit(Started(job, number, device, os.getpid()))
         try:
-            failure = perform(job, device, self.load, lambda *reached: emit(Stepped(job, *reached)))
+            failure = perform(job, device, lambda *reached: emit(Stepped(job, *reached)))
         except BaseException:
             emit(attempt.ended("interrupted"))
             raise
@@ -308,7 +311,7 @@ class LocalEngine(Engine[_LocalJob]):
         if failure is None or not failure.may_pass or number == ATTEMPTS:
             return attempt.ended("failed" if failure else "done", failure)
         emit(Retried(job, failure))
-        self.load.forget()
+        forget_backbone()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
