@@ -21,13 +21,13 @@ from rebapl.data.own_images import load_own
 from rebapl.errors import UserError
 from rebapl.files import content_sha256, read_json
 from rebapl.learners import build_learner
-from rebapl.origins import read_settings_file
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.randomness import generator
 from rebapl.runs.config_file import build_config, read_config_file, read_words
 from rebapl.runs.folder import config_from_json, run_folder
 from rebapl.runs.results import read_result
 from rebapl.training.checkpoint import load_checkpoint, save_checkpoint
+from rebapl.yaml_files import read_settings_file
 
 few = settings(
     max_examples=40,

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from rebapl.files import write_json
+from rebapl.runs.clusters import RayEngine
 from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import Engine, LocalEngine
-from rebapl.runs.engines import RayEngine
 from rebapl.runs.jobs import Outcome
 from rebapl.runs.run import Job
 

@@ -1,4 +1,8 @@
-"""Writing so that a reader finds the old file or the new one, never half of one, also after a loss of power."""
+"""Files that several processes share.
+
+Writing is such that a reader finds the old file or the new one, never half of one, also after a loss of power. A lock
+lets only one process at a time work in a folder, on one machine or on several.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -14,9 +19,14 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
+
 from rebapl.errors import UserError, printable
 
 _UNFINISHED = ".tmp"
+
+BEAT_SECONDS, STALE_SECONDS = 10.0, 120.0
+"""How often the holder of a lock shows that it is alive, and for how long it must not have for others to take it."""
 
 
 class NotWrittenError(UserError):
@@ -103,18 +113,18 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
-    """Read a JSON object that this package wrote; `what` names it in the error."""
+    """Read a JSON object; `what` names it in the error."""
     try:
         refuse_special(path)
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))  # an editor may put a mark before it
     except FileNotFoundError as error:
         raise UserError(f"{path.parent} is not {what}: it has no {path.name}") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): it should be a file that you may read") from error
     except (ValueError, RecursionError) as error:  # also a number of thousands of digits, and endless nesting
-        raise UserError(f"{path} is damaged ({error}): make {what} again") from error
+        raise UserError(f"{path} is damaged ({error}): make or get {what} again") from error
     if not isinstance(content, dict):
-        raise UserError(f"{path} is damaged (no JSON object): make {what} again")
+        raise UserError(f"{path} is damaged (no JSON object): make or get {what} again")
     return content
 
 
@@ -183,6 +193,44 @@ def finish_replacement(folder: Path) -> None:
 def _places(folder: Path) -> tuple[Path, Path]:
     """Where the new folder waits, complete, and where the old one goes, while one replaces the other."""
     return folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
+
+
+@contextmanager
+def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock of a folder, which is a hidden file beside it.
+
+    If another process holds the lock, this is an error; with `wait`, it waits until the lock is free. The file names
+    the process and the machine. The lock of a process of this machine is free as soon as that process has ended,
+    however it ended. That of another machine is free when whoever waits has seen no sign of life for `STALE_SECONDS` by
+    its own clock: network file systems need not tell one machine of the locks of another, and clocks may differ.
+    """
+    folder = folder.absolute()
+    path = folder.parent / f".{folder.name}.lock"
+    with clear_refusals(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is in the place of a lock and is no plain file: remove it")
+        lock = SoftFileLease(path, lease_duration=STALE_SECONDS, heartbeat_interval=BEAT_SECONDS, poll_interval=0.2)
+        try:
+            lock.acquire(blocking=wait)
+        except (Timeout, LeaseSettingsMismatch) as error:
+            raise _taken(folder, path, lock) from error
+        for left in path.parent.glob(f"{glob.escape(path.name)}.break.*"):  # by a kill while a stale lock was taken
+            left.unlink(missing_ok=True)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _taken(folder: Path, path: Path, lock: SoftFileLease) -> UserError:
+    holder = lock.owner
+    if not path.exists() and holder is None:
+        return NotWrittenError(folder, "its lock cannot be made")
+    who = "another process" if holder is None else f"another process ({holder.pid} on {holder.hostname})"
+    elsewhere = holder is not None and holder.hostname != socket.gethostname()
+    gone = f"; if that machine is gone, delete {path}" if elsewhere else ""
+    return UserError(f"{printable(who)} is at work on {folder}: wait until it is done, or choose another folder{gone}")
 
 
 def sha256(path: Path) -> str:

@@ -35,7 +35,7 @@ class HeldBack:
 
     >>> with HeldBack() as held:
     ...     signal.raise_signal(signal.SIGINT)
-    ...     held.pending
+    ...     held.pending == [signal.SIGINT]
     ...     try:
     ...         held.deliver()
     ...     except KeyboardInterrupt:
@@ -47,12 +47,7 @@ class HeldBack:
     def __init__(self, active: bool = True) -> None:
         self._active = active and threading.current_thread() is threading.main_thread()
         self._before: dict[int, Any] = {}
-        self._noted: list[int] = []
-
-    @property
-    def pending(self) -> bool:
-        """Whether a signal has come."""
-        return bool(self._noted)
+        self.pending: list[int] = []  # the signals that have come
 
     def __enter__(self) -> HeldBack:
         if self._active:
@@ -75,14 +70,14 @@ class HeldBack:
 
     def deliver(self) -> None:
         """Hand over the signals that were noted. If their handlers return, the work goes on."""
-        while self._noted:
-            _hand_over(self._noted.pop(0), self._before)
+        while self.pending:
+            _hand_over(self.pending.pop(0), self._before)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        if number == signal.SIGINT and number in self._noted:
-            self._noted.clear()
+        if number == signal.SIGINT and number in self.pending:
+            self.pending.clear()
             _hand_over(number, self._before)
-        self._noted.append(number)
+        self.pending.append(number)
 
 
 def _hand_over(number: int, handlers: dict[int, Callable[[int, None], object] | int]) -> None:

@@ -19,11 +19,11 @@ import importlib
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rebapl.errors import UserError, unknown
 
@@ -78,8 +78,7 @@ def use_modules(names: Sequence[str]) -> None:
     """Import modules here, and in every process that is started from here."""
     for name in names:
         load_module(name)
-    if names:
-        os.environ[VARIABLE] = ",".join(dict.fromkeys([*_named_modules(), *names]))
+    os.environ[VARIABLE] = ",".join(dict.fromkeys([*_named_modules(), *names]))
 
 
 def load_named_modules() -> None:
@@ -104,6 +103,15 @@ class Registry(Mapping[str, T]):
         self.what, self.group = what, group
         self.packaged = packaged or {}
         self.known: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[Any], Any]:
+        """A decorator that makes a function or a class known as `name`."""
+
+        def add(made: Any) -> Any:
+            self.known[name] = made
+            return made
+
+        return add
 
     def find(self, name: str) -> T:
         """The thing of that name; a `UserError` with the nearest name where there is none."""

@@ -1,4 +1,4 @@
-"""Numbers of things, the first of many things, and durations in three ways: roughly, in two units, and as a clock."""
+"""Numbers of things, the first of many things, and durations in two ways: roughly, and in two units."""
 
 from __future__ import annotations
 
@@ -37,19 +37,6 @@ def in_two_units(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def clock(seconds: float) -> str:
-    """As a clock shows it, in a column that is renewed all the time.
-
-    >>> clock(7), clock(754), clock(9000)
-    ('7 s', '12:34', '2:30:00')
-    """
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def few(values: Iterable[object], limit: int = 5) -> str:

@@ -200,7 +200,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 @pytest.mark.parametrize(("shots", "epochs"), [(1, 50), (2, 100), (4, 100), (8, 200), (16, 200)])
 def test_coop_is_trained_by_the_published_epochs_of_the_shots(asked: list[Job], shots: int, epochs: int) -> None:
     inside("train", "--data", "digits", "--method", "coop", "--protocol", "few-shot", "--shots", str(shots))
-    inference = asked[0].run_config().resolved().training.inference
+    inference = asked[0].config.resolved().training.inference
     assert inference is not None
     assert inference.epochs == epochs
 
@@ -213,7 +213,7 @@ def test_without_a_name_the_inference_is_the_published_one(
 ) -> None:
     inside("train", "--data", "digits", "--method", method)
     inside("train", "--data", "digits", "--method", method, "--inference", inference)
-    by_default, by_name = (job.run_config() for job in asked)
+    by_default, by_name = (job.config for job in asked)
     assert by_default.hash() == by_name.hash()
     training = by_default.resolved().training
     assert training.inference is not None

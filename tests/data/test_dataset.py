@@ -33,7 +33,7 @@ def test_written_and_read_in_the_published_format(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("{", "damaged"),
-        ([], "lists train, val and test; found: list"),
+        ([], "no JSON object"),
         ({"train": [], "test": []}, "found: train, test"),
         ({**GOOD, "val": {}}, "'val' must be a list"),
         ({**GOOD, "val": [["a.jpg", "0", "cat"]]}, r"val\[0\] is \['a.jpg', '0', 'cat'\], not"),

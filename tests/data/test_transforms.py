@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import CLIPImageProcessorPil, SiglipImageProcessorPil
 
 from rebapl.backbones.loading import read_preprocessing
-from rebapl.data.transforms import Preprocessing, random_box, random_crop
+from rebapl.data.transforms import Preprocessing, random_box
 
 SIZES = [(64, 64), (300, 200), (201, 333), (40, 31), (33, 500), (17, 17), (223, 224)]
 MODES = ["RGB", "L", "RGBA", "P", "LA", "1", "CMYK"]
@@ -59,7 +59,7 @@ def test_the_training_view_is_a_resized_box_maybe_flipped() -> None:
     image = picture((50, 40), "RGBA")
     flips = 0
     for seed in range(40):
-        view = preprocessing.view(image, *random_crop(50, 40, (0.2, 1.0), random.Random(seed)))
+        view = preprocessing.view(image, random_box(50, 40, (0.2, 1.0), random.Random(seed)), mirrored=seed % 2 == 0)
         box = random_box(50, 40, (0.2, 1.0), random.Random(seed))
         plain = image.convert("RGB").crop(box).resize((16, 16), Image.Resampling.BICUBIC)
         straight = torch.from_numpy(np.array(plain)).permute(2, 0, 1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from rebapl.backbones import DualEncoder, Tower
 from rebapl.errors import UserError
 from rebapl.learners import build_learner
-from rebapl.learners.deep import OpeningText, prompted_layers, scaled_depth
+from rebapl.learners.deep import prompted_layers, scaled_depth
 from rebapl.learners.registry import published
 
 DEEP = ("vpt", "ivlp", "maple", "promptsrc")
@@ -82,7 +82,8 @@ def test_towers_of_different_heights(tall: DualEncoder, images: Tensor) -> None:
 def test_what_stays_of_the_opening(
     encoder: DualEncoder, tokens: int, words: str | None, learned: int, rest: str
 ) -> None:
-    text = OpeningText(encoder, ["red cat"], tokens, words).text
+    settings = {"tokens": tokens, "init": words}
+    text = build_learner("ivlp", encoder, ["red cat"], None, torch.Generator(), settings).sequences
     assert text.slots.tolist() == [list(range(1, 1 + learned))]
     assert text.ids[0, 1 + learned :].tolist() == encoder.tokenizer.encode(rest)[1:]
 

@@ -6,10 +6,9 @@ import pytest
 
 from rebapl.errors import UserError
 from rebapl.learners import METHODS, Learner, Recipe, build_learner, published, register, resolve_method
-from rebapl.learners.recipes import read_recipes, recipe_at
-from rebapl.learners.registry import FOLDER
-from rebapl.origins import ORIGINS, SettingsFile
+from rebapl.learners.registry import FOLDER, Method, read_recipes
 from rebapl.settings import Settings
+from rebapl.yaml_files import ORIGINS
 
 
 class OwnConfig(Settings):
@@ -95,10 +94,10 @@ def test_no_learner_names_a_data_set() -> None:
         assert not [name for name in names if f'"{name}"' in path.read_text(encoding="utf-8")], path
 
 
-def recipes(tmp_path: Path, text: str) -> SettingsFile:
+def recipes(tmp_path: Path, text: str) -> Method:
     path = tmp_path / "own.yaml"
     path.write_text(text)
-    return read_recipes(path, OwnConfig)
+    return Method("own", own_class(), OwnConfig, read_recipes(path, OwnConfig))
 
 
 GENERAL = "published: {lr: 0.1, epochs: 9, batch: 2}\n"
@@ -120,7 +119,7 @@ def test_variants_lie_on_top_of_each_other_in_a_fixed_order(tmp_path: Path) -> N
     found = recipes(tmp_path, text)
 
     def epochs(*arguments: object) -> int:
-        return recipe_at(found, *arguments)[1].epochs  # type: ignore[arg-type]
+        return found.published(*arguments)[1].epochs  # type: ignore[arg-type]
 
     assert epochs("base-to-novel", "eurosat", 2) == 9
     assert [epochs("few-shot", "eurosat", shots) for shots in (None, 2, 20)] == [1, 2, 1]
@@ -153,5 +152,5 @@ def test_coop_trains_longer_with_more_shots() -> None:
 
 def test_a_recipe_may_name_its_inference_and_settings_of_it(tmp_path: Path) -> None:
     text = "ours: {lr: 0.1, epochs: 3, batch: 4, inference.name: svgd, inference.sampler.particles: 5}"
-    recipe = recipe_at(recipes(tmp_path, text), "few-shot", "dtd")[1]
+    recipe = recipes(tmp_path, text).published("few-shot", "dtd")[1]
     assert (recipe.inference, recipe.inference_settings) == ("svgd", {"sampler": {"particles": 5}})

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from rebapl.errors import UserError
-from rebapl.runs.engine import LocalEngine
-from rebapl.runs.engines import build_engine
+from rebapl.runs.engine import LocalEngine, build_engine
 from rebapl.runs.jobs import Event, Outcome
 from rebapl.runs.results import read_result
 from rebapl.runs.run import run_all

@@ -22,7 +22,7 @@ def store(runs: Path, config: RunConfig, seconds: float = 3.0, **accuracy: float
     """A finished run whose parts have these accuracies."""
     out = run_folder(config, runs)
     (out / "posterior").mkdir(parents=True, exist_ok=True)
-    asked = {**config.plain(), "resolved": config.resolved().plain()}
+    asked = {**config.plain(), "resolved": config.resolved().settings}
     (out / "config.json").write_text(json.dumps(asked))
     scores = {
         name: {

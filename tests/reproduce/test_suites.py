@@ -33,10 +33,10 @@ def test_the_paper_suite_has_the_paper_s_runs() -> None:
     assert {config.data for config in runs_of("table2")} == {"imagenet"}
     assert {len(config.targets or ()) for config in runs_of("table2")} == {10}
     assert {config.shots for config in runs_of("table1")} == {16}
-    longest = [config.resolved().plain()["inference"]["cycles"] for config in runs_of("cycles")]
+    longest = [config.resolved().settings["inference"]["cycles"] for config in runs_of("cycles")]
     assert max(longest) == 20
     assert sorted(
-        {config.resolved().plain()["inference"]["sampler"]["samples_per_cycle"] for config in runs_of("samples")}
+        {config.resolved().settings["inference"]["sampler"]["samples_per_cycle"] for config in runs_of("samples")}
     ) == [
         1,
         2,
@@ -81,7 +81,7 @@ def test_the_strengths_are_the_paper_s_xi() -> None:
     """The paper: n of 16, 32, 64, ξ of 10⁻³, 10⁻², 10⁻¹, both distances; ξ·F is added beside the step."""
     found = Counter()
     for config in runs_of("xi"):
-        repulsion = config.resolved().plain()["inference"].get("repulsion")
+        repulsion = config.resolved().settings["inference"].get("repulsion")
         if repulsion:
             distance, force = repulsion["distance"]["kind"], repulsion["force"]
             assert force.keys() == {"kind", "strength"}
@@ -120,12 +120,12 @@ def test_a_plan_knows_which_runs_are_done(tmp_path: Path) -> None:
 
 def test_epochs_are_at_most_those_of_the_suite() -> None:
     capped = MINI.changed(epochs=3)
-    assert capped.config("digits", TableRow("maple", "maple"), 1).resolved().plain()["inference"]["epochs"] == 3
+    assert capped.config("digits", TableRow("maple", "maple"), 1).resolved().settings["inference"]["epochs"] == 3
     derived = capped.inference_of("digits", capped.rebapl("maple"))
     assert (derived.first_epochs, derived.epochs, derived.all_epochs) == (2, 1, 12)  # 0.6 and 0.2 of three, rounded
-    assert capped.config("digits", capped.longer("digits"), 1).resolved().plain()["inference"]["epochs"] == 12
+    assert capped.config("digits", capped.longer("digits"), 1).resolved().settings["inference"]["epochs"] == 12
     more = PAPER.changed(epochs=1000)
-    assert more.config("dtd", TableRow("maple", "maple"), 1).resolved().plain()["inference"]["epochs"] == 5
+    assert more.config("dtd", TableRow("maple", "maple"), 1).resolved().settings["inference"]["epochs"] == 5
 
 
 def test_a_local_suite_takes_what_is_there(tmp_path: Path) -> None:

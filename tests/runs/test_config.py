@@ -73,7 +73,7 @@ def test_both_transfers_of_imagenet_are_one_training(method: str) -> None:
 
 def test_selection_takes_the_settings_published_for_base_to_novel() -> None:
     first, second = (
-        RunConfig("eurosat", "mmrl++", protocol=protocol, backbone="mini").resolved().plain()["method"]
+        RunConfig("eurosat", "mmrl++", protocol=protocol, backbone="mini").resolved().settings["method"]
         for protocol in ("base-to-novel", "selection")
     )
     assert first == second

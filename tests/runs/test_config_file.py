@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
 from rebapl.learners import METHODS
-from rebapl.origins import Value
 from rebapl.runs.config import RunConfig
 from rebapl.runs.config_file import KEYS, build_config, gather_settings, read_config_file, read_words, run_schema
 from rebapl.runs.folder import config_from_json, run_folder
 from rebapl.runs.run import run as do_run
 from rebapl.sampling.presets import PRESETS
+from rebapl.yaml_files import Value
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/runs.md").read_text(encoding="utf-8")
@@ -188,9 +188,9 @@ def test_the_file_of_a_run_names_the_same_run_when_a_preset_has_changed(
     more = {"sampler.exploration": Value(0.7, "ours"), "chains": Value(2, "ours")}
     monkeypatch.setitem(PRESETS.known, "csghmc", replace(was, layers=(*was.layers, more)))
     resolved = json.loads((run / "config.json").read_text())["resolved"]
-    assert config_from_json(json.loads((run / "config.json").read_text()), run).resolved().plain() != resolved
+    assert config_from_json(json.loads((run / "config.json").read_text()), run).resolved().settings != resolved
     config = build_config(read_config_file(run / "config.json"))
-    assert config.resolved().plain() == resolved
+    assert config.resolved().settings == resolved
     assert run_folder(config, run.parent) == run
 
 
@@ -254,7 +254,7 @@ def test_the_examples_of_the_pages_pass_and_resolve(validator: Draft202012Valida
 )
 def test_every_resolved_run_passes(validator: Draft202012Validator, method: str, inference: str) -> None:
     """All settings that there are, with the values that they have by default."""
-    resolved = build_config({"data": "digits", "method": method, "inference": inference}).resolved().plain()
+    resolved = build_config({"data": "digits", "method": method, "inference": inference}).resolved().settings
     chosen: dict[str, Any] = {"data": "digits", "method": resolved["method"]}
     if method != "zero-shot":
         chosen["inference"] = resolved["inference"]

@@ -13,10 +13,8 @@ from rebapl.interruption import Interrupted
 from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.folder import cycle_file
-from rebapl.runs.machine import KeptBackbone
 from rebapl.runs.run import Job, cycle_jobs, run
 
-MINI = KeptBackbone()
 COLD = {"restart": "cold", "cycles": 3, "batch": 2, "sampler.samples_per_cycle": 2}
 
 
@@ -41,16 +39,16 @@ def test_joined_cycles_equal_those_of_one_run(name: str, tmp_path: Path) -> None
     """Some of them, or all, and in another order."""
     whole, some, every = tmp_path / "whole", tmp_path / "some", tmp_path / "every"
     case = CASES[name]
-    run(case, whole, device="cpu", load=MINI, score=False)
-    run(case, some, cycle=1, device="cpu", load=MINI)
+    run(case, whole, device="cpu", score=False)
+    run(case, some, cycle=1, device="cpu")
     assert cycle_file(some, 1).exists()
     steps: list[int] = []
-    run(case, some, device="cpu", load=MINI, progress=lambda done, *_: steps.append(done), score=False)
+    run(case, some, device="cpu", progress=lambda done, *_: steps.append(done), score=False)
     assert len(steps) < steps[-1], "a cycle was not sampled again"
     for job in reversed(cycle_jobs(Job.of(case, tmp_path, out=every))):
         assert job.cycle is not None
-        run(case, every, cycle=job.cycle, device="cpu", load=MINI)
-    run(case, every, device="cpu", load=MINI, score=False)
+        run(case, every, cycle=job.cycle, device="cpu")
+    run(case, every, device="cpu", score=False)
     assert bytes_of(some) == bytes_of(whole)
     assert bytes_of(every) == bytes_of(whole)
     assert sorted(path.name for path in every.glob("[!.]*")) == [
@@ -71,16 +69,16 @@ def test_a_cycle_that_is_interrupted_goes_on_and_a_damaged_one_is_sampled_again(
         if done == 3:
             raise KeyboardInterrupt
 
-    run(case, tmp_path / "whole", device="cpu", load=MINI, score=False)
+    run(case, tmp_path / "whole", device="cpu", score=False)
     with pytest.raises(Interrupted, match="step 9 of 18 is kept"):
-        run(case, tmp_path / "run", cycle=1, device="cpu", load=MINI, progress=stop)
+        run(case, tmp_path / "run", cycle=1, device="cpu", progress=stop)
     seen: list[int] = []
-    run(case, tmp_path / "run", cycle=1, device="cpu", load=MINI, progress=lambda done, *_: seen.append(done))
+    run(case, tmp_path / "run", cycle=1, device="cpu", progress=lambda done, *_: seen.append(done))
     assert seen[0] == 4
-    run(case, tmp_path / "run", cycle=0, device="cpu", load=MINI)
+    run(case, tmp_path / "run", cycle=0, device="cpu")
     path = cycle_file(tmp_path / "run", 0)
     path.write_bytes(path.read_bytes()[:-1])
-    run(case, tmp_path / "run", device="cpu", load=MINI, score=False)
+    run(case, tmp_path / "run", device="cpu", score=False)
     assert "this cycle is sampled again" in caplog.text
     assert bytes_of(tmp_path / "run") == bytes_of(tmp_path / "whole")
 

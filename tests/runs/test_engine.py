@@ -35,7 +35,7 @@ from rebapl.runs.jobs import (
     perform_text,
     read_progress,
 )
-from rebapl.runs.machine import KeptBackbone
+from rebapl.runs.machine import forget_backbone, kept_backbone
 from rebapl.runs.run import Job, run_all
 
 CPU = LocalEngine(["cpu"])
@@ -77,8 +77,8 @@ def test_a_job_travels_as_json(tmp_path: Path) -> None:
     there = Work.from_json(json.loads(json.dumps(job.as_json())))
     assert there == job
     assert isinstance(there, Job)
-    assert there.run_config() == config
-    assert run_folder(there.run_config(), tmp_path) == job.folder
+    assert there.config == config
+    assert run_folder(there.config, tmp_path) == job.folder
 
 
 def test_a_killed_worker_costs_its_own_run_only(tmp_path: Path) -> None:
@@ -165,6 +165,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(name)
         return load_backbone(name, *more)
 
+    forget_backbone()
     monkeypatch.setattr("rebapl.runs.machine.load_backbone", counted)
     return names
 
@@ -175,12 +176,11 @@ def test_a_backbone_is_loaded_once_for_all_runs_of_this_process(tmp_path: Path, 
 
 
 def test_a_changed_backbone_is_loaded_again(clip_copy: Path, loads: list[str]) -> None:
-    load = KeptBackbone()
-    first = load(str(clip_copy), "cpu")
-    assert load(str(clip_copy), "cpu") is first
+    first = kept_backbone(str(clip_copy), "cpu")
+    assert kept_backbone(str(clip_copy), "cpu") is first
     os.utime(clip_copy / "config.json", (1, 1))
-    assert load(str(clip_copy), "cpu") is not first
-    assert load("mini", "cpu") is not first
+    assert kept_backbone(str(clip_copy), "cpu") is not first
+    assert kept_backbone("mini", "cpu") is not first
     assert len(loads) == 3
 
 
@@ -190,7 +190,7 @@ def test_weights_that_a_link_does_not_lead_to_are_named(clip_copy: Path) -> None
     (clip_copy / "model.safetensors").symlink_to("nowhere")
     assert tiny(backbone=str(clip_copy)).resolved().hash()
     with pytest.raises(UserError, match=r"the weights of backbone .* cannot be read"):
-        KeptBackbone()(str(clip_copy), "cpu")
+        kept_backbone(str(clip_copy), "cpu")
 
 
 @pytest.fixture
@@ -288,9 +288,9 @@ def test_a_run_goes_on_with_the_threads_that_it_began_with(tmp_path: Path, threa
     try:
         torch.set_num_threads(threads)
         with pytest.raises(KeyboardInterrupt):
-            job.do("cpu", load_backbone, stop)
+            job.do("cpu", stop)
         torch.set_num_threads(3 - threads)
-        job.do("cpu", load_backbone, lambda *_: used.append(torch.get_num_threads()))
+        job.do("cpu", lambda *_: used.append(torch.get_num_threads()))
         assert torch.get_num_threads() == 3 - threads
     finally:
         torch.set_num_threads(before)

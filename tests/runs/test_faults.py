@@ -20,16 +20,15 @@ from drawn_folder import coloured_squares
 from PIL import Image
 from safetensors.torch import load_file
 
+from rebapl import files
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import evaluate
-from rebapl.files import write_atomically
+from rebapl.files import alone_in, write_atomically
 from rebapl.interruption import Interrupted
 from rebapl.posterior import load_posterior, save_posterior
-from rebapl.runs import lock
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import CHECKPOINT
-from rebapl.runs.lock import alone_in
 from rebapl.runs.run import evaluate_run, run
 from rebapl.sampling import Chain
 from rebapl.training.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
@@ -41,9 +40,9 @@ CONFIG = RunConfig(
 
 
 @pytest.fixture(scope="module")
-def train(encoder: DualEncoder) -> Train:
+def train() -> Train:
     def call(config: RunConfig, out: Path, **more: Any) -> Path:
-        return run(config, out, device="cpu", load=lambda *_: encoder, **more, score=False)
+        return run(config, out, device="cpu", **more, score=False)
 
     return call
 
@@ -443,8 +442,8 @@ def test_the_lock_of_another_machine_holds_whatever_its_time_is(tmp_path: Path) 
 def test_whoever_waits_takes_the_lock_of_a_machine_that_shows_no_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "STALE_SECONDS", 0.3)
-    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(files, "STALE_SECONDS", 0.3)
+    monkeypatch.setattr(files, "BEAT_SECONDS", 0.1)
     path = tmp_path / ".run.lock"
     path.write_text(OF_ANOTHER_MACHINE.replace("120.0", "0.3"))
     long_in_the_future = time.time() + 10**6

@@ -21,8 +21,8 @@ from tiny_suite import TINY
 
 from rebapl.errors import UserError
 from rebapl.reproduce.targets import PAPER_TARGETS
+from rebapl.runs.clusters import RayEngine, SlurmEngine
 from rebapl.runs.engine import LocalEngine
-from rebapl.runs.engines import RayEngine, SlurmEngine
 from rebapl.runs.folder import CHECKPOINT, ERROR
 from rebapl.runs.jobs import Event, Outcome, Retried, Started, Stepped
 from rebapl.runs.run import Job, run_all
@@ -120,7 +120,7 @@ def test_a_driver_that_is_killed_is_started_again_and_goes_on(cluster: Any, engi
         (tmp_path / f"{name}.py").write_text(f'open({str(tmp_path / "EXECUTED")!r}, "w")\n')
     code = (
         "import os, sys; sys.path.pop(0); from pathlib import Path; from small_jobs import jobs\n"
-        "from rebapl.runs.engines import RayEngine\n"
+        "from rebapl.runs.clusters import RayEngine\n"
         "os.chdir(sys.argv[1])\n"
         f"engine = RayEngine(Path(), {cluster.address!r}, gpus=0)\n"
         "for outcome in engine.run(jobs(Path(sys.argv[1]), 1, 2, 3, epochs=20)): print(outcome.state, flush=True)"

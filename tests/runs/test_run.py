@@ -15,11 +15,11 @@ from filelock import SoftFileLease
 
 import rebapl
 from rebapl.errors import UserError
+from rebapl.files import alone_in
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.runs import run as runs_module
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import is_finished, run_folder, scored_as
-from rebapl.runs.lock import alone_in
 from rebapl.runs.machine import best_device
 from rebapl.runs.results import read_result
 from rebapl.runs.run import Job, evaluate_run, run
@@ -42,7 +42,7 @@ def test_a_trained_run_holds_its_config_and_posterior_and_no_checkpoint(trained:
     config = json.loads((trained / "config.json").read_text())
     assert config["shots"] == 2
     assert config["resolved"]["inference"]["epochs"] == 1
-    assert config["resolved"] == CONFIG.resolved().plain()
+    assert config["resolved"] == CONFIG.resolved().settings
     assert config["hash"] == CONFIG.hash()
     rows = read_log(trained / "log.csv")
     assert rows[0]["step"] == 0

@@ -15,9 +15,9 @@ import small_jobs
 from small_jobs import LONG, StruckJob, jobs, made, tiny
 
 from rebapl.errors import UserError
-from rebapl.runs import engines
+from rebapl.runs import clusters
+from rebapl.runs.clusters import SlurmEngine, minutes
 from rebapl.runs.engine import LocalEngine
-from rebapl.runs.engines import SlurmEngine, minutes
 from rebapl.runs.folder import CHECKPOINT
 from rebapl.runs.jobs import Event, Stepped
 from rebapl.runs.run import Job
@@ -114,7 +114,7 @@ def test_files_in_the_working_folder_are_not_run(tmp_path: Path, monkeypatch: py
 def test_a_job_that_slurm_does_not_know_is_given_up(
     slurm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "UNKNOWN_SECONDS", 0.2)
+    monkeypatch.setattr(clusters, "UNKNOWN_SECONDS", 0.2)
     monkeypatch.setattr(SlurmEngine, "look_seconds", 0.1)
     (slurm / "sbatch").write_text("#!/bin/sh\necho Submitted batch job 4711\n")
     (slurm / "sacct").write_text("#!/bin/sh\necho 'JobID|State|NodeList'\n")

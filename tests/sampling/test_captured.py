@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from rebapl import captured
 from rebapl.backbones import load_backbone
+from rebapl.data.batches import TrainBatches
 from rebapl.data.task import load_task
 from rebapl.errors import UserError
 from rebapl.learners import METHODS
@@ -207,7 +210,7 @@ def test_training_draws_inside_the_pass_where_the_images_are_resident(monkeypatc
     task = load_task("digits", shots=1, seed=1, test_images=20)
     found = []
     for resident in (False, True):
-        monkeypatch.setattr("rebapl.data.batches.fits", lambda *_, resident=resident: resident)
+        monkeypatch.setattr(sys.modules[Training.__module__], "TrainBatches", partial(TrainBatches, resident=resident))
         monkeypatch.setattr("rebapl.sampling.chain.accelerated", lambda _, resident=resident: resident)
         chain = chain_of(task, load_backbone("mini"), "coop", "mle", epochs=5, inference_settings={"batch": 2})
         assert (chain.drawing is not None) == resident

@@ -182,7 +182,7 @@ def test_a_burn_in_hands_its_second_moments_over() -> None:
     rule = SGHMC([theta], lr=0.01, num_data=N, mass_matrix="diagonal", momentum=0.9)
     adamw = torch.optim.AdamW([theta], lr=0.01)
     schedule = CyclicalSchedule(
-        rule, steps_per_cycle=20, exploration=0.5, burn_in=0.5, burn_in_optimizer=adamw, cycles=2
+        rule, steps_per_cycle=20, exploration=0.5, burn_in=1.0, burn_in_optimizer=adamw, cycles=2
     )
     for _ in range(10):
         theta.grad = CURVATURES.float() * theta.detach() / N

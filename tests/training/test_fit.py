@@ -63,20 +63,16 @@ def test_images_in_any_form_are_all_learned_from(encoder: DualEncoder, pictures:
     assert other.about["template"] == "a drawing of a {}."
 
 
-def test_labels_may_come_second_and_paths_are_read(
+def test_paths_are_read_and_a_bar_is_shown(
     encoder: DualEncoder, pictures: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = [tmp_path / f"{number}.png" for number in range(len(pictures))]
     for file, picture in zip(files, pictures, strict=True):
         Image.fromarray(picture).save(file)
     expected = fit(pictures, encoder, labels=LABELS, class_names=NAMES, epochs=1)
-    shown = fit(files, LABELS, class_names=NAMES, backbone="mini", epochs=1, progress=True)
+    shown = fit(files, "mini", labels=LABELS, class_names=NAMES, epochs=1, progress=True)
     assert same(shown, expected)
     assert "coop · mle" in capsys.readouterr().out
-    with pytest.raises(UserError, match="labels is given twice"):
-        fit(files, LABELS, labels=LABELS, class_names=NAMES)
-    with pytest.raises(UserError, match="backbone is given twice"):
-        fit(files, "mini", backbone="mini", labels=LABELS, class_names=NAMES)
 
 
 def test_fewer_images_than_a_batch_are_enough(encoder: DualEncoder, pictures: np.ndarray) -> None:

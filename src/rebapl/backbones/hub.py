@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from rebapl.backbones.weights import IN_PARTS, WHOLE, weight_files
+from rebapl.backbones.model import IN_PARTS, WHOLE, weight_files
 from rebapl.errors import UserError, first_line
 
 HUB_SECONDS = 5

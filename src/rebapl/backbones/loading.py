@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,11 +12,11 @@ from PIL import Image
 
 from rebapl.backbones.encoder import ARCHITECTURES, Architecture, Dtype, DualEncoder, computing_type
 from rebapl.backbones.hub import TOKENIZERS, ask_hub, fetch, fetched_before, is_hub_id
-from rebapl.backbones.model import LARGEST
+from rebapl.backbones.model import LARGEST, fill_with_weights
 from rebapl.backbones.text import TextTokenizer
-from rebapl.backbones.weights import fill_with_weights
 from rebapl.data.transforms import Preprocessing
 from rebapl.errors import UserError, first_line
+from rebapl.files import read_json
 
 DEFAULT_BACKBONE = "openai/clip-vit-base-patch16"
 _ACCEPTED = (
@@ -100,13 +99,7 @@ def _read_json(folder: Path, *names: str) -> dict[str, Any]:
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
         raise UserError(f"backbone folder '{folder}' has no {names[0]}. Accepted: {_ACCEPTED}")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON ({error}): fetch the checkpoint again") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} does not hold a JSON object: fetch the checkpoint again")
-    return content
+    return read_json(path, "the checkpoint")
 
 
 def _load_tokenizer(folder: Path, architecture: Architecture, limit: int) -> TextTokenizer:

@@ -140,9 +140,10 @@ def _root(
             Repeatable.
     """
     _debug.set(debug)
-    from rebapl.plugins import use_modules
+    if plugin:
+        from rebapl.plugins import use_modules
 
-    use_modules(plugin or [])
+        use_modules(plugin)
 
 
 @app.command()

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rebapl.cli import options
-from rebapl.cli.run_notes import backbone_remarks, sample_remarks
+from rebapl.cli.run_notes import ONLY_DRAWINGS, one_sample
 from rebapl.errors import UserError
 from rebapl.files import refuse_unwritable
 
@@ -62,7 +62,11 @@ def learn(
     options.expect_workers(device, jobs)
     from rebapl.backbones import find_backbone
     from rebapl.cli.progress import StepProgress
+<<<<<<< HEAD
     from rebapl.posterior.selective import CONFIDENCE
+=======
+    from rebapl.data.catalogue import is_own
+>>>>>>> house
     from rebapl.reports.learn_summary import plan_lines, result_lines
     from rebapl.runs.config import RunConfig
     from rebapl.runs.engine import LocalEngine
@@ -81,7 +85,7 @@ def learn(
             f"{photos} has changed since {lesson.out} was learned: {changed}. To learn it anew in the same place, give "
             "--anew; to keep what was learned before, too, give --out FOLDER"
         )
-    warnings = backbone_remarks(config)
+    warnings = [ONLY_DRAWINGS] if config.backbone_name == "mini" and is_own(photos) else []
     if lesson.is_done():
         sets = read_learned(lesson.out)[2]
         if set_level is not None and (sets is None or sets.level != set_level):
@@ -102,6 +106,8 @@ def learn(
                 progress.warn(line)
             do_lesson(lesson, engine, risk, progress.show, confidence=confidence, set_level=set_level)
         print(f"learned: {lesson.out}")
-    remarks = [*warnings, *sample_remarks(lesson.final, lesson.out)]
-    for line in [*result_lines(lesson, *read_learned(lesson.out)), *remarks]:
+    for line in [*result_lines(lesson, *read_learned(lesson.out)), *warnings]:
         print(line)
+    trained_by = lesson.final.resolved().training.inference
+    if trained_by is not None and trained_by.samples == 1:
+        print(one_sample(lesson.out))

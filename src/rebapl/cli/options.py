@@ -145,7 +145,7 @@ def engine_of(
     name: str, runs: Path, device: str | None = None, jobs: int | None = None, options: Sequence[str] | None = None
 ) -> Engine[Any]:
     """The engine that these options name, for runs in the folder `runs`."""
-    from rebapl.runs.engines import build_engine
+    from rebapl.runs.engine import build_engine
 
     given = {}
     for word in options or ():

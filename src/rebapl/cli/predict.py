@@ -207,9 +207,9 @@ def _write(
 ) -> None:
     """Do the shards that are missing, here or on an engine, and say at the end how many rows there are."""
     from rebapl.cli.progress import StepProgress
+    from rebapl.files import alone_in
     from rebapl.interruption import Interrupted
     from rebapl.runs.jobs import Outcome, check_outcomes
-    from rebapl.runs.lock import alone_in
     from rebapl.runs.shards import CPU_SIZE, SIZE, answer_shards, conclude, count_rows, plan_shards
 
     here_on_cpu = where is None and posterior.learner.encoder.device.type == "cpu"

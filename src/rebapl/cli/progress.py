@@ -25,7 +25,7 @@ from rich.progress import (
 
 from rebapl.errors import printable
 from rebapl.runs.jobs import Event, Outcome, Retried, Stalled, Started, Stepped, Work
-from rebapl.wording import clock, roughly
+from rebapl.wording import roughly
 
 if TYPE_CHECKING:
     from rebapl.reports.tables import Table
@@ -84,7 +84,7 @@ class StepProgress:
             redirect_stdout=False,  # rows and tables on stdout stay there
         )
         self.states = dict.fromkeys((job.folder for job in jobs), "queued")
-        self._works: dict[Path, tuple[Moved, Callable[[int, int], str]]] = {}
+        self._works: dict[Path, Moved] = {}
 
     def __enter__(self) -> StepProgress:
         self.progress.start()
@@ -118,10 +118,9 @@ class StepProgress:
             again = f", attempt {event.attempt}" if event.attempt > 1 else ""
             self.start_line(f"{job.name}: started on {event.device}{again}")
             self.states[job.folder] = "running"
-            self._works[job.folder] = (self.begin(job.name), job.phases())
+            self._works[job.folder] = self.begin(job.name)
         elif isinstance(event, Stepped):
-            moved, phase = self._works[job.folder]
-            moved(event.done, event.total, event.loss, phase(event.done, event.total))
+            self._works[job.folder](event.done, event.total, event.loss, job.phase(event.done, event.total))
         elif isinstance(event, Stalled):
             self.warn(f"{job.name}: no progress for {roughly(event.seconds)}; it goes on, or end it with Ctrl-C")
         elif isinstance(event, Retried):
@@ -179,3 +178,16 @@ class Steps:
         if self.shown.states and done == total:  # a bar for each job that is being done, and none for finished ones
             bars.remove_task(self.bar)
             self.bar = None
+
+
+def clock(seconds: float) -> str:
+    """As a clock shows it, in a column that is renewed all the time.
+
+    >>> clock(7), clock(754), clock(9000)
+    ('7 s', '12:34', '2:30:00')
+    """
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

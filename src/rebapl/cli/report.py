@@ -34,9 +34,9 @@ def report(
     from rebapl.cli.progress import StepProgress
     from rebapl.reports.html import write_report
     from rebapl.reports.inspection import InspectedRun
-    from rebapl.runs.machine import KeptBackbone, best_device
+    from rebapl.runs.machine import best_device
 
-    device, load = best_device(device), KeptBackbone()
+    device = best_device(device)
     with StepProgress(quiet, "images") as progress:
         inspected = [
             InspectedRun(
@@ -45,7 +45,6 @@ def report(
                 device=device,
                 backbone=backbone,
                 progress=progress.begin(f"predicting {printable(str(run))}"),
-                load=load,
             )
             for run in runs
         ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rebapl.cli import options
-from rebapl.cli.run_notes import backbone_remarks, sample_remarks
+from rebapl.cli.run_notes import ONLY_DRAWINGS, one_sample
 from rebapl.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def train(
     options.expect_workers(device, jobs)
     from rebapl.backbones import find_backbone
     from rebapl.cli.progress import StepProgress, print_table
+    from rebapl.data.catalogue import is_own
     from rebapl.reports.results import scores_table
     from rebapl.runs.config_file import build_config, gather_settings
     from rebapl.runs.folder import is_trained
@@ -85,7 +86,8 @@ def train(
         raise UserError("--out names the folder of one run: with several --seeds leave it out (they go to --runs)")
     configs = [build_config(each) for each in wanted]
     first = configs[0]  # they differ in the seed only
-    _refuse_idle_template(first)
+    if first.template is not None:
+        _refuse_idle_template(first)
     where = options.engine_of(engine, runs if out is None else out.absolute().parent, device, jobs, engine_option)
     trackers = options.parse_trackers(track)
     todo = [Job.of(each, runs, out=out, root=root, score=evaluate, wait=False, track=trackers) for each in configs]
@@ -94,7 +96,8 @@ def train(
     warnings = []
     if len(before) < len(todo):
         find_backbone(first.backbone_name)
-        warnings = [*_half_remarks(first, root), *backbone_remarks(first)]
+        if is_own(first.data):
+            warnings = _remarks_on_photos(first, root)
     with StepProgress(quiet, jobs=[*parts, *todo]) as progress:
         if first.backbone is None:
             progress.note(f"backbone: {first.backbone_name}, since none is given")
@@ -110,8 +113,9 @@ def train(
             if evaluate:
                 print_table(scores_table(read_result(folder), title=str(folder)))
     check_outcomes(outcomes)
-    for line in sample_remarks(first, todo[0].folder):
-        print(line)
+    trained_by = first.resolved().training.inference
+    if trained_by is not None and trained_by.samples == 1:
+        print(one_sample(todo[0].folder))
 
 
 def run(
@@ -148,24 +152,23 @@ def _refuse_idle_template(config: RunConfig) -> None:
     """Refuse a template that would change nothing: the method reads none, and nothing repels from the frozen text."""
     from rebapl.learners import METHODS
 
-    if config.template is None:
-        return
     training = config.resolved().training
     repels = training.inference is not None and training.inference.repulsion is not None
     if not repels and not METHODS.find(training.method).learner.reads_template(training.method_settings):
         raise UserError(f"template has no effect: {training.method} does not use it; leave it out")
 
 
-def _half_remarks(config: RunConfig, root: Path | None) -> list[str]:
-    """A line that says which classes of somebody's own photos are learned, if not all of them are."""
-    from rebapl.data.catalogue import is_own
+def _remarks_on_photos(config: RunConfig, root: Path | None) -> list[str]:
+    """Lines that say if not all classes of somebody's photos are learned, or if the backbone knows only drawings."""
     from rebapl.wording import few
 
-    if not is_own(config.data) or config.protocol not in ("base-to-novel", "selection"):
-        return []
-    task = config.task(root)
-    trained, names = task.train.class_names, task.dataset.class_names
-    return [
-        f"warning: learning {len(trained)} of {len(names)} classes ({few(trained)}), because the protocol "
-        f"{config.protocol} keeps the others to test with. To learn all of them: rebapl learn {config.data}"
-    ]
+    lines = [ONLY_DRAWINGS] if config.backbone_name == "mini" else []
+    if config.protocol in ("base-to-novel", "selection"):
+        task = config.task(root)
+        trained, names = task.train.class_names, task.dataset.class_names
+        lines.insert(
+            0,
+            f"warning: learning {len(trained)} of {len(names)} classes ({few(trained)}), because the protocol "
+            f"{config.protocol} keeps the others to test with. To learn all of them: rebapl learn {config.data}",
+        )
+    return lines

@@ -14,7 +14,7 @@ from rebapl.captured import current
 from rebapl.data.dataset import Dataset, Item
 from rebapl.data.images import BROKEN, as_rgb, unreadable
 from rebapl.data.resident import ResidentImages, fits
-from rebapl.data.transforms import Preprocessing, random_crop
+from rebapl.data.transforms import Preprocessing, random_box
 from rebapl.data.workers import Ahead, in_threads, thread_count
 from rebapl.randomness import generator, python_random
 
@@ -108,11 +108,13 @@ class TrainBatches:
         self.device = torch.device(device)
         self.labels = data.labels
         self.sizes: list[tuple[int, int]] = [image.size for image in data.images]
+        self.steps_per_epoch = len(self.sizes) // self.batch
         self.fingerprint = data.fingerprint()
         self.resident: ResidentImages | None = None
         self.images: list[Image.Image] = []
         if resident is None:
-            resident = fits(data.images, preprocessing, self.crop_scale, self.batch, self.device)
+            gpu = self.device.type == "cuda"
+            resident = gpu and fits(data.images, preprocessing, self.crop_scale, self.batch, self.device)
         if resident:
             self.resident = ResidentImages(data.images, preprocessing, self.crop_scale, self.device)
             data.forget()
@@ -123,10 +125,6 @@ class TrainBatches:
         self._prepared: Callable[[int], tuple[Tensor, Tensor]] = self._prepare
         if self.resident is None and ahead > 0:
             self._prepared = Ahead(self._prepare, ahead)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return len(self.sizes) // self.batch
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
         if self.resident is not None:
@@ -149,7 +147,7 @@ class TrainBatches:
         order = _order(self.seed, epoch, len(self.sizes))
         rows: list[int] = order[number * self.batch : (number + 1) * self.batch].tolist()
         rng = python_random(self.seed, "augmentation", step)
-        crops = [random_crop(*self.sizes[row], self.crop_scale, rng, self.flip) for row in rows]
+        crops = [(random_box(*self.sizes[row], self.crop_scale, rng), self.flip and rng.random() < 0.5) for row in rows]
         labels = self.labels[rows].tolist()
         result = self._host((len(rows), 7), torch.long)
         result[:] = torch.tensor(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from rebapl.errors import UserError
-from rebapl.files import refuse_special, write_atomically
+from rebapl.files import read_json, write_atomically
 from rebapl.wording import few
 
 SPLITS = ("train", "val", "test")
@@ -96,18 +96,11 @@ class Dataset:
 
 def read_split(path: Path, repeats: bool = False) -> Splits:
     """The items that a split file lists, checked; see `check_items`."""
-    try:
-        refuse_special(path)
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError as error:
-        raise UserError(f"there is no split file {path}") from error
-    except OSError as error:
-        raise UserError(f"split file {path} cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"split file {path} is damaged ({error}): get it again") from error
-    if not isinstance(content, dict) or set(content) != set(SPLITS):
-        found = ", ".join(map(str, content)) if isinstance(content, dict) else type(content).__name__
-        raise UserError(f"split file {path} must hold the lists train, val and test; found: {found}")
+    if not path.exists():
+        raise UserError(f"there is no split file {path}")
+    content = read_json(path, "a split file")
+    if set(content) != set(SPLITS):
+        raise UserError(f"split file {path} must hold the lists train, val and test; found: {', '.join(content)}")
     splits = Splits(*(_listed_items(content[split], path, split) for split in SPLITS))
     check_items(splits, f"split file {path}", repeats)
     return splits

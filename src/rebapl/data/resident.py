@@ -82,8 +82,8 @@ def fits(
     batch: int,
     device: torch.device | str,
 ) -> bool:
-    """Whether these images should stay on the device: if it is a GPU with room for them and for the views of a step."""
-    if torch.device(device).type != "cuda" or preprocessing.resample not in REACH:
+    """Whether these images should stay on a GPU: if it has room for them and for the views of a step."""
+    if preprocessing.resample not in REACH:
         return False
     side = _longest_side(images, scale)
     stored = sum(3 * image.width * image.height for image in images)

@@ -93,7 +93,8 @@ def load_task(
     if test_images is not None and test_images < 1:
         raise UserError(f"test_images = {test_images}: at least one is needed")
     wanted = targets_of(protocol, data if isinstance(data, str) else data.name, targets)
-    check_fold_use(fold, protocol, split)
+    if fold is not None:
+        check_fold_use(fold, protocol, split)
     whole = fold is not None
     dataset = data
     if isinstance(dataset, str):
@@ -184,10 +185,8 @@ def relabelled(items: Sequence[Item], labels: Sequence[int]) -> list[Item]:
     return [item._replace(label=number[item.label]) for item in items if item.label in number]
 
 
-def check_fold_use(fold: str | None, protocol: str, split: str | None = None) -> None:
+def check_fold_use(fold: str, protocol: str, split: str | None = None) -> None:
     """Refuse a fold that is none, or one beside a protocol or a split file that it has no effect on."""
-    if fold is None:
-        return
     check_fold(fold)
     if protocol != "few-shot" or split is not None:
         raise UserError(f"fold {fold} is for the protocol few-shot without a split file: leave it out here")

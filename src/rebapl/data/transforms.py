@@ -60,13 +60,6 @@ class Preprocessing:
         return as_tensor(view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else view)
 
 
-def random_crop(
-    width: int, height: int, scale: tuple[float, float], rng: random.Random, flip: bool = True
-) -> tuple[Box, bool]:
-    """A random box, and whether it is mirrored: half of them are, unless `flip` is off."""
-    return random_box(width, height, scale, rng), flip and rng.random() < 0.5
-
-
 def random_box(width: int, height: int, scale: tuple[float, float], rng: random.Random) -> Box:
     """A box of `scale` of the area and an aspect ratio log-uniform in 3/4 … 4/3; the centre if ten draws do not fit."""
     area = width * height * 1.0

@@ -56,14 +56,16 @@ def negative_log_likelihood(probabilities: Tensor, labels: Tensor) -> float:
     return -likelihood.double().log().mean().item()
 
 
-def of_confidence(measure: Callable[[Tensor, Tensor], float]) -> Score:
-    """The score, in percent, that a measure gives for the confidence (N,) and for which answers are right (N,)."""
+def confidence_and_right(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The confidence (N,), and which answers are right (N,)."""
+    confidence, answers = probabilities.max(-1)
+    return confidence, answers == labels
 
-    def score(probabilities: Tensor, labels: Tensor) -> float:
-        confidence, answers = probabilities.max(-1)
-        return 100 * measure(confidence, answers == labels)
 
-    return score
+def aurc(probabilities: Tensor, labels: Tensor) -> float:
+    """The area under the curve of risk over coverage, in percent."""
+    confidence, right = confidence_and_right(probabilities, labels)
+    return 100 * area_under_risk_coverage(1 - confidence, right)
 
 
 def proportion_interval(count: int, total: int) -> tuple[float, float]:
@@ -168,10 +170,10 @@ def _right_in_order(values: Tensor, right: Tensor) -> Tensor:
 SCORES: dict[str, Score] = {
     "accuracy": accuracy,
     "nll": negative_log_likelihood,
-    "ece": of_confidence(calibration_error),
-    "adaptive_ece": of_confidence(adaptive_calibration_error),
+    "ece": lambda *given: 100 * calibration_error(*confidence_and_right(*given)),
+    "adaptive_ece": lambda *given: 100 * adaptive_calibration_error(*confidence_and_right(*given)),
     "brier": brier,
-    "aurc": of_confidence(lambda confidence, right: area_under_risk_coverage(1 - confidence, right)),
+    "aurc": aurc,
 }
 """The scores of predicted probabilities. Another one is another entry: `evaluate` and `results.json` have it then."""
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder, States, clean_class_names
 from rebapl.data.dataset import check_template
 from rebapl.errors import UserError, unknown
-from rebapl.learners.recipes import Recipe
 from rebapl.randomness import generator as random_stream
 from rebapl.settings import Settings
 
@@ -36,6 +36,28 @@ Frozen = TypeVar("Frozen", bound=Tensor | States)
 
 AnyLearner = TypeVar("AnyLearner", bound="Learner[Any]")
 Module = TypeVar("Module", bound=nn.Module)
+
+
+class Recipe(Settings):
+    """How the method was published to be trained. Data only: the loop reads it, the learner does not act on it.
+
+    `averaging`: mean and standard deviation, in epochs, of the Gaussian weights with which parameters are averaged.
+    `inference`: the name of the inference that the authors train with, and `inference_settings` what they set of it.
+    With another inference these settings do not count.
+    """
+
+    lr: float = Field(ge=0)
+    epochs: int = Field(ge=0)
+    batch: int = Field(ge=1)
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    weight_decay: float = Field(default=5e-4, ge=0)
+    warmup_epochs: int = Field(default=1, ge=0)
+    warmup_lr: float = Field(default=1e-5, ge=0)
+    crop_scale: tuple[float, float] = Field(default=(0.08, 1.0), strict=False)
+    averaging: tuple[float, float] | None = Field(default=None, strict=False)
+    inference: str = "mle"
+    inference_settings: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,18 +78,15 @@ class Output:
 
     def cloud(self, space: str) -> Tensor:
         """The points (n, d) of a named space: any cloud here, `both`, `logits` or `probabilities`."""
-        derived = {
-            "logits": lambda: self.logits,
-            "probabilities": lambda: self.logits.softmax(-1),
-        }
-        if "text" in self.per_class:  # not where every image has its own text features
-            derived["both"] = lambda: torch.cat([self.per_image["image"], self.per_class["text"]])
-        if space in derived:
-            return derived[space]()
-        clouds = {**self.per_class, **self.per_image}
-        if space not in clouds:
-            raise unknown("feature space", space, [*clouds, *derived])
-        return clouds[space]
+        clouds = {**self.per_class, **self.per_image, "logits": self.logits}
+        if space in clouds:
+            return clouds[space]
+        if space == "probabilities":
+            return self.logits.softmax(-1)
+        has_both = "text" in self.per_class  # not where every image has its own text features
+        if space == "both" and has_both:
+            return torch.cat([self.per_image["image"], self.per_class["text"]])
+        raise unknown("feature space", space, [*clouds, "probabilities", *(["both"] if has_both else [])])
 
 
 class Learner(nn.Module, Generic[Frozen]):

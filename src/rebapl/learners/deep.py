@@ -16,19 +16,20 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder, Edit, Insert, Replace, States
 from rebapl.errors import UserError
-from rebapl.learners.base import Output
+from rebapl.learners.base import Learner, Output
 from rebapl.learners.initial import draw_tokens
+from rebapl.settings import Settings
 
 OPENING = "a photo of a"
 """The words that the text prompts of all these methods are published to start from."""
@@ -68,50 +69,9 @@ def prompted_layers(depth: int | str, layers: int) -> int:
     return depth
 
 
-class OpeningText:
-    """Class names behind an opening of `tokens` learnable tokens."""
-
-    def __init__(self, encoder: DualEncoder, class_names: Sequence[str], tokens: int, words: str | None) -> None:
-        if opening_ids(encoder, tokens, words):
-            text = encoder.tokenize([[f"{words} {name}."] for name in class_names])
-            self.text = replace(text, slots=encoder.tokenize([[tokens]] * len(class_names)).slots)
-        else:
-            self.text = encoder.tokenize([[tokens, f"{name}."] for name in class_names])
-
-    def features(self, encoder: DualEncoder, prompts: Sequence[Tensor]) -> Tensor:
-        """Normalised text features (C, e) with prompts (b, d) of layers 1 … J."""
-        at, prompts = encoder.tokenizer.first, in_type(prompts, encoder.dtype)
-        edits: dict[int, Edit] = {layer: Replace(prompt, at) for layer, prompt in enumerate(prompts) if layer > 0}
-        embedded = encoder.embed_text(self.text, prompts[0])
-        return F.normalize(encoder.text.features(embedded, edits), dim=-1)
-
-
 def in_type(prompts: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
     """Prompts (b, d) in the type of a tower, all in one go: on a GPU that is one small kernel for many."""
     return prompts if prompts[0].dtype == dtype else torch.stack(list(prompts)).to(dtype).unbind()
-
-
-def opening_ids(encoder: DualEncoder, tokens: int, words: str | None) -> list[int]:
-    """The ids that the first text prompt starts from; none when it is drawn at random."""
-    ids = encoder.tokenizer.words(words) if words else []
-    return ids[:tokens] if tokens <= len(ids) else []
-
-
-def check_opening(encoder: DualEncoder, tokens: int, words: str | None) -> None:
-    """Refuse words of a person's own that are too few for the prompt, which would be drawn at random instead."""
-    if words not in (None, OPENING) and not opening_ids(encoder, tokens, words):
-        raise UserError(
-            f"init = {words!r} is fewer than tokens = {tokens} tokens, so it would not be used: give more words, fewer "
-            f"tokens, or init=None to draw all prompts at random"
-        )
-
-
-def image_features(encoder: DualEncoder, embedded: States, prompts: Sequence[Tensor]) -> Tensor:
-    """Normalised features (B, e) of embedded images with prompts (b, d) of layers 1 … J."""
-    prompts = in_type(prompts, encoder.dtype)
-    edits: dict[int, Edit] = {layer: Replace(prompt, -len(prompt)) for layer, prompt in enumerate(prompts)}
-    edits[0] = Insert(prompts[0])
-    return F.normalize(encoder.vision.features(embedded, edits), dim=-1)
 
 
 def prompt_parameters(depth: int, tokens: int, width: int, device: torch.device) -> nn.ParameterDict:
@@ -123,13 +83,72 @@ def prompt_parameters(depth: int, tokens: int, width: int, device: torch.device)
     )
 
 
-def draw_text_prompts(
-    prompts: Iterable[Tensor], encoder: DualEncoder, words: str | None, generator: torch.Generator
-) -> None:
-    """The first from the opening words where there are enough of them, the rest Normal(0.02)."""
-    for layer, prompt in enumerate(prompts):
-        ids = opening_ids(encoder, len(prompt), words) if layer == 0 else []
-        draw_tokens(prompt, encoder, ids, generator)
+class VisionPrompts(Learner[States]):
+    """A learner with prompts in the layers of the image tower."""
+
+    repels_in = "image"
+
+    def vision_prompts(self) -> Sequence[Tensor]:
+        """The prompts (b, d) of layers 1 … J."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def frozen(self, images: Tensor) -> States:
+        return self.encoder.embed_images(images)
+
+    def respond(self, frozen: States, classes: Mapping[str, Tensor]) -> Output:
+        prompts = in_type(self.vision_prompts(), self.encoder.dtype)
+        edits: dict[int, Edit] = {layer: Replace(prompt, -len(prompt)) for layer, prompt in enumerate(prompts)}
+        edits[0] = Insert(prompts[0])
+        image = F.normalize(self.encoder.vision.features(frozen, edits), dim=-1)
+        return Output(self.encoder.logits(image, classes["text"]), {"image": image}, classes)
+
+
+class DeepConfig(Settings):
+    """`tokens` in the first `depth` layers, and the words `init` that the text opens with."""
+
+    tokens: int = Field(default=2, ge=1, le=512)
+    depth: Depth = "12/12"
+    init: str | None = Field(default=OPENING, min_length=1)
+
+
+class DeepPrompts(VisionPrompts):
+    """A learner with prompts in the first `depth` layers of the text tower, and such in the image tower."""
+
+    config: DeepConfig
+    uses_template = False
+
+    def __init__(self, encoder: DualEncoder, config: DeepConfig, depth: int) -> None:
+        super().__init__(encoder, config)
+        words, tokens = config.init, config.tokens
+        ids = encoder.tokenizer.words(words) if words else []
+        self.opening = ids[:tokens] if tokens <= len(ids) else []
+        """The ids that the first text prompt starts from; none when it is drawn at random."""
+        if words not in (None, OPENING) and not self.opening:
+            raise UserError(
+                f"init = {words!r} is fewer than tokens = {tokens} tokens, so it would not be used: give more words, "
+                f"fewer tokens, or init=None to draw all prompts at random"
+            )
+        self.text = prompt_parameters(depth, tokens, encoder.text.width, encoder.device)
+
+    def draw_text(self, generator: torch.Generator) -> None:
+        """The first prompt from the opening words where there are enough of them, the rest Normal(0.02)."""
+        for layer, prompt in enumerate(self.text.values()):
+            draw_tokens(prompt, self.encoder, self.opening if layer == 0 else [], generator)
+
+    def prepare_text(self) -> None:
+        encoder, tokens = self.encoder, self.config.tokens
+        if self.opening:
+            text = encoder.tokenize([[f"{self.config.init} {name}."] for name in self.class_names])
+            self.sequences = replace(text, slots=encoder.tokenize([[tokens]] * len(self.class_names)).slots)
+        else:
+            self.sequences = encoder.tokenize([[tokens, f"{name}."] for name in self.class_names])
+
+    def encode_classes(self) -> Mapping[str, Tensor]:
+        at, prompts = self.encoder.tokenizer.first, in_type(list(self.text.values()), self.encoder.dtype)
+        edits: dict[int, Edit] = {layer: Replace(prompt, at) for layer, prompt in enumerate(prompts) if layer > 0}
+        embedded = self.encoder.embed_text(self.sequences, prompts[0])
+        return {"text": F.normalize(self.encoder.text.features(embedded, edits), dim=-1)}
 
 
 @dataclass(frozen=True)

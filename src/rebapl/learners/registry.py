@@ -1,4 +1,28 @@
-"""The methods by name. A method's file registers itself; `PACKAGED` says which file to read for a name."""
+"""The methods by name, and how they were published to be trained.
+
+A method's file registers itself; `PACKAGED` says which file to read for a name. Its recipe is a YAML file in the folder
+`recipes`, in the form that `rebapl.yaml_files` describes.
+
+    published:
+      lr: 0.002                        fields of the `Recipe`,
+      method.tokens: 16                settings of the method,
+      inference.name: svgd             the inference that its authors train with (`mle` if not given),
+      inference.sampler.particles: 4   settings of that inference
+      method.prior_weight: {over: shots}    a value divided by the shots: 1/16 at 16 of them
+    variants:                          what differs by
+      few-shot:                        protocol,
+        published: {epochs: 100}
+      few-shot@1:                      protocol at exactly that number of shots,
+        published: {epochs: 50}
+      eurosat:                         data set,
+        published: {batch: 32}
+      few-shot/eurosat:                protocol and data set; `few-shot/eurosat@1` with shots
+        published: {method.tokens: 4}
+
+If several variants apply, they are read in this order, and a later one replaces values of an earlier one. The variant
+of a data set comes after those for shots. So a data set that is trained equally long for all shots says so once. Where
+nobody says how many shots there are, a value that follows them is left to its default.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +36,10 @@ import torch
 
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
-from rebapl.learners.base import Learner
-from rebapl.learners.recipes import Recipe, read_recipes, recipe_at
-from rebapl.origins import SettingsFile
+from rebapl.learners.base import Learner, Recipe
 from rebapl.plugins import Registry
-from rebapl.settings import SettingError, Settings
+from rebapl.settings import SettingError, Settings, nested
+from rebapl.yaml_files import SettingsFile, Value, combined, read_settings_file
 
 FOLDER = Path(__file__).parent / "recipes"
 """The recipe files of the methods that come with the package."""
@@ -62,10 +85,19 @@ class Method:
             raise error.below("method") from None
 
     def published(self, protocol: str, dataset: str, shots: int | None = None) -> tuple[dict[str, Any], Recipe]:
-        """The settings that differ from its defaults there, and the recipe."""
+        """The settings that differ from its defaults there, and the recipe.
+
+        The protocol `selection` takes those of base-to-novel, which it rehearses.
+        """
+        protocol = "base-to-novel" if protocol == "selection" else protocol
         if self.recipes is None:
             return {}, self.learner.recipe
-        return recipe_at(self.recipes, protocol, dataset, shots)
+        conditions = []
+        for key in (protocol, dataset, f"{protocol}/{dataset}"):
+            conditions.append(key)
+            if shots is not None and key != dataset:
+                conditions.append(f"{key}@{shots}")
+        return _parted(combined(self.recipes.under(conditions), {} if shots is None else {"shots": shots}))
 
 
 PACKAGED = {
@@ -95,7 +127,7 @@ def register(
 ) -> Callable[[LearnerClass], LearnerClass]:
     """Class decorator: makes a learner known as `name`, with the class of its settings.
 
-    How the method is trained stands in the file `recipes` (see `rebapl.learners.recipes`), or in the class attribute
+    How the method is trained stands in the file `recipes` (see above), or in the class attribute
     `recipe`. A class that is defined again, by a notebook cell that is run twice, replaces its earlier self.
     """
 
@@ -125,6 +157,28 @@ def register(
     return add
 
 
+def _parted(values: dict[str, Value]) -> tuple[dict[str, Any], Recipe]:
+    tree = nested({name: each.value for name, each in values.items()})
+    method, inference = tree.pop("method", {}), tree.pop("inference", {})
+    return method, Recipe(**tree, inference=inference.pop("name", "mle"), inference_settings=inference)
+
+
+def read_recipes(path: Path, config: type[Settings]) -> SettingsFile:
+    """The recipes in a file, for a method with these settings; names and values that cannot be are refused."""
+    names = [name for name in Recipe.model_fields if name != "inference_settings"]
+    recipes = read_settings_file(path, [*names, "method"], ["shots"])
+    for key in ("", *recipes.variants):
+        _, at, shots = key.partition("@")
+        if at and not shots.isdecimal():
+            raise UserError(f"{path}: '{key}' does not end in a number of shots, as in 'few-shot@1'")
+        try:
+            settings, _ = _parted(combined(recipes.under([key]), {"shots": 1}))
+            config(**settings)
+        except SettingError as error:
+            raise UserError(f"{path}: {f'{key}: ' if key else ''}{error}") from error
+    return recipes
+
+
 def _identity(learner: type) -> str:
     return f"{learner.__module__}.{learner.__qualname__}"
 
@@ -146,12 +200,17 @@ def build_learner(
     encoder: DualEncoder,
     class_names: Sequence[str],
     template: str | None,
-    generator: torch.Generator,
+    generator: torch.Generator | None,
     settings: Mapping[str, Any] | Settings | None = None,
 ) -> Learner[Any]:
-    """A freshly initialised learner of that method for these classes; `settings` override its defaults."""
-    learner = METHODS.find(method).learner(encoder, resolve_method(method, settings)).bind(class_names, template)
-    learner.reset(generator)
+    """A freshly initialised learner of that method for these classes; `settings` override its defaults.
+
+    Without a `generator` its parameters are not drawn, for somebody who has values for them.
+    """
+    known = METHODS.find(method)
+    learner = known.learner(encoder, known.settings(settings)).bind(class_names, template)
+    if generator is not None:
+        learner.reset(generator)
     return learner
 
 

@@ -13,10 +13,9 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from rebapl.backbones import DualEncoder, States
+from rebapl.backbones import DualEncoder
 from rebapl.data.dataset import check_template
-from rebapl.learners.base import Learner, Output
-from rebapl.learners.deep import Depth, image_features, prompt_parameters, prompted_layers
+from rebapl.learners.deep import Depth, VisionPrompts, prompt_parameters, prompted_layers
 from rebapl.learners.initial import draw_normal
 from rebapl.learners.registry import register
 from rebapl.learners.templates import mean_features
@@ -39,9 +38,8 @@ class VPTConfig(Settings):
 
 
 @register("vpt", VPTConfig)
-class VPT(Learner[States]):
+class VPT(VisionPrompts):
     config: VPTConfig
-    repels_in = "image"
 
     @classmethod
     def reads_template(cls, config: Settings) -> bool:
@@ -60,13 +58,8 @@ class VPT(Learner[States]):
         for prompt in self.vision.values():
             draw_normal(prompt, generator)
 
-    @torch.no_grad()
-    def frozen(self, images: Tensor) -> States:
-        return self.encoder.embed_images(images)
+    def vision_prompts(self) -> list[Tensor]:
+        return list(self.vision.values())
 
     def encode_classes(self) -> Mapping[str, Tensor]:
         return {"text": self.text_features}
-
-    def respond(self, frozen: States, classes: Mapping[str, Tensor]) -> Output:
-        image = image_features(self.encoder, frozen, list(self.vision.values()))
-        return Output(self.encoder.logits(image, classes["text"]), {"image": image}, classes)

@@ -113,7 +113,7 @@ class Pace:
         spent = {part: now[part] - before[part] for part in now}
         if answered == images or not any(spent.values()):
             return ""
-        limit, pace = max(spent, key=lambda part: spent[part]), (answered - images) / sum(spent.values())
+        limit, pace = max(spent, key=spent.__getitem__), (answered - images) / sum(spent.values())
         return f"limited by {limit}: {pace:.0f} images/s" if pace >= 10 else f"limited by {limit}: {pace:.1f} images/s"
 
 

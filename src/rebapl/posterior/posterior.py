@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,11 +31,14 @@ from rebapl.posterior.prediction import (
     Prediction,
     Threshold,
     check_average,
-    check_weights,
     predicted,
 )
+<<<<<<< HEAD
 from rebapl.posterior.selective import CONFIDENCE
 from rebapl.posterior.storage import about_learner, read_posterior
+=======
+from rebapl.posterior.storage import about_learner, check_weights, read_posterior
+>>>>>>> house
 from rebapl.wording import number_of
 
 Given = TypeVar("Given")
@@ -60,8 +64,6 @@ class Posterior:
     conformal: Conformal | None = None
     copies: tuple[DualEncoder, ...] = field(default=(), compare=False)
     """Its backbone on further devices, which share the work; see `spread`."""
-    passes: Passes | Spread = field(init=False, repr=False, compare=False)
-    """How images go through the backbone. It keeps the encoded class names, and belongs to this posterior alone."""
 
     def __post_init__(self) -> None:
         weights = torch.as_tensor(self.weights, dtype=torch.float32, device="cpu").detach()
@@ -72,11 +74,14 @@ class Posterior:
         for name, stack in self.samples.items():
             if len(stack) != len(self.weights):
                 raise UserError(f"{len(self.weights)} weights for {len(stack)} samples of '{name}': one each is needed")
-        passes: Passes | Spread = Passes(self.learner, self.samples, len(weights))
-        if self.copies:
-            learners = [self.learner, *(self._learner_on(encoder) for encoder in self.copies)]
-            passes = Spread(learners, self.samples, len(weights))
-        object.__setattr__(self, "passes", passes)
+
+    @cached_property
+    def passes(self) -> Passes | Spread:
+        """How images go through the backbone. It keeps the encoded class names, and belongs to this posterior alone."""
+        if not self.copies:
+            return Passes(self.learner, self.samples, len(self))
+        learners = [self.learner, *(self._learner_on(encoder) for encoder in self.copies)]
+        return Spread(learners, self.samples, len(self))
 
     @classmethod
     def of(

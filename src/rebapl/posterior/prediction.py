@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 Average = Literal["probabilities", "logits"]
 Share = Annotated[float, pydantic.Field(ge=0, le=1)]
-WEIGHT_TOLERANCE = 1e-4
 UNSURE = "I don't know"
 SHOWN = 10
 """The number of images that a notebook shows of a prediction."""
@@ -320,14 +319,6 @@ def check_average(average: str) -> None:
     """Refuse a name that is no way of averaging."""
     if average not in get_args(Average):
         raise unknown("average", str(average), get_args(Average))
-
-
-def check_weights(weights: list[float]) -> list[float]:
-    """Refuse weights of samples that are not finite, are negative somewhere, or do not sum to one."""
-    total = sum(weights)
-    if not abs(total - 1) <= WEIGHT_TOLERANCE or min(weights) < 0:
-        raise UserError(f"weights must be finite, not negative, and sum to one; got {weights}, sum {total:g}")
-    return weights
 
 
 def _interval(per_sample: Tensor, weights: Tensor, probabilities: Tensor, level: float) -> tuple[Tensor, Tensor]:

@@ -24,12 +24,12 @@ from torch import Tensor
 from rebapl import __version__
 from rebapl.backbones import Dtype, DualEncoder, load_backbone
 from rebapl.backbones.hub import HUB_SECONDS
+from rebapl.backbones.model import all_finite
 from rebapl.errors import UserError
 from rebapl.files import content_sha256, finish_replacement, folder_written_whole, read_json, sha256, write_json
 from rebapl.learners import METHODS, Learner, build_learner, resolve_method
-from rebapl.numbers import all_finite
 from rebapl.posterior.fitting import EarlierWeights
-from rebapl.posterior.prediction import Average, Conformal, Threshold, check_weights
+from rebapl.posterior.prediction import Average, Conformal, Threshold
 from rebapl.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,6 +41,16 @@ INSIDE = "posterior"
 """The folder of the posterior inside the folder of a run."""
 
 _REMOTE = re.compile(r"hf:/+([^@]+)(?:@(.+))?")  # one slash is enough: a `Path` has no double slashes
+
+WEIGHT_TOLERANCE = 1e-4
+
+
+def check_weights(weights: list[float]) -> list[float]:
+    """Refuse weights of samples that are not finite, are negative somewhere, or do not sum to one."""
+    total = sum(weights)
+    if not abs(total - 1) <= WEIGHT_TOLERANCE or min(weights) < 0:
+        raise UserError(f"weights must be finite, not negative, and sum to one; got {weights}, sum {total:g}")
+    return weights
 
 
 class Backbone(Settings):
@@ -127,7 +137,7 @@ def read_posterior(
     method, entries = manifest.method, manifest.model_dump(exclude_unset=True)
     try:
         learner = build_learner(
-            method, encoder, manifest.class_names, manifest.template, torch.Generator(), manifest.method_settings
+            method, encoder, manifest.class_names, manifest.template, None, manifest.method_settings
         ).eval()
     except (UserError, TypeError) as error:  # settings that this version does not know, or of another type
         wrote = f"install the one that wrote it ({manifest.versions.get('rebapl')})"
@@ -137,9 +147,11 @@ def read_posterior(
             f"{path} cannot be used by this version of rebapl ({error}): {wrote}, or train the posterior again"
         ) from error
     weights, about = torch.tensor(manifest.weights), about_learner(learner)
+    stacks = _read_samples(samples, learner, len(weights), method)
+    learner.load_state_dict({name: stack[0] for name, stack in stacks.items()}, strict=False)
     return {
         "learner": learner,
-        "samples": _read_samples(samples, learner, len(weights), method),
+        "samples": stacks,
         "weights": weights,
         "about": {key: entries[key] for key in about} | {"method_settings": about["method_settings"]},
         "threshold": manifest.threshold,

@@ -28,10 +28,10 @@ from rebapl.files import read_json
 from rebapl.posterior import Posterior, Prediction, load_posterior
 from rebapl.runs.config import RunConfig, data_name
 from rebapl.runs.folder import CONFIG, LOG, RESULTS, Run, changed_files, config_from_json, read_environment
-from rebapl.runs.machine import KeptBackbone, LoadBackbone, best_device
+from rebapl.runs.machine import best_device, kept_backbone
 from rebapl.runs.results import DiversityRecord, RunResult, read_result
 from rebapl.sampling import Inference
-from rebapl.sampling.optimizers import build_schedule
+from rebapl.sampling.schedule import build_schedule
 from rebapl.training.log import EVERY, read_log
 
 T = TypeVar("T")
@@ -125,11 +125,9 @@ class InspectedRun:
         device: str | None = None,
         backbone: str | None = None,
         progress: Predicted | None = None,
-        load: LoadBackbone | None = None,
     ) -> None:
         self.run, self.config = read_run(folder)
         self.root, self.device, self.backbone, self.progress = root, device, backbone, progress
-        self.load = load or KeptBackbone()
         self.missing: dict[str, str] = {}
         self._predicted = 0
 
@@ -153,7 +151,9 @@ class InspectedRun:
     @attempted("The posterior cannot be loaded")
     def posterior(self) -> Posterior | None:
         device = best_device(self.device)
-        return load_posterior(self.run.folder, self.load(self.backbone or self.config.backbone_name, device), device)
+        return load_posterior(
+            self.run.folder, kept_backbone(self.backbone or self.config.backbone_name, device), device
+        )
 
     @attempted("The data of this run cannot be read")
     def task(self) -> Task | None:
@@ -226,7 +226,7 @@ def read_run(folder: Path) -> tuple[Run, RunConfig]:
     content = read_json(folder / CONFIG, "a run")
     config = config_from_json(content, folder / CONFIG)
     result = read_result(folder) if (folder / RESULTS).exists() else RunResult(parts={})
-    return Run(folder, content, content.get("resolved") or config.resolved().plain(), result), config
+    return Run(folder, content, content.get("resolved") or config.resolved().settings, result), config
 
 
 def course_of(inference: Inference, num_data: int, log: Sequence[Mapping[str, float]]) -> Course:

@@ -21,7 +21,6 @@ from rebapl.reproduce.paper import printed
 from rebapl.runs.config import RunConfig
 from rebapl.sampling import PRESETS, Inference
 from rebapl.sampling.presets import has_own_epochs
-from rebapl.training.resolution import published_protocol
 from rebapl.wording import number_of
 
 TABLE1_METHODS = ("zero-shot", "coop", "cocoop", "app", "promptsrc", "maple", "mmrl")
@@ -232,7 +231,7 @@ def _recipe_epochs(config: RunConfig) -> int:
     inference = config.resolved().training.inference
     if inference is not None and has_own_epochs(config.resolved().training.inference_name, config.method):
         return inference.epochs
-    return published(config.method, published_protocol(config.protocol), config.data, config.shots)[1].epochs
+    return published(config.method, config.protocol, config.data, config.shots)[1].epochs
 
 
 PAPER = Suite("paper")

@@ -9,7 +9,6 @@ cyclical SGLD with warm restarts: each cycle starts, with a small kick, where th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,20 +118,6 @@ def run_chains(
             stored = path[-1]
             samples.append(stored)
     return Chains(torch.stack(samples), torch.stack(path), exploring)
-
-
-def one_chain(strength: float, temperature: float, cycles: int, seed: int) -> dict[str, Any]:
-    """One chain from the first mode as plain values, for whoever draws it: its path, its samples, the modes."""
-    chain = run_chains(Setting("", strength), MEANS[:1], seed=seed, cycles=cycles, steps=100, temperature=temperature)
-    samples = chain.samples[:, 0]
-    return {
-        "path": [[round(x, 3) for x in point] for point in chain.path[:, 0].tolist()],
-        "exploring": chain.exploring,
-        "samples": samples.tolist(),
-        "modes": mode_of(samples).tolist(),
-        "means": MEANS.tolist(),
-        "covariances": COVARIANCES.tolist(),
-    }
 
 
 def run_many(setting: Setting, *, seed: int, runs: int = 400, cycles: int = 10) -> Tensor:

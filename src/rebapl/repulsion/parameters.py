@@ -53,9 +53,8 @@ def total_norm(tensors: Iterable[Tensor | None]) -> Tensor:
 
 def sum_of(gradients: Iterable[Gradient]) -> Gradient:
     """The sum by parameter; None where no gradient has that parameter."""
-    return tuple(map(_sum, zip(*gradients, strict=True)))
-
-
-def _sum(parts: Iterable[Tensor | None]) -> Tensor | None:
-    there = [part for part in parts if part is not None]
-    return torch.stack(there).sum(0) if len(there) > 1 else next(iter(there), None)
+    sums: list[Tensor | None] = []
+    for parts in zip(*gradients, strict=True):
+        there = [part for part in parts if part is not None]
+        sums.append(torch.stack(there).sum(0) if len(there) > 1 else next(iter(there), None))
+    return tuple(sums)

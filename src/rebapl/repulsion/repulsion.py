@@ -124,6 +124,7 @@ class Repulsion:
         settings = distance if isinstance(distance, RepulsionSettings) and not others else RepulsionSettings(**values)
         self.distance, self.potential, self.force = settings.distance, settings.potential, settings.force
         self.stage, self.every = settings.stage, settings.every
+        self.tolerance = self.force.tolerance if isinstance(self.force, Relative) else None
         generator = torch.Generator().manual_seed(0) if generator is None else generator
         self.memory = Memory(self.distance, settings.memory, generator, self.potential.scale, anchor)
         self._begin_anew()
@@ -202,7 +203,7 @@ class Repulsion:
 
     def note_loss(self, loss: Tensor) -> None:
         """Tell a force with a tolerance the mean loss () of a step; it must hear of every step of every cycle."""
-        self.keep(self.noted(self._read(loss.device, "level") if self._tolerance is not None else {}, loss))
+        self.keep(self.noted(self._read(loss.device, "level") if self.tolerance is not None else {}, loss))
 
     def plan(self, device: torch.device, exploring: bool = True, acts: bool = True) -> tuple[str, dict[str, Tensor]]:
         """Begin a step on a device: the kind of it, and the values that `term` or `noted` read.
@@ -214,12 +215,12 @@ class Repulsion:
         self.memory.to(device)
         if not isinstance(self.force, Relative):
             return "absolute" if acts else "plain", {}
-        if self._tolerance is not None and acts and "first" not in self.state:
+        if self.tolerance is not None and acts and "first" not in self.state:
             raise UserError(
                 "repulsion: a force with a tolerance follows the loss; call repulsion.note_loss(loss) at every step, "
                 "from the first cycle on"
             )
-        yielding = () if self._tolerance is None else ("level", "first") if acts else ("level",)
+        yielding = () if self.tolerance is None else ("level", "first") if acts else ("level",)
         if not acts:
             return "plain", self._read(device, "usual", "count", *yielding)
         state = self._read(device, "usual", "count", "moved", "slope", "held", *yielding)
@@ -239,19 +240,13 @@ class Repulsion:
         """Some of the state, with the values that it has before anything is known."""
         stored = self.memory.stored
         dtype = torch.float32 if stored is None else stored.cloud.dtype
-
-        def value(name: str) -> Tensor:
-            if name in self.state:
-                return self.state[name].to(device, dtype)
+        found = {}
+        for name in names:
             shape = (len(self),) if name in ("slope", "held") else ()
             unknown = math.nan if name in ("usual", "level") else 0.0
-            return torch.full(shape, unknown, device=device, dtype=dtype)
-
-        return {name: value(name) for name in names}
-
-    @property
-    def _tolerance(self) -> float | None:
-        return self.force.tolerance if isinstance(self.force, Relative) else None
+            value = self.state[name] if name in self.state else torch.full(shape, unknown, device=device)
+            found[name] = value.to(device, dtype)
+        return found
 
     def keep(self, state: Mapping[str, Tensor]) -> None:
         """End a step: its values become the chain's, as copies."""
@@ -295,19 +290,19 @@ class Repulsion:
         epsilon = self.potential.epsilon * scale
         potentials = self.potential.value(squared, epsilon)
         known = squared.detach()
-        pull, bound = self.potential.slope(known, epsilon), self.potential.bound(epsilon)
         nearest = {"distance": known.amin()}
-        if isinstance(self.force, Absolute):
-            return Term((self.every * self.force.strength * potentials).sum(), nearest)
-        assert isinstance(self.force, Relative)
         force = self.force
+        if isinstance(force, Absolute):
+            return Term((self.every * force.strength * potentials).sum(), nearest)
+        assert isinstance(force, Relative)
+        pull, bound = self.potential.slope(known, epsilon), self.potential.bound(epsilon)
         apart = known > (COINCIDENT * scale).clamp_min(self.distance.rounding)
         usual, slope, means = state["usual"], state["slope"], {}
         of_loss, of_samples = None, []
         if kind == "measure":
             if loss is None or parameters is None:
                 raise UserError(
-                    f"repulsion: a force that is '{self.force.kind}' compares with the gradient of the loss; call "
+                    f"repulsion: a force that is '{force.kind}' compares with the gradient of the loss; call "
                     "repulsion(cloud, loss=loss, parameters=list(model.parameters())), or take an absolute force"
                 )
             which = state["which"]
@@ -319,8 +314,9 @@ class Repulsion:
             # near coincidence the slope is small by accident: let it fall by half at most
             measured = torch.maximum(norms / pull[which], 0.5 * slope[which])
             slope = slope.index_copy(0, which, torch.where(apart[which], measured, 0))
-
-        share = self._share(state)
+        share: Tensor | float = 1.0  # of the force, which its tolerance leaves
+        if self.tolerance is not None:
+            share = (1 - (state["level"] - state["first"]) / self.tolerance).clamp(0, 1)
 
         def sized(usual: Tensor) -> Tensor:
             coefficients = force.coefficients(usual, slope, pull, bound)
@@ -339,12 +335,6 @@ class Repulsion:
             for weight, sample in zip(used[which], of_samples, strict=True)
         ]
         return Term(value, after, of_loss, scaled, None if others is None else (others * potentials).sum())
-
-    def _share(self, state: Mapping[str, Tensor]) -> Tensor | float:
-        """The share of the force that its tolerance leaves (): all of it without one."""
-        if self._tolerance is None:
-            return 1.0
-        return (1 - (state["level"] - state["first"]) / self._tolerance).clamp(0, 1)
 
     @staticmethod
     def choose(pool_size: int, n: int, generator: torch.Generator) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rebapl.backbones.weights import weight_files
+from rebapl.backbones.model import weight_files
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.dataset import Dataset
 from rebapl.data.identity import identity
@@ -105,7 +105,8 @@ class RunConfig(Settings):
         Protocols that train in the same way give the same result, because the targets of a transfer are left out.
         """
         self.parts()
-        check_fold_use(self.fold, self.protocol, self.split)
+        if self.fold is not None:
+            check_fold_use(self.fold, self.protocol, self.split)
         training = resolve_training(
             self.method,
             self.inference,
@@ -140,17 +141,8 @@ class ResolvedRun:
     and of the inference as objects.
     """
 
-    settings: Mapping[str, Any]
+    settings: dict[str, Any]
     training: ResolvedTraining
-
-    @property
-    def data(self) -> str:
-        """What identifies the data."""
-        return self.settings["data"]
-
-    def plain(self) -> dict[str, Any]:
-        """Every setting as JSON has it."""
-        return dict(self.settings)
 
     def hash(self) -> str:
         """Ten hexadecimal digits that name these settings."""

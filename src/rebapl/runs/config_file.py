@@ -76,7 +76,7 @@ def _settings_of_run(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
     resolved = content["resolved"]
     try:
         for more in ({}, {key: dict(resolved[key]) for key in SECTIONS}):
-            if build_config(settings | more).resolved().plain() == resolved:
+            if build_config(settings | more).resolved().settings == resolved:
                 return settings | more
     except (UserError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{path} is of a run that this version cannot make again ({error})") from error

@@ -3,7 +3,7 @@
 `Engine` is the loop that all engines share: which jobs to hand out, what to report, when to try again and how to stop.
 An engine adds how a job is handed over, waited for and cancelled. `LocalEngine` is the one of this machine: it does one
 job at a time in this process, or several, each in a process of its own, so that the death of a process costs one job.
-Engines of clusters are in `rebapl.runs.engines`.
+Engines of clusters are in `rebapl.runs.clusters`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import inspect
 import json
 import math
 import os
@@ -18,7 +19,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing import connection
 from pathlib import Path
@@ -26,7 +27,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
-from rebapl.errors import UserError
+from rebapl.errors import UserError, unknown
 from rebapl.plugins import Registry
 from rebapl.runs.jobs import (
     PROGRESS,
@@ -44,7 +45,7 @@ from rebapl.runs.jobs import (
     read_failure,
     read_progress,
 )
-from rebapl.runs.machine import KeptBackbone, best_device
+from rebapl.runs.machine import best_device, forget_backbone
 from rebapl.runs.workers import in_a_safe_folder, worker_context
 
 ATTEMPTS = 2
@@ -89,8 +90,6 @@ class Engine(ABC, Generic[Handle]):
     """How often the driver looks how far the jobs are."""
     threads = 1
     device = "cpu"
-    look: Callable[[], None]
-    """Reports how far the jobs are. The loop calls it after each `wait`."""
 
     def run(self, jobs: Sequence[Work], on_event: OnEvent | None = None) -> Iterator[Outcome]:
         """Do the jobs and give the outcome of each as it ends. The failure of one does not stop the others.
@@ -123,10 +122,7 @@ class Engine(ABC, Generic[Handle]):
 
     @abstractmethod
     def wait(self, handles: Sequence[Handle], seconds: float) -> list[tuple[Handle, Failure | None]]:
-        """Wait this long at most for one to end. Give those that have ended, with the failure of each.
-
-        A `wait` that takes longer calls `self.look` meanwhile.
-        """
+        """Wait this long at most for one to end. Give those that have ended, with the failure of each."""
 
     @abstractmethod
     def cancel(self, handles: Sequence[Handle]) -> None:
@@ -158,12 +154,6 @@ class Engine(ABC, Generic[Handle]):
     def _hand_out(self, jobs: Sequence[Work], emit: OnEvent) -> Iterator[Outcome]:
         waiting = deque((job, 1) for job in jobs)
         active: dict[Handle, Attempt] = {}
-
-        def look() -> None:
-            for handle, attempt in active.items():
-                self._look(handle, attempt, emit)
-
-        self.look = look
         try:
             while waiting or active:
                 if chosen := self._choose(waiting, active.values()):
@@ -178,7 +168,8 @@ class Engine(ABC, Generic[Handle]):
                     else:
                         emit(outcome := attempt.ended("failed" if failure else "done", failure))
                         yield outcome
-                look()
+                for handle, attempt in active.items():
+                    self._look(handle, attempt, emit)
         except BaseException:
             self.cancel(list(active))
             for attempt in active.values():
@@ -214,7 +205,9 @@ class Engine(ABC, Generic[Handle]):
             emit(Stepped(attempt.job, now.done, now.total, now.loss))
 
 
-ENGINES: Registry[Callable[..., Engine[Any]]] = Registry("engine", "rebapl.engines")
+ENGINES: Registry[Callable[..., Engine[Any]]] = Registry(
+    "engine", "rebapl.engines", dict.fromkeys(("ray", "slurm"), "rebapl.runs.clusters")
+)
 """The engines by name, as `--engine` takes them."""
 
 EngineType = TypeVar("EngineType", bound=Callable[..., Engine[Any]])
@@ -226,26 +219,20 @@ def register_engine(name: str) -> Callable[[EngineType], EngineType]:
     It is called with the folder of the runs; the local engine, which has options of its own, is made otherwise. Its
     other arguments have names and defaults, and come as texts from `--engine-option NAME=VALUE`.
     """
-
-    def registered(engine: EngineType) -> EngineType:
-        ENGINES.known[name] = engine
-        return engine
-
-    return registered
+    return ENGINES.register(name)
 
 
 @dataclasses.dataclass(eq=False)
 class _LocalJob:
-    """A job that this machine does on a device: in this process, or in one that answers through the pipe."""
+    """A job that a process of this machine does on a device; the process answers through the pipe."""
 
     job: Work
     device: str
-    reached: Reached
-    process: Any = None
-    pipe: Any = None
+    process: Any
+    pipe: Any
 
     @classmethod
-    def in_a_process(cls, job: Work, device: str, text: str) -> _LocalJob:
+    def started(cls, job: Work, device: str, text: str) -> _LocalJob:
         """Start a process for the job."""
         context = worker_context()
         ours, theirs = context.Pipe(duplex=False)
@@ -253,7 +240,7 @@ class _LocalJob:
         with in_a_safe_folder():
             process.start()
         theirs.close()  # so that the pipe ends with the process
-        return cls(job, device, Reached(0, 0, math.nan, process.pid, device), process, ours)
+        return cls(job, device, process, ours)
 
     def end(self) -> Failure | None:
         """Wait for the process to end, kill it where it does not, and give the failure of the job."""
@@ -284,7 +271,7 @@ def _do_in_process(pipe: connection.Connection, text: str, device: str) -> None:
         pipe.send(answer)
 
 
-@register_engine("local")
+@ENGINES.register("local")
 class LocalEngine(Engine[_LocalJob]):
     """The engine of one machine: `jobs` at a time on each device.
 
@@ -299,66 +286,97 @@ class LocalEngine(Engine[_LocalJob]):
             raise UserError(f"jobs = {jobs}: at least one run at a time is needed")
         self.devices = [best_device(device) for device in devices] if devices else [best_device()]
         self.jobs = jobs
-        self.load = KeptBackbone()
         self._busy: list[_LocalJob] = []
 
     def _hand_out(self, jobs: Sequence[Work], emit: OnEvent) -> Iterator[Outcome]:
         self.at_once = min(self.jobs * len(self.devices), len(jobs))
         self.threads = max(1, min(torch.get_num_threads(), (os.cpu_count() or 1) // self.at_once))
-        yield from super()._hand_out(jobs, emit)
+        if self.at_once > 1:
+            yield from super()._hand_out(jobs, emit)
+            return
+        for job in jobs:
+            emit(outcome := self._do_here(job, emit))
+            yield outcome
+
+    def _do_here(self, job: Work, emit: OnEvent, number: int = 1) -> Outcome:
+        """Do a job in this process."""
+        attempt, device = Attempt(job, number), self.devices[0]
+        emit(Started(job, number, device, os.getpid()))
+        try:
+            failure = perform(job, device, lambda *reached: emit(Stepped(job, *reached)))
+        except BaseException:
+            emit(attempt.ended("interrupted"))
+            raise
+        failure = failure and failure.written(job)
+        if failure is None or not failure.may_pass or number == ATTEMPTS:
+            return attempt.ended("failed" if failure else "done", failure)
+        emit(Retried(job, failure))
+        forget_backbone()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return self._do_here(job, emit, number + 1)
 
     def environment(self) -> dict[str, str]:
         """All of them: the server that processes are forked from has those of its own start."""
         return dict(os.environ)
 
     def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[_LocalJob]:
-        """Start a process for each job, on the device that has the fewest. A job by itself is done in `wait`."""
+        """Start a process for each job, on the device that has the fewest."""
         for job, text in jobs:
             used = [each.device for each in self._busy]
-            device = min(self.devices, key=used.count)
-            if self.at_once == 1:
-                self._busy.append(_LocalJob(job, device, Reached(0, 0, math.nan, os.getpid(), device)))
-            else:
-                self._busy.append(_LocalJob.in_a_process(job, device, text))
+            self._busy.append(_LocalJob.started(job, min(self.devices, key=used.count), text))
         return self._busy[-len(jobs) :]
 
     def wait(self, handles: Sequence[_LocalJob], seconds: float) -> list[tuple[_LocalJob, Failure | None]]:
-        """Do the job, or wait for a process to end, see `Engine.wait`."""
-        if self.at_once == 1:
-            ended = [(each, self._do_here(each)) for each in handles]
-        else:
-            ready = connection.wait([each.pipe for each in handles], seconds)
-            ended = [(each, each.end()) for each in handles if each.pipe in ready]
+        """Wait for a process to end, see `Engine.wait`."""
+        ready = connection.wait([each.pipe for each in handles], seconds)
+        ended = [(each, each.end()) for each in handles if each.pipe in ready]
         for each, _ in ended:
             self._busy.remove(each)
         return ended
 
-    def _do_here(self, handle: _LocalJob) -> Failure | None:
-        def moved(done: int, total: int, loss: float) -> None:
-            handle.reached = handle.reached._replace(done=done, total=total, loss=loss)
-            self.look()
-
-        self.look()
-        failure = perform(handle.job, handle.device, self.load, moved)
-        if failure is not None and failure.may_pass:
-            self.load.forget()
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-        return failure
-
     def reached(self, handle: _LocalJob, job: Work) -> Reached | None:
         """How far a job is. That it has begun is known before its process says so."""
-        if handle.process is None:
-            return handle.reached
-        said = super().reached(handle, job)
-        return handle.reached if said is None else said._replace(where=handle.device)
+        said = super().reached(handle, job) or Reached(0, 0, math.nan, handle.process.pid, handle.device)
+        return said._replace(where=handle.device)
 
     def cancel(self, handles: Sequence[_LocalJob]) -> None:
         """End the processes; what they were at goes on from its checkpoint the next time."""
-        apart = [each for each in handles if each.process is not None]
-        for each in apart:
+        for each in handles:
             each.process.terminate()
-        for each in apart:
+        for each in handles:
             each.end()
         self._busy.clear()
+
+
+def build_engine(
+    name: str,
+    runs: Path,
+    *,
+    devices: Sequence[str] | None = None,
+    jobs: int | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Engine[Any]:
+    """The engine of a name, for runs in this folder. What an engine has no use for is refused.
+
+    >>> build_engine("ray", Path("runs"), jobs=3)
+    Traceback (most recent call last):
+    rebapl.errors.UserError: --jobs is for --engine local, not for ray: leave it out
+    >>> build_engine("ray", Path("runs"), options={"adress": "x"})
+    Traceback (most recent call last):
+    rebapl.errors.UserError: unknown option of ray 'adress': did you mean 'address'? Accepted: address, cpus, gpus
+    """
+    engine, options = ENGINES.find(name), dict(options or {})
+    if engine is LocalEngine:
+        if options:
+            raise UserError(f"--engine-option {next(iter(options))}: the engine local has --device and --jobs")
+        return LocalEngine(devices, 1 if jobs is None else jobs)
+    for option, given in (("--device", devices), ("--jobs", jobs)):
+        if given is not None:
+            raise UserError(f"{option} is for --engine local, not for {name}: leave it out")
+    accepted = list(inspect.signature(engine).parameters)[1:]
+    for option in options:
+        if option not in accepted:
+            raise unknown(f"option of {name}", option, accepted)
+    return engine(runs, **options)

@@ -38,13 +38,8 @@ ANEW = "To train anew, choose another --out or delete that folder"
 _log = logging.getLogger(__name__)
 
 
-def config_as_json(config: RunConfig) -> dict[str, Any]:
-    """A configuration as plain values that JSON holds and that any working folder understands."""
-    return with_full_paths(config).plain()
-
-
 def config_from_json(content: Mapping[str, Any], source: str | Path) -> RunConfig:
-    """Read the configuration that `config_as_json` gave, or that a `config.json` holds. Errors name it as `source`."""
+    """Read the configuration that a `config.json` holds. Errors name it as `source`."""
     asked = {key: value for key, value in content.items() if key not in ("hash", "resolved")}
     try:
         return RunConfig(**{"data": None, **asked})
@@ -59,7 +54,8 @@ def read_config(out: Path) -> RunConfig:
 
 def write_config(config: RunConfig, resolved: ResolvedRun, out: Path) -> None:
     """Store the configuration of a run in its folder, as it was asked for and as it is resolved."""
-    write_json(out / CONFIG, {**config_as_json(config), "hash": resolved.hash(), "resolved": resolved.plain()})
+    asked = with_full_paths(config).plain()  # which any working folder understands
+    write_json(out / CONFIG, {**asked, "hash": resolved.hash(), "resolved": resolved.settings})
     (out / NO_IMAGES).touch()  # a run among the photos that it learns from is no class
 
 
@@ -68,7 +64,7 @@ def stored_settings(out: Path) -> dict[str, Any]:
     content = read_json(out / CONFIG, "a run")
     resolved = content.get("resolved")
     if not isinstance(resolved, dict):
-        return read_config(out).resolved().plain()
+        return read_config(out).resolved().settings
     name = hash_of(resolved)
     if content.get("hash", name) != name:
         raise UserError(f"{out / CONFIG} was changed: its hash is not that of its settings. {ANEW}")
@@ -136,7 +132,9 @@ def data_changes(config: RunConfig, out: Path) -> str | None:
     recorded, path = read_json(out / DATA, "a run"), Path(config.data).expanduser()
     try:
         begun_with = read_json(out / CONFIG, "a run").get("resolved", {}).get("data")
-        if begun_with == config.resolved().data and not touched(recorded, path if path.is_dir() else path.parent):
+        if begun_with == config.resolved().settings["data"] and not touched(
+            recorded, path if path.is_dir() else path.parent
+        ):
             return None
         whole = config.fold is not None
         dataset = load_dataset(config.data, split=config.split, template=config.template, whole=whole)
@@ -152,7 +150,7 @@ def refuse_other_run(config: RunConfig, out: Path, settings: Mapping[str, Any]) 
     """
     if changed := data_changes(config, out):
         raise UserError(f"the images in {config.data} have changed since {out} was begun: {changed}. {ANEW}")
-    if difference := first_difference(settings, config.resolved().plain()):
+    if difference := first_difference(settings, config.resolved().settings):
         name, theirs, ours = difference
         raise UserError(f"{out} holds a run that is trained with {name} = {theirs!r}, not {ours!r}. {ANEW}")
 

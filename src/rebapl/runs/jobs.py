@@ -19,20 +19,22 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 
 from rebapl.errors import FailedError, UserError
 from rebapl.files import write_atomically
 from rebapl.plugins import load_named_modules
-from rebapl.runs.machine import KeptBackbone, LoadBackbone
+from rebapl.settings import Settings
 
 if TYPE_CHECKING:
     from rebapl.training import Progress
 
 Kind = Literal["bad input", "error", "out of memory", "worker died"]
 WORTH_RETRYING: tuple[Kind, ...] = ("out of memory", "worker died")
+
+AnyWork = TypeVar("AnyWork", bound="Work")
 
 PROGRESS = ".progress.tmp"
 """The file in the folder of a job that says how far it is. After a kill it is a leftover, which the run removes."""
@@ -66,40 +68,52 @@ class Work(ABC):
         """Whether everything that it is to make is there."""
 
     @abstractmethod
-    def do(self, device: str, load: LoadBackbone, progress: Progress | None) -> None:
+    def do(self, device: str, progress: Progress | None) -> None:
         """Do it in this process, as far as that is not done."""
 
     @abstractmethod
     def place_for_error(self, bad_input: bool) -> Path | None:
         """The file for the traceback of a failure, or None where none should be written."""
 
-    def phases(self) -> Callable[[int, int], str]:
-        """Gives the part that a job is in after `done` of `total` steps, in words; nothing if it has one part."""
-        return lambda _done, _total: ""
+    def phase(self, done: int, total: int) -> str:  # noqa: ARG002 (jobs of several parts need them)
+        """The part that a job is in after `done` of `total` steps, in words; nothing if it has one part."""
+        return ""
 
-    def absolute(self) -> Work:
+    def absolute(self: AnyWork) -> AnyWork:
         """The same for a process that works in another folder."""
         paths = {name: value.absolute() for name, value in vars(self).items() if isinstance(value, Path)}
         return dataclasses.replace(self, **paths)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for the way to another process: the class by its name, and its fields."""
-        fields = {
-            name: {"path": str(value)} if isinstance(value, Path) else value for name, value in vars(self).items()
-        }
-        return {"class": f"{type(self).__module__}:{type(self).__qualname__}", "fields": fields}
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        for name, value in fields.items():
+            if isinstance(value, Path):
+                fields[name] = {"path": str(value)}
+            elif isinstance(value, Settings):
+                fields[name] = {"settings": _class_name(value), "values": value.plain()}
+        return {"class": _class_name(self), "fields": fields}
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> Work:
         """The job of which `as_json` made these values."""
-        fields = {}
+        fields: dict[str, Any] = {}
         for name, value in content["fields"].items():
-            is_path = isinstance(value, dict) and value.keys() == {"path"}
-            fields[name] = Path(value["path"]) if is_path else tuple(value) if isinstance(value, list) else value
+            match value:
+                case {"path": path}:
+                    fields[name] = Path(path)
+                case {"settings": kind, "values": values}:
+                    fields[name] = pkgutil.resolve_name(kind)(**values)
+                case _:
+                    fields[name] = tuple(value) if isinstance(value, list) else value
         kind = pkgutil.resolve_name(content["class"])
         assert issubclass(kind, Work), "only jobs travel"
         job: Work = kind(**fields)
         return job
+
+
+def _class_name(thing: object) -> str:
+    return f"{type(thing).__module__}:{type(thing).__qualname__}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,13 +233,11 @@ def check_outcomes(outcomes: Sequence[Outcome]) -> None:
     )
 
 
-def perform(
-    job: Work, device: str, load: LoadBackbone | None = None, progress: Progress | None = None
-) -> Failure | None:
+def perform(job: Work, device: str, progress: Progress | None = None) -> Failure | None:
     """Do a job in this process. An error is not raised, but returned as a failure."""
     try:
         load_named_modules()
-        job.do(device, load or KeptBackbone(), progress)
+        job.do(device, progress)
     except UserError as error:
         return Failure("bad input", str(error), traceback.format_exc())
     except Exception as error:
@@ -253,11 +265,8 @@ def perform_text(text: str, device: str | None = None) -> str:
     torch.set_num_threads(given["threads"])
     job = Work.from_json(given["job"])
     with _reporting(job.folder, given["report every"]) as progress:
-        failure = perform(job, device or given["device"], _kept, progress)
+        failure = perform(job, device or given["device"], progress)
     return json.dumps(None if failure is None else dataclasses.asdict(failure))
-
-
-_kept = KeptBackbone()
 
 
 def read_failure(text: str) -> Failure | None:

@@ -28,7 +28,7 @@ from rebapl.data.folds import ALL, folds_for
 from rebapl.data.task import Part, load_task
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import part_labels, predict_part, prediction_scores
-from rebapl.files import write_atomically
+from rebapl.files import alone_in, write_atomically
 from rebapl.learners import published
 from rebapl.posterior import Prediction, load_posterior, save_posterior
 from rebapl.posterior.fitting import check_level, choose_conformal, choose_threshold
@@ -48,8 +48,7 @@ from rebapl.runs.folder import (
     read_config,
 )
 from rebapl.runs.jobs import OnEvent, check_outcomes
-from rebapl.runs.lock import alone_in
-from rebapl.runs.machine import LoadBackbone, device_name
+from rebapl.runs.machine import device_name, kept_backbone
 from rebapl.runs.results import PartScores, RunResult, write_result
 from rebapl.runs.run import Job
 from rebapl.wording import few
@@ -177,11 +176,17 @@ def learn(
         check_outcomes(list(engine.run(some, on_event)))
     if not lesson.folds:
         return
-    device, load = engine.devices[0], engine.load
+    device = engine.devices[0]
     with alone_in(lesson.out):
+<<<<<<< HEAD
         prediction, labels = _held_out(lesson, jobs[1:], device, load)
         posterior = load_posterior(lesson.out, load(lesson.final.backbone_name, device), device)
         threshold = _threshold(prediction, labels, risk, confidence)
+=======
+        prediction, labels = _held_out(lesson, jobs[1:], device)
+        posterior = load_posterior(lesson.out, kept_backbone(lesson.final.backbone_name, device), device)
+        threshold = _threshold(prediction, labels, risk)
+>>>>>>> house
         sets = None if set_level is None else choose_conformal(prediction, labels, set_level)
         fitted = dataclasses.replace(posterior, threshold=threshold, conformal=sets)
         save_posterior(fitted, lesson.out / POSTERIOR)
@@ -199,11 +204,11 @@ def learn(
         shutil.rmtree(lesson.out / ESTIMATE)
 
 
-def _held_out(lesson: Lesson, jobs: Sequence[Job], device: str, load: LoadBackbone) -> tuple[Prediction, Tensor]:
+def _held_out(lesson: Lesson, jobs: Sequence[Job], device: str) -> tuple[Prediction, Tensor]:
     """The answers of each training for the images of its fold, and their labels (N,)."""
     predictions, labels = [], []
     for fold, job in zip(lesson.folds, jobs, strict=True):
-        posterior = load_posterior(job.folder, load(lesson.final.backbone_name, device), device)
+        posterior = load_posterior(job.folder, kept_backbone(lesson.final.backbone_name, device), device)
         part = lesson.held_out(fold)
         predictions.append(predict_part(posterior.bind(part.class_names, part.dataset.template), part))
         labels.append(part_labels(part))

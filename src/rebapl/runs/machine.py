@@ -1,7 +1,4 @@
-"""The machine that a run is made on: its device, its threads, the versions, and the backbone that is loaded once.
-
-The frozen backbone is loaded and hashed once for all runs of a process, see `KeptBackbone`.
-"""
+"""The machine that a run is made on: its device, its threads, the versions, and the backbone that is loaded once."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +21,6 @@ from rebapl.errors import UserError
 from rebapl.files import stamp
 
 PACKAGES = ("torch", "transformers", "safetensors", "numpy", "Pillow")
-
-LoadBackbone = Callable[[str, str], DualEncoder]
-"""Gives the backbone of a name on a device."""
 
 
 def best_device(wanted: str | None = None) -> str:
@@ -57,30 +51,27 @@ def computing_with(threads: object) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class KeptBackbone:
-    """Loads backbones and keeps the last one, so that runs which share it load and hash it once.
+_last: dict[tuple[object, ...], DualEncoder] = {}
+
+
+def kept_backbone(name: str, device: str) -> DualEncoder:
+    """Load a backbone, and keep it until another one is asked for: runs of a process that share it load it once.
 
     A local folder whose files have changed is loaded again.
 
-    >>> load = KeptBackbone()
-    >>> load("mini", "cpu") is load("mini", "cpu")
+    >>> kept_backbone("mini", "cpu") is kept_backbone("mini", "cpu")
     True
     """
+    identity = (_files(name), device)
+    if identity not in _last:
+        _last.clear()  # before the next one is loaded: two need not fit into memory
+        _last[identity] = load_backbone(name, device)
+    return _last[identity]
 
-    def __init__(self) -> None:
-        self._identity: tuple[object, ...] | None = None
-        self._encoder: DualEncoder | None = None
 
-    def __call__(self, name: str, device: str) -> DualEncoder:
-        identity = (_files(name), device)
-        if self._encoder is None or identity != self._identity:
-            self.forget()  # before the next one is loaded: two need not fit into memory
-            self._encoder, self._identity = load_backbone(name, device), identity
-        return self._encoder
-
-    def forget(self) -> None:
-        """Free the memory of the backbone."""
-        self._encoder = self._identity = None
+def forget_backbone() -> None:
+    """Free the memory of the backbone that is kept."""
+    _last.clear()
 
 
 def _files(name: str) -> tuple[object, ...]:
@@ -98,8 +89,9 @@ def environment(device: str) -> dict[str, Any]:
     >>> sorted(environment("cpu"))
     ['code', 'device', 'platform', 'threads', 'versions']
     """
+    installed = {package.lower(): version(package) for package in PACKAGES}
     return {
-        "versions": {"rebapl": __version__, "python": platform.python_version(), **_versions()},
+        "versions": {"rebapl": __version__, "python": platform.python_version(), **installed},
         "platform": platform.platform(),
         "device": device_name(device),
         "threads": torch.get_num_threads(),
@@ -153,13 +145,3 @@ def _git(folder: Path, *words: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package.lower()] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

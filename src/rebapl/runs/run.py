@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -29,10 +30,10 @@ from rebapl.evaluation.tasks import (
     outside_part,
     score_outside,
 )
-from rebapl.files import finish_replacement, is_leftover, remove_leftovers, write_json
+from rebapl.files import alone_in, finish_replacement, is_leftover, remove_leftovers, sha256, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.storage import is_stored
-from rebapl.runs.config import RunConfig, hash_of
+from rebapl.runs.config import RunConfig, hash_of, with_full_paths
 from rebapl.runs.engine import Engine, LocalEngine
 from rebapl.runs.folder import (
     CHECKPOINT,
@@ -43,14 +44,11 @@ from rebapl.runs.folder import (
     ERROR,
     LOG,
     POSTERIOR,
-    config_as_json,
-    config_from_json,
     cycle_file,
     cycle_folder,
     is_finished,
     is_trained,
     missing_parts,
-    note_checksum,
     read_config,
     read_cycles,
     read_environment,
@@ -60,22 +58,19 @@ from rebapl.runs.folder import (
     write_config,
 )
 from rebapl.runs.jobs import OnEvent, Work, check_outcomes
-from rebapl.runs.lock import alone_in
 from rebapl.runs.machine import (
-    KeptBackbone,
-    LoadBackbone,
     best_device,
     computing_with,
     device_name,
     environment,
+    kept_backbone,
     peak_memory,
 )
 from rebapl.runs.results import RESULTS, RunResult, Seconds, read_result, write_result
 from rebapl.sampling import Inference
-from rebapl.settings import leaves
 from rebapl.training import Progress, Training
 from rebapl.training.checkpoint import Checkpoints, save_checkpoint
-from rebapl.training.log import TrackedRun, check_trackers, tracked
+from rebapl.training.log import check_trackers, tracked
 
 
 def run(
@@ -87,7 +82,6 @@ def run(
     root: Path | None = None,
     device: str | None = None,
     progress: Progress | None = None,
-    load: LoadBackbone | None = None,
     wait: bool = False,
     cycle: int | None = None,
     track: Sequence[str] = (),
@@ -97,16 +91,16 @@ def run(
 
     The folder is `out`, or one in `runs` that is named after the settings. A folder that holds a run of another
     configuration is refused. Runs that train in the same way share a folder: the two transfer protocols train once, and
-    each scores its own targets. `root` is the folder of data sets. `load` gives the backbone, perhaps one that is
-    loaded already. If another process is at work in the folder, this is an error; with `wait`, it waits for that
-    process instead. `track` names trackers that hear of the training and the scores, see `Tracker`. `outside` names
-    images that are scored, too, as those of none of the trained classes; see `score_outside`.
+    each scores its own targets. `root` is the folder of data sets. If another process is at work in the folder, this is
+    an error; with `wait`, it waits for that process instead. `track` names trackers that hear of the training and the
+    scores, see `Tracker`. `outside` names images that are scored, too, as those of none of the trained classes; see
+    `score_outside`.
 
     If `cycle` is given, only this cycle is sampled, in a folder below that of the run, and the run takes it over later.
     The cycle must not depend on the others, see `Inference.independent_cycles`.
     """
     check_trackers(track)
-    out, load = out or run_folder(config, runs), load or KeptBackbone()
+    out = out or run_folder(config, runs)
     if cycle is None and score and is_finished(config, out, outside) and not _unfinished(out):
         (out / ERROR).unlink(missing_ok=True)
         return out
@@ -119,7 +113,7 @@ def run(
         device = best_device(device)
         with _alone(out if cycle is None else cycle_folder(out, cycle), wait=wait):
             if task is not None and not _is_trained(config, out, cycle):
-                posterior = _train(config, out, task, device, progress, load, track, cycle)
+                posterior = _train(config, out, task, device, progress, track, cycle)
             if cycle is None:
                 Checkpoints(out / CHECKPOINT).remove()
                 shutil.rmtree(out / CYCLES, ignore_errors=True)
@@ -135,7 +129,6 @@ def run(
             task=task,
             outside=outside,
             only_missing=True,
-            load=load,
             wait=wait,
             track=track,
         )
@@ -162,7 +155,6 @@ def _train(
     task: Task,
     device: str,
     progress: Progress | None,
-    load: LoadBackbone,
     track: Sequence[str],
     cycle: int | None,
 ) -> Posterior | None:
@@ -170,7 +162,7 @@ def _train(
 
     It computes with the number of threads that the run began with, which the environment holds.
     """
-    resolved, encoder, before = config.resolved(), load(config.backbone_name, device), read_environment(out)
+    resolved, encoder, before = config.resolved(), kept_backbone(config.backbone_name, device), read_environment(out)
     name, threads = resolved.hash(), before.get("threads", torch.get_num_threads())
     about = {"name": encoder.name, "revision": encoder.revision, "sha256": encoder.fingerprint}
     made_in = {"run": name, **environment(device), "threads": threads, "backbone": about}
@@ -187,11 +179,12 @@ def _train(
             shutil.rmtree(folder, ignore_errors=True)
             return None
         cycles = read_cycles(out)
-        with tracked(track, _tracked_run(out)) as tracker:
+        with tracked(track, out, resolved.settings) as tracker:
             posterior = training.run(out / CHECKPOINT, progress, out / LOG, name=name, tracker=tracker, cycles=cycles)
-        spent = {"training_seconds": training.seconds, "peak_memory": peak_memory(device)}
-        write_json(out / ENVIRONMENT, {**made_in, **spent})
-        note_checksum(out, LOG)
+        made_in |= {"training_seconds": training.seconds, "peak_memory": peak_memory(device)}
+        if (out / LOG).exists():  # a method that learns nothing has none
+            made_in["files"] = {LOG: sha256(out / LOG)}
+        write_json(out / ENVIRONMENT, made_in)
         del training  # what it kept on a GPU is free, even if something still holds this frame
     save_posterior(posterior, out / POSTERIOR)
     return posterior
@@ -221,7 +214,6 @@ def evaluate_run(
     outside: Sequence[str] = (),
     only_missing: bool = False,
     progress: Predicted | None = None,
-    load: LoadBackbone | None = None,
     wait: bool = False,
     track: Sequence[str] = (),
 ) -> RunResult:
@@ -233,7 +225,7 @@ def evaluate_run(
     all samples alike; `fit_weights`, `fit_threshold` (arguments of `choose_threshold`) and `fit_conformal` (the level
     of prediction sets) first fit these on the run's validation images; all are stored in the posterior. `outside` names
     test parts, data sets or folders of images to be told from the trained classes; scores of other ones stay.
-    `progress` hears of the images of the test parts. `load`, `wait` and `track` are as in `run`.
+    `progress` hears of the images of the test parts. `wait` and `track` are as in `run`.
     """
     check_trackers(track)
     if fit_weights and uniform_weights:
@@ -250,9 +242,9 @@ def evaluate_run(
             f"{out} was trained on {config.data}, which is not there: if it has moved, say where with --data"
         )
     # Data and backbone may have moved, and defaults may have changed since: both are resolved as they are now.
-    refuse_other_run(config, out, asked.changed(data=config.data, backbone=config.backbone).resolved().plain())
-    threads = read_environment(out).get("threads")
-    with _alone(out, wait=wait), computing_with(threads), tracked(track, _tracked_run(out)) as tracker:
+    refuse_other_run(config, out, asked.changed(data=config.data, backbone=config.backbone).resolved().settings)
+    threads, settings = read_environment(out).get("threads"), stored_settings(out)
+    with _alone(out, wait=wait), computing_with(threads), tracked(track, out, settings) as tracker:
         stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
         parts = missing_parts(stored, config) if only_missing else config.parts()
         outside = [name for name in outside if not (only_missing and name in stored.outside)]
@@ -260,7 +252,7 @@ def evaluate_run(
             return stored
         device = best_device(device)
         if posterior is None or not is_stored(posterior, out / POSTERIOR):  # fitted by another process meanwhile
-            posterior = load_posterior(out, (load or KeptBackbone())(config.backbone_name, device), device)
+            posterior = load_posterior(out, kept_backbone(config.backbone_name, device), device)
         task, start = task or config.task(root), time.perf_counter()
         if uniform_weights:
             posterior = posterior.with_uniform_weights()
@@ -284,23 +276,23 @@ def evaluate_run(
             samples=len(posterior),
             weights=posterior.weights.tolist(),
             device=device_name(device),
-            run=hash_of(stored_settings(out)),
+            run=hash_of(settings),
         )
         spent = time.perf_counter() - start + ((stored.seconds.evaluation or 0.0) if only_missing else 0.0)
         seconds = Seconds(training=read_environment(out).get("training_seconds"), evaluation=spent)
         result = result.changed(seconds=seconds)
         write_result(out, result)
-        tracker.scores(result.numbers())
+        if tracker is not None:
+            tracker.scores(result.numbers())
     return result
 
 
-def _tracked_run(out: Path) -> TrackedRun:
-    return TrackedRun(out.name, out, dict(leaves(stored_settings(out))))
+AnyJob = TypeVar("AnyJob", bound="Job")
 
 
 @dataclasses.dataclass(frozen=True)
 class Job(Work):
-    """A run as a piece of work for an engine: its configuration as plain data, its folder, the folder of data sets.
+    """A run as a piece of work for an engine: its folder, its configuration, the folder of data sets.
 
     `score`, `wait`, `cycle`, `track` and `outside` are those of `run`. The folder of a job for one cycle lies below
     that of the run, see `cycle_jobs`.
@@ -310,7 +302,7 @@ class Job(Work):
     True
     """
 
-    config: Mapping[str, Any]
+    config: RunConfig
     root: Path | None = None
     score: bool = True
     wait: bool = True
@@ -323,11 +315,11 @@ class Job(Work):
     @classmethod
     def of(cls, config: RunConfig, runs: Path, *, out: Path | None = None, **more: Any) -> Job:
         """Make the job of a configuration. Its folder is `out`, or one in `runs` named after its settings."""
-        return cls(out or run_folder(config, runs), config_as_json(config), **more)
+        return cls(out or run_folder(config, runs), config, **more)
 
-    def run_config(self) -> RunConfig:
-        """The configuration as an object."""
-        return config_from_json(self.config, f"the job of {self.folder}")
+    def absolute(self: AnyJob) -> AnyJob:
+        """The same for a process that works in another folder."""
+        return dataclasses.replace(super().absolute(), config=with_full_paths(self.config))
 
     @property
     def run_folder(self) -> Path:
@@ -337,7 +329,7 @@ class Job(Work):
     @property
     def name(self) -> str:
         """The name of its folder, which cycle it is, or what it leaves out of the data."""
-        fold, folder = self.config.get("fold"), self.run_folder
+        fold, folder = self.config.fold, self.run_folder
         if fold not in (None, ALL):
             return printable(f"{folder.parents[1].name} without {f'part {fold}' if '/' in fold else 'test images'}")
         return printable(folder.name) + ("" if self.cycle is None else f", cycle {self.cycle + 1}")
@@ -349,36 +341,37 @@ class Job(Work):
 
     def is_done(self) -> bool:
         """Whether the folder has everything that the job asks for."""
-        config = self.run_config()
         if self.cycle is not None or not self.score:
-            done = _is_trained(config, self.run_folder, self.cycle)
+            done = _is_trained(self.config, self.run_folder, self.cycle)
         else:
-            done = is_finished(config, self.folder, self.outside)
+            done = is_finished(self.config, self.folder, self.outside)
         return done and (self.cycle is not None or not _unfinished(self.folder))
 
-    def do(self, device: str, load: LoadBackbone, progress: Progress | None) -> None:
+    def do(self, device: str, progress: Progress | None) -> None:
         """Train and score the run, or sample the cycle."""
         run(
-            self.run_config(),
+            self.config,
             self.run_folder,
             score=self.score,
             root=self.root,
             device=device,
             progress=progress,
-            load=load,
             wait=self.wait,
             cycle=self.cycle,
             track=self.track,
             outside=self.outside,
         )
 
-    def phases(self) -> Callable[[int, int], str]:
-        """Gives the cycle that a whole run is in."""
-        try:
-            inference = self.run_config().resolved().training.inference if self.cycle is None else None
-        except UserError:  # the attempt at the job will say what is wrong
-            inference = None
-        return lambda done, total: cycle_in_words(inference, done, total)
+    @functools.cached_property
+    def _inference(self) -> Inference | None:
+        """That of a whole run; None for a cycle of one, and where the attempt at the job will say what is wrong."""
+        with contextlib.suppress(UserError):
+            return self.config.resolved().training.inference if self.cycle is None else None
+        return None
+
+    def phase(self, done: int, total: int) -> str:
+        """The cycle that a whole run is in."""
+        return cycle_in_words(self._inference, done, total)
 
     def place_for_error(self, bad_input: bool) -> Path | None:
         """A file in the folder of the run.
@@ -388,7 +381,7 @@ class Job(Work):
         if bad_input and not (self.run_folder / CONFIG).exists():
             return None
         try:
-            is_trained(self.run_config(), self.run_folder)
+            is_trained(self.config, self.run_folder)
         except (UserError, OSError):
             return None
         return self.run_folder / ERROR
@@ -411,7 +404,7 @@ def cycle_in_words(inference: Inference | None, done: int, total: int) -> str:
 
 def cycle_jobs(job: Job) -> list[Job]:
     """A job for each cycle of a run. It is refused if the cycles depend on one another or there is only one."""
-    inference = job.run_config().resolved().training.inference
+    inference = job.config.resolved().training.inference
     count = 1 if inference is None else inference.independent_cycles
     if count == 1:
         raise UserError(

@@ -32,7 +32,7 @@ from rebapl.posterior.answers import Pace, Question, answer_files
 from rebapl.posterior.records import Record, as_text, head_of
 from rebapl.runs.answer_formats import images_in, import_parquet, join, rows_bytes
 from rebapl.runs.jobs import Work
-from rebapl.runs.machine import LoadBackbone
+from rebapl.runs.machine import kept_backbone
 
 if TYPE_CHECKING:
     from rebapl.training import Progress
@@ -163,7 +163,7 @@ class Shard(Work):
         write_json(self._checksum, {"sha256": _digest(content, broken, self.count), "cannot_be_read": broken})
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def do(self, device: str, load: LoadBackbone, progress: Progress | None) -> None:
+    def do(self, device: str, progress: Progress | None) -> None:
         """Predict the images and write the file."""
         if self.is_done():
             return
@@ -171,7 +171,7 @@ class Shard(Work):
             self.folder.mkdir(parents=True, exist_ok=True)
         inquiry, moved, done = Inquiry(**self.inquiry), progress or (lambda *_: None), 0
         moved(0, self.count, math.nan)
-        posterior = load_posterior(inquiry.source, load(inquiry.backbone, device), device)
+        posterior = load_posterior(inquiry.source, kept_backbone(inquiry.backbone, device), device)
         if posterior.fingerprint != inquiry.fingerprint:
             raise UserError(f"{inquiry.source} has changed since the prediction began: answer with it in another place")
         for records in answer_shards([self], posterior):

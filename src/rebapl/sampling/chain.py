@@ -31,7 +31,7 @@ from rebapl.repulsion.parameters import total_norm
 from rebapl.sampling.adaptive import worth_another_cycle
 from rebapl.sampling.loop import Drawing, Loop, Sample, kept
 from rebapl.sampling.objective import Batch, Gradients, Objective, ReferencePool, evaluating
-from rebapl.sampling.optimizers import build_schedule
+from rebapl.sampling.schedule import build_schedule
 from rebapl.sampling.settings import Cold, Repelling, Warm
 
 COMPILED_FROM = 10_000
@@ -164,24 +164,25 @@ class Chain(Loop):
 
     def _gradients(self, batch: Batch) -> Gradients:
         """Loss and force: one pass forward and backward, which is captured where it can be."""
-        force, kind, memory, waits = self.repulsion, "plain", -1, False
-        chosen: tuple[Tensor, ...] = ()
-        state: dict[str, Tensor] = {}
+        force, kind, state = self.repulsion, "plain", dict[str, Tensor]()
         if force is not None:
             acts = force.acts(self.schedule.exploring, self.schedule.within)
             kind, state = force.plan(self.device, self.schedule.exploring, acts)
-            if acts:
-                assert self.reference is not None
-                chosen = self.reference.choose(self.generators["chain/repulsion"])
-                memory, waits = self.cycle, force.distance.waits(self.reference.points, self.device)
-        decoupled = self._decoupled and kind != "plain"
+        chosen: tuple[Tensor, ...] = ()
+        capturing, memory, decoupled = self.capturing, -1, False
+        if force is not None and kind != "plain":
+            assert self.reference is not None
+            chosen = self.reference.choose(self.generators["chain/repulsion"])
+            if force.distance.waits(self.reference.points, self.device):
+                capturing = None
+            memory, decoupled = self.cycle, self._decoupled
         one = partial(self.objective.gradients, force, kind, decoupled)
         with compiling(self.compiles):
-            if self.capturing is None or waits:
+            if capturing is None:
                 gradients = one(batch, chosen, state)
             else:
                 name = f"{kind}, decoupled" if decoupled else kind
-                gradients = self.capturing(name, one, batch, chosen, state, memory=memory)
+                gradients = capturing(name, one, batch, chosen, state, memory=memory)
         if force is not None:
             force.keep(gradients.state)
         return gradients
@@ -259,6 +260,7 @@ class Chain(Loop):
             "average": None if self.average is None else self.average.sums,
             "ends": {str(chain): end for chain, end in self._ends.items()},
             "stopped": self.stopped,
+            "predictions": self._predictions,
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -271,12 +273,6 @@ class Chain(Loop):
             self.average.sums = {name: total.to(self.device) for name, total in state["average"].items()}
         self._ends = {int(chain): end for chain, end in state["ends"].items()}
         self.stopped = state["stopped"]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "predictions": list(self._predictions)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
         self._predictions = list(state["predictions"])
 
 

@@ -103,7 +103,8 @@ class Diagnostics:
     ) -> None:
         group = optimizer.param_groups[0]
         # copies, because the next replay of a captured step overwrites these tensors
-        record: dict[str, Any] = {"step": step, "loss": loss.detach().clone(), "lr": _copy(group["lr"])}
+        record: dict[str, Any] = {"step": step, "loss": loss.detach().clone()}
+        record["lr"] = group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
         record["temperature"] = group.get("temperature", 0.0)
         grads = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
         record["gradient_norm"] = total_norm(grads)
@@ -126,9 +127,6 @@ class Diagnostics:
         """All records as numbers. This waits for the device."""
         return [{name: float(value) for name, value in record.items()} for record in self._records]
 
-    def clear(self) -> None:
-        self._records = []
-
 
 def _virial(optimizer: Rule) -> Tensor:
     total, count = [], 0
@@ -141,7 +139,3 @@ def _virial(optimizer: Rule) -> Tensor:
     if not total:
         return torch.tensor(math.nan)
     return torch.stack([x.to(total[0].device) for x in total]).sum() / count
-
-
-def _copy(value: float | Tensor) -> float | Tensor:
-    return value.clone() if isinstance(value, Tensor) else value

@@ -25,9 +25,6 @@ from rebapl.sampling.settings import Inference, pool_size
 Batches = Callable[[int], tuple[Tensor, Tensor]]
 """step → images (B, …), labels (B,): a pure function of the step, so that a resumed run sees the same."""
 
-UNCHANGING = ("samples", "predictions")
-"""Parts of a run's state that only grow: they need not be copied."""
-
 
 @runtime_checkable
 class Drawing(Protocol):
@@ -192,7 +189,7 @@ class Loop(ABC):
         for row in self.diagnostics.rows():
             cycle, chain = divmod(self.schedule.timetable.locate(int(row["step"]))[0], self.inference.chains)
             rows.append({**row, "cycle": cycle, "chain": chain})
-        self.diagnostics.clear()
+        self.diagnostics = Diagnostics()
         return rows
 
     def state_dict(self) -> dict[str, Any]:
@@ -207,7 +204,7 @@ class Loop(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict` of a run with the same learner and settings."""
-        changing = copied({name: value for name, value in state.items() if name not in UNCHANGING})
+        changing = copied({name: value for name, value in state.items() if name != "samples"})
         self._restore(changing)
         for optimizer, saved in zip(self.schedule.optimizers, changing["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

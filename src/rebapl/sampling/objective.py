@@ -117,45 +117,43 @@ class ReferencePool:
         self.parameters = [p for _, p in learner.named_parameters() if p.requires_grad]
         self.example, self.keep = example, keep
         self.images = example[:0] if images is None else images
+        self.per_image = False
         if space == "weights":
             self.images, self.shape = example[:0], torch.Size([1, sum(p.numel() for p in self.parameters)])
-            self.per_image = False
-            return
-        output = learner(example)
-        cloud = output.cloud(space)
+        else:
+            self._look_at(example)
+        self.rows = self.shape[0] - len(self.images) + min(n or 0, len(self.images))
+        """How many points the images of a step have, and those that need no images."""
+        self.points = self.rows if keep is None else keep
+        """How many points each step compares."""
+
+    def _look_at(self, example: Tensor) -> None:
+        """See what the feature space is, and refuse one that does not fit the settings."""
+        output = self.learner(example)
+        cloud = output.cloud(self.space)
         requires_dependence(cloud, self.parameters)
-        self.per_image = space not in output.per_class
-        if self.per_image and (len(self.images) == 0 or n is None):
+        self.per_image = self.space not in output.per_class
+        if self.per_image and (len(self.images) == 0 or self.n is None):
             raise UserError(
-                f"repulsion in the space '{space}' needs reference images: give un-augmented training images and set "
-                f"`images`, or repel in the weights or one of: {', '.join(output.per_class) or '(none per class here)'}"
+                f"repulsion in the space '{self.space}' needs reference images: give un-augmented training images and "
+                "set `images`, or repel in the weights or one of: "
+                f"{', '.join(output.per_class) or '(none per class here)'}"
             )
         if not self.per_image:
-            if n is not None:
+            if self.n is not None:
                 raise UserError(
-                    f"repulsion in the space '{space}' has a point per class and compares no images: set `images` to "
-                    "null"
+                    f"repulsion in the space '{self.space}' has a point per class and compares no images: set `images` "
+                    "to null"
                 )
             self.images = example[:0]
         others = len(self.images) - len(example) if self.per_image else 0
         self.shape = torch.Size([len(cloud) + others, *cloud.shape[1:]])
 
-    @property
-    def _seen(self) -> int:
-        """How many of the images a step compares."""
-        return min(self.n or 0, len(self.images))
-
-    @property
-    def points(self) -> int:
-        """How many points each step compares."""
-        return self.shape[0] - len(self.images) + self._seen if self.keep is None else self.keep
-
     def choose(self, generator: torch.Generator) -> tuple[Tensor, ...]:
         """The random choices of a step: which images of the pool it sees (n,), if any, and which rows it compares."""
         chosen = [Repulsion.choose(len(self.images), self.n or 0, generator)] if self.per_image else []
         if self.keep is not None:
-            rows = self.shape[0] - len(self.images) + self._seen
-            chosen.append(Repulsion.choose(rows, self.keep, generator))
+            chosen.append(Repulsion.choose(self.rows, self.keep, generator))
         return tuple(chosen)
 
     def compared(

@@ -156,14 +156,10 @@ class Rule(torch.optim.Optimizer):
             for name in ESTIMATES:
                 state.pop(name, None)
 
-    def decay(self, group: dict[str, Any]) -> float:
-        """The prior's decay in a group."""
-        return prior_decay(group["weight_decay"], group["prior_std"], group["num_data"])
-
     def gradients(self, group: dict[str, Any], params: list[Tensor]) -> list[Tensor]:
         """∇L with the prior: g + wd·(θ−θ₀), in the shapes of `params`."""
         grads = [p.grad for p in params if p.grad is not None]
-        wd = self.decay(group)
+        wd = prior_decay(group["weight_decay"], group["prior_std"], group["num_data"])
         if wd == 0:
             return grads
         away: Any = params

@@ -1,16 +1,31 @@
-"""Cycles of a cosine step size, each split into exploring and sampling."""
+"""Cycles of a cosine step size, each split into exploring and sampling, and the optimizers that they drive."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from rebapl.errors import UserError
-from rebapl.sampling.rule import Rule
+from rebapl.sampling.rule import Rule, prior_decay
+from rebapl.sampling.settings import (
+    SCHEDULED,
+    AdamWSettings,
+    Cold,
+    Cosine,
+    Inference,
+    LangevinSettings,
+    SGDSettings,
+    SGHMCSettings,
+    Warm,
+)
+from rebapl.sampling.sghmc import SGHMC
+from rebapl.sampling.sgld import SGLD
 from rebapl.settings import Settings, refuse
 
 
@@ -41,8 +56,6 @@ class Timetable(Settings):
             )
         if self.granularity == "epoch" and (not epoch or others % epoch or first % epoch):
             refuse("granularity", f"'epoch' needs steps_per_epoch dividing the steps of cycles ({first}, {others})")
-        if self.burn_in > self.exploration:
-            refuse("burn_in", f"is {self.burn_in}: it is part of the exploration, which is {self.exploration}")
         stage = min(steps - _steps(self.exploration, steps) for steps in (first, others))
         if not 1 <= self.samples_per_cycle <= max(stage, 1):
             refuse(
@@ -101,8 +114,7 @@ class CyclicalSchedule(LRScheduler):
       (None: as many as the others have). There are `cycles` of them (None: without end).
     * `exploration`: the share of a cycle without injected noise. In the rest of the cycle, `samples_per_cycle` samples
       are marked, evenly spaced, the last at the cycle's end.
-    * `burn_in`: the share at the start of each cycle that belongs to another optimiser. It is no longer than the
-      exploration: afterwards the sampler has to move.
+    * `burn_in`: the share of the exploration, from its start on, that belongs to another optimiser.
     * `floor`: share of lr below which the cosine does not go; 1 is a constant lr, 0 the plain cosine.
     * `granularity="epoch"` with `steps_per_epoch`: ρ moves once per epoch, as published baselines do.
     * `warmup_steps`: each of the first `warmup_cycles` cycles begins with this number of iterations at `warmup_lr`.
@@ -183,13 +195,13 @@ class CyclicalSchedule(LRScheduler):
         self.at_cycle_start = self.within == 0
         self.at_cycle_end = step > 0 and self.within == 0
         self.at_sample = step > 0 and table.marks_sample(step - 1)
-        self._burn_in_steps = _steps(table.burn_in, total)
+        self._burn_in_steps = _steps(table.burn_in * table.exploration, total)
         burns_in = self._burner is not None and self.within < self._burn_in_steps
         self.current = self.optimizers[-1] if burns_in else self.optimizer
         groups = [group for each in self.optimizers for group in each.param_groups]
         for group, base, temperature in zip(groups, self._base, self._temperatures, strict=True):
             lr = table.lr(base, self.cycle, self.within)
-            if isinstance(group["lr"], torch.Tensor):
+            if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr)
             else:
                 group["lr"] = lr
@@ -197,7 +209,7 @@ class CyclicalSchedule(LRScheduler):
                 group["temperature"] = 0.0 if self.exploring else temperature
         self._last_lr = [float(group["lr"]) for group in self.optimizer.param_groups]
 
-    def get_lr(self) -> list[float | torch.Tensor]:
+    def get_lr(self) -> list[float | Tensor]:
         """The learning rates of the next iteration, one per group of the optimizer."""
         return list(self._last_lr)
 
@@ -208,3 +220,86 @@ class CyclicalSchedule(LRScheduler):
         """Continue where `state_dict` was taken. Load the optimizers' states as well."""
         self._base, self._temperatures = list(state["lrs"]), list(state["temperatures"])
         self._go_to(state["steps"])
+
+
+class CenteredAdamW(torch.optim.AdamW):
+    """AdamW whose weight decay pulls to where the parameters were when it was built: θ ← θ − lr·wd·(θ − θ₀) − …"""
+
+    def __init__(self, params: Sequence[Tensor], lr: float, weight_decay: float) -> None:
+        super().__init__(params, lr=lr, weight_decay=weight_decay)
+        self._centers = [p.detach().clone() for p in params]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """AdamW's step, which decays towards zero, and the centre's share of the decay beside it."""
+        loss = super().step(closure)
+        group = self.param_groups[0]
+        for p, center in zip(group["params"], self._centers, strict=True):
+            if p.grad is not None:
+                p.add_(center, alpha=float(group["lr"]) * group["weight_decay"])
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """AdamW's, and the centres: a run that is resumed elsewhere is pulled to where the first one began."""
+        return {**super().state_dict(), "centers": list(self._centers)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        super().load_state_dict(state_dict)
+        self._centers = [
+            center.to(p) for center, p in zip(state_dict["centers"], self.param_groups[0]["params"], strict=True)
+        ]
+
+
+def build_optimizer(
+    inference: Inference, parameters: list[Any], num_data: int, generator: torch.Generator
+) -> torch.optim.Optimizer:
+    """The step rule that `inference.sampler` names. SGD is SGHMC at temperature 0, which is the same step."""
+    sampler = inference.sampler
+    own: dict[str, Any] = {name: getattr(sampler, name) for name in type(sampler).model_fields if name not in SCHEDULED}
+    if isinstance(sampler, AdamWSettings):
+        return torch.optim.AdamW(parameters, **own)
+    if isinstance(sampler, SGDSettings):
+        return SGHMC(parameters, **own, num_data=num_data, temperature=0.0)
+    rule = SGHMC if isinstance(sampler, SGHMCSettings) else SGLD
+    return rule(parameters, **own, num_data=num_data, generator=generator)
+
+
+def build_burn_in(sampler: LangevinSettings, parameters: list[Any], num_data: int) -> torch.optim.Optimizer:
+    """The AdamW of the first part of each cycle, with the sampler's prior as its decoupled weight decay."""
+    decay = prior_decay(sampler.weight_decay, sampler.prior_std, num_data)
+    if sampler.center == "init":
+        return CenteredAdamW(parameters, sampler.lr, decay)
+    return torch.optim.AdamW(parameters, lr=sampler.lr, weight_decay=decay)
+
+
+def build_schedule(
+    inference: Inference,
+    parameters: list[Any],
+    num_data: int,
+    steps_per_epoch: int,
+    generator: torch.Generator,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> CyclicalSchedule:
+    """The schedule of a whole run: chains side by side are cycles of their own, one after the other."""
+    sampler, curve, warmup, restart = inference.sampler, inference.curve, inference.warmup, inference.restart
+    langevin = sampler if isinstance(sampler, LangevinSettings) else None
+    rounds = inference.cycles * inference.chains
+    return CyclicalSchedule(
+        optimizer or build_optimizer(inference, parameters, num_data, generator),
+        inference.epochs * steps_per_epoch,
+        cycles=rounds,
+        exploration=1.0 if langevin is None else langevin.exploration,
+        samples_per_cycle=inference.samples_per_cycle,
+        first_steps=None if inference.first_epochs is None else inference.first_epochs * steps_per_epoch,
+        first_cycles=inference.chains,
+        floor=curve.floor if isinstance(curve, Cosine) else 1.0,
+        granularity=curve.every if isinstance(curve, Cosine) else "step",
+        steps_per_epoch=steps_per_epoch,
+        warmup_steps=0 if warmup is None else warmup.epochs * steps_per_epoch,
+        warmup_lr=0.0 if warmup is None else warmup.lr,
+        warmup_cycles=rounds if isinstance(restart, Cold) else inference.chains,
+        keep_momentum=isinstance(restart, Warm) and restart.keep_momentum,
+        burn_in=0.0 if langevin is None else langevin.burn_in,
+        burn_in_optimizer=build_burn_in(langevin, parameters, num_data) if langevin and langevin.burn_in else None,
+    )

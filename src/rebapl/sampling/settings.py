@@ -292,13 +292,7 @@ class Inference(Settings):
         return self.cycles * self.chains * self.samples_per_cycle
 
     @model_validator(mode="after")
-    def _consistent(self) -> Inference:
-        self._check_cycles()
-        self._check_lengths()
-        self._check_repulsion()
-        return self
-
-    def _check_cycles(self) -> None:
+    def _cycles_agree(self) -> Inference:
         kind = self.sampler.kind
         alone = {"cycles": 1, "chains": 1, "repulsion": None, "adaptive": None, "averaging": None}
         for name, value in alone.items():
@@ -316,8 +310,10 @@ class Inference(Settings):
                 refuse("restart.keep_momentum", "needs one chain: momentum is not kept from one chain to another")
             if kind == "sgld" or getattr(self.sampler, "momentum", None) == 0:
                 refuse("restart.keep_momentum", f"does nothing: there is no momentum in this sampler ({kind})")
+        return self
 
-    def _check_lengths(self) -> None:
+    @model_validator(mode="after")
+    def _lengths_agree(self) -> Inference:
         longest = self.first_epochs or self.epochs
         if self.averaging is not None and not self.optimises:
             refuse("averaging", f"is for sgd and adamw, and the sampler is {self.sampler.kind}: set it to null")
@@ -327,17 +323,19 @@ class Inference(Settings):
             refuse("first_epochs", "does not go with averaging over the epochs of a cycle: set it to null")
         if self.warmup is not None and self.warmup.epochs >= longest:
             refuse("warmup.epochs", f"is {self.warmup.epochs}: the first cycle has {longest} epochs, so give fewer")
+        return self
 
-    def _check_repulsion(self) -> None:
+    @model_validator(mode="after")
+    def _repulsion_acts(self) -> Inference:
         repulsion = self.repulsion
         if self.pool_view == "augmented" and (repulsion is None or repulsion.images is None):
             refuse("pool_view", "is 'augmented', and no repulsion compares images here: leave it 'plain'")
         if repulsion is None:
-            return
+            return self
         if repulsion.stage == "both" and self.optimises:
             refuse("repulsion.stage", "is 'both', and an optimiser has one stage: leave it 'exploration'")
         if not isinstance(self.sampler, LangevinSettings):
-            return
+            return self
         if repulsion.every > 1 and self.sampler.gradient_noise == "estimate":
             refuse(
                 "repulsion.every",
@@ -350,6 +348,7 @@ class Inference(Settings):
                 "does nothing without exploration, in which it acts or is measured: raise the sampler's "
                 "`exploration`, or let an absolute or printed force act in the stage 'both'",
             )
+        return self
 
 
 def _check_pool(space: str | None, images: int | None, pool: int | None) -> None:

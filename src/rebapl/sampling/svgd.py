@@ -31,8 +31,8 @@ from rebapl.repulsion.parameters import total_norm
 from rebapl.sampling.diagnostics import finite
 from rebapl.sampling.loop import Loop, Sample, kept
 from rebapl.sampling.objective import ReferencePool
-from rebapl.sampling.optimizers import build_schedule
 from rebapl.sampling.rule import prior_decay
+from rebapl.sampling.schedule import build_schedule
 from rebapl.sampling.settings import SVGDSettings
 
 

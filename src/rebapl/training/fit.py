@@ -119,11 +119,10 @@ class Training:
 
 def fit(
     task_or_images: Task | Dataset | str | Sequence[ImageLike] | np.ndarray,
-    encoder: DualEncoder | str | Sequence[int] | np.ndarray | None = None,
+    backbone: DualEncoder | str | None = None,
     method: str | Learner[Any] = "coop",
     inference: str | Inference | None = None,
     *,
-    backbone: DualEncoder | str | None = None,
     labels: Sequence[int] | np.ndarray | None = None,
     class_names: Sequence[str] | None = None,
     template: str | None = None,
@@ -142,25 +141,18 @@ def fit(
     then `labels` and `class_names` are needed, and all of these images are learned from. Label 2 stands for
     `class_names[2]`, and `template` has `{}` where the class name goes. A task or a data set has these itself.
 
-    The second argument is the backbone, or the labels of the images: `fit(task, "mini")`, and
-    `fit(images, labels, class_names=names)`. Both can also be given by name, as `backbone` and `labels`. Without a
-    backbone, embedded tasks use `mini` and all others use CLIP ViT-B/16. `progress=True` shows a bar.
-
     The other arguments are names or objects as well: a backbone, a learner that is bound to the class names of the
-    task, an `Inference`. Settings that are not given are those that were published for the method, this protocol and
-    this data set, and those of the preset. `epochs` takes the place of the published number, and the two mappings
-    replace single settings. With a `checkpoint` path, interrupted work goes on where it was. A `tracker` hears of the
-    loss and the like while the training goes on. Without a `seed`, that of the task is taken.
+    task, an `Inference`. Without a backbone, embedded tasks use `mini` and all others use CLIP ViT-B/16. Settings that
+    are not given are those that were published for the method, this protocol and this data set, and those of the
+    preset. `epochs` takes the place of the published number, and the two mappings replace single settings. With a
+    `checkpoint` path, interrupted work goes on where it was. A `tracker` hears of the loss and the like while the
+    training goes on, and `progress=True` shows a bar. Without a `seed`, that of the task is taken.
 
     >>> import numpy as np
     >>> pictures = np.random.default_rng(0).integers(256, size=(4, 64, 64, 3), dtype=np.uint8)
-    >>> fit(pictures, [0, 1, 0, 1], class_names=["cat", "dog"], backbone="mini", method="coop", epochs=1)
+    >>> fit(pictures, "mini", "coop", labels=[0, 1, 0, 1], class_names=["cat", "dog"], epochs=1)
     Posterior(coop · mle, 1 sample, 2 classes, backbone mini)
     """
-    if encoder is None or isinstance(encoder, DualEncoder | str):
-        backbone = _either("backbone", encoder, backbone)
-    else:
-        labels = _either("labels", encoder, labels)
     task = _task(task_or_images, labels, class_names, template, seed)
     encoder = backbone or default_backbone(task.dataset.name)
     encoder = load_backbone(encoder) if isinstance(encoder, str) else encoder
@@ -181,13 +173,6 @@ def fit(
         )
     with _shown(progress, resolved) as shown:
         return Training(task, encoder, resolved, seed, learner).run(checkpoint, shown, tracker=tracker)
-
-
-def _either(name: str, given: Any, by_name: Any) -> Any:
-    """The one of two values that is not None; both together are refused."""
-    if given is not None and by_name is not None:
-        raise UserError(f"{name} is given twice, as the second argument and by name: give it once")
-    return by_name if given is None else given
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from rebapl.errors import UserError
 from rebapl.files import write_atomically
 from rebapl.plugins import Registry
+from rebapl.settings import leaves
 
 EVERY = 10
 """Steps between two rows."""
@@ -104,12 +105,7 @@ EXTRAS = ("tensorboard", "mlflow")
 
 def register_tracker(name: str) -> Callable[[OpenTracker], OpenTracker]:
     """Register a function (or a class) that opens a tracker for a `TrackedRun`."""
-
-    def registered(open_tracker: OpenTracker) -> OpenTracker:
-        TRACKERS.known[name] = open_tracker
-        return open_tracker
-
-    return registered
+    return TRACKERS.register(name)
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -121,8 +117,12 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 @contextmanager
-def tracked(names: Sequence[str], run: TrackedRun) -> Iterator[Tracker]:
-    """All the named trackers as one, open for a run, and closed in the end."""
+def tracked(names: Sequence[str], folder: Path, settings: Mapping[str, Any]) -> Iterator[Tracker | None]:
+    """All the named trackers as one, open for the run in a folder, and closed in the end; None if none is named."""
+    if not names:
+        yield None
+        return
+    run = TrackedRun(folder.name, folder, dict(leaves(settings)))
     together = _Together({name: TRACKERS.find(name)(run) for name in names})
     try:
         yield together
@@ -154,7 +154,7 @@ class _Together:
                 warnings.warn(f"tracker '{name}' is left out: {type(error).__name__}: {error}", stacklevel=2)
 
 
-@register_tracker("tensorboard")
+@TRACKERS.register("tensorboard")
 class TensorBoard:
     """Writes to the folder `tensorboard` of the run: `tensorboard --logdir runs` shows all runs."""
 
@@ -177,7 +177,7 @@ class TensorBoard:
         self.writer.close()
 
 
-@register_tracker("mlflow")
+@TRACKERS.register("mlflow")
 class MLflow:
     """A run of MLflow in the experiment `rebapl`, or in the one that `MLFLOW_EXPERIMENT_NAME` names.
 

@@ -56,11 +56,6 @@ def default_backbone(data: str) -> str:
     return "mini" if data in EMBEDDED else DEFAULT_BACKBONE
 
 
-def published_protocol(protocol: str) -> str:
-    """The protocol whose published settings are used: `selection` takes those of base-to-novel, which it rehearses."""
-    return "base-to-novel" if protocol == "selection" else protocol
-
-
 def resolve_training(
     method: str,
     inference: str | Inference | None,
@@ -86,7 +81,7 @@ def resolve_training(
     4
     """
     known = METHODS.find(method)
-    settings, recipe = known.published(published_protocol(protocol), data, shots)
+    settings, recipe = known.published(protocol, data, shots)
     chosen = known.settings({**settings, **(method_settings or {})})
     per_image = known.learner.per_image(chosen)
     return with_inference(method, chosen, recipe, per_image, inference, epochs, inference_settings)

@@ -1,6 +1,6 @@
 """Named settings of the one loop, as data: every value with where it comes from.
 
-Each preset is a YAML file in this folder, in the form that `rebapl.origins` describes. Its values may follow the
+Each preset is a YAML file in this folder, in the form that `rebapl.yaml_files` describes. Its values may follow the
 `QUANTITIES` of a recipe, and its variants are for methods. A file whose name begins with `_` is only there to be
 extended. `register_preset` adds a preset from outside.
 """
@@ -8,15 +8,16 @@ extended. `register_preset` adds a preset from outside.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rebapl.errors import UserError
-from rebapl.origins import Derived, SettingsFile, Value, combined, read_settings_file
 from rebapl.plugins import Registry
 from rebapl.repulsion import Inverse
 from rebapl.sampling.settings import Inference
 from rebapl.settings import leaves, nested
+from rebapl.yaml_files import Derived, SettingsFile, Value, combined, read_settings_file
 
 if TYPE_CHECKING:
     from rebapl.learners import Recipe
@@ -41,10 +42,7 @@ PRESETS: Registry[SettingsFile] = Registry("inference", "rebapl.presets")
 """The presets by name, those of installed plugins included."""
 
 
-def _read(path: Path) -> SettingsFile:
-    return read_settings_file(path, Inference.model_fields, QUANTITIES, fallback=FOLDER)
-
-
+_read = partial(read_settings_file, names=Inference.model_fields, quantities=QUANTITIES, fallback=FOLDER)
 _NAMES = {path.stem for path in FOLDER.glob("[!_]*.yaml")}
 PRESETS.known |= {name: _read(FOLDER / f"{name}.yaml") for name in (*ORDER, *sorted(_NAMES.difference(ORDER)))}
 
@@ -69,14 +67,32 @@ def has_own_epochs(name: str, method: str) -> bool:
     return bool(stated) and not isinstance(stated[-1], Derived)
 
 
-def preset_values(name: str, recipe: Recipe, method: str = "", per_image: bool = True) -> dict[str, Value]:
+def preset_values(
+    name: str,
+    recipe: Recipe,
+    method: str = "",
+    per_image: bool = True,
+    changes: Mapping[str, Any] | None = None,
+) -> dict[str, Value]:
     """Every value that a preset gives for a learner, by dotted name, with its origin.
 
     `method` is the learner's name: `rebapl-paper` takes the values of the paper's table for those it names. `per_image`
     says whether the space in which the learner repels has a point per image; where it has not, no images are compared,
-    unless the preset names another space.
+    unless the preset names another space. The `changes`, by dotted name, lie on top of the values of the preset, and
+    what follows from both lies on top of these; see `preset`.
     """
-    return _resolved(name, recipe, method, per_image, {})
+    changes = changes or {}
+    quantities, layers = _quantities(recipe), PRESETS.find(name).under([method])
+    values = combined(layers, quantities)
+    if not per_image and "repulsion.images" in values and "repulsion.space" not in values:
+        layers.append({f"repulsion.{each}": Value(None, "definition") for each in ("images", "pool")})
+    layers.append({key: Value(value, "asked for") for key, value in changes.items()})
+    follows = _following({key: each.value for key, each in combined(layers, quantities).items()})
+    asked = tuple(f"{key}." for key in changes)  # a setting is asked for if it, or one inside it, is
+    layers.append(
+        {key: Value(value, "ours") for key, value in follows.items() if not any(a.startswith(f"{key}.") for a in asked)}
+    )
+    return combined(layers, quantities)
 
 
 def preset(name: str, recipe: Recipe, method: str = "", per_image: bool = True, /, **changes: Any) -> Inference:
@@ -98,23 +114,8 @@ def preset(name: str, recipe: Recipe, method: str = "", per_image: bool = True, 
     >>> preset("rebapl", recipe, **{"repulsion.distance": "energy"}).repulsion.distance
     Energy()
     """
-    values = _resolved(name, recipe, method, per_image, dict(leaves(nested(changes))))
+    values = preset_values(name, recipe, method, per_image, dict(leaves(nested(changes))))
     return Inference(**nested({key: each.value for key, each in values.items()}))
-
-
-def _resolved(name: str, recipe: Recipe, method: str, per_image: bool, changes: Mapping[str, Any]) -> dict[str, Value]:
-    """The values of a preset, the changes on top of them, and what follows from both on top of these."""
-    quantities, layers = _quantities(recipe), PRESETS.find(name).under([method])
-    values = combined(layers, quantities)
-    if not per_image and "repulsion.images" in values and "repulsion.space" not in values:
-        layers.append({f"repulsion.{each}": Value(None, "definition") for each in ("images", "pool")})
-    layers.append({key: Value(value, "asked for") for key, value in changes.items()})
-    follows = _following({key: each.value for key, each in combined(layers, quantities).items()})
-    asked = tuple(f"{key}." for key in changes)  # a setting is asked for if it, or one inside it, is
-    layers.append(
-        {key: Value(value, "ours") for key, value in follows.items() if not any(a.startswith(f"{key}.") for a in asked)}
-    )
-    return combined(layers, quantities)
 
 
 def _quantities(recipe: Recipe) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The engines by name, and those of clusters: Ray, and SLURM by submitit.
+"""The engines of clusters: Ray, and SLURM by submitit.
 
 A job travels as a JSON text. What comes back are the files in the folder of its run, and a JSON text that says why it
 failed, if it did. So the driver, which hands out the jobs, may die: when it is started again, on any machine that sees
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import logging
 import os
 import re
@@ -18,13 +17,13 @@ import socket
 import subprocess
 import threading
 import time as clock
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rebapl.errors import UserError, first_line, unknown
+from rebapl.errors import UserError, first_line
 from rebapl.files import read_json, write_atomically, write_json
-from rebapl.runs.engine import ENGINES, GRACE_SECONDS, Engine, LocalEngine, register_engine
+from rebapl.runs.engine import ENGINES, GRACE_SECONDS, Engine
 from rebapl.runs.jobs import Failure, Work, perform_text, read_failure, read_progress
 from rebapl.runs.workers import in_a_safe_folder
 
@@ -38,38 +37,6 @@ FOLDER = ".slurm"
 """The folder beside the runs that holds what submitit writes, and which job of SLURM does which run."""
 
 
-def build_engine(
-    name: str,
-    runs: Path,
-    *,
-    devices: Sequence[str] | None = None,
-    jobs: int | None = None,
-    options: Mapping[str, str] | None = None,
-) -> Engine[Any]:
-    """The engine of a name, for runs in this folder. What an engine has no use for is refused.
-
-    >>> build_engine("ray", Path("runs"), jobs=3)
-    Traceback (most recent call last):
-    rebapl.errors.UserError: --jobs is for --engine local, not for ray: leave it out
-    >>> build_engine("ray", Path("runs"), options={"adress": "x"})
-    Traceback (most recent call last):
-    rebapl.errors.UserError: unknown option of ray 'adress': did you mean 'address'? Accepted: address, cpus, gpus
-    """
-    engine, options = ENGINES.find(name), dict(options or {})
-    if engine is LocalEngine:
-        if options:
-            raise UserError(f"--engine-option {next(iter(options))}: the engine local has --device and --jobs")
-        return LocalEngine(devices, 1 if jobs is None else jobs)
-    for option, given in (("--device", devices), ("--jobs", jobs)):
-        if given is not None:
-            raise UserError(f"{option} is for --engine local, not for {name}: leave it out")
-    accepted = list(inspect.signature(engine).parameters)[1:]
-    for option in options:
-        if option not in accepted:
-            raise unknown(f"option of {name}", option, accepted)
-    return engine(runs, **options)
-
-
 def _number(name: str, given: float | str, least: float) -> float:
     try:
         value = float(given)
@@ -80,7 +47,7 @@ def _number(name: str, given: float | str, least: float) -> float:
     return value
 
 
-@register_engine("ray")
+@ENGINES.register("ray")
 class RayEngine(Engine[Any]):
     """Packs runs onto a Ray cluster by the CPUs and GPUs that each takes.
 
@@ -193,7 +160,7 @@ def _connect(ray: Any, address: str) -> None:
             signal.signal(signal.SIGTERM, before)
 
 
-@register_engine("slurm")
+@ENGINES.register("slurm")
 class SlurmEngine(Engine["_SlurmJob"]):
     """Makes a job of SLURM of each run. All machines must see the folder of the runs.
 
