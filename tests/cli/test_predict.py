@@ -477,8 +477,16 @@ def test_damaged_exif_is_no_reason_for_warnings(
 
 @pytest.mark.parametrize(
     "given",
-    ["", "risk", "risk=low", "risk=0.1,coverage=0.5", "by=entropy", "risk=0.1,x=2", "coverage=0.5,confidence=0.9"]
-    + ["risk=0.1,confidence=high"],
+    [
+        "",
+        "risk",
+        "risk=low",
+        "risk=0.1,coverage=0.5",
+        "by=entropy",
+        "risk=0.1,x=2",
+        "coverage=0.5,confidence=0.9",
+        "risk=0.1,confidence=high",
+    ],
 )
 def test_thresholds_that_make_no_sense_are_refused(given: str) -> None:
     with pytest.raises(UserError, match=r"write risk=0\.05"):

@@ -62,11 +62,8 @@ def learn(
     options.expect_workers(device, jobs)
     from rebapl.backbones import find_backbone
     from rebapl.cli.progress import StepProgress
-<<<<<<< HEAD
-    from rebapl.posterior.selective import CONFIDENCE
-=======
     from rebapl.data.catalogue import is_own
->>>>>>> house
+    from rebapl.posterior.selective import CONFIDENCE
     from rebapl.reports.learn_summary import plan_lines, result_lines
     from rebapl.runs.config import RunConfig
     from rebapl.runs.engine import LocalEngine

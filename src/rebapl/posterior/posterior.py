@@ -33,12 +33,8 @@ from rebapl.posterior.prediction import (
     check_average,
     predicted,
 )
-<<<<<<< HEAD
 from rebapl.posterior.selective import CONFIDENCE
-from rebapl.posterior.storage import about_learner, read_posterior
-=======
 from rebapl.posterior.storage import about_learner, check_weights, read_posterior
->>>>>>> house
 from rebapl.wording import number_of
 
 Given = TypeVar("Given")

@@ -178,15 +178,9 @@ def learn(
         return
     device = engine.devices[0]
     with alone_in(lesson.out):
-<<<<<<< HEAD
-        prediction, labels = _held_out(lesson, jobs[1:], device, load)
-        posterior = load_posterior(lesson.out, load(lesson.final.backbone_name, device), device)
-        threshold = _threshold(prediction, labels, risk, confidence)
-=======
         prediction, labels = _held_out(lesson, jobs[1:], device)
         posterior = load_posterior(lesson.out, kept_backbone(lesson.final.backbone_name, device), device)
-        threshold = _threshold(prediction, labels, risk)
->>>>>>> house
+        threshold = _threshold(prediction, labels, risk, confidence)
         sets = None if set_level is None else choose_conformal(prediction, labels, set_level)
         fitted = dataclasses.replace(posterior, threshold=threshold, conformal=sets)
         save_posterior(fitted, lesson.out / POSTERIOR)
