@@ -116,6 +116,10 @@ class Distance(Settings):
         """d² (s,) between a cloud x (n, d) and each stored cloud (s, m, d)."""
         raise NotImplementedError
 
+    def check(self, x: Tensor, stored: Stored) -> None:  # noqa: ARG002
+        """Warn if `between` is not right for such clouds. It is called once per remembered sample, not at each step."""
+        return
+
     def waits(self, points: int, device: torch.device) -> bool:  # noqa: ARG002
         """Whether comparing clouds of this number of points waits for the host: such a step cannot be captured."""
         return False
@@ -192,7 +196,9 @@ def squared_distance(x: Tensor, y: Tensor, distance: str | Distance = "mmd", **o
     chosen = get_distance(distance, **options) if isinstance(distance, str) else distance
     x, y = as_points(x), as_points(y.detach())
     check_dimensions(x, y)
-    return chosen.between(x, chosen.prepare(y.to(x), torch.Generator().manual_seed(0)))[0]
+    stored = chosen.prepare(y.to(x), torch.Generator().manual_seed(0))
+    chosen.check(x.detach(), stored)
+    return chosen.between(x, stored)[0]
 
 
 def check_dimensions(x: Tensor, stored: Tensor) -> None:

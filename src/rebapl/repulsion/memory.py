@@ -59,6 +59,7 @@ class Memory:
                 f"repulsion: the anchor's cloud has shape {tuple(self.anchor.shape)} and the sample's "
                 f"{tuple(cloud.shape[1:])}: both are of the same points"
             )
+        self.distance.check(self.anchor.to(cloud), stored)
         scale = self.distance.between(self.anchor.to(cloud), stored).detach()
         if not scale > self.distance.rounding:
             raise UserError(

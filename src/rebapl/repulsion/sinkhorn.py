@@ -8,16 +8,23 @@ squared distances the plan does not depend on where the means are, and
     d²(x, y) = ‖x̄ − ȳ‖² + d²(x − x̄, y − ȳ)
 
 exactly: so clouds that are far apart lose no digits. The dual potentials are found by a fixed number of symmetric
-updates in the logarithmic domain, half of them while the regularisation comes down from the largest cost to r. All
-three start at zero, so that equal clouds give zero however few the updates are. The gradient is that of the dual
-objective with the potentials held fixed (envelope theorem): nothing is unrolled, and the backward pass costs one plan.
-With the default r it is within 1 % of the converged one for clouds of at least four dimensions, and within 3 % for the
-smallest r.
+updates in the logarithmic domain, half of them while the regularisation comes down from the largest cost to r. With u
+the potentials and B(u) those that are best for each other's, an update is
+
+    u_{k+1} = u_{k−1} + `REACH`·(v − u_{k−1}),    v = u_k + `STRIDE`·(B(u_k) − u_k)
+
+which is over-relaxed, as in Thibault et al. (Overrelaxed Sinkhorn–Knopp algorithm, 2021), but for both potentials at
+once; without it (`REACH` 1), twice as many updates would leave more. All three start at zero, so that equal clouds give
+zero however few the updates are. The gradient is that of the dual objective with the potentials held fixed (envelope
+theorem): nothing is unrolled, and the backward pass costs one plan. Where neither cloud has clusters it is within 1 %
+of the converged one with the default r, and within 2 % with the smallest. Clusters that hold different numbers of
+points in the two clouds take more updates than there are: `check` warns of them.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 from pydantic import Field
@@ -27,8 +34,12 @@ from rebapl.compiled import Compiled
 from rebapl.repulsion.distances import Distance, Stored, median_squared_distance, register_distance, squared_distances
 
 ITERATIONS = 50
-STRIDE = 0.8
+STRIDE = 0.9
 """How far an update moves each potential towards where it is best for the other: at 1 the two would take turns."""
+REACH = 1.5
+"""How far it goes from the potentials before the last ones to there: above 1, it goes past."""
+SETTLED = 0.002
+"""The share of the mass that may be in a wrong place after all updates. Up to here the gradient was within 1.2 %."""
 
 
 @register_distance("sinkhorn")
@@ -62,26 +73,49 @@ class Sinkhorn(Distance):
         shift = (mean - means).square().sum(-1)
         return shift + (cross_cost - 0.5 * own_cost - 0.5 * other_cost).clamp(min=0)
 
+    @torch.no_grad()
+    def check(self, x: Tensor, stored: Stored) -> None:
+        """Warn if the updates leave more than `SETTLED` of the mass between x and a stored cloud in a wrong place."""
+        r = stored.shared["r"][:, None, None]
+        cost = squared_distances(x - x.mean(-2), stored.cloud - stored.cloud.mean(-2, keepdim=True))
+        plan = torch.exp((sum(_potentials(cost, r)) - cost) / r)
+        astray = (plan.mean(2) - 1).abs().mean(1) + (plan.mean(1) - 1).abs().mean(1)
+        if (worst := astray.max().item() / 2) > SETTLED:
+            warnings.warn(
+                f"Sinkhorn: after {ITERATIONS} updates {100 * worst:.1f} % of the mass is in a wrong place, so that "
+                f"the force may be off by several percent; take a `regularisation` above {self.regularisation:g}, or "
+                "the distance wasserstein",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
 
 def _transport(cost: Tensor, r: Tensor) -> Tensor:
     """OT (s,) for costs (s, n, m): the dual objective at potentials f (s, n, 1) and g (s, 1, m)."""
-    with torch.no_grad():
-        f, g = torch.zeros_like(cost[:, :, :1]), torch.zeros_like(cost[:, :1, :])
-        widest = torch.maximum(cost.amax((1, 2), keepdim=True), r)
-        shares = torch.arange(0, ITERATIONS, 2, device=cost.device)[:, None, None, None] / ITERATIONS
-        falling = (widest * (r / widest) ** shares).unbind()
-        for step in range(ITERATIONS):
-            f, g = _update(f, g, cost, falling[step] if step < len(falling) else r)
+    f, g = _potentials(cost, r)
     mass = torch.exp((f + g - cost) / r).mean((1, 2))
     return f.mean((1, 2)) + g.mean((1, 2)) - r.flatten() * (mass - 1)
 
 
-def update(f: Tensor, g: Tensor, cost: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-    """Both potentials most of the way to where each is best for the other, at the regularisation r (s, 1, 1)."""
+@torch.no_grad()
+def _potentials(cost: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    """f (s, n, 1) and g (s, 1, m) after all updates."""
+    f, g = before = torch.zeros_like(cost[:, :, :1]), torch.zeros_like(cost[:, :1, :])
+    widest = torch.maximum(cost.amax((1, 2), keepdim=True), r)
+    shares = torch.arange(0, ITERATIONS, 2, device=cost.device)[:, None, None, None] / ITERATIONS
+    falling = (widest * (r / widest) ** shares).unbind()
+    for step in range(ITERATIONS):
+        (f, g), before = _update(f, g, *before, cost, falling[step] if step < len(falling) else r), (f, g)
+    return f, g
+
+
+def update(f: Tensor, g: Tensor, f_before: Tensor, g_before: Tensor, cost: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    """The next potentials, from the last ones and those before them, at the regularisation r (s, 1, 1)."""
     n, m = cost.shape[1:]
     f_best = r * (math.log(m) - torch.logsumexp((g - cost) / r, dim=2, keepdim=True))
     g_best = r * (math.log(n) - torch.logsumexp((f - cost) / r, dim=1, keepdim=True))
-    return torch.lerp(f, f_best, STRIDE), torch.lerp(g, g_best, STRIDE)
+    f_next, g_next = torch.lerp(f, f_best, STRIDE), torch.lerp(g, g_best, STRIDE)
+    return torch.lerp(f_before, f_next, REACH), torch.lerp(g_before, g_next, REACH)
 
 
 _update = Compiled(update)
