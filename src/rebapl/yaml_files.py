@@ -162,7 +162,7 @@ def combined(layers: Iterable[Layer], quantities: Mapping[str, Any]) -> dict[str
     Value(value='cosine', origin='paper')
     """
     tree: dict[str, Any] = {}
-    filled: list[dict[str, Value]] = []
+    origins: dict[str, str] = {}
     for layer in layers:
         here = {
             name: Value(each.value.at(quantities), each.origin) if isinstance(each.value, Derived) else each
@@ -170,30 +170,10 @@ def combined(layers: Iterable[Layer], quantities: Mapping[str, Any]) -> dict[str
             if not isinstance(each.value, Derived) or each.value.name in quantities
         }
         tree = overlaid(tree, nested({name: each.value for name, each in here.items()}))
-        filled.insert(0, here)
-    return {name: Value(value, _origin(name, filled)) for name, value in leaves(tree)}
-
-
-def _origin(name: str, layers: list[dict[str, Value]]) -> str:
-    """The origin of a value: that of the uppermost layer that gives it, by itself or in a mapping of settings."""
-    parts = name.split(".")
-    for layer in layers:
-        for length in range(len(parts), 0, -1):
-            outer = ".".join(parts[:length])
-            if outer in layer and _holds(layer[outer].value, parts[length:]):
-                return layer[outer].origin
-    raise KeyError(name)
-
-
-def _holds(value: Any, path: list[str]) -> bool:
-    """Whether settings give a value at a path; the name of a kind alone gives that kind."""
-    for part in path:
-        if isinstance(value, str) and part == "kind":
-            return True
-        if not isinstance(value, Mapping) or part not in value:
-            return False
-        value = value[part]
-    return True
+        for name, each in here.items():
+            for leaf, _ in leaves({name: each.value}):
+                origins[leaf] = origins[f"{leaf}.kind"] = each.origin  # the name of a kind alone gives that kind
+    return {name: Value(value, origins[name]) for name, value in leaves(tree)}
 
 
 def read_settings_file(

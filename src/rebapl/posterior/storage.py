@@ -27,7 +27,7 @@ from rebapl.backbones.hub import HUB_SECONDS
 from rebapl.backbones.model import all_finite
 from rebapl.errors import UserError
 from rebapl.files import content_sha256, finish_replacement, folder_written_whole, read_json, sha256, write_json
-from rebapl.learners import METHODS, Learner, build_learner, resolve_method
+from rebapl.learners import METHODS, Learner, build_learner
 from rebapl.posterior.fitting import EarlierWeights
 from rebapl.posterior.prediction import Average, Conformal, Threshold
 from rebapl.settings import Settings
@@ -269,7 +269,7 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
         )
     own = about_learner(learner)
     about = {**own, **posterior.about, "method": learner.method}
-    about["method_settings"] = resolve_method(learner.method, about["method_settings"]).plain()
+    about["method_settings"] = METHODS.find(learner.method).settings(about["method_settings"]).plain()
     if learner.transfer or learner.template != about["template"]:
         threshold = conformal = None  # chosen for texts that are not those they would be read back with
     packages = ("torch", "transformers", "safetensors")
