@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rebapl.runs.answer_shards import AnswerShard
 from rebapl.runs.config import RunConfig
 from rebapl.runs.jobs import Work
 from rebapl.runs.machine import LoadBackbone
 from rebapl.runs.run import Job
-from rebapl.runs.shards import Shard
 from rebapl.training import Progress
 
 LONG = {"epochs": 30, "inference_settings": {"batch": 1}}
@@ -55,7 +55,7 @@ class StruckJob(Job):
 
 
 @dataclasses.dataclass(frozen=True)
-class StruckShard(Shard):
+class StruckShard(AnswerShard):
     """A shard whose process kills itself amid its first attempt."""
 
     def do(self, device: str, load: LoadBackbone, progress: Progress | None) -> None:

@@ -1,6 +1,6 @@
 """Prompt learners: one file per published method, one small interface; nothing about sampling."""
 
-from rebapl.learners.base import Learner, Output
+from rebapl.learners.base import Learner, Output, check_features, takes_features
 from rebapl.learners.recipes import Recipe
 from rebapl.learners.registry import METHODS, Method, build_learner, published, register, resolve_method
 
@@ -11,7 +11,9 @@ __all__ = [
     "Output",
     "Recipe",
     "build_learner",
+    "check_features",
     "published",
     "register",
     "resolve_method",
+    "takes_features",
 ]

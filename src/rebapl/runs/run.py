@@ -178,7 +178,7 @@ def _train(
         training = Training(task, encoder, resolved.training, config.seed)
         write_config(config, resolved, out)
         write_json(out / ENVIRONMENT, made_in)
-        if is_own(config.data) and not (out / DATA).exists():
+        if is_own(config.data) and task.dataset.features is None and not (out / DATA).exists():
             write_json(out / DATA, recorded_images(task.dataset, task.train.items))
         if cycle is not None:
             folder = cycle_folder(out, cycle)
