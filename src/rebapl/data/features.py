@@ -152,7 +152,7 @@ class StoredFeatures:
         for number in self.numbers if numbers is None else numbers:
             names, features = self._paths(number), self._features(number)
             for first in range(0, len(names), size):
-                part = np.asarray(features[first : first + size], dtype=np.float32)
+                part = features[first : first + size].astype(np.float32)  # a copy, since what is read is read-only
                 yield names[first : first + size], torch.from_numpy(part)
 
     def _paths(self, number: int) -> list[str]:
