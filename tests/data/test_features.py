@@ -106,7 +106,7 @@ def test_few_features_are_in_memory_at_a_time(digits: Path) -> None:
     assert stored is not None
     portions = list(stored.portions(200))
     assert max(len(names) for names, _ in portions) == 200
-    assert sum((names for names, _ in portions), []) == [row.image_path for row in stored.rows()]
+    assert [name for names, _ in portions for name in names] == [row.image_path for row in stored.rows()]
     whole = torch.cat([features for _, features in portions])
     assert (whole.shape, whole.dtype) == ((1797, 128), torch.float32)
     np.testing.assert_allclose(whole.norm(dim=-1).numpy(), 1, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Features in shards: what the frozen tower gives for every image, whatever the images lie in and whatever is killed."""
+"""Features in shards: what the frozen tower gives for each image, whatever they lie in and whatever is killed."""
 
 import hashlib
 import json
