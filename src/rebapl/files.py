@@ -144,6 +144,15 @@ def read_lines(path: Path) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
+def import_parquet() -> Any:
+    """The module that reads and writes Parquet; if it is not installed, the error says how to install it."""
+    try:
+        import pyarrow.parquet
+    except ImportError as error:
+        raise UserError("Parquet files need pyarrow: pip install 'rebapl[parquet]', or write .csv or .jsonl") from error
+    return pyarrow.parquet
+
+
 @contextmanager
 def folder_written_whole(folder: Path) -> Iterator[Path]:
     """A temporary folder beside `folder` to write into; it takes that place only if nothing went wrong.

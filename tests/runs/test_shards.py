@@ -13,12 +13,13 @@ import pytest
 from small_shards import BROKEN, answer_all, draw, place_of, rows_of, save_small, small_shards
 
 from rebapl.errors import UserError
+from rebapl.files import import_parquet
 from rebapl.posterior import load_posterior, save_posterior
 from rebapl.posterior.answers import Question
-from rebapl.runs.answer_formats import import_parquet
+from rebapl.runs.answer_shards import answer_shards, plan_answers
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.jobs import Event, Retried, Started, Stepped, Work, check_outcomes
-from rebapl.runs.shards import IMAGES, Place, Shard, answer_shards, conclude, count_rows, plan_shards
+from rebapl.runs.shards import IMAGES, Place, Shard, conclude, count_rows
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ def test_only_what_is_missing_or_damaged_is_done(
     again = small_shards(run, names, out, size=3)
     monkeypatch.chdir(tmp_path)
     assert [outcome.attempts for outcome in engine.run(again)] == [0, 1, 1]
-    os.truncate(again[1].file, 300)
+    os.truncate(again[1].files[0], 300)
     assert [(outcome.job, outcome.attempts) for outcome in engine.run(again)] == [
         (again[0], 0),
         (again[2], 0),
@@ -176,7 +177,7 @@ def test_every_flipped_bit_makes_a_shard_undone(run: Path, files: list[Path], tm
     (shard,) = small_shards(run, files[2:4], tmp_path / f"x.{form}", size=2)
     list(answer_shards([shard], load_posterior(run)))
     assert shard.is_done()
-    for path in (shard.file, shard.kept_in / ".shard-000000.json"):
+    for path in (shard.files[0], shard.kept_in / ".shard-000000.json"):
         content = path.read_bytes()
         left = []
         for place in range(0, 8 * len(content), 97):
@@ -210,7 +211,7 @@ def test_formulas_are_escaped_for_spreadsheets(run: Path, tmp_path: Path, monkey
     shards_place = Place(tmp_path / "x.csv", "csv-escaped", joined=True)
     for _ in range(2):
         bound, question = Question().put_to(load_posterior(run))
-        shards = plan_shards(shards_place, str(run), bound, question, names, 2)
+        shards = plan_answers(shards_place, str(run), bound, question, names, 2)
         list(answer_shards(shards, bound))
         conclude(shards_place, shards)
         assert pandas.read_csv("x.csv")["image"].tolist() == ["'=1+1.png", "a.png", "''b.png"]

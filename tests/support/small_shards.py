@@ -12,7 +12,8 @@ from rebapl.backbones import load_backbone
 from rebapl.learners import build_learner
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.answers import Question
-from rebapl.runs.shards import Place, Shard, answer_shards, conclude, plan_shards
+from rebapl.runs.answer_shards import AnswerShard, answer_shards, plan_answers
+from rebapl.runs.shards import Place, conclude
 
 BROKEN = "image-003.png"
 
@@ -43,11 +44,11 @@ def place_of(out: Path) -> Place:
     return Place(out, out.suffix[1:] or "parquet", joined=bool(out.suffix))
 
 
-def small_shards(run: Path, files: list[Path], out: Path, size: int, **asked: Any) -> list[Shard]:
+def small_shards(run: Path, files: list[Path], out: Path, size: int, **asked: Any) -> list[AnswerShard]:
     """The shards of a prediction with the posterior in `run`."""
     posterior, question = Question(**asked).put_to(load_posterior(run))
     place = place_of(out)
-    return plan_shards(place, str(run), posterior, question, files, size)
+    return plan_answers(place, str(run), posterior, question, files, size)
 
 
 def answer_all(run: Path, files: list[Path], out: Path, size: int = 40, **asked: Any) -> None:

@@ -155,7 +155,9 @@ class DualEncoder:
         return States(embeddings + positions, text.read)
 
     def image_features(self, pixels: Tensor) -> Tensor:
-        """Normalised features (B, e) of the frozen image tower."""
+        """Normalised features (B, e) of the frozen image tower. Features in the place of pixels stay as they are."""
+        if pixels.ndim == 2:
+            return pixels
         return F.normalize(self.vision.features(self.embed_images(pixels)), dim=-1)
 
     def text_features(self, text: Text, fill: Tensor | None = None) -> Tensor:

@@ -16,6 +16,7 @@ import typer
 
 from rebapl import __version__
 from rebapl.cli.data import data as data_commands
+from rebapl.cli.embed import embed
 from rebapl.cli.evaluate import evaluate
 from rebapl.cli.export import export
 from rebapl.cli.learn import learn
@@ -36,7 +37,7 @@ FAILED, REFUSED = 1, 2
 INTERRUPTED = 128
 """The exit code of interrupted work is this and the number of the signal: 130 after Ctrl-C, with which typer ends."""
 
-RESUMABLE = ("train", "run", "reproduce", "learn")
+RESUMABLE = ("train", "run", "reproduce", "learn", "embed")
 """The commands that go on where they were when they are given again."""
 
 _ENDINGS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # as Windows has them
@@ -167,7 +168,7 @@ def demo(
     print(f"the table is in {out / 'table.md'}, the figure in {out / 'figure.png'}")
 
 
-for command in (learn, train, run, evaluate, results, report, predict, serve, share, export, reproduce):
+for command in (learn, train, run, evaluate, results, report, predict, embed, serve, share, export, reproduce):
     app.command()(described(command))
 app.add_typer(data_commands, name="data")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,23 +13,20 @@ import typer
 
 from rebapl.cli import options
 from rebapl.cli.run_notes import ONLY_DRAWINGS, one_sample
+from rebapl.cli.shards import Watch, counted, do_shards, nothing_read
 from rebapl.errors import UserError, printable, unknown
-from rebapl.wording import number_of
 
 if TYPE_CHECKING:
     from rebapl.cli.progress import StepProgress
+    from rebapl.data.features import StoredFeatures
     from rebapl.posterior import Posterior
     from rebapl.posterior.answers import Question
     from rebapl.posterior.images import ImageFiles
     from rebapl.posterior.prediction import Average
-    from rebapl.posterior.records import Record
     from rebapl.runs.engine import Engine
     from rebapl.runs.shards import Place
 
 PIPE = Path("-")
-
-NAMED = 10
-"""The number of images that cannot be read which are named; the others are counted."""
 
 PHOTOS = ("JPEG", "MPO", "HEIF", "WEBP")
 """Formats of files that are photos rather than drawings."""
@@ -64,7 +60,8 @@ def predict(
 
     Parameters:
         run: Folder of a run or a posterior, or hf://USER/NAME@REVISION on the hub.
-        images: Images, folders of images, and - for paths that come through a pipe.
+        images: Images, folders or tar archives of images, and - for paths that come through a pipe; or one folder of
+            features that `rebapl embed` stored.
         list_: List of images: a path per line, or a CSV with a column path. Repeatable.
         template: Text with {} for the class name, if the method uses one.
         top: How many classes to show per image.
@@ -78,15 +75,17 @@ def predict(
         strict: Stop at the first image that cannot be read, instead of skipping it.
         engine: Predict shards of the images side by side: local (this machine), ray (a Ray cluster) or slurm (jobs
             of SLURM); local if only other options of this kind are given.
-        shard: Images in a shard; 2048 if not given, 128 on a CPU.
+        shard: Images in a shard; 2048 if not given, 128 on a CPU. Stored features keep their own shards.
         device: cpu, cuda, or several, such as cuda:0,cuda:1, over which images are split; the GPU if there is one.
     """
     options.expect_workers(None, jobs)
     from rebapl.cli.progress import StepProgress
     from rebapl.files import refuse_unwritable
+    from rebapl.learners import check_features
     from rebapl.posterior import load_posterior
     from rebapl.posterior.answers import Question
     from rebapl.posterior.images import ImageFiles
+    from rebapl.runs.answer_shards import CPU_SIZE, SIZE, answer_shards, plan_answers
     from rebapl.runs.machine import best_device
 
     devices = options.parse_names(device) or []
@@ -106,17 +105,21 @@ def predict(
         best_device(each)  # refuses one that is not here
     names = options.given_class_names(classes)
     piped = PIPE in (images or [])
+    stored = _stored_features(images or [], list_ or [])
     files = ImageFiles(
-        [path for path in images or [] if path != PIPE],
+        [path for path in images or [] if path != PIPE and stored is None],
         list_ or [],
         (os.fsdecode(line) for line in sys.stdin.buffer) if piped else (),
     )
-    if not files.known and not piped:
+    known = files.known if stored is None else len(stored)
+    if not known and not piped:
         raise UserError("which images? Name files or folders, --list FILE, or - for paths that come through a pipe")
     posterior = load_posterior(run, backbone, first)
+    if stored is not None:
+        check_features(posterior.learner, stored)
     if several and where is None:
         posterior = posterior.spread(devices)
-    alone = files.known == 1 and not piped
+    alone = known == 1 and not piped
     posterior, question = Question(
         names, template, top, cast("Average | None", average), abstain, sets, strict or alone
     ).put_to(posterior)
@@ -124,17 +127,34 @@ def predict(
     with StepProgress(quiet, "images", bars) as progress:
         for note in _notes(run, posterior, files, piped):
             progress.note(note)
-        if place is not None:
-            _write(progress, str(run), posterior, question, files, place, where, shard)
-        else:
-            _show(progress, posterior, question, files, form, out, None if piped else files.known)
+        if place is None:
+            _show(progress, posterior, question, stored or files, form, out, None if piped else known)
+            return
+        size = shard or (CPU_SIZE if where is None and posterior.learner.encoder.device.type == "cpu" else SIZE)
+        do_shards(
+            progress,
+            place,
+            lambda: plan_answers(place, str(run), posterior, question, stored or files, size),
+            lambda shards, pace: answer_shards(shards, posterior, pace),
+            where,
+        )
+
+
+def _stored_features(images: list[Path], lists: list[Path]) -> StoredFeatures | None:
+    """The stored features, if that is what is to be predicted."""
+    from rebapl.data.features import StoredFeatures, is_features
+
+    folders = [path for path in images if is_features(path)]
+    if folders and len(images) + len(lists) > 1:
+        raise UserError(f"{folders[0]} holds stored features, which are predicted by themselves: name nothing else")
+    return StoredFeatures.read(folders[0]) if folders else None
 
 
 def _notes(run: Path, posterior: Posterior, files: ImageFiles, piped: bool) -> Iterator[str]:
     """What a person should know before the answers come."""
     if len(posterior) == 1:
         yield one_sample(run)
-    if posterior.learner.encoder.name == "mini" and not piped and _is_photo(next(iter(files))):
+    if posterior.learner.encoder.name == "mini" and not piped and files.known and _is_photo(next(iter(files))):
         yield ONLY_DRAWINGS
     if said := files.said_of_others():
         yield f"passed over: {said}"
@@ -155,7 +175,7 @@ def _show(
     progress: StepProgress,
     posterior: Posterior,
     question: Question,
-    files: ImageFiles,
+    images: ImageFiles | StoredFeatures,
     form: str,
     out: Path | None,
     total: int | None,
@@ -163,12 +183,18 @@ def _show(
     """Print the answers, rows as they come, or write a table or a JSON file at the end."""
     from rebapl.cli.answer_table import as_table
     from rebapl.files import write_atomically
-    from rebapl.posterior.answers import answer_files
+    from rebapl.posterior.answers import answer_features, answer_files
+    from rebapl.posterior.images import ImageFiles
     from rebapl.posterior.records import head_of
     from rebapl.runs.answer_formats import FORMATS, head_bytes, rows_bytes
 
     watch, kept = Watch(progress, total), list[dict[str, Any]]()
-    for records in answer_files(posterior, files, question, watch.pace):
+    portions = (
+        answer_files(posterior, images, question, watch.pace)
+        if isinstance(images, ImageFiles)
+        else answer_features(posterior, images, question, watch.pace)
+    )
+    for records in portions:
         if form in FORMATS:
             head = b"" if watch.done else head_bytes(form, question.top)
             sys.stdout.write((head + rows_bytes(records, form, question.top)).decode())
@@ -178,7 +204,7 @@ def _show(
     if not watch.done:
         raise UserError("no path came through the pipe: write one per line")
     if watch.done == len(watch.not_read):
-        raise UserError(_nothing_read(watch.not_read))
+        raise UserError(nothing_read(watch.not_read))
     if form in FORMATS:
         return
     conformal = posterior.conformal if question.sets else None
@@ -193,99 +219,6 @@ def _show(
     else:
         write_atomically(out, text + "\n")
         print(f"{counted(watch.done, 0, len(watch.not_read))}: {printable(str(out))}")
-
-
-def _write(
-    progress: StepProgress,
-    source: str,
-    posterior: Posterior,
-    question: Question,
-    files: ImageFiles,
-    place: Place,
-    where: Engine[Any] | None,
-    size: int | None,
-) -> None:
-    """Do the shards that are missing, here or on an engine, and say at the end how many rows there are."""
-    from rebapl.cli.progress import StepProgress
-    from rebapl.files import alone_in
-    from rebapl.interruption import Interrupted
-    from rebapl.runs.jobs import Outcome, check_outcomes
-    from rebapl.runs.shards import CPU_SIZE, SIZE, answer_shards, conclude, count_rows, plan_shards
-
-    here_on_cpu = where is None and posterior.learner.encoder.device.type == "cpu"
-    size = size or (CPU_SIZE if here_on_cpu else SIZE)
-    with alone_in(place.out):
-        shards = plan_shards(place, source, posterior, question, files, size)
-        missing = [shard for shard in shards if not shard.is_done()]
-        before, _ = count_rows(place, shards)
-        asked = sum(shard.count for shard in missing)
-        progress.start_line(f"predicting {number_of(asked, 'image')} into {place.out}")
-        outcomes: list[Outcome] = []
-        watch = Watch(progress, asked)
-        try:
-            if where is None:
-                for records in answer_shards(missing, posterior, watch.pace):
-                    watch(records)
-            else:
-                with StepProgress(progress.quiet, jobs=missing) as live:
-                    outcomes += where.run(missing, live.show)
-        except KeyboardInterrupt as error:
-            rows, _ = count_rows(place, shards)
-            number = error.signal if isinstance(error, Interrupted) else signal.SIGINT
-            raise Interrupted(number, f"{rows} of {before + asked} images are answered in {place.out}") from error
-        rows, not_read = count_rows(place, shards)
-        conclude(place, shards)
-    if where is not None:
-        for image, why in not_read:
-            watch.skip(image, why)
-    if rows:
-        print(f"{counted(rows, before, len(not_read))}: {printable(str(place.out))}")
-    check_outcomes(outcomes)
-    if rows == len(not_read):
-        raise UserError(_nothing_read(not_read))
-
-
-class Watch:
-    """Shows how far a prediction is and what limits it, and names the first images that cannot be read."""
-
-    def __init__(self, progress: StepProgress, total: int | None) -> None:
-        from rebapl.posterior.answers import Pace
-
-        self.progress, self.total, self.pace = progress, total, Pace()
-        self.done, self.not_read = 0, list[tuple[str, str]]()
-        self._moved = progress.begin("predicting")
-
-    def __call__(self, records: list[Record]) -> None:
-        """Take note of a portion."""
-        self.done += len(records)
-        for record in records:
-            if record["error"] is not None:
-                self.skip(record["image"], record["error"])
-        self._moved(self.done, self.total, note=self.pace.said())
-
-    def skip(self, image: str, error: str) -> None:
-        """Take note of an image that cannot be read."""
-        self.not_read.append((image, error))
-        if len(self.not_read) <= NAMED:
-            self.progress.warn(f"skipped: {image} cannot be read ({error})")
-        elif len(self.not_read) == NAMED + 1:
-            self.progress.warn("skipped: more, whose rows say why")
-
-
-def _nothing_read(not_read: list[tuple[str, str]]) -> str:
-    image, error = not_read[0]
-    return f"none of the {len(not_read)} images can be read; the first: {image} cannot be read ({error})"
-
-
-def counted(rows: int, before: int, broken: int) -> str:
-    """The number of images that there are rows for, and how many of them are not new or are no answers.
-
-    >>> counted(3, 1, 0)
-    '3 images (1 was there before)'
-    """
-    remarks = [f"{before} {'was' if before == 1 else 'were'} there before"] if before else []
-    remarks += [f"{broken} cannot be read"] if broken else []
-    return number_of(rows, "image") + (f" ({', '.join(remarks)})" if remarks else "")
 
 
 def _place(given: str | None, out: Path | None) -> tuple[str, Place | None]:

@@ -43,8 +43,15 @@ class LabelledImages:
         self._images = None
 
     def fingerprint(self) -> str:
-        """A checksum that identifies these images: of keys, labels, sizes and 64 pixels of each, evenly spread."""
+        """A checksum that identifies these images: of keys, labels, sizes and 64 pixels of each, evenly spread.
+
+        Where features stand for the images, it is that of keys, labels and the checksums of the images.
+        """
         digest = hashlib.sha256()
+        if (stored := self.dataset.features) is not None:
+            for item in self.items:
+                digest.update(f"{item.key}\n{item.label} {stored.checksums[item.key]}\n".encode())
+            return digest.hexdigest()
         for item, image in zip(self.items, self.images, strict=True):
             digest.update(f"{item.key}\n{item.label} {image.size}\n".encode("utf-8", "surrogatepass"))
             digest.update(image.resize((8, 8), Image.Resampling.NEAREST).tobytes())
@@ -53,9 +60,12 @@ class LabelledImages:
     def views(self, preprocessing: Preprocessing, rows: Sequence[int] | None = None) -> Tensor:
         """The test-time views of all images, or of those in `rows` in that order, uint8 (N, 3, H, W).
 
-        An image that is decoded only for this is not kept.
+        An image that is decoded only for this is not kept. Where features stand for the images, they are given,
+        float32 (N, e).
         """
         rows = range(len(self)) if rows is None else rows
+        if self.dataset.features is not None:
+            return self.dataset.features.of([self.items[row].key for row in rows])
         views = torch.empty(len(rows), 3, preprocessing.crop, preprocessing.crop, dtype=torch.uint8)
 
         def fill(index: int) -> None:
@@ -144,7 +154,7 @@ class TrainBatches:
         The tensor is on the CPU, in pinned memory if the batches go to a GPU.
         """
         epoch, number = divmod(step, self.steps_per_epoch)
-        order = _order(self.seed, epoch, len(self.sizes))
+        order = epoch_order(self.seed, epoch, len(self.sizes))
         rows: list[int] = order[number * self.batch : (number + 1) * self.batch].tolist()
         rng = python_random(self.seed, "augmentation", step)
         crops = [(random_box(*self.sizes[row], self.crop_scale, rng), self.flip and rng.random() < 0.5) for row in rows]
@@ -184,6 +194,6 @@ class TrainBatches:
 
 
 @lru_cache(maxsize=8)
-def _order(seed: int, epoch: int, count: int) -> Tensor:
+def epoch_order(seed: int, epoch: int, count: int) -> Tensor:
     """The order (count,) of an epoch."""
     return torch.randperm(count, generator=generator(seed, "order", epoch))

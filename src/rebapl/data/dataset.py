@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
+from rebapl.data.features import StoredFeatures
 from rebapl.errors import UserError
 from rebapl.files import read_json, write_atomically
 from rebapl.wording import few
@@ -62,7 +63,8 @@ class Dataset:
 
     `load` turns an item's key into an RGB image. `template` has one `{}` for the class name. So that the label of an
     image stays true, augmentation must leave at least `min_crop` of its area, and mirror it only if `flip`. If the
-    images are files, their keys are paths below `folder`; drawn images have no folder.
+    images are files, their keys are paths below `folder`; drawn images have no folder. If `features` are stored, they
+    stand for the images, which `load` then refuses to give.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Dataset:
     min_crop: float = 0.0
     flip: bool = True
     folder: Path | None = None
+    features: StoredFeatures | None = None
 
     @property
     def splits(self) -> Splits:

@@ -26,13 +26,16 @@ Recorded = Mapping[str, Any]
 def identity(dataset: Dataset) -> str:
     """Sixteen hexadecimal digits that name the images of a folder: their paths in it, classes, splits and sizes.
 
-    The template counts too, since it changes what is learned. The name of the folder does not.
+    The template counts too, since it changes what is learned. The name of the folder does not. Of stored features, the
+    checksums of the images count in the place of their sizes, and the backbone and the precision.
     """
+    stored = dataset.features
+    sizes = stored.checksums if stored is not None else {each.key: _stat(dataset, each)[0] for each in dataset.items}
     named = {
-        split: [[*item, _stat(dataset, item)[0]] for item in items]
-        for split, items in zip(SPLITS, dataset.splits, strict=True)
+        split: [[*item, sizes[item.key]] for item in items] for split, items in zip(SPLITS, dataset.splits, strict=True)
     }
-    text = json.dumps([dataset.template, named], ensure_ascii=False, separators=(",", ":"))
+    made_with = [] if stored is None else [stored.about["fingerprint"], stored.about["precision"]]
+    text = json.dumps([dataset.template, named, *made_with], ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
+from rebapl.data.tars import files_in_tar, read_from_tar, tar_of
 from rebapl.errors import UserError, printable
 from rebapl.wording import number_of
 
@@ -62,8 +63,13 @@ class UnreadableImageError(UserError):
 
 def is_image(path: Path) -> bool:
     """Whether it is a file that is called an image."""
+    return is_called_image(path) and path.is_file()
+
+
+def is_called_image(path: Path) -> bool:
+    """Whether the ending of a path is that of an image."""
     ending = path.suffix.lower()
-    return (ending in EXTENSIONS or (ending in HEIC and reads_heic())) and path.is_file()
+    return ending in EXTENSIONS or (ending in HEIC and reads_heic())
 
 
 @cache
@@ -107,6 +113,11 @@ def walk_images(folder: Path, passed_over: Counter[str] | None = None) -> Iterat
             passed_over[path.suffix.lower() if path.is_file() else NO_FILE] += 1
 
 
+def images_in_tar(tar: Path) -> Iterator[Path]:
+    """The images in a tar archive, in their order there. Other files in it describe them, and are passed over."""
+    return (path for path in files_in_tar(tar) if is_called_image(path))
+
+
 def is_set_aside(folder: Path) -> bool:
     """Whether a folder among others is no class: it has the file `.nomedia`.
 
@@ -142,9 +153,13 @@ def read_image(path: Path, upright: bool = True) -> Image.Image:
 
     The first frame of an animation; 16-bit grey divided by 256; CMYK, palettes and grey as Pillow converts them;
     transparency dropped. `upright` turns a photo as its EXIF orientation says. The published data sets are read
-    without it, as their published scores were measured.
+    without it, as their published scores were measured. The path may lead through a tar archive; see
+    `rebapl.data.tars`.
     """
     try:
+        if (tar := tar_of(path)) is not None:
+            with Image.open(io.BytesIO(read_from_tar(tar, path))) as image:
+                return as_rgb(image, upright)
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):  # reading a pipe might never end
             raise OSError("it is a folder, a pipe or a device")

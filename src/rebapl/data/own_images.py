@@ -29,6 +29,7 @@ from rebapl.data.dataset import (
     refuse_repeats,
     write_split,
 )
+from rebapl.data.features import StoredFeatures, is_features
 from rebapl.data.images import (
     EXTENSIONS,
     NO_IMAGES,
@@ -135,20 +136,24 @@ def load_own(
     Images without splits are split by a rule, see `kept_split`, which explains `split` and `keep_split`; with `whole`,
     all of them train. Beside the images, `classnames.txt` may give other class names, and `template.txt` a template.
     Without the latter and without `template`, it is the plain one.
+
+    A folder of stored features has the images, classes and splits of the data set that they were made of.
     """
+    stored = StoredFeatures.read(path) if is_features(path) else None
     is_list = path.is_file()
     folder = path.parent if is_list else path
-    if not is_list and keep_split:
+    if not is_list and keep_split and stored is None:
         _warn_of_folders_set_aside(folder)
     if not is_list and split is not None and is_split(folder):
         splits = read_split(named_split(folder, split))
     else:
-        rows, labels = _read_rows(path) if is_list else _folder_rows(folder)
-        names = read_names(folder / "classnames.txt", labels)
+        rows, names = own_rows(path) if stored is None else _stored_rows(stored)
+        labels = list(names)
         number = {label: index for index, label in enumerate(labels)}
         items = [Item(row.key, number[row.label], names[row.label]) for row in rows]
         if not rows[0].part:
-            kept = folder / (f"{path.stem}.split.json" if is_list else SPLIT_FILE)
+            file = f"{path.stem}.split.json" if is_list else SPLIT_FILE
+            kept = folder / (file if stored is None else f"_{file}")  # which readers of Parquet pass over
             all_train = Splits(sorted(items, key=lambda item: item.label), [], [])
             splits = all_train if whole else kept_split(kept, split, all_train.train, labels, keep_split)
         elif split is not None:
@@ -156,12 +161,39 @@ def load_own(
         else:
             parted = list(zip(items, (row.part for row in rows), strict=True))
             splits = Splits(*([item for item, part in parted if part == name] for name in SPLITS))
-            if not splits.train:
+            if not splits.train and stored is None:
                 raise UserError(f"{path} lists no training images")
-    check_items(splits, str(folder), tested=not whole)
+    check_items(splits, str(folder), repeats=stored is not None, tested=not whole)
+    if stored is not None:
+        wording = template or stored.about["template"]
+        return Dataset(stored.about["data"], wording, *splits, stored.load, features=stored)
     name = path.stem if is_list else folder.resolve().name
-    wording = template or _read_template(folder / "template.txt") or TEMPLATE
+    wording = template or own_template(path)
     return Dataset(name, wording, *splits, FileImages(folder, upright=True), folder=folder)
+
+
+def own_rows(path: Path) -> tuple[list[Row], dict[str, str]]:
+    """The images in a folder or a CSV file, and the class names by folder or label, in their order."""
+    rows, labels = _read_rows(path) if path.is_file() else _folder_rows(path)
+    return rows, read_names((path.parent if path.is_file() else path) / "classnames.txt", labels)
+
+
+def own_template(path: Path) -> str:
+    """The template beside the images in a folder or a CSV file, or the plain one."""
+    return _read_template((path.parent if path.is_file() else path) / "template.txt") or TEMPLATE
+
+
+def _stored_rows(stored: StoredFeatures) -> tuple[list[Row], dict[str, str]]:
+    """The same of stored features."""
+    names = stored.about["classes"]
+    if names is None:
+        raise UserError(
+            f"{stored.folder} was embedded without classes: embed a folder with a folder of images for each class, a "
+            "CSV file with path and label, or a data set by its name"
+        )
+    rows = [Row(row.image_path, row.label or "", row.split or "") for row in stored.rows()]
+    there = {row.label for row in rows}
+    return rows, {label: name for label, name in names.items() if label in there}
 
 
 def _warn_of_folders_set_aside(folder: Path) -> None:
@@ -180,6 +212,14 @@ def passed_over(folder: Path) -> str:
     beside = sum(is_image(path) and path.name[0] != "." for path in folder.iterdir())
     said = [f"{number_of(beside, 'image')} beside the class folders"] if beside else []
     return "; ".join([*said, *filter(None, [said_of_endings(endings)])])
+
+
+def has_classes(path: Path) -> bool:
+    """Whether a folder has class folders and no images beside them, or whether a CSV file has labels."""
+    if path.is_dir():
+        return bool(_subfolders(path)) and not any(is_image(file) for file in path.iterdir())
+    lines = read_lines(path)[:1] if path.suffix.lower() == ".csv" and path.is_file() else []
+    return any("label" in line.lower().split(",") for line in lines)
 
 
 def is_flat(folder: Path) -> bool:

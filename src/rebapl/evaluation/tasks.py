@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rebapl.backbones.features import features_of
 from rebapl.data.batches import LabelledImages
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.own_images import is_flat, load_flat_folder
@@ -26,7 +27,7 @@ from rebapl.evaluation.diversity import (
 from rebapl.evaluation.outside import all_outside_scores
 from rebapl.evaluation.scores import scores
 from rebapl.evaluation.temperature import fit_temperature, tempered
-from rebapl.learners import METHODS, build_learner, published, resolve_method
+from rebapl.learners import METHODS, build_learner, check_features, published, resolve_method, takes_features
 from rebapl.numbers import harmonic_mean, spread
 from rebapl.posterior import Posterior, Prediction
 from rebapl.posterior.fitting import check_level
@@ -183,8 +184,15 @@ def predict_part(posterior: Posterior, part: Part, progress: Callable[[int], Non
 
 
 def part_views(posterior: Posterior, part: Part) -> torch.Tensor:
-    """The test-time views, uint8 (N, 3, H, W), of a part, as the posterior's backbone wants them."""
-    return LabelledImages(part.dataset, part.items).views(posterior.learner.encoder.preprocessing)
+    """The test-time views, uint8 (N, 3, H, W), of a part, as the posterior's backbone wants them.
+
+    A posterior that sees images through the frozen tower alone gets their features (N, e), which may be kept from
+    before; see `features_of`.
+    """
+    learner, data = posterior.learner, LabelledImages(part.dataset, part.items)
+    if part.dataset.features is not None:
+        check_features(learner, part.dataset.features)
+    return features_of(learner.encoder, data) if takes_features(learner) else data.views(learner.encoder.preprocessing)
 
 
 def part_labels(part: Part) -> torch.Tensor:

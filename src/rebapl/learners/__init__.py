@@ -1,6 +1,6 @@
 """Prompt learners: one file per published method, one small interface; nothing about sampling."""
 
-from rebapl.learners.base import Learner, Output, Recipe
+from rebapl.learners.base import Learner, Output, Recipe, check_features, takes_features
 from rebapl.learners.registry import METHODS, Method, build_learner, published, register, resolve_method
 
 __all__ = [
@@ -10,7 +10,9 @@ __all__ = [
     "Output",
     "Recipe",
     "build_learner",
+    "check_features",
     "published",
     "register",
     "resolve_method",
+    "takes_features",
 ]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder, States, clean_class_names
 from rebapl.data.dataset import check_template
+from rebapl.data.features import StoredFeatures
 from rebapl.errors import UserError, unknown
 from rebapl.randomness import generator as random_stream
 from rebapl.settings import Settings
@@ -271,10 +272,26 @@ class TextLearner(Learner[Tensor]):
 
     @torch.no_grad()
     def frozen(self, images: Tensor) -> Tensor:
-        return images if images.ndim == 2 else self.encoder.image_features(images)
+        return self.encoder.image_features(images)
 
     def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
         return Output(self.encoder.logits(frozen, classes["text"]), {"image": frozen}, classes)
+
+
+def takes_features(learner: Learner[Any]) -> bool:
+    """Whether a learner sees an image through the frozen tower alone, so that the features of images suffice it."""
+    return isinstance(learner, TextLearner) and type(learner).frozen is TextLearner.frozen
+
+
+def check_features(learner: Learner[Any], stored: StoredFeatures) -> None:
+    """Refuse stored features of another backbone, and a learner that needs the images themselves."""
+    if not takes_features(learner):
+        raise UserError(
+            f"{learner.method or type(learner).__name__} changes how images are read, so that it needs the images "
+            f"themselves and not the features in {stored.folder}: take a method that leaves the image tower as it is, "
+            f"such as coop"
+        )
+    stored.check(learner.encoder.fingerprint, learner.encoder.name)
 
 
 def _sharing_tensors(module: Module, made: dict[int, Any]) -> Module:

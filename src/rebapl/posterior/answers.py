@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from rebapl.data.features import StoredFeatures
 from rebapl.data.images import UnreadableImageError, read_image
 from rebapl.data.transforms import stacked
 from rebapl.data.workers import mapped_ahead
 from rebapl.errors import UserError
+from rebapl.learners import check_features
 from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.posterior import Posterior
 from rebapl.posterior.prediction import NO_SETS, NO_THRESHOLD, Average, check_average
@@ -30,6 +33,9 @@ CPU_PORTION = 32
 
 DECODING, MODEL, WRITING = "decoding", "the model", "writing"
 """What is waited for: images that are read and resized, their passes, and records that are made and written."""
+
+Given = TypeVar("Given")
+Named = TypeVar("Named")
 
 RECENT = 8
 """The number of portions, the latest ones, by which the pace is judged."""
@@ -139,31 +145,73 @@ def answer_files(
                 raise
             return str(file), None, error.reason
 
-    def portions() -> Iterator[tuple[list[tuple[str, Tensor | None, str]], Tensor]]:
-        images = mapped_ahead(read, files, size)
-        while True:
-            pace.waits_for(DECODING)
-            portion = list(islice(images, size))
+    yield from _answered(bound, asked, read_ahead(read, files, size, pace), pace)
+
+
+def read_ahead(
+    read: Callable[[Given], tuple[Named, Tensor | None, str]], items: Iterable[Given], size: int, pace: Pace
+) -> Iterator[tuple[list[tuple[Named, str]], Tensor]]:
+    """Read images in threads, which are `size` images ahead, and give a portion of as many at a time.
+
+    A portion has what each image is called, with why it cannot be read or nothing, and the views of the others. `read`
+    gives what an image is called and its view, or None and why it cannot be read.
+    """
+    images = mapped_ahead(read, items, size)
+    while True:
+        pace.waits_for(DECODING)
+        portion = list(islice(images, size))
+        pace.waits_for(MODEL)
+        if not portion:
+            return
+        views = [view for _, view, _ in portion if view is not None]
+        yield [(named, why) for named, _, why in portion], stacked(views) if views else torch.empty(0)
+
+
+def answer_features(
+    posterior: Posterior,
+    stored: StoredFeatures,
+    question: Question | None = None,
+    pace: Pace | None = None,
+    shards: Iterable[int] | None = None,
+) -> Iterator[list[Record]]:
+    """Give the records of stored features, those in some of their `shards` or all, a portion at a time.
+
+    A posterior whose method needs the images themselves, or that has another backbone, is refused.
+    """
+    bound, asked = (question or Question()).put_to(posterior)
+    check_features(bound.learner, stored)
+    pace = pace or Pace()
+
+    def portions() -> Iterator[tuple[list[tuple[str, str]], Tensor]]:
+        pace.waits_for(DECODING)
+        for names, features in stored.portions(CHUNK * bound.device_count, shards):
             pace.waits_for(MODEL)
-            if not portion:
-                return
-            views = [view for _, view, _ in portion if view is not None]
-            yield portion, stacked(views) if views else torch.empty(0)
+            yield [(name, "") for name in names], features
+            pace.waits_for(DECODING)
+
+    yield from _answered(bound, asked, portions(), pace)
+
+
+def _answered(
+    bound: Posterior, asked: Question, portions: Iterator[tuple[list[tuple[str, str]], Tensor]], pace: Pace
+) -> Iterator[list[Record]]:
+    """The records of portions of images: their names, why some cannot be read, and the views or features of others."""
 
     def answered() -> Iterator[list[Record]]:
-        for portion, logits in bound.portion_logits(portions()):
+        for portion, logits in bound.portion_logits(portions):
             pace.waits_for(WRITING)
-            names = [name for name, view, _ in portion if view is not None]
+            names = [name for name, why in portion if not why]
             prediction = bound.predict_logits(logits, names, asked.average)
             records = iter(prediction.records(asked.top, asked.abstain, asked.sets))
             pace.answered(len(portion))
-            yield [record_of_broken(name, why) if view is None else next(records) for name, view, why in portion]
+            yield [record_of_broken(name, why) if why else next(records) for name, why in portion]
             pace.waits_for(MODEL)
 
-    yield from by_one_torch_thread(answered()) if encoder.device.type == "cuda" else answered()
+    on_gpu = bound.learner.encoder.device.type == "cuda"
+    yield from by_one_torch_thread(answered()) if on_gpu else answered()
 
 
-def by_one_torch_thread(portions: Iterator[list[Record]]) -> Iterator[list[Record]]:
+def by_one_torch_thread(portions: Iterator[list[Given]]) -> Iterator[list[Given]]:
     """The same portions, for work beside a GPU: what little torch computes on the CPU is not shared among threads.
 
     The cores are busy decoding, and a share of the work would wait until its core is free. Whoever takes

@@ -17,11 +17,13 @@ from rebapl.data.images import (
     BROKEN,
     EXTENSIONS,
     as_rgb,
+    images_in_tar,
     read_image,
     said_of_endings,
     unreadable,
     walk_images,
 )
+from rebapl.data.tars import is_tar
 from rebapl.data.transforms import Preprocessing, stacked
 from rebapl.data.workers import mapped_ahead
 from rebapl.errors import UserError, printable
@@ -114,7 +116,7 @@ def _channels_last(images: np.ndarray | Tensor) -> np.ndarray:
 
 
 class ImageFiles:
-    """The image files in `paths` (files, and folders to their bottom), in `lists`, and in lines that are `piped`.
+    """The images in `paths` (files, folders to their bottom, tar archives), in `lists`, and in lines that are `piped`.
 
     Going through it gives them in this order, and finds the files of a folder when it gets there. `known` is how many
     there are without those piped. `passed_over` counts what in folders is not called an image, see `walk_images`.
@@ -188,5 +190,7 @@ def _all_below(paths: Iterable[Path], passed_over: Counter[str]) -> Iterator[Pat
     for path in paths:
         if path.is_dir():
             yield from walk_images(path, passed_over)
+        elif is_tar(path):
+            yield from images_in_tar(path)
         else:
             yield path

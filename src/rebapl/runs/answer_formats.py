@@ -15,8 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rebapl.errors import UserError
-from rebapl.files import clear_refusals
+from rebapl.files import clear_refusals, import_parquet
 from rebapl.posterior.prediction import UNSURE
 from rebapl.posterior.records import RANKED, Record, columns, row_of
 
@@ -64,15 +63,6 @@ def _csv(rows: Iterable[Sequence[Any]]) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode()
-
-
-def import_parquet() -> Any:
-    """The module that reads and writes Parquet; if it is not installed, the error says how to install it."""
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UserError("Parquet files need pyarrow: pip install 'rebapl[parquet]', or write .csv or .jsonl") from error
-    return pyarrow.parquet
 
 
 def _table(records: Sequence[Record], top: int) -> pyarrow.Table:

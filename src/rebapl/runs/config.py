@@ -14,6 +14,7 @@ from pydantic import Field
 from rebapl.backbones.model import weight_files
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.dataset import Dataset
+from rebapl.data.features import StoredFeatures, is_features
 from rebapl.data.identity import identity
 from rebapl.data.images import files_below
 from rebapl.data.task import Task, check_fold_use, load_task, part_names
@@ -169,8 +170,13 @@ def first_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> tup
 
 
 def data_name(data: str) -> str:
-    """The name of a data set. Where `data` is a path, it is the name of that folder or file."""
+    """The name of a data set. Where `data` is a path, it is the name of that folder or file.
+
+    Stored features have the name of the data set that they were made of.
+    """
     path = Path(data).expanduser().resolve()
+    if is_own(data) and is_features(path):
+        return StoredFeatures.read(path).about["data"]
     return (path.stem if path.suffix.lower() == ".csv" else path.name) if is_own(data) else data
 
 

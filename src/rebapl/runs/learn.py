@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rebapl.backbones.features import FOLDER, features_kept_in
 from rebapl.data.checking import broken_images
 from rebapl.data.dataset import Dataset
 from rebapl.data.folds import ALL, folds_for
@@ -178,7 +179,8 @@ def learn(
         return
     device = engine.devices[0]
     with alone_in(lesson.out):
-        prediction, labels = _held_out(lesson, jobs[1:], device)
+        with features_kept_in(lesson.out.parent / FOLDER):
+            prediction, labels = _held_out(lesson, jobs[1:], device)
         posterior = load_posterior(lesson.out, kept_backbone(lesson.final.backbone_name, device), device)
         threshold = _threshold(prediction, labels, risk, confidence)
         sets = None if set_level is None else choose_conformal(prediction, labels, set_level)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 
+from rebapl.backbones.features import FOLDER, features_kept_in
 from rebapl.data.catalogue import is_own
 from rebapl.data.folds import ALL
 from rebapl.data.identity import recorded_images
@@ -170,7 +171,7 @@ def _train(
         training = Training(task, encoder, resolved.training, config.seed)
         write_config(config, resolved, out)
         write_json(out / ENVIRONMENT, made_in)
-        if is_own(config.data) and not (out / DATA).exists():
+        if is_own(config.data) and task.dataset.features is None and not (out / DATA).exists():
             write_json(out / DATA, recorded_images(task.dataset, task.train.items))
         if cycle is not None:
             folder = cycle_folder(out, cycle)
@@ -225,7 +226,8 @@ def evaluate_run(
     all samples alike; `fit_weights`, `fit_threshold` (arguments of `choose_threshold`) and `fit_conformal` (the level
     of prediction sets) first fit these on the run's validation images; all are stored in the posterior. `outside` names
     test parts, data sets or folders of images to be told from the trained classes; scores of other ones stay.
-    `progress` hears of the images of the test parts. `wait` and `track` are as in `run`.
+    `progress` hears of the images of the test parts. `wait` and `track` are as in `run`. Features of test
+    images are kept beside the run, for others that see the same images through the same backbone; see `features_of`.
     """
     check_trackers(track)
     if fit_weights and uniform_weights:
@@ -244,7 +246,12 @@ def evaluate_run(
     # Data and backbone may have moved, and defaults may have changed since: both are resolved as they are now.
     refuse_other_run(config, out, asked.changed(data=config.data, backbone=config.backbone).resolved().settings)
     threads, settings = read_environment(out).get("threads"), stored_settings(out)
-    with _alone(out, wait=wait), computing_with(threads), tracked(track, out, settings) as tracker:
+    with (
+        _alone(out, wait=wait),
+        computing_with(threads),
+        features_kept_in(out.parent / FOLDER),
+        tracked(track, out, settings) as tracker,
+    ):
         stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
         parts = missing_parts(stored, config) if only_missing else config.parts()
         outside = [name for name in outside if not (only_missing and name in stored.outside)]

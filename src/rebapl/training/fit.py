@@ -17,10 +17,11 @@ from torch import Tensor
 from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.batches import LabelledImages, TrainBatches
 from rebapl.data.dataset import Dataset
+from rebapl.data.feature_batches import FeatureBatches
 from rebapl.data.own_images import ImageLike, dataset_of
 from rebapl.data.task import Task, load_task, task_of
 from rebapl.errors import UserError
-from rebapl.learners import Learner, build_learner
+from rebapl.learners import Learner, build_learner, check_features
 from rebapl.posterior import Posterior
 from rebapl.randomness import generator
 from rebapl.sampling import LOOPS, Inference, Loop
@@ -154,7 +155,8 @@ def fit(
     Posterior(coop · mle, 1 sample, 2 classes, backbone mini)
     """
     task = _task(task_or_images, labels, class_names, template, seed)
-    encoder = backbone or default_backbone(task.dataset.name)
+    stored = task.dataset.features
+    encoder = backbone or default_backbone(task.dataset.name if stored is None else str(stored.folder))
     encoder = load_backbone(encoder) if isinstance(encoder, str) else encoder
     seed = task.seed if seed is None else seed
     learner = method if isinstance(method, Learner) else None
@@ -239,7 +241,13 @@ def _build_loop(
 ) -> tuple[Loop, str]:
     """The loop of a training, and what identifies its training images."""
     data = LabelledImages(task.dataset, task.train.items)
-    batches = TrainBatches(data, encoder.preprocessing, inference.batch, resolved.crop_scale, seed, encoder.device)
+    batches: TrainBatches | FeatureBatches
+    if (stored := task.dataset.features) is not None:
+        check_features(learner, stored)
+        examples = data.views(encoder.preprocessing).to(encoder.device), data.labels.to(encoder.device)
+        batches = FeatureBatches(*examples, inference.batch, seed, data.fingerprint())
+    else:
+        batches = TrainBatches(data, encoder.preprocessing, inference.batch, resolved.crop_scale, seed, encoder.device)
     inference = inference.changed(batch=batches.batch)  # fewer where there are fewer images in all
     pool = _pool(data, batches, encoder, inference, seed)
     loop = LOOPS[inference.sampler.kind](
@@ -257,7 +265,7 @@ def _build_loop(
 
 
 def _pool(
-    data: LabelledImages, batches: TrainBatches, encoder: DualEncoder, inference: Inference, seed: int
+    data: LabelledImages, batches: TrainBatches | FeatureBatches, encoder: DualEncoder, inference: Inference, seed: int
 ) -> Tensor | None:
     """The pool of training images on which samples are compared, in random order; None where no images are."""
     size = inference.pool_size

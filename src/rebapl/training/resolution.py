@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rebapl.backbones import DEFAULT_BACKBONE
+from rebapl.data.catalogue import is_own
 from rebapl.data.embedded import EMBEDDED
+from rebapl.data.features import StoredFeatures, is_features
 from rebapl.errors import UserError
 from rebapl.learners import METHODS, Recipe
 from rebapl.sampling import Inference
@@ -48,12 +51,15 @@ def default_backbone(data: str) -> str:
     """The backbone that a run on this data set uses unless another is named.
 
     The embedded tasks have small pictures that are made for `mini`, so they need nothing from outside. All other data
-    sets use CLIP ViT-B/16.
+    sets use CLIP ViT-B/16, and a folder of stored features the backbone that made them.
 
     >>> default_backbone("digits"), default_backbone("eurosat")
     ('mini', 'openai/clip-vit-base-patch16')
     """
-    return "mini" if data in EMBEDDED else DEFAULT_BACKBONE
+    if data in EMBEDDED:
+        return "mini"
+    folder = Path(data).expanduser()
+    return StoredFeatures.read(folder).backbone if is_own(data) and is_features(folder) else DEFAULT_BACKBONE
 
 
 def resolve_training(

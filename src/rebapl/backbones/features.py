@@ -1,0 +1,102 @@
+"""Features of images, encoded once: what the frozen image tower gives is kept for whoever asks for the same images.
+
+A text-only method sees an image through the frozen tower alone, so its scores need the features of the test images and
+nothing else of them. They are the same whatever the seed, the shots, the inference and the method, and they are kept in
+a folder, one file for each portion of images:
+
+    <folder>/<first 24 digits of the key>.f32        the SHA-256 of what follows, and float32 (n, e)
+
+The key is a checksum of the backbone's fingerprint (its weights and its preprocessing), of where and in what type it
+computes, and of the images: of the path, size and time of each file or, where images are not plain files, of their
+pixels. So a file can be old, but never wrong, and the folder may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rebapl.backbones.encoder import DualEncoder
+from rebapl.data.batches import LabelledImages
+from rebapl.data.images import FileImages
+from rebapl.errors import UserError
+from rebapl.files import stamp, write_atomically
+
+FOLDER = ".features"
+"""The folder of kept features in a folder of runs."""
+
+AT_ONCE = 256
+"""Images in a portion. It is that of a prediction, so that the features are the same to the last bit."""
+
+SUM = 32
+"""The bytes of a SHA-256."""
+
+_folder: ContextVar[Path | None] = ContextVar("features", default=None)
+
+
+@contextlib.contextmanager
+def features_kept_in(folder: Path) -> Iterator[None]:
+    """Within `with`, features are kept in this folder, and those that are there are not computed again."""
+    token = _folder.set(folder)
+    try:
+        yield
+    finally:
+        _folder.reset(token)
+
+
+@torch.no_grad()
+def encode(encoder: DualEncoder, views: Tensor) -> Tensor:
+    """The normalised features float32 (n, e), on the CPU, of test-time views uint8 (n, 3, H, W)."""
+    return encoder.image_features(encoder.preprocessing.normalize(views.to(encoder.device))).float().cpu()
+
+
+def features_of(encoder: DualEncoder, data: LabelledImages) -> Tensor:
+    """The features (N, e) of the test-time views of images: stored ones, kept ones, or computed ones, which are kept.
+
+    Stored features of another backbone are refused.
+    """
+    if (stored := data.dataset.features) is not None:
+        stored.check(encoder.fingerprint, encoder.name)
+        return stored.of([item.key for item in data.items])
+    rows = [range(len(data))[first : first + AT_ONCE] for first in range(0, len(data), AT_ONCE)]
+    return torch.cat([torch.empty(0, encoder.joint_width), *(_portion(encoder, data, some) for some in rows)])
+
+
+def _portion(encoder: DualEncoder, data: LabelledImages, rows: Sequence[int]) -> Tensor:
+    folder, views = _folder.get(), None
+    if folder is None:
+        return encode(encoder, data.views(encoder.preprocessing, rows))
+    images = _files(data, rows)
+    if images is None:
+        views = data.views(encoder.preprocessing, rows)
+        images = hashlib.sha256(views.numpy().tobytes()).hexdigest()
+    computed = (encoder.fingerprint, str(encoder.device), str(encoder.dtype), torch.get_num_threads())
+    key = hashlib.sha256(json.dumps([computed, images]).encode("utf-8", "surrogatepass")).hexdigest()
+    path = folder / f"{key[:24]}.f32"
+    with contextlib.suppress(OSError):
+        kept = bytearray(path.read_bytes())
+        if hashlib.sha256(kept[SUM:]).digest() == kept[:SUM]:  # a damaged file is written again
+            return torch.frombuffer(kept, dtype=torch.float32, offset=SUM).view(len(rows), -1)
+    features = encode(encoder, data.views(encoder.preprocessing, rows) if views is None else views)
+    content = features.numpy().tobytes()
+    with contextlib.suppress(UserError):  # a folder that cannot be written costs time, and no result
+        write_atomically(path, hashlib.sha256(content).digest() + content)
+    return features
+
+
+def _files(data: LabelledImages, rows: Sequence[int]) -> object:
+    """What identifies images that are plain files without reading them; None if they are not, or are not there."""
+    load = data.dataset.load
+    if not isinstance(load, FileImages):
+        return None
+    try:
+        return [load.upright, [stamp((load.folder / data.items[row].key).resolve()) for row in rows]]
+    except OSError:
+        return None

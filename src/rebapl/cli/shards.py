@@ -1,0 +1,114 @@
+"""What commands that work in shards share: doing those that are missing, and saying how far that is."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rebapl.errors import UserError, printable
+from rebapl.wording import number_of
+
+if TYPE_CHECKING:
+    from rebapl.cli.progress import StepProgress
+    from rebapl.posterior.answers import Pace
+    from rebapl.posterior.records import Record
+    from rebapl.runs.engine import Engine
+    from rebapl.runs.shards import Place, Shard
+
+NAMED = 10
+"""The number of images that cannot be read which are named; the others are counted."""
+
+
+def do_shards(
+    progress: StepProgress,
+    place: Place,
+    plan: Callable[[], Sequence[Shard]],
+    do_here: Callable[[Sequence[Any], Pace], Iterator[list[Record]]],
+    where: Engine[Any] | None,
+    doing: str = "predicting",
+    done: str = "answered",
+) -> None:
+    """Do the shards of a `plan` that are missing, here or on an engine, and say at the end how many images are done.
+
+    `do_here` does shards in this process, and gives the `image` and the `error` of each image in portions.
+    """
+    from rebapl.cli.progress import StepProgress
+    from rebapl.files import alone_in
+    from rebapl.interruption import Interrupted
+    from rebapl.runs.jobs import Outcome, check_outcomes
+    from rebapl.runs.shards import conclude, count_rows
+
+    with alone_in(place.out):
+        shards = plan()
+        missing = [shard for shard in shards if not shard.is_done()]
+        before, _ = count_rows(place, shards)
+        asked = sum(shard.count for shard in missing)
+        progress.start_line(f"{doing} {number_of(asked, 'image')} into {place.out}")
+        outcomes: list[Outcome] = []
+        watch = Watch(progress, asked, doing)
+        try:
+            if where is None:
+                for records in do_here(missing, watch.pace):
+                    watch(records)
+            else:
+                with StepProgress(progress.quiet, jobs=missing) as live:
+                    outcomes += where.run(missing, live.show)
+        except KeyboardInterrupt as error:
+            rows, _ = count_rows(place, shards)
+            number = error.signal if isinstance(error, Interrupted) else signal.SIGINT
+            raise Interrupted(number, f"{rows} of {before + asked} images are {done} in {place.out}") from error
+        rows, not_read = count_rows(place, shards)
+        conclude(place, shards)
+    if where is not None:
+        for image, why in not_read:
+            watch.skip(image, why)
+    if rows:
+        print(f"{counted(rows, before, len(not_read))}: {printable(str(place.out))}")
+    check_outcomes(outcomes)
+    if rows == len(not_read):
+        raise UserError(nothing_read(not_read))
+
+
+class Watch:
+    """Shows how far work on images is and what limits it, and names the first images that cannot be read."""
+
+    def __init__(self, progress: StepProgress, total: int | None, doing: str = "predicting") -> None:
+        from rebapl.posterior.answers import Pace
+
+        self.progress, self.total, self.pace = progress, total, Pace()
+        self.done, self.not_read = 0, list[tuple[str, str]]()
+        self._moved = progress.begin(doing)
+
+    def __call__(self, records: list[Record]) -> None:
+        """Take note of a portion."""
+        self.done += len(records)
+        for record in records:
+            if record["error"] is not None:
+                self.skip(record["image"], record["error"])
+        self._moved(self.done, self.total, note=self.pace.said())
+
+    def skip(self, image: str, error: str) -> None:
+        """Take note of an image that cannot be read."""
+        self.not_read.append((image, error))
+        if len(self.not_read) <= NAMED:
+            self.progress.warn(f"skipped: {image} cannot be read ({error})")
+        elif len(self.not_read) == NAMED + 1:
+            self.progress.warn("skipped: more, which are not named here")
+
+
+def nothing_read(not_read: list[tuple[str, str]]) -> str:
+    """What to say where no image could be read."""
+    image, error = not_read[0]
+    return f"none of the {len(not_read)} images can be read; the first: {image} cannot be read ({error})"
+
+
+def counted(rows: int, before: int, broken: int) -> str:
+    """The number of images that are done, and how many of them are not new or are no answers.
+
+    >>> counted(3, 1, 0)
+    '3 images (1 was there before)'
+    """
+    remarks = [f"{before} {'was' if before == 1 else 'were'} there before"] if before else []
+    remarks += [f"{broken} cannot be read"] if broken else []
+    return number_of(rows, "image") + (f" ({', '.join(remarks)})" if remarks else "")

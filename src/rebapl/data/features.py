@@ -1,0 +1,208 @@
+"""Stored features: a folder that `rebapl embed` wrote, which stands for the images that it was made of.
+
+    _about.json              which backbone and preprocessing made the features, their precision, classes and template
+    shard-000000.parquet     image_path, sha256 (of the file), label, class, split, and feature: one row per image
+
+or, in the layout that clip-retrieval writes,
+
+    img_emb/img_emb_000000.npy             the features (n, e) of a shard
+    metadata/metadata_000000.parquet       the other columns, in the same order
+
+A feature is what the frozen image tower gives, normalised to length one, as float16 or float32. An image that cannot
+be read has no row. `label` is what the data set calls the class (a folder, or the word or number of a list), `class` is
+its name, and `split` is train, val or test; each is null where it is not known.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from rebapl.errors import UserError, printable
+from rebapl.files import import_parquet, read_json
+
+ABOUT = "_about.json"
+"""The file that says what the rows in a folder are; readers of Parquet pass over files that begin with `_`."""
+
+WHAT = "features of rebapl embed"
+FORMS = ("parquet", "npy")
+PRECISIONS = {"float16": np.float16, "float32": np.float32}
+
+
+class FeatureRow(NamedTuple):
+    """What is known of an image beside its feature: its path, the checksum of its file, its label, class and split."""
+
+    image_path: str
+    sha256: str
+    label: str | None
+    class_name: str | None
+    split: str | None
+
+
+COLUMNS = ("image_path", "sha256", "label", "class", "split")
+"""The columns of a `FeatureRow`."""
+
+
+def shard_files(folder: Path, form: str, number: int) -> list[Path]:
+    """The files of a shard."""
+    if form == "npy":
+        names = [f"img_emb/img_emb_{number:06}.npy", f"metadata/metadata_{number:06}.parquet"]
+        return [folder / name for name in names]
+    return [folder / f"shard-{number:06}.parquet"]
+
+
+def shard_bytes(rows: Sequence[FeatureRow], features: np.ndarray, form: str) -> list[bytes]:
+    """The content of the files of a shard with features (n, e)."""
+    import pyarrow
+
+    columns = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
+    table = pyarrow.table(
+        {name: pyarrow.array(values, pyarrow.string()) for name, values in zip(COLUMNS, columns, strict=True)}
+    )
+    if form == "npy":
+        stream = io.BytesIO()
+        np.save(stream, features)
+        return [stream.getvalue(), _parquet_bytes(table)]
+    flat = pyarrow.array(features.reshape(-1))
+    return [
+        _parquet_bytes(table.append_column("feature", pyarrow.FixedSizeListArray.from_arrays(flat, features.shape[1])))
+    ]
+
+
+def _parquet_bytes(table: Any) -> bytes:
+    stream = io.BytesIO()
+    import_parquet().write_table(table, stream, compression={"feature": "none"})
+    return stream.getvalue()
+
+
+def is_features(path: Path) -> bool:
+    """Whether a folder holds stored features."""
+    about = path / ABOUT
+    return about.is_file() and read_json(about, "a folder of features").get("what") == WHAT
+
+
+@dataclass(frozen=True)
+class StoredFeatures:
+    """The features in a folder, and what `about` says of them. `read` opens a folder."""
+
+    folder: Path
+    about: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> StoredFeatures:
+        """Open a folder of features. One that is not complete is refused."""
+        about, shown = read_json(folder / ABOUT, "a folder of features"), printable(str(folder))
+        if about.get("what") != WHAT:
+            raise UserError(f"{shown} holds {about.get('what')}, not {WHAT}")
+        if not about.get("complete"):
+            raise UserError(f"{shown} is not complete: give the command `rebapl embed` again, and it goes on")
+        import_parquet()
+        return cls(folder, about)
+
+    def __len__(self) -> int:
+        """The number of images that have features."""
+        return self.about["rows"] - self.about["cannot_be_read"]
+
+    @property
+    def backbone(self) -> str:
+        """The name of the backbone that made them."""
+        return self.about["backbone"]
+
+    def check(self, fingerprint: str, name: str) -> None:
+        """Refuse another backbone than the one that made them. The fingerprint has the weights and the preprocessing.
+
+        `name` is what the other one is called.
+        """
+        if fingerprint != self.about["fingerprint"]:
+            raise UserError(
+                f"{printable(str(self.folder))} holds features of the backbone {self.backbone} "
+                f"({self.about['fingerprint'][:16]}), and this needs those of {name} ({fingerprint[:16]}): embed the "
+                f"images with it, or take the backbone of the features"
+            )
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The numbers of the shards."""
+        return list(range(self.about["shards"]))
+
+    def shards(self) -> list[tuple[int, str, int]]:
+        """The number of each shard that has rows, the path of its first image, and its number of rows."""
+        found = []
+        for number in self.numbers:
+            with import_parquet().ParquetFile(self._files(number)[-1]) as file:
+                if rows := file.metadata.num_rows:
+                    first = next(file.iter_batches(1, columns=["image_path"]))["image_path"][0].as_py()
+                    found.append((number, first, rows))
+        return found
+
+    def _files(self, number: int) -> list[Path]:
+        return shard_files(self.folder, self.about["format"], number)
+
+    def portions(self, size: int, numbers: Iterable[int] | None = None) -> Iterator[tuple[list[str], Tensor]]:
+        """Paths (n) and features float32 (n, e) of the images in these shards, or in all, n ≤ `size` at a time."""
+        for number in self.numbers if numbers is None else numbers:
+            names, features = self._paths(number), self._features(number)
+            for first in range(0, len(names), size):
+                part = features[first : first + size].astype(np.float32)  # a copy, since what is read is read-only
+                yield names[first : first + size], torch.from_numpy(part)
+
+    def _paths(self, number: int) -> list[str]:
+        return self._column(number, "image_path").to_pylist()
+
+    def _column(self, number: int, name: str) -> Any:
+        file = self._files(number)[-1]
+        try:
+            return import_parquet().read_table(file, columns=[name])[name].combine_chunks()
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{printable(str(file))} is damaged ({error}): remove it and embed again") from error
+
+    def _features(self, number: int) -> np.ndarray:
+        """The features (n, e) of a shard in the precision in which they are stored."""
+        if self.about["format"] == "npy":
+            features = np.load(self._files(number)[0], allow_pickle=False)
+        else:
+            features = self._column(number, "feature").flatten().to_numpy(zero_copy_only=False)
+        return features.reshape(-1, self.about["width"])
+
+    def rows(self) -> Iterator[FeatureRow]:
+        """What is known of the images beside their features, in their order."""
+        for number in self.numbers:
+            yield from map(FeatureRow, *(self._column(number, name).to_pylist() for name in COLUMNS))
+
+    def of(self, keys: Sequence[str]) -> Tensor:
+        """The features float32 (n, e) of images by their paths. Each shard that has some of them is read once."""
+        found = np.empty((len(keys), self.about["width"]), dtype=np.float32)
+        wanted: dict[int, list[tuple[int, int]]] = {}
+        for index, key in enumerate(keys):
+            number, row = self._where[key]
+            wanted.setdefault(number, []).append((index, row))
+        for number, places in sorted(wanted.items()):
+            indices, rows = zip(*places, strict=True)
+            found[list(indices)] = self._features(number)[list(rows)]
+        return torch.from_numpy(found)
+
+    @cached_property
+    def _where(self) -> dict[str, tuple[int, int]]:
+        """The shard of each path, and its row there."""
+        return {key: (number, row) for number in self.numbers for row, key in enumerate(self._paths(number))}
+
+    @cached_property
+    def checksums(self) -> dict[str, str]:
+        """The checksum of the file of each image, by its path."""
+        return {row.image_path: row.sha256 for row in self.rows()}
+
+    def load(self, key: str) -> Image.Image:
+        """Refuses to give the image of a key: only its features are there."""
+        raise UserError(
+            f"{printable(str(self.folder))} holds features of images, and this needs the images themselves ({key}): "
+            f"name the folder of the images, or a method that reads features only, such as zero-shot or coop"
+        )

@@ -1,0 +1,139 @@
+"""Answers in shards: the rows of `rebapl predict`, for images or for stored features of images."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rebapl import __version__
+from rebapl.data.features import StoredFeatures
+from rebapl.errors import UserError
+from rebapl.posterior import Posterior, load_posterior
+from rebapl.posterior.answers import Pace, Question, answer_features, answer_files
+from rebapl.posterior.records import Record, as_text, head_of
+from rebapl.runs.answer_formats import rows_bytes
+from rebapl.runs.machine import kept_backbone
+from rebapl.runs.shards import Entry, Place, Shard, folders_of, plan_lists, read_images_of_shards
+
+SIZE = 2048
+"""Images in a shard: seconds of work on a GPU, which is what a process that is killed costs at most."""
+
+CPU_SIZE = 128
+"""The same where one process works on a CPU."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inquiry:
+    """A question, and where the posterior and the images are, in plain values that any process understands.
+
+    `source` is where the posterior is, `fingerprint` says what it must be there, `backbone` where its backbone is.
+    Paths of images are taken from the folder `start`; or the images are those of the stored features in the folder
+    `features`. `form` is the format of the shards.
+    """
+
+    source: str
+    backbone: str
+    fingerprint: str
+    start: str
+    features: str | None
+    form: str
+    question: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerShard(Shard):
+    """The answers for the images of a shard. `inquiry` is an `Inquiry`."""
+
+    def portions(self, device: str) -> Iterator[int]:
+        """Predict the images and write the file."""
+        inquiry = Inquiry(**self.inquiry)
+        posterior = load_posterior(inquiry.source, kept_backbone(inquiry.backbone, device), device)
+        if posterior.fingerprint != inquiry.fingerprint:
+            raise UserError(f"{inquiry.source} has changed since the prediction began: answer with it in another place")
+        return (len(records) for records in answer_shards([self], posterior))
+
+
+def answer_shards(
+    shards: Sequence[AnswerShard], posterior: Posterior, pace: Pace | None = None
+) -> Iterator[list[Record]]:
+    """Answer the images of shards in one stream, and write each shard when it is complete. Each portion is given."""
+    if not shards:
+        return
+    inquiry = Inquiry(**shards[0].inquiry)
+    bound, question = Question(**inquiry.question).put_to(posterior)
+    wanted = {shard.number for shard in shards}
+    lists = [images for number, images in enumerate(read_images_of_shards(shards[0].kept_in)) if number in wanted]
+    waiting, held = list(reversed(shards)), list[Record]()
+    for portion in _answered(bound, question, inquiry, [entry for images in lists for entry in images], pace):
+        held += portion
+        yield portion
+        while waiting and len(held) >= waiting[-1].count:
+            shard = waiting.pop()
+            records = held[: shard.count]
+            broken = [(record["image"], record["error"]) for record in records if record["error"] is not None]
+            shard.write([rows_bytes(records, inquiry.form, question.top)], broken)
+            del held[: shard.count]
+
+
+def _answered(
+    bound: Posterior, question: Question, inquiry: Inquiry, entries: Sequence[Entry], pace: Pace | None
+) -> Iterator[list[Record]]:
+    """The records of the images of some shards, a portion at a time."""
+    if inquiry.features is not None:
+        stored = StoredFeatures.read(Path(inquiry.features))
+        yield from answer_features(bound, stored, question, pace, [number for _, number, _ in entries])
+        return
+    names = iter(entries)
+    for portion in answer_files(bound, (Path(inquiry.start) / name for name in entries), question, pace):
+        yield [{**record, "image": as_text(next(names))} for record in portion]
+
+
+def plan_answers(
+    place: Place,
+    source: str,
+    bound: Posterior,
+    question: Question,
+    images: Iterable[Path] | StoredFeatures,
+    size: int,
+) -> list[AnswerShard]:
+    """The shards of a prediction by the posterior in `source`. A place that is that of another prediction is refused.
+
+    The question was put to the posterior already, which is `bound` to its class names. Files have shards of `size`
+    images; stored features keep the shards that they have. See `plan_lists` for the rest.
+    """
+    stored = images if isinstance(images, StoredFeatures) else None
+    inquiry = Inquiry(
+        source=source if source.startswith("hf:") else str(Path(source).absolute()),
+        backbone=bound.learner.encoder.name,
+        fingerprint=bound.fingerprint,
+        start=str(Path.cwd()),
+        features=None if stored is None else str(stored.folder.absolute()),
+        form=place.form,
+        question=dataclasses.asdict(question),
+    )
+    threshold, conformal = bound.threshold if question.abstain else None, bound.conformal if question.sets else None
+    about = {
+        "format": place.form,
+        "rebapl": __version__,
+        "run": inquiry.source,
+        "posterior": inquiry.fingerprint,
+        "template": bound.learner.template,
+        **head_of(bound.class_names, str(question.average), len(bound), conformal),
+        "top": question.top,
+        "threshold": None if threshold is None else {"by": threshold.by, "value": threshold.value},
+    }
+    entries: dict[str, Entry]
+    if isinstance(images, StoredFeatures):
+        entries = {as_text(first): [first, number, rows] for number, first, rows in images.shards()}
+        size = 1
+    else:
+        entries = {as_text(str(file)): str(file) for file in images}
+        if not entries:
+            raise UserError("no path came through the pipe: write one per line")
+    lists = plan_lists(place, about, entries, size)
+    counts = [len(each) if stored is None else each[0][2] for each in lists]
+    plain = dataclasses.asdict(inquiry)
+    folders = folders_of(place, len(lists))
+    return [AnswerShard(folders[number], plain, number, count) for number, count in enumerate(counts)]

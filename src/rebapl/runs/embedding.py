@@ -1,0 +1,283 @@
+"""Features in shards: `rebapl embed` runs the frozen image tower over any number of images, once."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from rebapl import __version__
+from rebapl.backbones import DualEncoder
+from rebapl.backbones.features import encode
+from rebapl.data.catalogue import is_own, load_dataset
+from rebapl.data.dataset import SPLITS, Dataset
+from rebapl.data.features import PRECISIONS, WHAT, FeatureRow, shard_bytes, shard_files
+from rebapl.data.images import UnreadableImageError, as_rgb, read_image
+from rebapl.data.own_images import TEMPLATE, has_classes, own_rows, own_template, read_names
+from rebapl.data.tars import is_tar, labels_in_tar, read_from_tar, sample_of, tar_of
+from rebapl.errors import UserError
+from rebapl.files import sha256
+from rebapl.posterior.answers import CPU_PORTION, Pace, by_one_torch_thread, read_ahead
+from rebapl.posterior.images import ImageFiles
+from rebapl.posterior.passes import CHUNK
+from rebapl.posterior.records import Record, as_text
+from rebapl.runs.machine import kept_backbone
+from rebapl.runs.shards import Entry, Place, Shard, folders_of, plan_lists, read_images_of_shards
+
+SIZE = 8192
+"""Images in a shard: 8 MB of features of 512 numbers, and seconds of work on a GPU."""
+
+CPU_SIZE = 512
+"""The same where one process works on a CPU, which takes a minute for them with ViT-B/16."""
+
+
+class ToEmbed(NamedTuple):
+    """The images that are to be embedded.
+
+    `entries` are [path, label, split] by path, and paths are taken from the folder `start`; or they are those of the
+    data set `data`. `classes` are the class names by label, in their order, if they are known. `name` and `template`
+    are those of the data set.
+    """
+
+    entries: Mapping[str, Entry]
+    classes: Mapping[str, str] | None
+    name: str
+    template: str
+    start: Path
+    data: str | None = None
+    passed_over: str = ""
+
+
+def gather_images(
+    images: Sequence[str],
+    lists: Sequence[Path] = (),
+    *,
+    root: Path | None = None,
+    split: str | None = None,
+    unlabelled: bool = False,
+) -> ToEmbed:
+    """Find the images in folders, files, CSV files, tar archives, or in a data set by its name.
+
+    One data set, one folder all of whose images lie in class folders, or one CSV file with labels is taken with its
+    classes and splits, unless `unlabelled`. `lists` are as in `rebapl predict`, and `root` and `split` as in
+    `load_dataset`.
+    """
+    alone = images[0] if len(images) == 1 and not lists else None
+    if alone is not None and not is_own(alone):
+        dataset = load_dataset(alone, root, split=split)
+        rows = [(item.key, str(item.label), part) for part in SPLITS for item in getattr(dataset, part)]
+        names = {str(label): name for label, name in enumerate(dataset.class_names)}
+        return ToEmbed(_by_path(rows), names, dataset.name, dataset.template, Path.cwd(), alone)
+    if split is not None:
+        raise UserError(f"--split {split}: only a published data set has other split files; leave it out")
+    path = None if alone is None else Path(alone).expanduser()
+    if path is not None and not unlabelled and has_classes(path):
+        start = path.parent if path.is_file() else path
+        found, names = own_rows(path)
+        name = path.stem if path.is_file() else path.resolve().name
+        return ToEmbed(_by_path(found), names, name, own_template(path), start.absolute())
+    paths = [Path(each).expanduser() for each in images]
+    files = ImageFiles(
+        [each for each in paths if not _is_list(each)], [*(each for each in paths if _is_list(each)), *lists]
+    )
+    if not files.known:
+        raise UserError("which images? Name a data set, folders, files, tar archives, or --list FILE")
+    tars = [each for each in paths if is_tar(each)]
+    labels = {sample: label for tar in tars for sample, label in labels_in_tar(tar).items()}
+    named = _names_beside(tars[0], set(labels.values())) if labels and len(tars) == len(paths) and not lists else None
+    entries = _by_path([(str(file), labels.get(sample_of(file)), "") for file in files])
+    name = "images" if path is None else path.stem if path.is_file() else path.resolve().name
+    return ToEmbed(entries, named, name, TEMPLATE, Path.cwd(), passed_over=files.said_of_others())
+
+
+def _by_path(rows: Sequence[tuple[str, str | None, str]]) -> dict[str, Entry]:
+    return {as_text(path): [path, label, part] for path, label, part in rows}
+
+
+def _is_list(path: Path) -> bool:
+    return path.suffix.lower() == ".csv"
+
+
+def _names_beside(tar: Path, labels: set[str]) -> dict[str, str] | None:
+    """The class names of labels in an archive: those of `classnames.txt` beside it, or labels that are words."""
+    file = tar.parent / "classnames.txt"
+    if not file.is_file() and any(label.isdecimal() for label in labels):
+        return None
+    return read_names(file, sorted(labels, key=lambda label: (int(label) if label.isdecimal() else -1, label)))
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureInquiry:
+    """What is embedded and how, in plain values that any process understands; see `ToEmbed` and `plan_features`."""
+
+    backbone: str
+    fingerprint: str
+    start: str
+    data: str | None
+    root: str | None
+    split: str | None
+    classes: Mapping[str, str] | None
+    form: str
+    precision: str
+    strict: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureShard(Shard):
+    """The features of the images of a shard. `inquiry` is a `FeatureInquiry`."""
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files with its features and its other columns, which may be one."""
+        return shard_files(self.kept_in, self.inquiry["form"], self.number)
+
+    def portions(self, device: str) -> Iterator[int]:
+        """Encode the images and write the files."""
+        encoder = kept_backbone(self.inquiry["backbone"], device)
+        if encoder.fingerprint != self.inquiry["fingerprint"]:
+            raise UserError(f"the backbone {encoder.name} has changed since the work began: embed in another place")
+        return (len(records) for records in embed_shards([self], encoder))
+
+
+def plan_features(
+    place: Place,
+    images: ToEmbed,
+    encoder: DualEncoder,
+    *,
+    precision: str,
+    size: int,
+    strict: bool = False,
+    root: Path | None = None,
+    split: str | None = None,
+) -> list[FeatureShard]:
+    """The shards of the features of images. A place of other features is refused; see `plan_lists`.
+
+    With `strict`, an image that cannot be read is an error; otherwise it has no row.
+    """
+    inquiry = FeatureInquiry(
+        backbone=encoder.name,
+        fingerprint=encoder.fingerprint,
+        start=str(images.start),
+        data=images.data,
+        root=None if root is None else str(root.absolute()),
+        split=split,
+        classes=None if images.classes is None else dict(images.classes),
+        form=place.form,
+        precision=precision,
+        strict=strict,
+    )
+    about: dict[str, Any] = {
+        "format": place.form,
+        "rebapl": __version__,
+        "backbone": encoder.name,
+        "revision": encoder.revision,
+        "fingerprint": encoder.fingerprint,
+        "preprocessing": dataclasses.asdict(encoder.preprocessing),
+        "precision": precision,
+        "width": encoder.joint_width,
+        "data": images.name,
+        "template": images.template,
+        "classes": inquiry.classes,
+    }
+    lists = plan_lists(place, json.loads(json.dumps(about)), images.entries, size)
+    plain, folders = dataclasses.asdict(inquiry), folders_of(place, len(lists))
+    return [FeatureShard(folders[number], plain, number, len(images)) for number, images in enumerate(lists)]
+
+
+def features_place(out: Path, form: str) -> Place:
+    """The place of features in a folder."""
+    return Place(out, form, joined=False, what=WHAT)
+
+
+def embed_shards(
+    shards: Sequence[FeatureShard], encoder: DualEncoder, pace: Pace | None = None
+) -> Iterator[list[Record]]:
+    """Embed the images of shards in one stream, and write each shard when it is complete.
+
+    For each portion it gives the `image` of each and the `error`, None where it can be read.
+    """
+    if not shards:
+        return
+    inquiry, pace = FeatureInquiry(**shards[0].inquiry), pace or Pace()
+    wanted = {shard.number for shard in shards}
+    lists = (images for number, images in enumerate(read_images_of_shards(shards[0].kept_in)) if number in wanted)
+    entries = (entry for images in lists for entry in images)
+    size = CPU_PORTION if encoder.device.type == "cpu" else CHUNK
+    done = _embedded(read_ahead(_reader(inquiry, encoder), entries, size, pace), encoder, pace)
+    waiting, held = list(reversed(shards)), list[_Embedded]()
+    for portion in by_one_torch_thread(done) if encoder.device.type == "cuda" else done:
+        held += portion
+        yield [{"image": row.image_path, "error": why or None} for row, why, _ in portion]
+        while waiting and len(held) >= waiting[-1].count:
+            shard = waiting.pop()
+            _write(shard, inquiry, held[: shard.count], encoder.joint_width)
+            del held[: shard.count]
+
+
+class _Embedded(NamedTuple):
+    """What is known of an image, why it cannot be read or nothing, and its feature (e,) if it can."""
+
+    row: FeatureRow
+    why: str
+    feature: np.ndarray | None
+
+
+def _embedded(
+    portions: Iterator[tuple[list[tuple[FeatureRow, str]], Tensor]], encoder: DualEncoder, pace: Pace
+) -> Iterator[list[_Embedded]]:
+    for portion, views in portions:
+        features = iter(encode(encoder, views).numpy() if len(views) else ())
+        pace.answered(len(portion))
+        yield [_Embedded(row, why, None if why else next(features)) for row, why in portion]
+
+
+def _write(shard: FeatureShard, inquiry: FeatureInquiry, embedded: Sequence[_Embedded], width: int) -> None:
+    good = [each for each in embedded if each.feature is not None]
+    features = np.array([each.feature for each in good], dtype=PRECISIONS[inquiry.precision]).reshape(-1, width)
+    broken = [(each.row.image_path, each.why) for each in embedded if each.feature is None]
+    shard.write(shard_bytes([each.row for each in good], features, inquiry.form), broken)
+
+
+def _reader(inquiry: FeatureInquiry, encoder: DualEncoder) -> Callable[[Entry], tuple[FeatureRow, Tensor | None, str]]:
+    """Reads an image: what is known of it, and its view, or None and why it cannot be read."""
+    folder: Path | None = Path(inquiry.start)
+    load: Callable[[str], Image.Image] = lambda name: read_image(Path(inquiry.start) / name)  # noqa: E731
+    if inquiry.data is not None:
+        dataset = _dataset(inquiry.data, inquiry.root, inquiry.split)
+        folder, load = dataset.folder, dataset.load
+    classes = inquiry.classes or {}
+
+    def read(entry: Entry) -> tuple[FeatureRow, Tensor | None, str]:
+        name, label, part = entry
+        row = FeatureRow(as_text(name), "", label, classes.get(label), part or None)
+        try:
+            image = as_rgb(load(name), upright=False)  # what `load` gives is upright already where it should be
+            checksum = _checksum(image if folder is None else folder / name)
+            return row._replace(sha256=checksum), encoder.preprocessing.centre(image), ""
+        except UnreadableImageError as error:
+            if inquiry.strict:
+                raise
+            return row, None, error.reason
+
+    return read
+
+
+@functools.lru_cache(maxsize=1)
+def _dataset(name: str, root: str | None, split: str | None) -> Dataset:
+    return load_dataset(name, root, split=split)
+
+
+def _checksum(image: Image.Image | Path) -> str:
+    """The SHA-256 of the file of an image; of its RGB pixels, if it has none."""
+    if isinstance(image, Image.Image):
+        return hashlib.sha256(image.tobytes()).hexdigest()
+    tar = tar_of(image)
+    return sha256(image) if tar is None else hashlib.sha256(read_from_tar(tar, image)).hexdigest()
