@@ -136,8 +136,8 @@ def test_sinkhorns_gradient_is_as_right_as_it_says_however_far_apart_the_clouds_
 )
 def test_how_much_larger_the_scale_of_epsilon_is_with_few_images(distance: str, times: float) -> None:
     """Every image's features move by noise of their own, and all by a common step half as long. A mean over 32 groups
-    of 8 images against 256 at once: its deviation over seeds is 5 % for `sliced` and 2 % or less for the others, so that
-    25 and 10 % are five of them."""
+    of 8 images against 256 at once: its deviation over seeds is 5 % for `sliced` and at most 2 % for the others, so
+    that 25 and 10 % are five of them."""
     generator = torch.Generator().manual_seed(0)
     before, noise, step = (torch.randn(n, 64, generator=generator, dtype=torch.float64) for n in (256, 256, 1))
     after = before + 0.3 * noise + 0.15 * 8 * step / step.norm()
