@@ -146,7 +146,7 @@ class TrainBatches:
         The tensor is on the CPU, in pinned memory if the batches go to a GPU.
         """
         epoch, number = divmod(step, self.steps_per_epoch)
-        order = _order(self.seed, epoch, len(self.sizes))
+        order = epoch_order(self.seed, epoch, len(self.sizes))
         rows: list[int] = order[number * self.batch : (number + 1) * self.batch].tolist()
         rng = python_random(self.seed, "augmentation", step)
         crops = [random_crop(*self.sizes[row], self.crop_scale, rng, self.flip) for row in rows]
@@ -186,6 +186,6 @@ class TrainBatches:
 
 
 @lru_cache(maxsize=8)
-def _order(seed: int, epoch: int, count: int) -> Tensor:
+def epoch_order(seed: int, epoch: int, count: int) -> Tensor:
     """The order (count,) of an epoch."""
     return torch.randperm(count, generator=generator(seed, "order", epoch))
