@@ -84,6 +84,22 @@ class SharesParameters(Protocol):
         """Names of parameters, or of the modules that hold them."""
 
 
+@runtime_checkable
+class LinearInParameters(Protocol):
+    """A learner with one parameter r (C, d) whose logits are g_c · a(x) · r_c, and something that r does not change."""
+
+    def linear_inputs(self, images: Tensor, /) -> tuple[Tensor, Tensor]:
+        """a (B, d) and g (C,)."""
+
+
+@runtime_checkable
+class StatesPrior(Protocol):
+    """A learner whose mean loss has the prior N(0, 1/precision) of its parameters: precision·‖θ‖²/2N is a part of it."""
+
+    @property
+    def prior_precision(self) -> float: ...
+
+
 def shared_names(learner: object, names: Iterable[str]) -> frozenset[str]:
     """Those of the `names` of its parameters that the learner shares between particles.
 

@@ -1,4 +1,4 @@
-"""Prompt learners: one file per published method, one small interface; nothing about sampling."""
+"""Learners, prompts and heads: one file per published method, one small interface; nothing about sampling."""
 
 from rebapl.learners.base import Learner, Output, Recipe, check_features, takes_features
 from rebapl.learners.registry import METHODS, Method, build_learner, published, register, resolve_method

@@ -1,4 +1,4 @@
-"""The interface of every prompt learner.
+"""The interface of every learner, prompts and heads.
 
 A learner holds only its own parameters; the frozen dual encoder stays outside. It maps images to an `Output`
 (logits and named feature clouds) and an output with labels to its mean loss. It knows nothing of optimisers,
@@ -120,6 +120,9 @@ class Learner(nn.Module, Generic[Frozen]):
     shared_parameters: ClassVar[frozenset[str]] = frozenset()
     """Parameters, or modules with parameters, that particles side by side hold in common; see `SVGD`."""
 
+    learns_from_features: ClassVar[bool] = False
+    """Whether it learns from the features of un-augmented images, which are encoded once: a head; see `see`."""
+
     template: str = DEFAULT_TEMPLATE
 
     transfer: bool = False
@@ -194,6 +197,25 @@ class Learner(nn.Module, Generic[Frozen]):
         """Tokenise the class names, and compute the constant part of their text. `bind` calls it every time."""
         raise NotImplementedError
 
+    def see(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Learn at once what a head learns from the normalised features (N, e) and labels (N,) of all training images.
+
+        What is learned here are parameters that need no gradient: no sampler moves them, and each sample is stored with
+        them. Called once, before anything is sampled, if `learns_from_features`. Returns the examples that the
+        parameters with a gradient are then learned from: these, unless the method adds some.
+        """
+        return features, labels
+
+    def shape_like(self, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Give parameters whose shape depends on the number of training images the shapes that `see` gave them.
+
+        Called before stored values are read. Most have nothing to do.
+        """
+
+    def fixed_parameters(self) -> dict[str, Tensor]:
+        """The parameters that `see` found, by name."""
+        return {name: p.detach().clone() for name, p in self.named_parameters() if not p.requires_grad}
+
     def sentences(self) -> list[str]:
         """The class names in the template."""
         return [self.template.replace("{}", name) for name in self.class_names]
@@ -230,7 +252,7 @@ class Learner(nn.Module, Generic[Frozen]):
 
     @torch.no_grad()
     def frozen_cloud(self, space: str, images: Tensor | None, chunk: int = 64) -> Tensor | None:
-        """The points of a named space as the frozen model gives them, for preprocessed images (P, 3, H, W).
+        """The points of a named space as the frozen model gives them, for preprocessed images (P, 3, H, W), or features.
 
         None for spaces that the frozen model does not have, and where it cannot read the class names in the template.
         """
@@ -242,7 +264,9 @@ class Learner(nn.Module, Generic[Frozen]):
                 return text
             if images is None:
                 return None
-            image = torch.cat([self.encoder.image_features(part) for part in images.split(chunk)])
+            image = images
+            if images.ndim > 2:  # not features already
+                image = torch.cat([self.encoder.image_features(part) for part in images.split(chunk)])
             return Output(self.encoder.logits(image, text), {"image": image}, {"text": text}).cloud(space)
         except UserError:
             return None
@@ -292,6 +316,21 @@ def check_features(learner: Learner[Any], stored: StoredFeatures) -> None:
             f"such as coop"
         )
     stored.check(learner.encoder.fingerprint, learner.encoder.name)
+
+
+def rows_of(owners: Sequence[str], class_names: Sequence[str]) -> list[int | None]:
+    """Which of the classes trained on, the `owners`, each class is: its index, or None if it was not trained.
+
+    Where two owners have the same name, each class of that name has its own, in their order.
+
+    >>> rows_of(["cat", "dog", "cat"], ["dog", "cat", "fish", "cat"])
+    [1, 0, None, 2]
+    """
+    indices: dict[str, list[int]] = {}
+    for index, name in enumerate(owners):
+        indices.setdefault(name, []).append(index)
+    own = (indices.get(name) for name in class_names)
+    return [None if each is None else each.pop(0) if len(each) > 1 else each[0] for each in own]
 
 
 def _sharing_tensors(module: Module, made: dict[int, Any]) -> Module:

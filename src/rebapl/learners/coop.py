@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rebapl.backbones import DualEncoder
 from rebapl.backbones.text import Piece
 from rebapl.errors import UserError
-from rebapl.learners.base import TextLearner
+from rebapl.learners.base import TextLearner, rows_of
 from rebapl.learners.initial import context_ids, draw_tokens
 from rebapl.learners.registry import register
 from rebapl.settings import Settings
@@ -77,22 +77,14 @@ class CoOp(TextLearner):
         self.text = self.encoder.tokenize([pieces(name, self.tokens, position) for name in self.class_names])
 
     def _rows(self) -> Tensor:
-        """Which of the owners' contexts the classes bound to have: their indices (C,).
-
-        Where two owners have the same name, each class of that name has its own, in their order.
-        """
-        indices: dict[str, list[int]] = {}
-        for index, name in enumerate(self.owners):
-            indices.setdefault(name, []).append(index)
-        rows = []
-        for name in self.class_names:
-            if name not in indices:
-                raise UserError(
-                    f"class-specific context belongs to the {len(self.owners)} classes it was built with, and {name!r} "
-                    f"is none of them: use the shared context (class_specific=False)"
-                )
-            own = indices[name]
-            rows.append(own.pop(0) if len(own) > 1 else own[0])
+        """Which of the owners' contexts the classes bound to have: their indices (C,)."""
+        rows = rows_of(self.owners, self.class_names)
+        if None in rows:
+            name = self.class_names[rows.index(None)]
+            raise UserError(
+                f"class-specific context belongs to the {len(self.owners)} classes it was built with, and {name!r} "
+                f"is none of them: use the shared context (class_specific=False)"
+            )
         return torch.tensor(rows, device=self.encoder.device)
 
     @property

@@ -113,6 +113,12 @@ PACKAGED = {
     "proda": "proda",
     "bpl": "bayesian",
     "app": "adaptable_prompts",
+    "linear": "linear",
+    "gda": "gda",
+    "tip-adapter": "tip_adapter",
+    "tip-adapter-f": "tip_adapter_f",
+    "proker": "proker",
+    "lp++": "lp_plus",
 }
 """The methods of this package, and their files."""
 

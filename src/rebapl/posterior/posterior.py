@@ -200,7 +200,9 @@ class Posterior:
         if encoder is old.encoder:
             return old
         learned = type(old)(encoder, old.config).bind(self.about["class_names"], self.about["template"])
-        learned.load_state_dict(old.state_dict())
+        values = old.state_dict()
+        learned.shape_like({name: value.shape for name, value in values.items()})
+        learned.load_state_dict(values)
         return learned.bind(old.class_names, old.template, old.transfer).train(old.training)
 
     def sample(self, index: int) -> Posterior:

@@ -298,6 +298,7 @@ def _read_samples(path: Path, learner: Learner, count: int, method: str) -> dict
         stacked = {name: stack.clone() for name, stack in load_file(path).items()}
     except SafetensorError as error:
         raise UserError(f"{path} cannot be read ({error}): train the posterior again") from error
+    learner.shape_like({name: stack.shape[1:] for name, stack in stacked.items()})
     expected = {name: (count, *value.shape) for name, value in learner.named_parameters()}
     for name in sorted(expected.keys() | stacked.keys()):
         found = stacked.get(name, torch.empty(0))

@@ -6,7 +6,7 @@
             set lr (cosine) and temperature (0 while exploring)
             L = mean loss of the batch + Σ_s c_s·V(θ, earlier sample s), the sum k-fold at every k-th step
             one step of the sampler on exp(−N·L/T)
-            keep θ where the schedule marks a sample, and its features on the reference pool
+            keep θ where the schedule marks a sample (or draws around it: `laplace`), and its features on the pool
 
 Chains meet only through samples of *earlier* cycles. So running them one after the other inside a cycle is
 the same as running them at once, and needs the memory of one. Cold cycles without a force do not meet at all: each has
@@ -26,9 +26,11 @@ from torch import Tensor
 from rebapl.captured import Capturing, accelerated
 from rebapl.compiled import compiling
 from rebapl.errors import UserError
+from rebapl.randomness import generator
 from rebapl.repulsion import Repulsion, kick
 from rebapl.repulsion.parameters import total_norm
 from rebapl.sampling.adaptive import worth_another_cycle
+from rebapl.sampling.laplace import draws
 from rebapl.sampling.loop import Drawing, Loop, Sample, kept
 from rebapl.sampling.objective import Batch, Gradients, Objective, ReferencePool, evaluating
 from rebapl.sampling.schedule import build_schedule
@@ -226,13 +228,28 @@ class Chain(Loop):
         current = {name: p.detach().clone() for name, p in self.parameters.items()}
         if self.average is not None:
             self._set(self.average.sums)
-        self.samples.append(Sample(kept(self.parameters), cycle, chain, self.schedule.steps))
+        for parameters in self._drawn(cycle, chain):
+            self.samples.append(Sample(parameters, cycle, chain, self.schedule.steps))
         with evaluating(self.learner):
             if self.reference is not None and cycle < self.inference.cycles - 1:  # nothing comes after the last
                 self.repulsions[chain].remember(self.reference.stored())
             if self.held_out is not None and self.inference.adaptive is not None:
                 self._predictions.append(self._predict(self.held_out[0]))
         self._set(current)
+
+    def _drawn(self, cycle: int, chain: int) -> list[dict[str, Tensor]]:
+        """The current θ, or draws from the Gaussian around it, by a stream of this cycle and chain alone."""
+        if self.inference.laplace is None:
+            return [kept(self.parameters)]
+        return draws(
+            self.learner,
+            self.parameters,
+            (self.batches(step)[0] for step in range(self.steps_per_epoch)),
+            self.inference.laplace,
+            num_data=self.num_data,
+            decay=self.inference.sampler.weight_decay,
+            stream=generator(self.seed, "chain", "laplace", cycle, chain),
+        )
 
     def _end_cycle(self, cycle: int, chain: int) -> None:
         if isinstance(self.inference.restart, Warm):

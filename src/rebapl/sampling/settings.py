@@ -177,6 +177,14 @@ class Averaging(Settings):
     std: float = Field(gt=0)
 
 
+class Laplace(Settings):
+    """In place of the θ at the end of a cycle, `samples` draws from the Gaussian there; see `rebapl.sampling.laplace`."""
+
+    samples: int = Field(default=30, ge=1)
+    structure: Literal["auto", "full", "kronecker", "diagonal"] = "auto"
+    prior: Literal["evidence", "recipe"] = "evidence"
+
+
 class Repelling(RepulsionSettings):
     """The repulsion in the loop: that of `RepulsionSettings`, the feature space, and the images.
 
@@ -223,7 +231,7 @@ class Inference(Settings):
 
     If `first_epochs` is given, the first cycle of each chain has that number of epochs instead. So a long first cycle
     can find a mode, and short later ones can explore around it and away from it. `restart` says how each cycle after
-    the first begins. `averaging` is for optimisers. `pool_view` says whether the repulsion compares features on the
+    the first begins. `averaging` and `laplace` are for optimisers. `pool_view` says whether the repulsion compares features on the
     training images as they are, or on one fixed augmented view of each. `average` says what predictions average over
     the samples by default.
     """
@@ -238,6 +246,7 @@ class Inference(Settings):
     curve: Annotated[Cosine | Constant, OneOf("curve", CURVES)] = Cosine()
     warmup: Warmup | None = None
     averaging: Averaging | None = None
+    laplace: Laplace | None = None
     repulsion: Repelling | None = None
     pool_view: Literal["plain", "augmented"] = "plain"
     adaptive: Adaptive | None = None
@@ -289,7 +298,7 @@ class Inference(Settings):
         """How many samples the posterior has, if no adaptive rule ends it sooner."""
         if isinstance(self.sampler, SVGDSettings):
             return self.sampler.particles
-        return self.cycles * self.chains * self.samples_per_cycle
+        return self.cycles * self.chains * (self.samples_per_cycle if self.laplace is None else self.laplace.samples)
 
     @model_validator(mode="after")
     def _cycles_agree(self) -> Inference:
@@ -315,8 +324,12 @@ class Inference(Settings):
     @model_validator(mode="after")
     def _lengths_agree(self) -> Inference:
         longest = self.first_epochs or self.epochs
-        if self.averaging is not None and not self.optimises:
-            refuse("averaging", f"is for sgd and adamw, and the sampler is {self.sampler.kind}: set it to null")
+        for name in ("averaging", "laplace"):
+            if getattr(self, name) is not None and not self.optimises:
+                refuse(name, f"is for sgd and adamw, and the sampler is {self.sampler.kind}: set it to null")
+        for name in ("averaging", "repulsion", "adaptive"):
+            if self.laplace is not None and getattr(self, name) is not None:
+                refuse("laplace", f"does not go with {name}: set one of them to null")
         if self.first_epochs is not None and isinstance(self.restart, Cold):
             refuse("first_epochs", "is for warm restarts: cold ones all begin alike, so set it to null")
         if self.first_epochs is not None and self.averaging is not None:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from rebapl.learners import Learner, build_learner, check_features
 from rebapl.posterior import Posterior
 from rebapl.randomness import generator
 from rebapl.sampling import LOOPS, Inference, Loop
+from rebapl.sampling.loop import kept
 from rebapl.training.checkpoint import Progress, ResumableLoop
 from rebapl.training.log import Tracker
 from rebapl.training.resolution import ResolvedTraining, default_backbone, resolve_training, with_inference
@@ -63,9 +65,22 @@ class Training:
         }
         self.loop: Loop | None = None
         self.images = ""
-        self.seconds = 0.0
+        begin, data, examples = time.monotonic(), LabelledImages(task.dataset, task.train.items), None
+        if task.dataset.features is not None:
+            check_features(self.learner, task.dataset.features)
+        if self.learner.learns_from_features or task.dataset.features is not None:
+            examples = self.learner.see(_features(data, encoder), data.labels.to(encoder.device))
+        self.seconds = time.monotonic() - begin
         if resolved.inference is not None:
-            self.loop, self.images = _build_loop(task, encoder, self.learner, resolved, resolved.inference, seed)
+            batches: TrainBatches | FeatureBatches
+            size = resolved.inference.batch
+            if examples is None:
+                batches = TrainBatches(data, encoder.preprocessing, size, resolved.crop_scale, seed, encoder.device)
+            else:
+                batches = FeatureBatches(*examples, size, seed, data.fingerprint())
+                data.forget()
+            self.loop = _build_loop(task, data, batches, encoder, self.learner, resolved.inference, seed)
+            self.images = batches.fingerprint
 
     def run(
         self,
@@ -86,12 +101,14 @@ class Training:
         `seconds` says how long the training took, including the time before an interruption.
         """
         if self.loop is None:
-            return Posterior.of(self.learner.eval(), [{}], self.about)
+            return Posterior.of(self.learner.eval(), [self.learner.fixed_parameters()], self.about)
         loop = ResumableLoop(self.loop, checkpoint, name or self._name(), self.images, log, tracker)
         loop.run_until(self.loop.steps_in_all, progress, cycles)
-        self.seconds = loop.seconds
+        self.seconds += loop.seconds
         self.learner.zero_grad()  # gradients lie in the memory of recorded passes, and would keep it
-        return Posterior.of(self.learner.eval(), [sample.parameters for sample in self.loop.samples], self.about)
+        fixed = kept(self.learner.fixed_parameters())
+        samples = [{**fixed, **sample.parameters} for sample in self.loop.samples]
+        return Posterior.of(self.learner.eval(), samples, self.about)
 
     def run_cycle(
         self, cycle: int, checkpoint: Path, progress: Progress | None = None, log: Path | None = None, *, name: str = ""
@@ -236,38 +253,50 @@ def _of_learner(
     )
 
 
+@torch.no_grad()
+def _features(data: LabelledImages, encoder: DualEncoder, chunk: int = 256) -> Tensor:
+    """The normalised features (N, e) of the test-time views of images."""
+    portions = (range(first, min(first + chunk, len(data))) for first in range(0, len(data), chunk))
+    views = (data.views(encoder.preprocessing, rows).to(encoder.device) for rows in portions)
+    return torch.cat([encoder.image_features(encoder.preprocessing.normalize(each)) for each in views])
+
+
 def _build_loop(
-    task: Task, encoder: DualEncoder, learner: Learner[Any], resolved: ResolvedTraining, inference: Inference, seed: int
-) -> tuple[Loop, str]:
-    """The loop of a training, and what identifies its training images."""
-    data = LabelledImages(task.dataset, task.train.items)
-    batches: TrainBatches | FeatureBatches
-    if (stored := task.dataset.features) is not None:
-        check_features(learner, stored)
-        examples = data.views(encoder.preprocessing).to(encoder.device), data.labels.to(encoder.device)
-        batches = FeatureBatches(*examples, inference.batch, seed, data.fingerprint())
-    else:
-        batches = TrainBatches(data, encoder.preprocessing, inference.batch, resolved.crop_scale, seed, encoder.device)
+    task: Task,
+    data: LabelledImages,
+    batches: TrainBatches | FeatureBatches,
+    encoder: DualEncoder,
+    learner: Learner[Any],
+    inference: Inference,
+    seed: int,
+) -> Loop:
+    """The loop of a training."""
     inference = inference.changed(batch=batches.batch)  # fewer where there are fewer images in all
     pool = _pool(data, batches, encoder, inference, seed)
-    loop = LOOPS[inference.sampler.kind](
+    return LOOPS[inference.sampler.kind](
         learner.train(),
         inference,
         batches,
-        num_data=len(data),
+        num_data=len(batches.labels),
         steps_per_epoch=batches.steps_per_epoch,
         seed=seed,
         reference=pool,
         anchor=_anchor(learner, inference, pool),
         held_out=_held_out(task, encoder, inference),
     )
-    return loop, batches.fingerprint
 
 
 def _pool(
-    data: LabelledImages, batches: TrainBatches | FeatureBatches, encoder: DualEncoder, inference: Inference, seed: int
+    data: LabelledImages,
+    batches: TrainBatches | FeatureBatches,
+    encoder: DualEncoder,
+    inference: Inference,
+    seed: int,
 ) -> Tensor | None:
-    """The pool of training images on which samples are compared, in random order; None where no images are."""
+    """The pool of training images on which samples are compared, in random order; None where no images are.
+
+    For a head, it is a pool of their features.
+    """
     size = inference.pool_size
     if size == 0:
         return None
@@ -275,6 +304,8 @@ def _pool(
         steps = min(math.ceil(size / batches.batch), batches.steps_per_epoch)
         return torch.cat([batches(step)[0] for step in range(steps)])[:size]
     order = torch.randperm(len(data), generator=generator(seed, "reference")).tolist()
+    if isinstance(batches, FeatureBatches):
+        return batches.features[order[:size]]
     views = data.views(encoder.preprocessing, order[:size])
     return encoder.preprocessing.normalize(views).to(encoder.device)
 

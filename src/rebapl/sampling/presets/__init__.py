@@ -26,7 +26,7 @@ __all__ = ["PRESETS", "has_own_epochs", "preset", "preset_values", "register_pre
 
 FOLDER = Path(__file__).parent
 
-ORDER = "mle ensemble snapshot sgld sghmc csgld csghmc rebapl rebapl-paper rebapl-authors svgd".split()
+ORDER = "mle laplace ensemble snapshot sgld sghmc csgld csghmc rebapl rebapl-paper rebapl-authors svgd".split()
 """From plain to elaborate, as lists show them; others come after."""
 
 QUANTITIES = (

@@ -1,0 +1,98 @@
+"""What all heads share: they learn from the frozen features of images, and classes without images keep their text.
+
+A head has parameters for the T classes that it was built for. Bound to other class names, a class that was trained on
+keeps what was learned of it, wherever it stands now, and every other class has its text feature alone. The logits are
+
+    κ·s·x·t_c + g_c(x),
+
+with the zero-shot logits s·x·t_c, which one number κ makes less sure or surer, and what the images say, g_c(x) = `extra`.
+For classes without images, κ is 1 and g is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rebapl.learners.base import Output, TextLearner, rows_of
+from rebapl.learners.templates import mean_features
+
+
+class Head(TextLearner):
+    """A learner on frozen features. A subclass makes its parameters in `adopt`, after `super().adopt(…)`."""
+
+    repels_in: str | None = None
+    learns_from_features = True
+    owners: Sequence[str] = ()
+    """The classes that it was built for, in the order of its parameters."""
+
+    def adopt(self, class_names: Sequence[str]) -> None:
+        self.owners = tuple(class_names)
+        self.text_weight = self.found(1)  # κ
+        nn.init.ones_(self.text_weight)
+
+    def found(self, *shape: int) -> nn.Parameter:
+        """A parameter of that shape that `see` fills in, zero until then, and that no sampler moves."""
+        return nn.Parameter(torch.zeros(shape, device=self.encoder.device), requires_grad=False)
+
+    def prepare_text(self) -> None:
+        self.text_features = mean_features(self.encoder, self.class_names, self.template, normalised=True)
+        rows, device = rows_of(self.owners, self.class_names), self.encoder.device
+        self.rows = torch.tensor([row or 0 for row in rows], device=device)
+        self.trained = torch.tensor([float(row is not None) for row in rows], device=device)
+        """1 for the bound classes that were trained on and 0 for the others (C,)."""
+
+    def placed(self, learned: Tensor) -> Tensor:
+        """What was learned of each class (…, T) for the classes bound to (…, C); 0 for those not trained on."""
+        return learned[..., self.rows] * self.trained
+
+    def reset(self, generator: torch.Generator) -> None:
+        """Nothing is drawn: what `see` finds stays, and all else starts at zero."""
+        for parameter in self.parameters():
+            if parameter.requires_grad:
+                nn.init.zeros_(parameter)
+
+    def encode_classes(self) -> Mapping[str, Tensor]:
+        return {"text": (1 + (self.text_weight - 1) * self.trained)[:, None] * self.text_features}
+
+    def extra(self, features: Tensor) -> Tensor:
+        """g (B, T): what the images of the classes say of features (B, e)."""
+        return features.new_zeros(len(features), len(self.owners))
+
+    def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
+        extra = self.placed(self.extra(frozen))
+        return Output(self.encoder.logits(frozen, classes["text"]) + extra, {"image": frozen, "extra": extra}, classes)
+
+
+@torch.no_grad()
+def blended(zero_shot: Tensor, extra: Tensor, labels: Tensor) -> tuple[float, float, float]:
+    """κ and α ≥ 0 with the least mean cross-entropy of κ·zero_shot + α·extra (N, C), and that cross-entropy.
+
+    The `extra` logits of an image must not have been learned from that image. Two numbers, by Newton's method: the
+    problem is convex.
+    """
+    parts = torch.stack([zero_shot, extra]).double()
+    weights = torch.tensor([1.0, 0.0], dtype=torch.float64, device=parts.device)
+
+    def loss(weights: Tensor) -> Tensor:
+        return F.cross_entropy(torch.einsum("k,knc->nc", weights, parts), labels)
+
+    least = loss(weights)
+    for _ in range(100):
+        p = torch.einsum("k,knc->nc", weights, parts).softmax(-1)
+        mean = torch.einsum("nc,knc->kn", p, parts)
+        own = parts[:, torch.arange(len(labels), device=labels.device), labels]
+        gradient = (mean - own).mean(-1)
+        hessian = (torch.einsum("nc,knc,lnc->kln", p, parts, parts) - mean[:, None] * mean[None]).mean(-1)
+        ridge = 1e-9 * hessian.diagonal().max() * torch.eye(2, dtype=hessian.dtype, device=hessian.device)
+        step, size = torch.linalg.solve(hessian + ridge + 1e-12 * torch.eye(2, device=hessian.device), gradient), 1.0
+        while size > 1e-6 and loss((weights - size * step).clamp(min=0)) > least:
+            size /= 2
+        moved = (weights - size * step).clamp(min=0)
+        if size <= 1e-6 or (moved - weights).abs().max() < 1e-8 * weights.abs().max():
+            break
+        weights, least = moved, loss(moved)
+    return weights[0].item(), weights[1].item(), least.item()

@@ -1,0 +1,170 @@
+"""A linear head on frozen features, pulled to the text features: logistic regression, TaskRes, CLAP, cross-modal.
+
+The logits of a normalised feature x are s·x·w_c with the backbone's scale s (and its bias, where it has one), and
+
+    w_c = κ t_c + σ_c r_c,   r_c ~ N(0, I),   so that   w_c ~ N(κ t_c, σ_c² I),
+
+with the text feature t_c of the class, or 0 where `start` is "zero". The r_c are the parameters, and their prior is a
+part of the mean loss, cross-entropy + ‖r‖²/2N, of which exp(−N·loss) is the posterior's density. It has one mode. One
+number κ for all classes corrects how sure the texts are; it has the greatest likelihood together with the mode of r.
+
+* Residuals of the text features with a scale are TaskRes (Yu et al., Task Residual for Tuning Vision-Language Models,
+  2023). There w is normalised again, and the scale α is 0.5 or searched on validation images, with weight decay on r.
+  Here w is not normalised, which keeps the loss convex and its curvature exact.
+* `prior` is σ, or "evidence": then σ has the greatest marginal likelihood of the training images, by Laplace's
+  approximation (see `log_evidence`), among seven values from ¼/s to 16/s and the peak of the parabola through the best.
+* `class_constraint` holds a class the closer to its text the better zero-shot is on its training images: σ_c = σ/√λ_c,
+  with the mean zero-shot probability λ_c of the class on its own images (Silva-Rodríguez et al., A Closer Look at the
+  Few-Shot Adaptation of Large Vision-Language Models, 2024: CLAP, whose penalty λ_c‖w_c − t_c‖² this is).
+* `texts_as_examples` adds the text features to the training images, each as one more image of its class (Lin et al.,
+  Multimodality Helps Unimodality, 2023, who draw as many texts as images).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from rebapl.learners.base import Output
+from rebapl.learners.head import Head
+from rebapl.learners.registry import register
+from rebapl.settings import Settings
+
+WIDTHS = tuple(2.0**power for power in range(-2, 5))
+"""The s·σ that are tried: by how much the prior lets the logits move, in nats."""
+
+EXACT = 3000
+"""The largest N·C at which the determinant of the evidence is computed exactly."""
+
+
+class LinearConfig(Settings):
+    """`prior` is the standard deviation σ of a weight around its centre, or how it is chosen."""
+
+    start: Literal["text", "zero"] = "text"
+    prior: Literal["evidence"] | Annotated[float, Field(gt=0)] = "evidence"
+    class_constraint: bool = False
+    texts_as_examples: bool = False
+
+
+@register("linear", LinearConfig)
+class Linear(Head):
+    config: LinearConfig
+    repels_in = "text"
+    repels_per_image = False
+    prior_precision = 1.0
+    """That of the prior of the residuals, which is a part of the loss."""
+
+    examples = 1
+    """N, over which the loss is a mean."""
+
+    def adopt(self, class_names: Sequence[str]) -> None:
+        super().adopt(class_names)
+        shape = (len(class_names), self.encoder.joint_width)
+        self.residual = nn.Parameter(torch.zeros(shape, device=self.encoder.device))
+        self.prior_std = self.found(len(class_names), 1)
+
+    def prepare_text(self) -> None:
+        super().prepare_text()
+        own = self.trained[:, None] if self.config.start == "zero" else 0.0
+        self.base = self.text_features * (1.0 - own)
+
+    def encode_classes(self) -> Mapping[str, Tensor]:
+        own = (1 + (self.text_weight - 1) * self.trained)[:, None]
+        return {"text": own * self.base + self.placed((self.prior_std * self.residual).mT).mT}
+
+    def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
+        return Output(self.encoder.logits(frozen, classes["text"]), {"image": frozen}, classes)
+
+    def loss(self, output: Output, labels: Tensor) -> Tensor:
+        return super().loss(output, labels) + self.residual.square().sum() / (2 * self.examples)
+
+    def linear_inputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """a (B, d) and g (C,) such that the logits are g_c · a · r_c and something that does not depend on r."""
+        return self.encoder.logit_scale * self.frozen(images), self.prior_std[:, 0]
+
+    @torch.no_grad()
+    def see(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        scale = torch.ones_like(self.prior_std)
+        if self.config.class_constraint:
+            probabilities = self.encoder.logits(features, self.text_features).softmax(-1)
+            own = F.one_hot(labels, len(self.owners)).to(probabilities)
+            scale = (((own * probabilities).sum(0) / own.sum(0).clamp(min=1)).clamp(min=1e-3) ** -0.5)[:, None]
+        if self.config.texts_as_examples:
+            features = torch.cat([features, self.text_features])
+            labels = torch.cat([labels, torch.arange(len(self.owners), device=labels.device)])
+        self.examples = len(labels)
+        inputs, offset = self.encoder.logit_scale * features, self.encoder.logits(features, self.base)
+        std, start = self.config.prior, torch.zeros_like(self.residual)
+        if std == "evidence":
+            std = best_width(inputs, offset, labels, scale) / float(self.encoder.logit_scale)
+        self.prior_std.copy_(std * scale)
+        self.text_weight.fill_(mode(inputs, offset, labels, self.prior_std, start)[1])
+        return features, labels
+
+
+def mode(
+    inputs: Tensor, offset: Tensor, labels: Tensor, std: Tensor, start: Tensor, weight: float = 1.0
+) -> tuple[Tensor, float]:
+    """The r (C, d) and κ with the least Σ_n cross-entropy(κ·offset_n + (std·r) inputs_n, label_n) + ½‖r‖²."""
+    residual, kappa = start.clone().requires_grad_(), offset.new_full((1,), weight).requires_grad_()
+    optimizer = torch.optim.LBFGS([residual, kappa], max_iter=50, tolerance_grad=1e-3, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        logits = kappa * offset + inputs @ (std * residual).mT
+        loss = F.cross_entropy(logits, labels, reduction="sum") + residual.square().sum() / 2
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimizer.step(closure)
+    return residual.detach(), kappa.item()
+
+
+def best_width(inputs: Tensor, offset: Tensor, labels: Tensor, scale: Tensor) -> float:
+    """The s·σ with the greatest evidence, where `inputs` are s·x (N, d)."""
+    residual, weight, found = torch.zeros(len(scale), inputs.shape[1], device=inputs.device), 1.0, []
+    length = inputs.norm(dim=-1).mean().item()  # s
+    for width in WIDTHS:
+        std = width / length * scale
+        residual, weight = mode(inputs, offset, labels, std, residual, weight)
+        found.append(log_evidence(inputs, weight * offset, labels, std, residual))
+        residual = residual / 2  # the next width is twice this one
+    best = max(range(len(WIDTHS)), key=found.__getitem__)
+    if not 0 < best < len(WIDTHS) - 1:
+        return WIDTHS[best]
+    before, peak, after = found[best - 1 : best + 2]
+    curved = before - 2 * peak + after
+    return WIDTHS[best] * 2.0 ** (0.5 * (before - after) / curved if curved < 0 else 0.0)
+
+
+def log_evidence(inputs: Tensor, offset: Tensor, labels: Tensor, std: Tensor, residual: Tensor) -> float:
+    """log p(labels | σ) ≈ log p(labels | r*) − ½‖r*‖² − ½ log det(I + H), H = Σ_n (S Λ_n S) ⊗ a_n a_nᵀ, at the mode r*.
+
+    a_n are the inputs, Λ_n = diag p_n − p_n p_nᵀ, and S has the σ_c on its diagonal. Up to N·C = `EXACT` the determinant
+    is that of the (N·C)² matrix with the same eigenvalues. Beyond, Λ_n is taken to be diagonal, so that every class has
+    a block (d, d) of its own; that has the larger determinant, and so prefers a somewhat smaller σ.
+    """
+    inputs, std = inputs.double(), std.double()
+    logits = offset.double() + inputs @ (std * residual.double()).mT
+    fit = -F.cross_entropy(logits, labels, reduction="sum") - residual.double().square().sum() / 2
+    p = logits.softmax(-1)
+    if p.numel() <= EXACT:
+        values, vectors = torch.linalg.eigh(torch.diag_embed(p) - p[:, :, None] * p[:, None, :])
+        roots = std * vectors * values.clamp(min=0).sqrt()[:, None, :]
+        between = torch.einsum("nci,mcj,nm->nimj", roots, roots, inputs @ inputs.mT).flatten(2).flatten(0, 1)
+        return float(fit - _half_log_det(between))
+    return float(
+        fit - sum(_half_log_det((inputs * w[:, None]).mT @ inputs) for w in (std.mT.square() * p * (1 - p)).mT)
+    )
+
+
+def _half_log_det(matrix: Tensor) -> Tensor:
+    """½ log det(I + matrix), from the Cholesky factor."""
+    identity = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    return torch.linalg.cholesky(identity + matrix).diagonal().log().sum()

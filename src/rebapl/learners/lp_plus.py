@@ -1,0 +1,70 @@
+"""LP++: a linear probe whose classes blend a visual prototype with the text feature, each class in its own proportion.
+
+Huang et al., LP++: A Surprisingly Strong Linear Probe for Few-Shot CLIP, 2024. The logits are s·x·(w_c + a_c t_c) with
+the text features t_c, and both the w_c and the numbers a_c are learned by cross-entropy on the features of the training
+images. The w_c start from the prototypes, the mean features of the classes, times one number ν, and the a_c from one κ.
+
+The authors derive start and step sizes from the training images alone, so that nothing is searched. Here κ and ν have
+the greatest likelihood of the training images, of which none is in the prototype that it is scored by (if no class has
+two images, they are 1 and 0), and AdamW takes the place of their block-wise steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rebapl.learners.base import Output
+from rebapl.learners.head import Head, blended
+from rebapl.learners.registry import register
+from rebapl.settings import Settings
+
+
+class LPPlusConfig(Settings):
+    """There is nothing to set."""
+
+
+@register("lp++", LPPlusConfig)
+class LPPlus(Head):
+    config: LPPlusConfig
+    repels_in = "text"
+    repels_per_image = False
+    start: tuple[Tensor, float] | None = None
+    """The weights (T, e) and the κ that `see` found to start from."""
+
+    def adopt(self, class_names: Sequence[str]) -> None:
+        super().adopt(class_names)
+        self.weight = nn.Parameter(torch.zeros(len(class_names), self.encoder.joint_width, device=self.encoder.device))
+        self.blend = nn.Parameter(torch.ones(len(class_names), device=self.encoder.device))
+        del self.text_weight  # each class has its own
+
+    @torch.no_grad()
+    def reset(self, generator: torch.Generator) -> None:
+        """Nothing is drawn: the start is what `see` found, and zero-shot before."""
+        weight, kappa = (torch.zeros_like(self.weight), 1.0) if self.start is None else self.start
+        self.weight.copy_(weight)
+        self.blend.fill_(kappa)
+
+    def encode_classes(self) -> Mapping[str, Tensor]:
+        own = (1 + self.placed(self.blend - 1))[:, None]
+        return {"text": own * self.text_features + self.placed(self.weight.mT).mT}
+
+    def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
+        return Output(self.encoder.logits(frozen, classes["text"]), {"image": frozen}, classes)
+
+    @torch.no_grad()
+    def see(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        own = F.one_hot(labels, len(self.owners)).to(features)
+        sums, counts = own.mT @ features, own.sum(0)
+        kappa, share = 1.0, 0.0
+        if counts.max() > 1:
+            alike = features @ sums.mT  # (N, T): with the sums of the classes, its own image left out below
+            left_out = (alike - own) / (counts - own).clamp(min=1)
+            zero_shot = self.encoder.logits(features, self.text_features)
+            kappa, share, _ = blended(zero_shot, self.encoder.logit_scale * left_out, labels)
+        self.start = (share * sums / counts.clamp(min=1)[:, None], kappa)
+        self.reset(torch.Generator())
+        return features, labels
