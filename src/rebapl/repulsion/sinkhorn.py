@@ -100,7 +100,8 @@ def _transport(cost: Tensor, r: Tensor) -> Tensor:
 @torch.no_grad()
 def _potentials(cost: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     """f (s, n, 1) and g (s, 1, m) after all updates."""
-    f, g = before = torch.zeros_like(cost[:, :, :1]), torch.zeros_like(cost[:, :1, :])
+    f, g = torch.zeros_like(cost[:, :, :1]), torch.zeros_like(cost[:, :1, :])
+    before = f.clone(), g.clone()  # not the same tensors, for which the update would be compiled a second time
     widest = torch.maximum(cost.amax((1, 2), keepdim=True), r)
     shares = torch.arange(0, ITERATIONS, 2, device=cost.device)[:, None, None, None] / ITERATIONS
     falling = (widest * (r / widest) ** shares).unbind()
