@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -29,8 +30,10 @@ from rebapl.cli.commands import app
 from rebapl.data.batches import LabelledImages
 from rebapl.data.catalogue import load_dataset
 from rebapl.data.published import PUBLISHED
+from rebapl.evaluation import SCORES
 from rebapl.learners import METHODS
 from rebapl.plugins import Registry
+from rebapl.reproduce.targets import PAPER_TARGETS
 from rebapl.runs.run import run
 from rebapl.sampling import PRESETS
 from rebapl.training.log import TRACKERS
@@ -176,11 +179,17 @@ def replaced(code: str, changes: dict[str, str]) -> str:
 
 
 @pytest.fixture
-def registries(monkeypatch: pytest.MonkeyPatch) -> None:
+def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test registers is forgotten after it."""
     for each in gc.get_objects():
         if isinstance(each, Registry):
-            monkeypatch.setattr(each, "known", dict(each))  # all of them: a module registers when it is first imported
+            monkeypatch.setattr(each, "known", dict(each.known))
+    entries: list[dict[str, Any]] = [SCORES, PAPER_TARGETS]
+    before = [dict(each) for each in entries]
+    yield
+    for each, content in zip(entries, before, strict=True):
+        each.clear()
+        each.update(content)
 
 
 @pytest.mark.usefixtures("registries")

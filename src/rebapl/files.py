@@ -72,15 +72,15 @@ def clear_refusals(path: Path) -> Iterator[None]:
         raise NotWrittenError(path, error.strerror or str(error) or type(error).__name__) from error
 
 
-def refuse_unwritable(out: Path, option: str = "--out") -> None:
-    """Refuse, before any work, a place where no file can be written, which `option` names."""
+def refuse_unwritable(out: Path) -> None:
+    """Refuse, before any work, an `--out` where no file can be written."""
     folder = next(folder for folder in out.absolute().parents if folder.exists())
     if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UserError(
-            f"{option} {printable(str(out))} cannot be written: name a file, in a folder that you may write to"
+            f"--out {printable(str(out))} cannot be written: name a file, in a folder that you may write to"
         )
     if out.exists() and not os.access(out, os.W_OK):
-        raise UserError(f"{option} {printable(str(out))} cannot be written: the file is read-only")
+        raise UserError(f"--out {printable(str(out))} cannot be written: the file is read-only")
 
 
 def _sync(path: Path) -> None:

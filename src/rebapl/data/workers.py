@@ -20,10 +20,14 @@ MOST_THREADS = 8
 cores read no quicker than eight, and leave the thread that answers waiting for its turn."""
 
 
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def thread_count(items: int = MOST_THREADS) -> int:
-    """How many threads share the work on `items` things: one for each core we may use, and at most `MOST_THREADS`."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, items, MOST_THREADS)
+    """How many threads share the work on `items` things: one for each core, and at most `MOST_THREADS`."""
+    return min(cores(), items, MOST_THREADS)
 
 
 def in_threads(function: Callable[[Given], Result], items: Sequence[Given]) -> list[Result]:

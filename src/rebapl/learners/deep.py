@@ -84,13 +84,14 @@ def prompt_parameters(depth: int, tokens: int, width: int, device: torch.device)
 
 
 class VisionPrompts(Learner[States]):
-    """A learner with prompts in the layers of the image tower."""
+    """A learner with prompts in the layers of the image tower: the parameters `vision`, if it makes no others."""
 
     repels_in = "image"
+    vision: nn.ParameterDict
 
-    def vision_prompts(self) -> Sequence[Tensor]:
+    def vision_prompts(self) -> list[Tensor]:
         """The prompts (b, d) of layers 1 … J."""
-        raise NotImplementedError
+        return list(self.vision.values())
 
     @torch.no_grad()
     def frozen(self, images: Tensor) -> States:

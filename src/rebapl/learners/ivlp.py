@@ -8,7 +8,6 @@ of the text tower and, drawn independently, of the image tower (see `deep`). Pub
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from rebapl.backbones import DualEncoder
 from rebapl.learners.deep import DeepConfig, DeepPrompts, prompt_parameters, prompted_layers
@@ -36,6 +35,3 @@ class IVLP(DeepPrompts):
         self.draw_text(generator)
         for prompt in self.vision.values():
             draw_normal(prompt, generator)
-
-    def vision_prompts(self) -> list[Tensor]:
-        return list(self.vision.values())

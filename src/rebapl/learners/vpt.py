@@ -58,8 +58,5 @@ class VPT(VisionPrompts):
         for prompt in self.vision.values():
             draw_normal(prompt, generator)
 
-    def vision_prompts(self) -> list[Tensor]:
-        return list(self.vision.values())
-
     def encode_classes(self) -> Mapping[str, Tensor]:
         return {"text": self.text_features}

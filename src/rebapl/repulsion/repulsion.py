@@ -280,6 +280,7 @@ class Repulsion:
 
         `decoupled` sizes a relative force by an adaptive optimiser's own steps instead of the loss gradient.
         """
+        # how near each remembered sample is, and its potential
         x = as_points(cloud)
         remembered = self.memory.stored
         assert remembered is not None
@@ -295,6 +296,7 @@ class Repulsion:
         if isinstance(force, Absolute):
             return Term((self.every * force.strength * potentials).sum(), nearest)
         assert isinstance(force, Relative)
+        # how steep each potential is, in d and (measured now and then) in θ
         pull, bound = self.potential.slope(known, epsilon), self.potential.bound(epsilon)
         apart = known > (COINCIDENT * scale).clamp_min(self.distance.rounding)
         usual, slope, means = state["usual"], state["slope"], {}
@@ -314,7 +316,8 @@ class Repulsion:
             # near coincidence the slope is small by accident: let it fall by half at most
             measured = torch.maximum(norms / pull[which], 0.5 * slope[which])
             slope = slope.index_copy(0, which, torch.where(apart[which], measured, 0))
-        share: Tensor | float = 1.0  # of the force, which its tolerance leaves
+        # how strong the force of each sample is: its coefficient c_s
+        share: Tensor | float = 1.0  # which a tolerance leaves of the force
         if self.tolerance is not None:
             share = (1 - (state["level"] - state["first"]) / self.tolerance).clamp(0, 1)
 
@@ -325,6 +328,7 @@ class Repulsion:
         held = state["held"] if kind == "hold" else sized(usual)
         used = sized(state["moved"]) if decoupled else held
         after = {**means, **nearest, "slope": slope, "held": held, "norm": (used * pull * slope).sum()}
+        # the term, and where norms were measured its gradient, too
         used = self.every * used
         value = (used * potentials).sum()
         if of_loss is None:

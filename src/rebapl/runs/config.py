@@ -118,9 +118,12 @@ class RunConfig(Settings):
             method_settings=self.method_settings,
             inference_settings=self.inference_settings,
         )
+        data = self.data
+        if is_own(data) and Path(data).expanduser().exists():
+            data = f"images:{own_images(data, self.split, self.template, self.fold is not None)[1]}"
         same = ("split", "template", "shots", "seed", "test_images", "fold")
         settings = {
-            "data": _data_identity(self.data, self.split, self.template, self.fold is not None),
+            "data": data,
             "backbone": _backbone_identity(self.backbone_name),
             "classes": TRAINED_CLASSES.get(self.protocol, "all"),
             **{name: getattr(self, name) for name in same},
@@ -178,13 +181,6 @@ def data_name(data: str) -> str:
     if is_own(data) and is_features(path):
         return StoredFeatures.read(path).about["data"]
     return (path.stem if path.suffix.lower() == ".csv" else path.name) if is_own(data) else data
-
-
-def _data_identity(data: str, split: str | None, template: str | None, whole: bool) -> str:
-    """What identifies a data set: its name or, for somebody's own images, which there are; see `identity`."""
-    if not is_own(data) or not Path(data).expanduser().exists():
-        return data
-    return f"images:{own_images(data, split, template, whole)[1]}"
 
 
 def own_images(data: str, split: str | None, template: str | None, whole: bool) -> tuple[Dataset, str]:

@@ -155,17 +155,21 @@ def refuse_other_run(config: RunConfig, out: Path, settings: Mapping[str, Any]) 
         raise UserError(f"{out} holds a run that is trained with {name} = {theirs!r}, not {ours!r}. {ANEW}")
 
 
-def is_trained(config: RunConfig, out: Path) -> bool:
-    """Whether a folder holds the trained run of this configuration. A folder with something else in it is refused."""
+def is_trained(config: RunConfig, out: Path, cycle: int | None = None) -> bool:
+    """Whether a folder holds the trained run of this configuration, or this cycle of it.
+
+    A folder with something else in it is refused.
+    """
+    sampled = cycle is not None and cycle_file(out, cycle).exists()
     if (out / CONFIG).exists():
         refuse_other_run(config, out, stored_settings(out))
-        return (out / POSTERIOR).exists()
+        return sampled or (out / POSTERIOR).exists()
     ours = (ERROR, CYCLES)  # which may be there before the settings are
     if out.exists() and (
         not out.is_dir() or any(path.name not in ours and not is_leftover(path) for path in out.iterdir())
     ):
         raise UserError(f"{out} exists and is not a run of rebapl: choose another --out")
-    return False
+    return sampled
 
 
 def is_finished(config: RunConfig, out: Path, outside: Iterable[str] = ()) -> bool:

@@ -105,7 +105,7 @@ def run(
     if cycle is None and score and is_finished(config, out, outside) and not _unfinished(out):
         (out / ERROR).unlink(missing_ok=True)
         return out
-    task = None if _is_trained(config, out, cycle) else config.task(root, keep_split=True)
+    task = None if is_trained(config, out, cycle) else config.task(root, keep_split=True)
     if task is not None:
         for name in outside:
             outside_part(name, task, root)  # refuses a wrong name before the training
@@ -113,7 +113,7 @@ def run(
     if task is not None or (cycle is None and _unfinished(out)):
         device = best_device(device)
         with _alone(out if cycle is None else cycle_folder(out, cycle), wait=wait):
-            if task is not None and not _is_trained(config, out, cycle):
+            if task is not None and not is_trained(config, out, cycle):
                 posterior = _train(config, out, task, device, progress, track, cycle)
             if cycle is None:
                 Checkpoints(out / CHECKPOINT).remove()
@@ -135,11 +135,6 @@ def run(
         )
     (out / ERROR).unlink(missing_ok=True)
     return out
-
-
-def _is_trained(config: RunConfig, out: Path, cycle: int | None) -> bool:
-    """Whether the run, or this cycle of it, needs no training. A folder with something else in it is refused."""
-    return is_trained(config, out) or (cycle is not None and cycle_file(out, cycle).exists())
 
 
 def _unfinished(out: Path) -> bool:
@@ -349,7 +344,7 @@ class Job(Work):
     def is_done(self) -> bool:
         """Whether the folder has everything that the job asks for."""
         if self.cycle is not None or not self.score:
-            done = _is_trained(self.config, self.run_folder, self.cycle)
+            done = is_trained(self.config, self.run_folder, self.cycle)
         else:
             done = is_finished(self.config, self.folder, self.outside)
         return done and (self.cycle is not None or not _unfinished(self.folder))
