@@ -50,7 +50,7 @@ class LPPlus(Head):
 
     def encode_classes(self) -> Mapping[str, Tensor]:
         own = (1 + self.placed(self.blend - 1))[:, None]
-        return {"text": own * self.text_features + self.placed(self.weight.mT).mT}
+        return {"text": own * self.text_features + self.trained[:, None] * self.weight[self.rows]}
 
     def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
         return Output(self.encoder.logits(frozen, classes["text"]), {"image": frozen}, classes)
