@@ -242,8 +242,9 @@ def test_the_cache_has_the_images_and_sharpness_is_chosen_without_the_own_key(
     zero_shot = encoder.logits(features, learner.text_features)
     losses = []
     for beta in SHARPNESSES:
-        others = np.array([[sum(np.exp(-beta * (1 - x[n] @ x[m])) for m in range(len(y)) if m != n and y[m] == c)
-                            for c in range(3)] for n in range(len(y))])  # fmt: skip
+        sums = [[[np.exp(-beta * (1 - x[n] @ x[m])) for m in range(len(y)) if m != n and y[m] == c]
+                 for c in range(3)] for n in range(len(y))]  # fmt: skip
+        others = np.array([[8 * np.mean(each) for each in row] for row in sums])  # as of eight images each
         losses.append(blended(zero_shot, torch.tensor(others), labels)[2])
     assert learner.sharpness.item() == SHARPNESSES[int(np.argmin(losses))]
     assert torch.equal(learner.keys, features)
@@ -273,7 +274,9 @@ def test_kernel_ridge_regression_left_out_is_that_of_fits_without_the_image(enco
     tried = []
     for ridge in RIDGES:
         model = KernelRidge(alpha=ridge, kernel="rbf", gamma=beta / 2)  # ‖x − f‖² = 2 (1 − x·f)
-        left_out = [model.fit(np.delete(x, n, 0), np.delete(wrong, n, 0)).predict(x[n : n + 1])[0] for n in range(len(x))]
+        left_out = [
+            model.fit(np.delete(x, n, 0), np.delete(wrong, n, 0)).predict(x[n : n + 1])[0] for n in range(len(x))
+        ]
         kappa, alpha, loss = blended(zero_shot, torch.tensor(np.array(left_out)), labels)
         tried.append((loss, kappa, alpha * model.fit(x, wrong).predict(x)))
     _, kappa, expected = min(tried, key=lambda each: each[0])
@@ -288,7 +291,9 @@ def test_it_starts_from_prototypes_that_were_weighed_without_the_own_image(encod
     learner, (features, labels) = built("lp++", encoder), data(encoder, noise=0.8)
     learner.see(features, labels)
     x, y = features.numpy().astype(float), labels.numpy()
-    left_out = np.array([[x[n] @ x[(y == c) & (np.arange(len(y)) != n)].mean(0) for c in range(3)] for n in range(len(y))])
+    left_out = np.array(
+        [[x[n] @ x[(y == c) & (np.arange(len(y)) != n)].mean(0) for c in range(3)] for n in range(len(y))]
+    )
     zero_shot = encoder.logits(features, learner.text_features)
     kappa, share, _ = blended(zero_shot, encoder.logit_scale * torch.tensor(left_out), labels)
     prototypes = np.stack([x[y == c].mean(0) for c in range(3)])

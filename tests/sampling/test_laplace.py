@@ -155,7 +155,9 @@ def test_the_evidence_of_a_linear_gaussian_model_is_exact() -> None:
         assert ours(precision) == pytest.approx(exact(precision), abs=1e-9)
     best = float(np.exp(minimize_scalar(lambda log: -exact(np.exp(log)), bounds=(-5, 5), method="bounded").x))
     theta = np.linalg.solve(x.T @ x + best * np.eye(6), x.T @ y)
-    assert curvature.best_precision(float(theta @ theta)) == pytest.approx(best, rel=1e-3), "the fixed point is the best"
+    assert curvature.best_precision(float(theta @ theta)) == pytest.approx(best, rel=1e-3), (
+        "the fixed point is the best"
+    )
 
 
 def test_samples_lie_around_the_mode_with_the_precision_of_the_recipe(points: tuple[Tensor, Tensor]) -> None:
@@ -167,7 +169,9 @@ def test_samples_lie_around_the_mode_with_the_precision_of_the_recipe(points: tu
     )  # fmt: skip
     rows = torch.stack([each["weight"].flatten() for each in many]).numpy().astype(float)
     expected = np.linalg.inv(dense(learner, points[0]) + 0.05 * N * np.eye(C * D))
-    assert (np.abs(rows.mean(0) - learner.weight.detach().flatten().numpy()) < 6 * np.sqrt(np.diag(expected) / 4000)).all()
+    assert (
+        np.abs(rows.mean(0) - learner.weight.detach().flatten().numpy()) < 6 * np.sqrt(np.diag(expected) / 4000)
+    ).all()
     np.testing.assert_allclose(np.diag(np.cov(rows.T)), np.diag(expected), rtol=6 * np.sqrt(2 / 4000))
     with pytest.raises(UserError, match="take 'evidence'"):
         draws(learner, parameters, iter([points[0]]), Laplace(prior="recipe"), num_data=N, decay=0.0,
@@ -204,8 +208,9 @@ def test_it_is_refused_where_it_cannot_act() -> None:
     sampler = {"kind": "sghmc", "lr": 0.1}
     with pytest.raises(UserError, match="laplace is for sgd and adamw"):
         Inference(sampler=sampler, epochs=2, batch=2, laplace={})
-    with pytest.raises(UserError, match="laplace does not go with averaging"):
-        Inference(sampler={"kind": "sgd", "lr": 0.1}, epochs=2, batch=2, laplace={}, averaging={"mean": 1, "std": 1})
+    optimising = {"sampler": {"kind": "sgd", "lr": 0.1}, "epochs": 2, "batch": 2, "cycles": 3, "restart": "cold"}
+    with pytest.raises(UserError, match="laplace does not go with adaptive"):
+        Inference(**optimising, laplace={}, adaptive={})
 
 
 def test_on_a_quadratic_problem_the_sampler_has_the_covariance_of_laplace() -> None:
@@ -229,7 +234,9 @@ def test_on_a_quadratic_problem_the_sampler_has_the_covariance_of_laplace() -> N
     curvature = Curvature.full(matrix_a)
     columns = curvature.rotate(torch.eye(3, dtype=torch.float64)).numpy().T
     covariance = columns / (curvature.eigenvalues.numpy() + num_data * decay) @ columns.T
-    np.testing.assert_allclose(covariance, np.linalg.inv(matrix_a.double().numpy() + num_data * decay * np.eye(3)), rtol=1e-5)
+    np.testing.assert_allclose(
+        covariance, np.linalg.inv(matrix_a.double().numpy() + num_data * decay * np.eye(3)), rtol=1e-5
+    )
     assert np.abs(theirs - covariance).max() < 0.2 * np.diag(covariance).max()
 
 

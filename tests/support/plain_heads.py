@@ -58,6 +58,9 @@ def cache(task: Task, p: Parameters) -> tuple[Tensor, Tensor]:
     for x in task.frozen_images():
         alike = [torch.exp(-beta * (1 - x @ key)) for key in p["keys"]]
         rows.append(
-            [kappa * (x @ t) + sum(a * v[c] for a, v in zip(alike, p["values"], strict=True)) for c, t in enumerate(texts)]
+            [
+                kappa * (x @ t) + sum(a * v[c] for a, v in zip(alike, p["values"], strict=True))
+                for c, t in enumerate(texts)
+            ]
         )
     return _answer(task, rows)

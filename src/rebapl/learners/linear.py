@@ -159,7 +159,9 @@ def log_evidence(inputs: Tensor, offset: Tensor, labels: Tensor, std: Tensor, re
         roots = std * vectors * values.clamp(min=0).sqrt()[:, None, :]
         between = torch.einsum("nci,mcj,nm->nimj", roots, roots, inputs @ inputs.mT).flatten(2).flatten(0, 1)
         return float(fit - _half_log_det(between))
-    return float(fit - sum(_half_log_det((inputs * w[:, None]).mT @ inputs) for w in (std.mT.square() * p * (1 - p)).mT))
+    return float(
+        fit - sum(_half_log_det((inputs * w[:, None]).mT @ inputs) for w in (std.mT.square() * p * (1 - p)).mT)
+    )
 
 
 def _half_log_det(matrix: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class LPPlus(Head):
         del self.text_weight  # each class has its own
 
     @torch.no_grad()
-    def reset(self, generator: torch.Generator) -> None:
+    def reset(self, generator: torch.Generator) -> None:  # noqa: ARG002
         """Nothing is drawn: the start is what `see` found, and zero-shot before."""
         weight, kappa = (torch.zeros_like(self.weight), 1.0) if self.start is None else self.start
         self.weight.copy_(weight)
