@@ -94,7 +94,7 @@ class LinearInParameters(Protocol):
 
 @runtime_checkable
 class StatesPrior(Protocol):
-    """A learner whose mean loss has the prior N(0, 1/precision) of its parameters: precision·‖θ‖²/2N is a part of it."""
+    """A learner whose mean loss has the prior N(0, 1/precision) of its parameters as a part: precision·‖θ‖²/2N."""
 
     @property
     def prior_precision(self) -> float: ...

@@ -4,6 +4,7 @@ import pytest
 import small_clip
 import torch
 from plain import PlainCLIP, Task
+from plain_heads import show
 from torch import Tensor
 
 from rebapl.backbones import DualEncoder
@@ -45,6 +46,7 @@ def build(encoder: DualEncoder):
         template: str = TEMPLATE,
     ) -> Learner:
         learner = build_learner(method, backbone, names, template, torch.Generator().manual_seed(2), settings)
+        show(learner)
         stir(learner, seed=3)
         return learner
 

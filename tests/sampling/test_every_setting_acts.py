@@ -63,6 +63,8 @@ OTHERS: dict[str, list[Any]] = {
     "lr": [0.011],
     "warmup": [{"epochs": 1, "lr": 0.004}, None],
     "averaging": [{"mean": 1.0, "std": 1.0}, None],
+    "laplace": [{"samples": 4}, None],
+    "structure": ["diagonal"],  # `full` is what `auto` takes here
     "adaptive": [{"min_likelihood_gain": 9.0, "min_diversity_gain": 9.0, "patience": 1}, None],
     "min_likelihood_gain": [0.0],
     "min_diversity_gain": [0.0],
@@ -208,7 +210,7 @@ def with_needed(kind: str, settings: type[Settings]) -> dict[str, Any]:
 
 EVERY = [
     *(kind for kinds in KINDS.values() for kind in kinds.values()),
-    *(Inference, Adaptive, Averaging, Cold, Repelling, Warm, Warmup),
+    *(Inference, Adaptive, Averaging, Cold, Laplace, Repelling, Warm, Warmup),
 ]
 WHOLE = {name for kind in EVERY for name, field in kind.model_fields.items() if field.annotation is int}
 
@@ -296,7 +298,7 @@ SAME = {
 """Changes that come to the same thing in one base."""
 
 NAMED = {
-    "sampler": ("averaging", "cycles", "stage", "keep_momentum", "repulsion"),
+    "sampler": ("averaging", "laplace", "cycles", "stage", "keep_momentum", "repulsion"),
     "cycles": ("restart",),
     "chains": ("keep_momentum",),
     "images": ("pool",),

@@ -6,6 +6,7 @@ from typing import Any
 
 import plain
 import plain_distributions
+import plain_heads
 import plain_mmrl
 import torch
 from torch import Tensor
@@ -134,6 +135,49 @@ CASES: dict[str, Case] = {
         settings={"tokens": 5},
         options=({"tokens": 4, "position": "middle", "prior_weight": 2.0}, {"tokens": 3, "class_specific": True}),
         noisy_training=True,
+    ),
+    "linear": Case(
+        plain_heads.linear,
+        counts=(({}, 2 * 512 + 2 + 1),),
+        settings={},
+        options=({"start": "zero"}, {"prior": 0.05, "class_constraint": True}, {"texts_as_examples": True}),
+        starts_as_zero_shot=({}, "logits"),
+        random_start=False,
+    ),
+    "gda": Case(
+        plain_heads.gda,
+        counts=(({}, 2 * 512 + 2 + 1),),
+        settings={},
+        starts_as_zero_shot=({}, "logits"),
+        random_start=False,
+    ),
+    "tip-adapter": Case(
+        plain_heads.cache,
+        counts=(({}, 2),),  # and for each image a key and a value
+        settings={},
+        starts_as_zero_shot=({}, "logits"),
+        random_start=False,
+    ),
+    "tip-adapter-f": Case(
+        plain_heads.cache,
+        counts=(({}, 2),),
+        settings={},
+        starts_as_zero_shot=({}, "logits"),
+        random_start=False,
+    ),
+    "proker": Case(
+        plain_heads.cache,
+        counts=(({}, 2),),
+        settings={},
+        starts_as_zero_shot=({}, "logits"),
+        random_start=False,
+    ),
+    "lp++": Case(
+        plain_heads.lp_plus,
+        counts=(({}, 2 * 512 + 2),),
+        settings={},
+        starts_as_zero_shot=({}, "logits"),
+        random_start=False,
     ),
 }
 

@@ -252,7 +252,7 @@ class Learner(nn.Module, Generic[Frozen]):
 
     @torch.no_grad()
     def frozen_cloud(self, space: str, images: Tensor | None, chunk: int = 64) -> Tensor | None:
-        """The points of a named space as the frozen model gives them, for preprocessed images (P, 3, H, W), or features.
+        """The points of a named space as the frozen model gives them, for preprocessed images (P, 3, H, W) or features.
 
         None for spaces that the frozen model does not have, and where it cannot read the class names in the template.
         """

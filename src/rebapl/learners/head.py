@@ -5,13 +5,14 @@ keeps what was learned of it, wherever it stands now, and every other class has 
 
     κ·s·x·t_c + g_c(x),
 
-with the zero-shot logits s·x·t_c, which one number κ makes less sure or surer, and what the images say, g_c(x) = `extra`.
-For classes without images, κ is 1 and g is 0.
+with the zero-shot logits s·x·t_c, which one number κ makes less sure or surer, and g_c(x), what the images of the
+class say (`extra`). For classes without images, κ is 1 and g is 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ from rebapl.learners.templates import mean_features
 class Head(TextLearner):
     """A learner on frozen features. A subclass makes its parameters in `adopt`, after `super().adopt(…)`."""
 
-    repels_in: str | None = None
+    repels_in: ClassVar[str | None] = None
     learns_from_features = True
     owners: Sequence[str] = ()
     """The classes that it was built for, in the order of its parameters."""
@@ -49,7 +50,7 @@ class Head(TextLearner):
         """What was learned of each class (…, T) for the classes bound to (…, C); 0 for those not trained on."""
         return learned[..., self.rows] * self.trained
 
-    def reset(self, generator: torch.Generator) -> None:
+    def reset(self, generator: torch.Generator) -> None:  # noqa: ARG002
         """Nothing is drawn: what `see` finds stays, and all else starts at zero."""
         for parameter in self.parameters():
             if parameter.requires_grad:

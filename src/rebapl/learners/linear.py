@@ -75,7 +75,7 @@ class Linear(Head):
 
     def encode_classes(self) -> Mapping[str, Tensor]:
         own = (1 + (self.text_weight - 1) * self.trained)[:, None]
-        return {"text": own * self.base + self.placed((self.prior_std * self.residual).mT).mT}
+        return {"text": own * self.base + self.trained[:, None] * (self.prior_std * self.residual)[self.rows]}
 
     def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
         return Output(self.encoder.logits(frozen, classes["text"]), {"image": frozen}, classes)
@@ -112,7 +112,7 @@ def mode(
 ) -> tuple[Tensor, float]:
     """The r (C, d) and κ with the least Σ_n cross-entropy(κ·offset_n + (std·r) inputs_n, label_n) + ½‖r‖²."""
     residual, kappa = start.clone().requires_grad_(), offset.new_full((1,), weight).requires_grad_()
-    optimizer = torch.optim.LBFGS([residual, kappa], max_iter=50, tolerance_grad=1e-3, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS([residual, kappa], max_iter=50, tolerance_grad=1e-5, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()

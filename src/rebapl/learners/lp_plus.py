@@ -42,7 +42,7 @@ class LPPlus(Head):
         del self.text_weight  # each class has its own
 
     @torch.no_grad()
-    def reset(self, generator: torch.Generator) -> None:
+    def reset(self, generator: torch.Generator) -> None:  # noqa: ARG002
         """Nothing is drawn: the start is what `see` found, and zero-shot before."""
         weight, kappa = (torch.zeros_like(self.weight), 1.0) if self.start is None else self.start
         self.weight.copy_(weight)
@@ -50,7 +50,7 @@ class LPPlus(Head):
 
     def encode_classes(self) -> Mapping[str, Tensor]:
         own = (1 + self.placed(self.blend - 1))[:, None]
-        return {"text": own * self.text_features + self.placed(self.weight.mT).mT}
+        return {"text": own * self.text_features + self.trained[:, None] * self.weight[self.rows]}
 
     def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
         return Output(self.encoder.logits(frozen, classes["text"]), {"image": frozen}, classes)

@@ -7,8 +7,9 @@ of the N training images, and their labels as one-hot values,
 
 The published code starts from α = 1 and β = 5.5 and searches both on the validation set, for some data sets on the test
 set, and averages each key over ten random crops. Here β, α and κ in front of the zero-shot logits have the greatest
-likelihood of the training images, each of which is scored without its own key; a key is the feature of the whole view.
-If no class has two images, such a score says nothing, and they are 5.5, 1 and 1.
+likelihood of the training images, each of which is scored without its own key, with the sum of its class enlarged by
+the share that is missing; a key is the feature of the whole view. If no class has two images, such a score says
+nothing, and they are 5.5, 1 and 1.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from rebapl.settings import Settings
 SHARPNESSES = (0.5, 1.0, 2.0, 3.0, 5.5, 8.0, 12.0, 20.0, 35.0, 60.0)
 """The β that are tried."""
 
-PUBLISHED = 5.5
+PUBLISHED = (1.0, 1.0, 0.0, 5.5)
+"""κ, α, no loss, and β before anything is searched."""
 
 
 class Cache(Head):
@@ -70,14 +72,16 @@ class TipAdapter(Cache):
     @torch.no_grad()
     def see(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         values = F.one_hot(labels, len(self.owners)).to(features)
-        found = (1.0, 1.0, 0.0, PUBLISHED)
+        found = PUBLISHED
         if labels.bincount().max() > 1:
-            zero_shot = self.encoder.logits(features, self.text_features)
-            tried = []
+            zero_shot, counts, tried = self.encoder.logits(features, self.text_features), values.sum(0), []
+            missing = counts / (counts - values).clamp(min=1)
             for sharpness in SHARPNESSES:
-                others = kernel(features, features, sharpness).fill_diagonal_(0) @ values
+                others = missing * (kernel(features, features, sharpness).fill_diagonal_(0) @ values)
                 tried.append((*blended(zero_shot, others, labels), sharpness))
             found = min(tried, key=lambda each: each[2])
+        if found[1] == 0 and self.keys.requires_grad:  # keys without a weight could not be trained
+            found = PUBLISHED
         kappa, alpha, _, sharpness = found
         self.keep(features, alpha * values, sharpness, kappa)
         return features, labels

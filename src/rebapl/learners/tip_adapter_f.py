@@ -3,7 +3,8 @@
 Zhang et al., Tip-Adapter: Training-Free Adaption of CLIP for Few-Shot Classification, 2022. The keys start as those of
 `tip-adapter`; their values, β, α and κ stay as they were found there. The published code trains on random crops of the
 images and searches α and β once more afterwards, on validation or test images; here the keys are trained on the
-features of the whole views, and nothing is searched afterwards.
+features of the whole views, and nothing is searched afterwards. If the cache has no weight there, α = 0, the keys are
+trained from the published start, α = 1 and β = 5.5.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class TipAdapterF(TipAdapter):
         return super().see(features, labels)
 
     @torch.no_grad()
-    def reset(self, generator: torch.Generator) -> None:
+    def reset(self, generator: torch.Generator) -> None:  # noqa: ARG002
         """Nothing is drawn: the keys are the training images once more."""
         if self.start is not None:
             self.keys.copy_(self.start)

@@ -100,6 +100,8 @@ def draws(
     the CPU.
     """
     curvature, seen = curvature_of(learner, parameters, batches, settings.structure, stream)
+    if not curvature.eigenvalues.any():
+        raise UserError("laplace: the answers do not depend on the parameters at the end of this training")
     if seen != num_data:  # an incomplete last batch was dropped
         curvature = Curvature(curvature.eigenvalues * (num_data / seen), curvature.rotate)
     mode = torch.cat([p.detach().flatten() for p in parameters.values()]).double().cpu()

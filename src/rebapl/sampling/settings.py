@@ -327,7 +327,7 @@ class Inference(Settings):
         for name in ("averaging", "laplace"):
             if getattr(self, name) is not None and not self.optimises:
                 refuse(name, f"is for sgd and adamw, and the sampler is {self.sampler.kind}: set it to null")
-        for name in ("averaging", "repulsion", "adaptive"):
+        for name in ("repulsion", "adaptive"):
             if self.laplace is not None and getattr(self, name) is not None:
                 refuse("laplace", f"does not go with {name}: set one of them to null")
         if self.first_epochs is not None and isinstance(self.restart, Cold):

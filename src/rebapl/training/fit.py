@@ -101,7 +101,7 @@ class Training:
         `seconds` says how long the training took, including the time before an interruption.
         """
         if self.loop is None:
-            return Posterior.of(self.learner.eval(), [self.learner.fixed_parameters()], self.about)
+            return Posterior.of(self.learner.eval(), [kept(self.learner.fixed_parameters())], self.about)
         loop = ResumableLoop(self.loop, checkpoint, name or self._name(), self.images, log, tracker)
         loop.run_until(self.loop.steps_in_all, progress, cycles)
         self.seconds += loop.seconds
@@ -118,7 +118,7 @@ class Training:
         `progress` counts the steps of this cycle alone; everything else is as in `run`.
         """
         if self.loop is None:
-            raise UserError("a method that learns nothing has no cycles")
+            raise UserError("a method that learns nothing in steps has no cycles")
         self.loop.begin_at(cycle)
         start, end = (self.loop.schedule.timetable.start_of(each) for each in (cycle, cycle + 1))
 

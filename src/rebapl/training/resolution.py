@@ -21,14 +21,14 @@ CUSTOM = "custom"
 """The name of an inference that was given as an object."""
 
 NOTHING = "none"
-"""The name of the inference of a method that learns nothing."""
+"""The name of the inference of a method that learns nothing in steps: zero-shot, or a closed form."""
 
 
 @dataclass(frozen=True)
 class ResolvedTraining:
     """A method and an inference with all their settings, and the range of the random crops.
 
-    `inference` is None for a method that learns nothing.
+    `inference` is None for a method that learns nothing in steps.
     """
 
     method: str
@@ -113,7 +113,7 @@ def with_inference(
     name, chosen = NOTHING, None
     if recipe.epochs == 0:
         if changed or isinstance(inference, Inference):
-            raise UserError(f"method '{method}' learns nothing: leave the settings of the inference out")
+            raise UserError(f"method '{method}' learns nothing in steps: leave the settings of the inference out")
     elif isinstance(inference, Inference):
         if changed:
             raise UserError("an inference given as an object has all its settings: change them there")

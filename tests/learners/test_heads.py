@@ -1,0 +1,301 @@
+"""What heads find by themselves, against formulas of NumPy and other libraries; and what they do with other classes."""
+
+import numpy as np
+import pytest
+import torch
+from plain import unit
+from scipy.optimize import minimize_scalar
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from rebapl.backbones import DualEncoder
+from rebapl.learners import METHODS, Learner, build_learner
+from rebapl.learners.gda import discriminant, parts
+from rebapl.learners.head import blended
+from rebapl.learners.linear import EXACT, log_evidence, mode
+
+NAMES = ["red cat", "dog", "big old tree"]
+HEADS = [name for name, method in METHODS.items() if method.learner.learns_from_features]
+every_head = pytest.mark.parametrize("method", HEADS)
+
+
+def built(method: str, encoder: DualEncoder, **settings: object) -> Learner:
+    return build_learner(method, encoder, NAMES, "a photo of a {}.", torch.Generator().manual_seed(0), settings)
+
+
+def data(encoder: DualEncoder, per_class: int = 8, noise: float = 0.4, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Features of three classes around directions of their own, which are not those of the texts."""
+    stream = torch.Generator().manual_seed(seed)
+    width = encoder.joint_width
+    centres = unit(torch.randn(len(NAMES), width, generator=torch.Generator().manual_seed(9)))
+    labels = torch.arange(len(NAMES)).repeat(per_class)
+    return unit(centres[labels] + noise * torch.randn(len(labels), width, generator=stream)), labels
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def nll(logits: np.ndarray, labels: np.ndarray) -> float:
+    return float(-np.log(softmax(logits)[np.arange(len(labels)), labels]).mean())
+
+
+# All heads
+
+
+@every_head
+def test_what_was_seen_helps_on_other_images_of_the_same_classes(encoder: DualEncoder, method: str) -> None:
+    learner, (held_out, labels) = built(method, encoder), data(encoder, noise=0.15, seed=1)
+    before = learner.loss(learner(held_out), labels)
+    learner.see(*data(encoder, noise=0.15))
+    if method == "linear":  # which `see` prepares, and a loop moves
+        features, seen = data(encoder, noise=0.15)
+        inputs, offset = encoder.logit_scale * features, encoder.logits(features, learner.base)
+        with torch.no_grad():
+            learner.residual.copy_(mode(inputs, offset, seen, learner.prior_std, learner.residual)[0])
+    after = torch.nn.functional.cross_entropy(learner(held_out).logits, labels)
+    assert after < 0.7 * before
+
+
+@every_head
+def test_one_image_of_a_class_leaves_finite_answers(encoder: DualEncoder, method: str) -> None:
+    learner = built(method, encoder)
+    features, labels = data(encoder, per_class=1)
+    learner.see(features, labels)
+    assert learner(features).logits.isfinite().all()
+
+
+@every_head
+def test_a_class_without_images_answers_by_its_text_and_the_others_keep_what_they_learned(
+    encoder: DualEncoder, images: Tensor, method: str
+) -> None:
+    learner = built(method, encoder)
+    learner.see(*data(encoder))
+    mixed = learner.bind(["dog", "green fish"])(images).logits
+    zero_shot = build_learner("zero-shot", encoder, ["green fish"], "a photo of a {}.", torch.Generator())
+    torch.testing.assert_close(mixed[:, :1], learner(images).logits[:, 1:2])
+    torch.testing.assert_close(mixed[:, 1:], zero_shot(images).logits)
+
+
+@every_head
+def test_images_and_their_features_give_the_same(encoder: DualEncoder, images: Tensor, method: str) -> None:
+    learner = built(method, encoder)
+    learner.see(*data(encoder))
+    assert torch.equal(learner(images).logits, learner(encoder.image_features(images)).logits)
+
+
+def test_the_blend_has_the_least_cross_entropy_of_all_pairs() -> None:
+    stream = np.random.default_rng(0)
+    labels = stream.integers(3, size=60)
+    first, second = (scale * np.eye(3)[labels] + stream.normal(size=(60, 3)) for scale in (1.0, 0.7))
+    kappa, alpha, loss = blended(torch.tensor(first), torch.tensor(second), torch.tensor(labels))
+    best = minimize_scalar(lambda k: minimize_scalar(lambda a: nll(k * first + a * second, labels)).fun)
+    assert loss == pytest.approx(best.fun, abs=1e-8)
+    assert kappa == pytest.approx(best.x, abs=1e-3)
+    assert nll(kappa * first + alpha * second, labels) == pytest.approx(loss, abs=1e-10)
+
+
+def test_what_does_not_help_has_no_weight_in_the_blend() -> None:
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+    good = torch.eye(3)[labels] + 0.1 * torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    good[0] = good[1]  # not perfect, or no number would be the best
+    _, alpha, _ = blended(good, -good.roll(1, 0) - torch.eye(3)[labels], labels)
+    assert alpha == 0.0
+
+
+# linear
+
+
+def test_from_zero_it_is_logistic_regression_with_a_ridge(encoder: DualEncoder) -> None:
+    features, labels = data(encoder)
+    learner = built("linear", encoder, start="zero", prior=0.3)
+    learner.see(features, labels)
+    inputs, offset = encoder.logit_scale * features, encoder.logits(features, learner.base)
+    residual = torch.zeros_like(learner.residual)
+    for _ in range(20):
+        residual, _ = mode(inputs.double(), offset.double(), labels, learner.prior_std.double(), residual.double())
+    theirs = LogisticRegression(C=0.3**2, fit_intercept=False, tol=1e-10, max_iter=10_000)
+    theirs.fit(inputs.numpy().astype(float), labels.numpy())
+    with torch.no_grad():
+        learner.residual.copy_(residual)
+    found = learner(features).logits.softmax(-1)
+    np.testing.assert_allclose(found.detach().numpy(), theirs.predict_proba(inputs.numpy().astype(float)), atol=1e-5)
+
+
+def test_the_evidence_is_the_laplace_formula_with_the_dense_hessian(encoder: DualEncoder) -> None:
+    """NumPy: every second derivative of the negative log joint by hand, and its determinant."""
+    features, labels = data(encoder, per_class=4)
+    scale = float(encoder.logit_scale)
+    x, y = scale * features.numpy().astype(float)[:, :12], labels.numpy()
+    std, rng = np.array([0.1, 0.2, 0.3]), np.random.default_rng(1)
+    residual, offset = rng.normal(size=(3, 12)), rng.normal(size=(len(y), 3))
+    logits = offset + x @ (std[:, None] * residual).T
+    p = softmax(logits)
+    hessian = np.eye(36)
+    for n in range(len(y)):
+        jacobian = np.zeros((3, 36))
+        for c in range(3):
+            jacobian[c, 12 * c : 12 * (c + 1)] = std[c] * x[n]
+        hessian += jacobian.T @ (np.diag(p[n]) - np.outer(p[n], p[n])) @ jacobian
+    expected = -len(y) * nll(logits, y) - (residual**2).sum() / 2 - np.linalg.slogdet(hessian)[1] / 2
+    given = [torch.tensor(each) for each in (x, offset, y, std[:, None], residual)]
+    assert log_evidence(*given) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_evidence_of_many_images_has_a_block_for_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(2)
+    x, offset, y = rng.normal(size=(9, 4)), rng.normal(size=(9, 2)), rng.integers(2, size=9)
+    std, residual = np.array([[0.5], [0.8]]), rng.normal(size=(2, 4))
+    logits = offset + x @ (std * residual).T
+    p = softmax(logits)
+    blocks = [np.eye(4) + std[c] ** 2 * (x.T * (p[:, c] * (1 - p[:, c]))) @ x for c in range(2)]
+    expected = -9 * nll(logits, y) - (residual**2).sum() / 2 - sum(np.linalg.slogdet(b)[1] for b in blocks) / 2
+    monkeypatch.setattr("rebapl.learners.linear.EXACT", 1)
+    assert EXACT > 18
+    given = [torch.tensor(each) for each in (x, offset, y, std, residual)]
+    assert log_evidence(*given) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_evidence_prefers_a_width_near_that_of_the_truth(encoder: DualEncoder) -> None:
+    """Labels drawn from the model itself, many of them, with σ = 0.4 in front of unit inputs of scale 1/0.1."""
+    from rebapl.learners.linear import best_width
+
+    stream = torch.Generator().manual_seed(3)
+    inputs = 10 * unit(torch.randn(900, 8, generator=stream, dtype=torch.float64))
+    weights = 0.4 * torch.randn(4, 8, generator=stream, dtype=torch.float64)
+    labels = torch.multinomial((inputs @ weights.mT).softmax(-1), 1, generator=stream)[:, 0]
+    found = best_width(inputs.float(), torch.zeros(900, 4), labels, torch.ones(4, 1)) / 10
+    assert found == pytest.approx(float(weights.std()), rel=0.35)  # 32 weights say it to an eighth
+
+
+def test_classes_that_zero_shot_knows_are_held_closer(encoder: DualEncoder) -> None:
+    learner = built("linear", encoder, prior=0.1, class_constraint=True)
+    features = torch.cat([learner.text_features, unit(learner.text_features[:1] - learner.text_features[2:])])
+    labels = torch.tensor([0, 1, 2, 2])
+    learner.see(features, labels)
+    p = softmax(encoder.logits(features, learner.text_features).numpy().astype(float))
+    expected = [0.1 / np.sqrt(p[labels == c, c].mean()) for c in range(3)]
+    np.testing.assert_allclose(learner.prior_std[:, 0].detach().numpy(), expected, rtol=1e-5)
+
+
+def test_texts_are_further_examples(encoder: DualEncoder) -> None:
+    learner, (features, labels) = built("linear", encoder, texts_as_examples=True), data(encoder)
+    more, of_them = learner.see(features, labels)
+    assert torch.equal(more, torch.cat([features, learner.text_features]))
+    assert of_them.tolist() == [*labels.tolist(), 0, 1, 2]
+    assert learner.examples == len(features) + 3
+
+
+# gda
+
+
+def test_the_discriminant_is_that_of_scikit_learn_with_the_same_covariance(encoder: DualEncoder) -> None:
+    features, labels = data(encoder)
+    x, e = features.numpy().astype(float), encoder.joint_width
+    means = np.stack([x[labels.numpy() == c].mean(0) for c in range(3)])
+    around = x - means[labels.numpy()]
+    covariance = np.cov(around.T)
+    shrunk = ((len(x) - 1) * covariance + np.trace(covariance) * np.eye(e)) / e
+
+    class Given:
+        def fit(self, _: np.ndarray) -> "Given":
+            self.covariance_ = shrunk
+            return self
+
+    theirs = LinearDiscriminantAnalysis(solver="lsqr", covariance_estimator=Given()).fit(x, labels.numpy())
+    weight, bias = discriminant(features, labels, 3)
+    ours = softmax(x @ weight.numpy().T + bias.numpy())
+    np.testing.assert_allclose(ours, theirs.predict_proba(x), atol=1e-5)
+
+
+def test_parts_of_the_images_are_scored_by_the_others(encoder: DualEncoder) -> None:
+    """κ and α by hand: five discriminants, each asked only of images that it has not seen."""
+    learner, (features, labels) = built("gda", encoder), data(encoder, noise=0.8)
+    learner.see(features, labels)
+    part = parts(labels, 5)
+    assert [part[labels == c].tolist() for c in range(3)] == [[0, 1, 2, 3, 4, 0, 1, 2]] * 3
+    held_out = torch.zeros(len(labels), 3)
+    for fold in range(5):
+        weight, bias = discriminant(features[part != fold], labels[part != fold], 3)
+        held_out[part == fold] = features[part == fold] @ weight.T + bias
+    zero_shot = encoder.logits(features, learner.text_features)
+    kappa, alpha, _ = blended(zero_shot, held_out, labels)
+    weight, bias = discriminant(features, labels, 3)
+    expected = kappa * zero_shot + alpha * (features @ weight.T + bias)
+    torch.testing.assert_close(learner(features).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+# Caches
+
+
+@pytest.mark.parametrize("method", ["tip-adapter", "tip-adapter-f"])
+def test_the_cache_has_the_images_and_sharpness_is_chosen_without_the_own_key(
+    encoder: DualEncoder, method: str
+) -> None:
+    from rebapl.learners.tip_adapter import SHARPNESSES
+
+    learner, (features, labels) = built(method, encoder), data(encoder, noise=0.8)
+    learner.see(features, labels)
+    x, y = features.numpy().astype(float), labels.numpy()
+    zero_shot = encoder.logits(features, learner.text_features)
+    losses = []
+    for beta in SHARPNESSES:
+        sums = [[[np.exp(-beta * (1 - x[n] @ x[m])) for m in range(len(y)) if m != n and y[m] == c]
+                 for c in range(3)] for n in range(len(y))]  # fmt: skip
+        others = np.array([[8 * np.mean(each) for each in row] for row in sums])  # as of eight images each
+        losses.append(blended(zero_shot, torch.tensor(others), labels)[2])
+    assert learner.sharpness.item() == SHARPNESSES[int(np.argmin(losses))]
+    assert torch.equal(learner.keys, features)
+    assert torch.equal(learner.values > 0, torch.eye(3)[labels] > 0)
+
+
+def test_resetting_gives_the_keys_back(encoder: DualEncoder) -> None:
+    learner, (features, labels) = built("tip-adapter-f", encoder), data(encoder)
+    learner.see(features, labels)
+    with torch.no_grad():
+        learner.keys.add_(1.0)
+    learner.reset(torch.Generator())
+    assert torch.equal(learner.keys, features)
+
+
+def test_kernel_ridge_regression_left_out_is_that_of_fits_without_the_image(encoder: DualEncoder) -> None:
+    """Scikit-learn's regression, fitted without each image in turn at the sharpness and ridge that were chosen."""
+    from sklearn.kernel_ridge import KernelRidge
+
+    from rebapl.learners.proker import RIDGES
+
+    learner, (features, labels) = built("proker", encoder), data(encoder, noise=0.8)
+    learner.see(features, labels)
+    x, beta = features.numpy().astype(float), learner.sharpness.item()
+    zero_shot = encoder.logits(features, learner.text_features)
+    wrong = np.eye(3)[labels.numpy()] - softmax(zero_shot.numpy().astype(float))
+    tried = []
+    for ridge in RIDGES:
+        model = KernelRidge(alpha=ridge, kernel="rbf", gamma=beta / 2)  # ‖x − f‖² = 2 (1 − x·f)
+        left_out = [
+            model.fit(np.delete(x, n, 0), np.delete(wrong, n, 0)).predict(x[n : n + 1])[0] for n in range(len(x))
+        ]
+        kappa, alpha, loss = blended(zero_shot, torch.tensor(np.array(left_out)), labels)
+        tried.append((loss, kappa, alpha * model.fit(x, wrong).predict(x)))
+    _, kappa, expected = min(tried, key=lambda each: each[0])
+    assert learner.text_weight.item() == pytest.approx(kappa, abs=1e-4)
+    np.testing.assert_allclose(learner.extra(features).numpy(), expected, atol=1e-4)
+
+
+# lp++
+
+
+def test_it_starts_from_prototypes_that_were_weighed_without_the_own_image(encoder: DualEncoder) -> None:
+    learner, (features, labels) = built("lp++", encoder), data(encoder, noise=0.8)
+    learner.see(features, labels)
+    x, y = features.numpy().astype(float), labels.numpy()
+    left_out = np.array(
+        [[x[n] @ x[(y == c) & (np.arange(len(y)) != n)].mean(0) for c in range(3)] for n in range(len(y))]
+    )
+    zero_shot = encoder.logits(features, learner.text_features)
+    kappa, share, _ = blended(zero_shot, encoder.logit_scale * torch.tensor(left_out), labels)
+    prototypes = np.stack([x[y == c].mean(0) for c in range(3)])
+    np.testing.assert_allclose(learner.weight.detach().numpy(), share * prototypes, atol=1e-4)
+    np.testing.assert_allclose(learner.blend.detach().numpy(), kappa, atol=1e-4)
