@@ -183,7 +183,7 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test registers is forgotten after it."""
     for each in gc.get_objects():
         if isinstance(each, Registry):
-            monkeypatch.setattr(each, "known", dict(each.known))
+            monkeypatch.setattr(each, "known", dict(each))  # all of them: a module registers when it is first imported
     entries: list[dict[str, Any]] = [SCORES, PAPER_TARGETS]
     before = [dict(each) for each in entries]
     yield
