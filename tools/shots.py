@@ -7,8 +7,8 @@ Few-shot over all classes with 1, 2, 4, 8 and 16 images of each, on test images,
 task, `PROMPTS` where the device is a GPU. A run that is done is not done again, and rows of other devices stay.
 
 **The rule** for the head that `rebapl learn` takes, written down before the runs: on the development tasks (DTD,
-SCENE-15, EuroSAT, Caltech101), 4 and 16 shots, of the heads whose mean accuracy is at most 0.25 points below the highest,
-the one of the lowest mean NLL. OxfordPets, Flowers102 and Tiny-60 only report.
+SCENE-15, EuroSAT, Caltech101), 4 and 16 shots, of the heads whose mean accuracy is at most 0.25 points below the
+highest, the one of the lowest mean NLL. OxfordPets, Flowers102 and Tiny-60 only report.
 """
 
 from __future__ import annotations

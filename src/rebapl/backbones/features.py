@@ -1,8 +1,8 @@
 """Features of images, encoded once: what the frozen image tower gives is kept for whoever asks for the same images.
 
-A text-only method sees an image through the frozen tower alone, so its scores need the features of the test images and
-nothing else of them. They are the same whatever the seed, the shots, the inference and the method, and they are kept in
-a folder, one file for each portion of images:
+A text-only method or a head sees an image through the frozen tower alone. So it needs the features of test images, and a
+head those of training images, and nothing else of them. They are the same whatever the inference and the method, and
+they are kept in a folder, one file for each portion of images:
 
     <folder>/<first 24 digits of the key>.f32        the SHA-256 of what follows, and float32 (n, e)
 
@@ -39,16 +39,25 @@ SUM = 32
 """The bytes of a SHA-256."""
 
 _folder: ContextVar[Path | None] = ContextVar("features", default=None)
+_whole: ContextVar[LabelledImages | None] = ContextVar("whole", default=None)
 
 
 @contextlib.contextmanager
-def features_kept_in(folder: Path) -> Iterator[None]:
-    """Within `with`, features are kept in this folder, and those that are there are not computed again."""
-    token = _folder.set(folder)
+def features_kept_in(folder: Path, whole: LabelledImages | None = None) -> Iterator[None]:
+    """Within `with`, features are kept in this folder, and those that are there are not computed again.
+
+    An outer `with` stays in force. `whole` are images of which several selections will be asked for, such as the folds
+    of a cross-validation: they are encoded once, in their order, and each selection is taken from them.
+    """
+    if _folder.get() is not None:
+        yield
+        return
+    tokens = _folder.set(folder), _whole.set(whole)
     try:
         yield
     finally:
-        _folder.reset(token)
+        _folder.reset(tokens[0])
+        _whole.reset(tokens[1])
 
 
 @torch.no_grad()
@@ -65,6 +74,15 @@ def features_of(encoder: DualEncoder, data: LabelledImages) -> Tensor:
     if (stored := data.dataset.features) is not None:
         stored.check(encoder.fingerprint, encoder.name)
         return stored.of([item.key for item in data.items])
+    whole = _whole.get()
+    if whole is not None:
+        places = {item.key: row for row, item in enumerate(whole.items)}
+        if all(item.key in places for item in data.items):
+            return _in_portions(encoder, whole)[[places[item.key] for item in data.items]]
+    return _in_portions(encoder, data)
+
+
+def _in_portions(encoder: DualEncoder, data: LabelledImages) -> Tensor:
     rows = [range(len(data))[first : first + AT_ONCE] for first in range(0, len(data), AT_ONCE)]
     return torch.cat([torch.empty(0, encoder.joint_width), *(_portion(encoder, data, some) for some in rows)])
 

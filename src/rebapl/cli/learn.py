@@ -12,11 +12,6 @@ from rebapl.cli.run_notes import ONLY_DRAWINGS, one_sample
 from rebapl.errors import UserError
 from rebapl.files import refuse_unwritable
 
-METHOD, INFERENCE = "maple", "rebapl"
-WHY = (
-    "maple gave the best probabilities for its cost in the benchmarks, and rebapl is the inference for probabilities "
-    "that one acts on (docs/benchmarks.md)"
-)
 SHOTS = 32
 RISK = 0.05
 
@@ -24,6 +19,8 @@ RISK = 0.05
 def learn(
     photos: str,
     *,
+    quick: bool = False,
+    best: bool = False,
     backbone: str | None = None,
     out: Path | None = None,
     risk: Annotated[float, typer.Option(min=0, max=0.99)] = RISK,
@@ -31,8 +28,8 @@ def learn(
     set_level: float | None = None,
     anew: bool = False,
     shots: Annotated[int, typer.Option(min=1)] = SHOTS,
-    method: Annotated[str, typer.Option(autocompletion=options.complete_methods)] = METHOD,
-    inference: Annotated[str, typer.Option(autocompletion=options.complete_inference)] = INFERENCE,
+    method: Annotated[str | None, typer.Option(autocompletion=options.complete_methods)] = None,
+    inference: Annotated[str | None, typer.Option(autocompletion=options.complete_inference)] = None,
     epochs: options.Epochs = None,
     template: str | None = None,
     device: options.Device = None,
@@ -44,17 +41,18 @@ def learn(
     Finished work is kept; interrupted work goes on where it was.
 
     Parameters:
-        photos: A folder with a folder of images for each class, or a CSV file.
+        photos: A folder with a folder of images for each class, a CSV file, or a folder that `rebapl embed` wrote.
+        quick: A head on the features of the photos: seconds.
+        best: After the head prompts as well, in a folder of their own: minutes on a GPU, longer without one.
         backbone: A local Hugging Face folder, a hub id, or mini (which knows only drawings).
             openai/clip-vit-base-patch16 if not given.
         out: Folder to keep it in; runs/ and the name of the photos' folder.
         risk: Share of wrong answers to allow before it says 'I don't know'.
-        confidence: How surely that share is kept on new photos, where there are enough held-out ones to promise it.
-            0.9 if not given; 0 promises nothing.
+        confidence: How sure to be that no larger share is wrong: 0.9 if not given; 0 promises nothing.
         set_level: Also fit prediction sets, which hold the right class of this share of images: 0.9.
         anew: Delete what was learned before in this folder.
         shots: Learn from at most this many images of each class.
-        method: What is learned; `rebapl list` names the methods.
+        method: What is learned, instead of the choice by time; `rebapl list` names the methods.
         inference: How; `rebapl list` names the kinds of inference.
         template: Text with {} for the class name.
         jobs: Trainings at a time on each device.
@@ -64,47 +62,54 @@ def learn(
     from rebapl.cli.progress import StepProgress
     from rebapl.data.catalogue import is_own
     from rebapl.posterior.selective import CONFIDENCE
-    from rebapl.reports.learn_summary import plan_lines, result_lines
+    from rebapl.reports.learn_summary import compared_line, plan_lines, result_lines
     from rebapl.runs.config import RunConfig
     from rebapl.runs.engine import LocalEngine
     from rebapl.runs.folder import folder_name
-    from rebapl.runs.learn import Lesson, read_learned
     from rebapl.runs.learn import learn as do_lesson
+    from rebapl.runs.learn import read_learned
+    from rebapl.runs.learn_choice import plan_lessons
 
+    if quick + best + (method is not None or inference is not None) > 1:
+        raise UserError("--quick, --best and --method (with --inference) each say what to learn: give one of them")
     confidence = CONFIDENCE if confidence is None else confidence
-    config = RunConfig(photos, method, inference, shots=shots, backbone=backbone, epochs=epochs, template=template)
+    config = RunConfig(
+        photos, method or "", inference, shots=shots, backbone=backbone, epochs=epochs, template=template
+    )
     engine = LocalEngine(options.parse_names(device), jobs)
-    lesson = Lesson.of(config, out or Path("runs") / folder_name(photos))
-    if anew:
-        lesson.forget()
-    elif changed := lesson.changed():
-        raise UserError(
-            f"{photos} has changed since {lesson.out} was learned: {changed}. To learn it anew in the same place, give "
-            "--anew; to keep what was learned before, too, give --out FOLDER"
-        )
+    find_backbone(config.backbone_name)
+    plan = plan_lessons(
+        config, out or Path("runs") / folder_name(photos), engine.devices[0], quick=quick, best=best, anew=anew
+    )
     warnings = [ONLY_DRAWINGS] if config.backbone_name == "mini" and is_own(photos) else []
-    if lesson.is_done():
-        sets = read_learned(lesson.out)[2]
-        if set_level is not None and (sets is None or sets.level != set_level):
+    for lesson in plan.lessons:
+        if changed := lesson.changed():
             raise UserError(
-                f"{lesson.out} was learned without prediction sets of level {set_level:g}, and the answers that choose "
-                "them are not kept: give --anew to learn it again"
+                f"{photos} has changed since {lesson.out} was learned: {changed}. To learn it anew in the same place, "
+                "give --anew; to keep what was learned before, too, give --out FOLDER"
             )
-        print(f"already learned: {lesson.out} (--anew learns it again)")
-    else:
-        chosen = WHY if (method, inference) == (METHOD, INFERENCE) else "you asked for it"
-        find_backbone(config.backbone_name)
-        refuse_unwritable(lesson.out / "config.json")
-        lesson.check(risk, confidence, set_level)
-        with StepProgress(quiet, jobs=lesson.jobs()) as progress:
-            for line in [*plan_lines(lesson), f"chosen because {chosen}"]:
-                progress.note(line)
-            for line in warnings:
-                progress.warn(line)
-            do_lesson(lesson, engine, risk, progress.show, confidence=confidence, set_level=set_level)
-        print(f"learned: {lesson.out}")
-    for line in [*result_lines(lesson, *read_learned(lesson.out)), *warnings]:
-        print(line)
-    trained_by = lesson.final.resolved().training.inference
-    if trained_by is not None and trained_by.samples == 1:
-        print(one_sample(lesson.out))
+        if lesson.is_done():
+            sets = read_learned(lesson.out)[2]
+            if set_level is not None and (sets is None or sets.level != set_level):
+                raise UserError(
+                    f"{lesson.out} was learned without prediction sets of level {set_level:g}, and the answers that "
+                    "choose them are not kept: give --anew to learn it again"
+                )
+            print(f"already learned: {lesson.out} (--anew learns it again)")
+        else:
+            refuse_unwritable(lesson.out / "config.json")
+            lesson.check(risk, confidence, set_level)
+            with StepProgress(quiet, jobs=lesson.jobs()) as progress:
+                for line in [*plan_lines(lesson), *plan.lines]:
+                    progress.note(line)
+                for line in warnings:
+                    progress.warn(line)
+                do_lesson(lesson, engine, risk, progress.show, confidence=confidence, set_level=set_level)
+            print(f"learned: {lesson.out}")
+        for line in [*result_lines(lesson, *read_learned(lesson.out)), *warnings]:
+            print(line)
+        trained_by = lesson.final.resolved().training.inference
+        if trained_by is not None and trained_by.samples == 1:
+            print(one_sample(lesson.out))
+    if len(plan.lessons) > 1:
+        print(compared_line(plan.lessons))

@@ -17,6 +17,7 @@ from rebapl.posterior.prediction import Conformal, Threshold
 from rebapl.posterior.selective import CONFIDENCE, answered_within
 from rebapl.runs.folder import HELD_OUT, RESULTS
 from rebapl.runs.learn import COVERAGE, Answer, Lesson
+from rebapl.runs.results import read_result
 from rebapl.wording import few
 
 MIXED_UP = 5
@@ -133,3 +134,17 @@ def answered_at(answers: Sequence[Answer], risk: float, confidence: float) -> in
 def _share(count: int, total: int) -> str:
     low, high = proportion_interval(count, total)
     return f"{100 * count / total:.1f} % (95 % interval: {100 * low:.0f} to {100 * high:.0f} %)"
+
+
+def compared_line(lessons: Sequence[Lesson]) -> str:
+    """How two lessons on the same images compare on those that were held out, and which to predict with."""
+    scores = {lesson: read_result(lesson.out).parts.get("test") for lesson in lessons}
+    words = [
+        f"{lesson.final.method} · {lesson.final.inference_name} {part.accuracy:.1f} % right, NLL {part.nll:.3f}"
+        for lesson, part in scores.items()
+        if part is not None
+    ]
+    if len(words) < len(lessons):
+        return "the two cannot be compared: no images were held out"
+    better = min(lessons, key=lambda lesson: read_result(lesson.out).parts["test"].nll)
+    return f"compared on the held-out images: {'; '.join(words)}. The lower NLL has {better.out}"

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from rebapl.backbones.features import FOLDER, features_kept_in
+from rebapl.data.batches import LabelledImages
 from rebapl.data.checking import broken_images
 from rebapl.data.dataset import Dataset
 from rebapl.data.folds import ALL, folds_for
@@ -172,6 +173,19 @@ def learn(
     `confidence` that at most the share `risk` of the answers is wrong. Where so few images cannot promise that, it is
     chosen without a promise. `set_level` asks for prediction sets of this level, chosen on the same images.
     """
+    with features_kept_in(lesson.out.parent / FOLDER, LabelledImages(lesson.dataset, lesson.dataset.train)):
+        _learn(lesson, engine, risk, on_event, root, confidence, set_level)
+
+
+def _learn(
+    lesson: Lesson,
+    engine: LocalEngine,
+    risk: float,
+    on_event: OnEvent | None,
+    root: Path | None,
+    confidence: float,
+    set_level: float | None,
+) -> None:
     jobs = lesson.jobs(root)
     for some in (jobs[:1], jobs[1:]):
         check_outcomes(list(engine.run(some, on_event)))
@@ -179,8 +193,7 @@ def learn(
         return
     device = engine.devices[0]
     with alone_in(lesson.out):
-        with features_kept_in(lesson.out.parent / FOLDER):
-            prediction, labels = _held_out(lesson, jobs[1:], device)
+        prediction, labels = _held_out(lesson, jobs[1:], device)
         posterior = load_posterior(lesson.out, kept_backbone(lesson.final.backbone_name, device), device)
         threshold = _threshold(prediction, labels, risk, confidence)
         sets = None if set_level is None else choose_conformal(prediction, labels, set_level)

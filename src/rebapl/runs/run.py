@@ -162,7 +162,7 @@ def _train(
     name, threads = resolved.hash(), before.get("threads", torch.get_num_threads())
     about = {"name": encoder.name, "revision": encoder.revision, "sha256": encoder.fingerprint}
     made_in = {"run": name, **environment(device), "threads": threads, "backbone": about}
-    with computing_with(threads):
+    with computing_with(threads), features_kept_in(out.parent / FOLDER):
         training = Training(task, encoder, resolved.training, config.seed)
         write_config(config, resolved, out)
         write_json(out / ENVIRONMENT, made_in)

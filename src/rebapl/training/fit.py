@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.backbones.features import features_of
 from rebapl.data.batches import LabelledImages, TrainBatches
 from rebapl.data.dataset import Dataset
 from rebapl.data.feature_batches import FeatureBatches
@@ -69,7 +70,8 @@ class Training:
         if task.dataset.features is not None:
             check_features(self.learner, task.dataset.features)
         if self.learner.learns_from_features or task.dataset.features is not None:
-            examples = self.learner.see(_features(data, encoder), data.labels.to(encoder.device))
+            features = features_of(encoder, data).to(encoder.device)
+            examples = self.learner.see(features, data.labels.to(encoder.device))
         self.seconds = time.monotonic() - begin
         if resolved.inference is not None:
             batches: TrainBatches | FeatureBatches
@@ -251,14 +253,6 @@ def _of_learner(
     return with_inference(
         method, learner.config, learner.recipe, learner.repels_per_image, inference, epochs, inference_settings
     )
-
-
-@torch.no_grad()
-def _features(data: LabelledImages, encoder: DualEncoder, chunk: int = 256) -> Tensor:
-    """The normalised features (N, e) of the test-time views of images."""
-    portions = (range(first, min(first + chunk, len(data))) for first in range(0, len(data), chunk))
-    views = (data.views(encoder.preprocessing, rows).to(encoder.device) for rows in portions)
-    return torch.cat([encoder.image_features(encoder.preprocessing.normalize(each)) for each in views])
 
 
 def _build_loop(

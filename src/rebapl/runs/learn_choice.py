@@ -1,0 +1,135 @@
+"""What `rebapl learn` learns where nobody says it, and about how long that takes on this machine.
+
+A head on frozen features takes seconds: every image is encoded once, whatever the number of trainings and samples.
+Prompts are better where there is time for them. How long they would take follows from a short timing: with t_i for the
+image tower on one image and t_c for the text tower on all class names, a pass forward and backward takes about three
+times a pass forward, so that
+
+    seconds ≈ Σ over trainings of epochs · (images · 3·t_i + steps · 3·t_c).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from rebapl.backbones import DualEncoder
+from rebapl.backbones.features import encode
+from rebapl.data.batches import LabelledImages
+from rebapl.data.folds import ALL
+from rebapl.runs.config import RunConfig
+from rebapl.runs.folder import CONFIG, read_config
+from rebapl.runs.learn import Lesson
+from rebapl.runs.machine import kept_backbone
+from rebapl.wording import number_of, roughly
+
+HEAD = {"method": "linear", "inference": "laplace"}
+PROMPTS = {"method": "mmrl", "inference": "rebapl"}
+"""What is learned, both as the benchmarks chose them (docs/benchmarks.md)."""
+
+BEST = "-best"
+"""What the name of the folder of the prompts has behind that of the head."""
+
+PATIENCE = 300
+"""Seconds that prompts may take on a GPU if nobody has asked for them."""
+
+TIMED = 8
+"""Images that are encoded to see how long one takes."""
+
+
+class Timing(NamedTuple):
+    """Seconds to decode and encode an image, and to encode all class names."""
+
+    image: float
+    classes: float
+
+    @classmethod
+    def of(cls, lesson: Lesson, encoder: DualEncoder) -> Timing:
+        """Measure both. The first pass, which may prepare something, does not count."""
+        data = LabelledImages(lesson.dataset, lesson.dataset.train[:TIMED])
+        encode(encoder, data.views(encoder.preprocessing, [0]))
+        begin = time.perf_counter()
+        encode(encoder, data.views(encoder.preprocessing))
+        image = (time.perf_counter() - begin) / len(data)
+        text = encoder.tokenize([[name] for name in lesson.dataset.class_names])
+        begin = time.perf_counter()
+        with torch.no_grad():
+            encoder.text_features(text).cpu()
+        return cls(image, time.perf_counter() - begin)
+
+    def head(self, lesson: Lesson) -> float:
+        """Seconds to encode every image of a lesson once."""
+        return self.image * len(lesson.dataset.train)
+
+    def prompts(self, lesson: Lesson) -> float:
+        """Seconds of all trainings of a lesson."""
+        inference = lesson.final.resolved().training.inference
+        if inference is None:
+            return 0.0
+        whole, parts = len(lesson.dataset.train), [len(lesson.held_out(fold).items) for fold in lesson.folds]
+        seconds = 0.0
+        for images in [whole, *(whole - part for part in parts)]:
+            steps = max(1, images // inference.batch)
+            seconds += 3 * inference.all_epochs * (images * self.image + steps * self.classes)
+        return seconds
+
+
+class Plan(NamedTuple):
+    """The lessons, one after the other, and lines that say why these and how long they take."""
+
+    lessons: Sequence[Lesson]
+    lines: Sequence[str]
+
+
+def plan_lessons(config: RunConfig, out: Path, device: str, *, quick: bool, best: bool, anew: bool) -> Plan:
+    """What to learn: the method that `config` names; with `quick` a head, with `best` a head and then prompts.
+
+    Where none of these is said, a head and, on a GPU on which they take no longer than `PATIENCE`, prompts as well.
+    What was begun in the folder goes on, unless it is to be learned `anew`.
+    """
+    if config.method or config.inference:
+        named = config if config.method else config.changed(method=HEAD["method"])
+        lesson = Lesson.of(named, out)
+        if anew:
+            lesson.forget()
+        return Plan([lesson], ["chosen because you asked for it"])
+    head = Lesson.of(config.changed(**HEAD), out)
+    if head.dataset.features is not None:
+        lessons, lines = [head], ["chosen because a head learns from stored features"]
+    else:
+        prompts = Lesson.of(config.changed(**PROMPTS), out.with_name(out.name + BEST))
+        lessons, lines = [head, prompts], []
+    if anew:
+        for lesson in lessons:
+            lesson.forget()
+    if len(lessons) == 1:
+        return Plan(lessons, lines)
+    begun = _begun(out)
+    if begun is not None and begun not in (HEAD["method"], PROMPTS["method"]):
+        return Plan([Lesson.of(read_config(out).changed(data=config.data), out)], ["chosen because it was begun here"])
+    both = best or _begun(prompts.out) is not None
+    there = lessons if both else [head]
+    if begun is not None and all(lesson.is_done() for lesson in there):
+        return Plan(there, [])
+    timing = Timing.of(head, kept_backbone(config.backbone_name, device))
+    seconds, encoding = timing.prompts(prompts), timing.head(head)
+    images = number_of(len(head.dataset.train), "image")
+    first = f"takes about {roughly(max(1.0, encoding))} here to encode {images}, and some seconds to learn"
+    words = f"{PROMPTS['method']} · {PROMPTS['inference']}"
+    if both or (not quick and device != "cpu" and seconds <= PATIENCE):
+        return Plan(lessons, [f"{first}; then prompts ({words}), about {roughly(seconds)}"])
+    return Plan(
+        [head], [f"{first}; prompts ({words}), which --best learns as well, would take about {roughly(seconds)}"]
+    )
+
+
+def _begun(out: Path) -> str | None:
+    """The method that a lesson in a folder has, or None."""
+    if not (out / CONFIG).exists():
+        return None
+    config = read_config(out)
+    return config.method if config.fold == ALL else None
