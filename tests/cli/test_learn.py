@@ -10,6 +10,7 @@ from click.testing import Result
 from drawn_folder import class_folders, draw
 from typer.testing import CliRunner
 
+from rebapl.backbones import DualEncoder, features
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
 from rebapl.posterior import load_posterior
@@ -240,3 +241,53 @@ def test_a_bit_that_changes_in_the_held_out_answers_is_noticed_and_reported(lear
         assert "held-out.csv" in Path("report.html").read_text(encoding="utf-8")
     finally:
         path.write_bytes(whole)
+
+
+def test_where_nothing_is_said_a_head_is_learned_in_seconds_and_prompts_are_offered_with_their_time() -> None:
+    class_folders(Path("photos"), cat=4, dog=4)
+    result = rebapl("learn", "photos", "--backbone", "mini", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert "learns all classes by linear · laplace, backbone mini" in result.stderr
+    assert "here to encode 8 images, and some seconds to learn; prompts (mmrl · rebapl) would take" in result.stderr
+    assert not Path("runs/photos-best").exists()
+    assert load_posterior("runs/photos").about["method"] == "linear"
+    assert "already learned: runs/photos" in rebapl("learn", "photos", "--backbone", "mini", "--device", "cpu").stdout
+
+
+def test_the_best_is_prompts_after_a_head_and_both_are_compared() -> None:
+    class_folders(Path("photos"), cat=4, dog=4)
+    words = ("learn", "photos", "--backbone", "mini", "--device", "cpu", "--epochs", "2")
+    result = rebapl(*words, "--best")
+    assert result.exit_code == 0, result.output
+    assert "then prompts (mmrl · rebapl), about " in result.stderr
+    both = [load_posterior(f"runs/{name}").about["method"] for name in ("photos", "photos-best")]
+    assert both == ["linear", "mmrl"]
+    compared = result.stdout.splitlines()[-1]
+    nll = {name: json.loads(Path(f"runs/{name}/results.json").read_text())["parts"]["test"]["nll"] for name in BOTH}
+    assert compared.endswith(f"The lower NLL has runs/{min(nll, key=nll.__getitem__)}")
+    assert all(f"NLL {value:.3f}" in compared for value in nll.values())
+    assert rebapl(*words).stdout.splitlines()[-1] == compared, "what was begun goes on"
+
+
+BOTH = ("photos", "photos-best")
+
+
+def test_two_ways_to_say_what_is_learned_are_refused() -> None:
+    class_folders(Path("photos"), cat=2, dog=2)
+    for words in (("--quick", "--best"), ("--quick", "--method", "coop")):
+        assert "give one of them" in str(rebapl("learn", "photos", "--backbone", "mini", *words).exception)
+    assert not Path("runs").exists()
+
+
+def test_the_images_of_all_folds_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class_folders(Path("photos"), cat=4, dog=4)
+    seen: list[int] = []
+    original = features.encode
+
+    def counted(encoder: DualEncoder, views: torch.Tensor) -> torch.Tensor:
+        seen.append(len(views))
+        return original(encoder, views)
+
+    monkeypatch.setattr(features, "encode", counted)
+    assert rebapl("learn", "photos", "--backbone", "mini", "--device", "cpu", "--quick").exit_code == 0
+    assert seen == [8]

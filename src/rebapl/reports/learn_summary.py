@@ -137,14 +137,13 @@ def _share(count: int, total: int) -> str:
 
 
 def compared_line(lessons: Sequence[Lesson]) -> str:
-    """How two lessons on the same images compare on those that were held out, and which to predict with."""
-    scores = {lesson: read_result(lesson.out).parts.get("test") for lesson in lessons}
+    """How lessons on the same images compare on those that were held out, and which to predict with."""
+    if not all(lesson.folds for lesson in lessons):
+        return "they cannot be compared: no images were held out"
+    scores = [read_result(lesson.out).parts["test"] for lesson in lessons]
     words = [
         f"{lesson.final.method} · {lesson.final.inference_name} {part.accuracy:.1f} % right, NLL {part.nll:.3f}"
-        for lesson, part in scores.items()
-        if part is not None
+        for lesson, part in zip(lessons, scores, strict=True)
     ]
-    if len(words) < len(lessons):
-        return "the two cannot be compared: no images were held out"
-    better = min(lessons, key=lambda lesson: read_result(lesson.out).parts["test"].nll)
-    return f"compared on the held-out images: {'; '.join(words)}. The lower NLL has {better.out}"
+    better = min(range(len(lessons)), key=lambda index: scores[index].nll)
+    return f"compared on the held-out images: {'; '.join(words)}. The lower NLL has {lessons[better].out}"

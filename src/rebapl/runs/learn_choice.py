@@ -20,9 +20,9 @@ import torch
 from rebapl.backbones import DualEncoder
 from rebapl.backbones.features import encode
 from rebapl.data.batches import LabelledImages
-from rebapl.data.folds import ALL
+from rebapl.errors import UserError
 from rebapl.runs.config import RunConfig
-from rebapl.runs.folder import CONFIG, read_config
+from rebapl.runs.folder import CONFIG
 from rebapl.runs.learn import Lesson
 from rebapl.runs.machine import kept_backbone
 from rebapl.wording import number_of, roughly
@@ -89,47 +89,29 @@ def plan_lessons(config: RunConfig, out: Path, device: str, *, quick: bool, best
     """What to learn: the method that `config` names; with `quick` a head, with `best` a head and then prompts.
 
     Where none of these is said, a head and, on a GPU on which they take no longer than `PATIENCE`, prompts as well.
-    What was begun in the folder goes on, unless it is to be learned `anew`.
+    Prompts that were begun go on. With `anew`, what was learned before in these folders is deleted.
     """
     if config.method or config.inference:
-        named = config if config.method else config.changed(method=HEAD["method"])
-        lesson = Lesson.of(named, out)
-        if anew:
-            lesson.forget()
-        return Plan([lesson], ["chosen because you asked for it"])
-    head = Lesson.of(config.changed(**HEAD), out)
-    if head.dataset.features is not None:
-        lessons, lines = [head], ["chosen because a head learns from stored features"]
+        lessons = [Lesson.of(config if config.method else config.changed(method=HEAD["method"]), out)]
     else:
-        prompts = Lesson.of(config.changed(**PROMPTS), out.with_name(out.name + BEST))
-        lessons, lines = [head, prompts], []
+        lessons = [Lesson.of(config.changed(**HEAD), out)]
+        if lessons[0].dataset.features is None:
+            lessons.append(Lesson.of(config.changed(**PROMPTS), out.with_name(out.name + BEST)))
+        elif best:
+            raise UserError(f"{config.data} has features, and prompts are learned from images: leave --best out")
     if anew:
         for lesson in lessons:
             lesson.forget()
     if len(lessons) == 1:
-        return Plan(lessons, lines)
-    begun = _begun(out)
-    if begun is not None and begun not in (HEAD["method"], PROMPTS["method"]):
-        return Plan([Lesson.of(read_config(out).changed(data=config.data), out)], ["chosen because it was begun here"])
-    both = best or _begun(prompts.out) is not None
-    there = lessons if both else [head]
-    if begun is not None and all(lesson.is_done() for lesson in there):
-        return Plan(there, [])
+        return Plan(lessons, [] if lessons[0].dataset.features is not None else ["chosen because you asked for it"])
+    head, prompts = lessons
+    both = best or (prompts.out / CONFIG).exists()
+    if all(lesson.is_done() for lesson in lessons[: 1 + both]):
+        return Plan(lessons[: 1 + both], [])
     timing = Timing.of(head, kept_backbone(config.backbone_name, device))
-    seconds, encoding = timing.prompts(prompts), timing.head(head)
-    images = number_of(len(head.dataset.train), "image")
-    first = f"takes about {roughly(max(1.0, encoding))} here to encode {images}, and some seconds to learn"
-    words = f"{PROMPTS['method']} · {PROMPTS['inference']}"
+    images, seconds = number_of(len(head.dataset.train), "image"), timing.prompts(prompts)
+    first = f"takes about {roughly(max(1.0, timing.head(head)))} here to encode {images}, and some seconds to learn"
+    later = f"prompts ({PROMPTS['method']} · {PROMPTS['inference']})"
     if both or (not quick and device != "cpu" and seconds <= PATIENCE):
-        return Plan(lessons, [f"{first}; then prompts ({words}), about {roughly(seconds)}"])
-    return Plan(
-        [head], [f"{first}; prompts ({words}), which --best learns as well, would take about {roughly(seconds)}"]
-    )
-
-
-def _begun(out: Path) -> str | None:
-    """The method that a lesson in a folder has, or None."""
-    if not (out / CONFIG).exists():
-        return None
-    config = read_config(out)
-    return config.method if config.fold == ALL else None
+        return Plan(lessons, [f"{first}; then {later}, about {roughly(seconds)}"])
+    return Plan([head], [f"{first}; {later} would take about {roughly(seconds)}: --best learns them as well"])
