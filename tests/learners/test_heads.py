@@ -158,7 +158,7 @@ def test_the_evidence_of_many_images_has_a_block_for_each_class(monkeypatch: pyt
     assert log_evidence(*given) == pytest.approx(expected, rel=1e-9)
 
 
-def test_the_evidence_prefers_a_width_near_that_of_the_truth(encoder: DualEncoder) -> None:
+def test_the_evidence_prefers_a_width_near_that_of_the_truth() -> None:
     """Labels drawn from the model itself, many of them, with σ = 0.4 in front of unit inputs of scale 1/0.1."""
     from rebapl.learners.linear import best_width
 

@@ -25,6 +25,7 @@ from rebapl.sampling.settings import (
     Adaptive,
     Averaging,
     Cold,
+    Laplace,
     Repelling,
     Warm,
     Warmup,

@@ -34,7 +34,7 @@ class Probe(nn.Module):
     def loss(self, output: Any, labels: Tensor) -> Tensor:
         return nn.functional.cross_entropy(output.logits, labels)
 
-    def reset(self, generator: torch.Generator) -> None:
+    def reset(self, _: torch.Generator) -> None:
         nn.init.zeros_(self.weight)
 
     def use_noise(self, generator: torch.Generator) -> None: ...

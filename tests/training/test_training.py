@@ -72,7 +72,7 @@ def test_every_method_under_every_inference_saves_loads_and_predicts_the_same(
     else:
         settings = quick(method, inference)
         if inference == "rebapl-authors" and not repels_in_both(method):
-            with pytest.raises(UserError, match="both|do not depend on the learned parameters"):
+            with pytest.raises(UserError, match=r"both|do not depend on the learned parameters"):
                 fit(task, small, method, inference, epochs=1, inference_settings=settings)
             return
         posterior = fit(task, small, method, inference, epochs=1, inference_settings=settings)

@@ -146,9 +146,9 @@ def best_width(inputs: Tensor, offset: Tensor, labels: Tensor, scale: Tensor) ->
 def log_evidence(inputs: Tensor, offset: Tensor, labels: Tensor, std: Tensor, residual: Tensor) -> float:
     """log p(labels | σ) ≈ log p(labels | r*) − ½‖r*‖² − ½ log det(I + H), H = Σ_n (S Λ_n S) ⊗ a_n a_nᵀ, at the mode r*.
 
-    a_n are the inputs, Λ_n = diag p_n − p_n p_nᵀ, and S has the σ_c on its diagonal. Up to N·C = `EXACT` the determinant
-    is that of the (N·C)² matrix with the same eigenvalues. Beyond, Λ_n is taken to be diagonal, so that every class has
-    a block (d, d) of its own; that has the larger determinant, and so prefers a somewhat smaller σ.
+    a_n are the inputs, Λ_n = diag p_n − p_n p_nᵀ, and S has the σ_c on its diagonal. Up to N·C = `EXACT`, the
+    determinant is that of the matrix with N·C rows that has the same eigenvalues. Beyond, Λ_n is taken to be diagonal,
+    so that every class has a block (d, d) of its own; that has the larger determinant, and so prefers a smaller σ.
     """
     inputs, std = inputs.double(), std.double()
     logits = offset.double() + inputs @ (std * residual.double()).mT
@@ -159,9 +159,8 @@ def log_evidence(inputs: Tensor, offset: Tensor, labels: Tensor, std: Tensor, re
         roots = std * vectors * values.clamp(min=0).sqrt()[:, None, :]
         between = torch.einsum("nci,mcj,nm->nimj", roots, roots, inputs @ inputs.mT).flatten(2).flatten(0, 1)
         return float(fit - _half_log_det(between))
-    return float(
-        fit - sum(_half_log_det((inputs * w[:, None]).mT @ inputs) for w in (std.mT.square() * p * (1 - p)).mT)
-    )
+    spread = (std.mT.square() * p * (1 - p)).mT  # (C, N)
+    return float(fit - sum(_half_log_det((each[:, None] * inputs).mT @ inputs) for each in spread))
 
 
 def _half_log_det(matrix: Tensor) -> Tensor:

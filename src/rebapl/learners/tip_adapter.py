@@ -24,8 +24,8 @@ from rebapl.learners.head import Head, blended
 from rebapl.learners.registry import register
 from rebapl.settings import Settings
 
-SHARPNESSES = (0.5, 1.0, 2.0, 3.0, 5.5, 8.0, 12.0, 20.0, 35.0, 60.0)
-"""The β that are tried."""
+SHARPNESSES = (0.5, 1.0, 2.0, 3.0, 4.0, 5.5, 7.0)
+"""The β that are tried: up to 7, as in the published search. Sharper kernels see only the nearest of few images."""
 
 PUBLISHED = (1.0, 1.0, 0.0, 5.5)
 """κ, α, no loss, and β before anything is searched."""

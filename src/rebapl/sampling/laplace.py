@@ -3,21 +3,21 @@
     p(θ | data) ∝ exp(−N·L(θ)) N(θ; 0, δ⁻¹ I)  ≈  N(θ*, (H + δ I)⁻¹),
     H = Σ_n J_nᵀ (diag p_n − p_n p_nᵀ) J_n,
 
-with the mode θ* that an optimiser found, the probabilities p_n of image n and the Jacobian J_n (C, P) of its logits: the
-generalised Gauss-Newton matrix, which for cross-entropy is the Fisher information, and the Hessian itself where logits
-are linear in θ (Daxberger et al., Laplace Redux, 2021). The curvature of the likelihood of the labels is meant: what a
-method adds to its loss beside cross-entropy is no part of it, but for a prior that the learner states.
+with the mode θ* that an optimiser found, the probabilities p_n of image n and the Jacobian J_n (C, P) of its logits.
+H is the generalised Gauss-Newton matrix, which for cross-entropy is the Fisher information, and the Hessian itself
+where logits are linear in θ (Daxberger et al., Laplace Redux, 2021). It is the curvature of the likelihood of the
+labels: what a method adds to its loss beside cross-entropy is no part of it, but for a prior that the learner states.
 
 `structure` says how much of H is kept:
 
 * `full`: all of it, P² numbers;
 * `kronecker`: Σ_n ≈ (mean over n of g Λ_n g) ⊗ (Σ_n a_n a_nᵀ), for learners that are `LinearInParameters`;
-* `diagonal`: its diagonal. If there are more than `PASSES` pairs of image and class, the expectation over the classes is
-  taken from one label drawn for each image.
+* `diagonal`: its diagonal. If there are more than `PASSES` pairs of image and class, the expectation over the classes
+  is taken from one label drawn for each image.
 
-`auto` is full up to `FULL` parameters, then Kronecker where the learner is linear, and else diagonal. `prior` says which
-δ counts: that of the recipe (N·weight decay, and what the learner's loss states), or by the `evidence` the one with the
-greatest marginal likelihood at this mode and curvature; see `rebapl.curvature`.
+`auto` is full up to `FULL` parameters, then Kronecker where the learner is linear, and else diagonal. `prior` says
+which δ counts: that of the recipe (N·weight decay, and what the learner's loss states), or by the `evidence` the one
+with the greatest marginal likelihood at this mode and curvature; see `rebapl.curvature`.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def draws(
 ) -> list[dict[str, Tensor]]:
     """Samples of the parameters, which are at a mode: name → float32 tensor on the CPU.
 
-    `batches` are an epoch of images, `decay` the weight decay with which the mode was found, and `stream` a generator on
-    the CPU.
+    `batches` are an epoch of images, `decay` the weight decay with which the mode was found, and `stream` a generator
+    on the CPU.
     """
     curvature, seen = curvature_of(learner, parameters, batches, settings.structure, stream)
     if not curvature.eigenvalues.any():

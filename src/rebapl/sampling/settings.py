@@ -178,7 +178,7 @@ class Averaging(Settings):
 
 
 class Laplace(Settings):
-    """In place of the θ at the end of a cycle, `samples` draws from the Gaussian there; see `rebapl.sampling.laplace`."""
+    """In place of the θ at the end of a cycle, `samples` draws from the Gaussian there; see `sampling.laplace`."""
 
     samples: int = Field(default=30, ge=1)
     structure: Literal["auto", "full", "kronecker", "diagonal"] = "auto"
@@ -231,9 +231,9 @@ class Inference(Settings):
 
     If `first_epochs` is given, the first cycle of each chain has that number of epochs instead. So a long first cycle
     can find a mode, and short later ones can explore around it and away from it. `restart` says how each cycle after
-    the first begins. `averaging` and `laplace` are for optimisers. `pool_view` says whether the repulsion compares features on the
-    training images as they are, or on one fixed augmented view of each. `average` says what predictions average over
-    the samples by default.
+    the first begins. `averaging` and `laplace` are for optimisers. `pool_view` says whether the repulsion compares
+    features on the training images as they are, or on one fixed augmented view of each. `average` says what predictions
+    average over the samples by default.
     """
 
     sampler: Annotated[SamplerSettings, SAMPLER]
