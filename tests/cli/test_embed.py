@@ -125,6 +125,8 @@ def test_what_does_not_fit_is_refused(
         (("predict", posteriors["maple"], exact), "maple changes how images are read, so that it needs the images"),
         (("predict", other, exact), r"holds features of the backbone mini .*, and this needs those of .*nano"),
         (("predict", posteriors["coop"], exact, images), "predicted by themselves: name nothing else"),
+        (("predict", posteriors["coop"], exact, "--shard", 5, *out), "--shard is for images"),
+        (("embed", "digits", "--unlabelled", *out), "the data set digits has its classes"),
         (("train", "--data", exact, "--protocol", "few-shot", "--method", "maple"), "maple changes how images are re"),
         (("train", "--data", exact, "--protocol", "few-shot", "--backbone", nano), "features of the backbone mini"),
         (("embed", images, *out, "--form", "csv"), "unknown form 'csv'"),

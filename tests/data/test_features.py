@@ -86,6 +86,9 @@ def test_what_features_cannot_do_is_refused(digits: Path, mini: DualEncoder, tmp
     dataset = load_dataset(str(digits))
     with pytest.raises(UserError, match="holds features of images, and this needs the images themselves"):
         dataset.load(dataset.train[0].key)
+    assert dataset.features is not None
+    with pytest.raises(UserError, match="has no features of a, b: they could not be read when it was made"):
+        dataset.features.of(["a", dataset.train[0].key, "b"])
     plain = embed(mini, sorted(pictures(tmp_path / "x", a=2).rglob("*.png")), tmp_path / "plain")
     with pytest.raises(UserError, match="was embedded without classes: embed a folder"):
         load_dataset(str(plain))

@@ -75,7 +75,7 @@ def predict(
         strict: Stop at the first image that cannot be read, instead of skipping it.
         engine: Predict shards of the images side by side: local (this machine), ray (a Ray cluster) or slurm (jobs
             of SLURM); local if only other options of this kind are given.
-        shard: Images in a shard; 2048 if not given, 128 on a CPU. Stored features keep their own shards.
+        shard: Images in a shard; 2048 if not given, 128 on a CPU.
         device: cpu, cuda, or several, such as cuda:0,cuda:1, over which images are split; the GPU if there is one.
     """
     options.expect_workers(None, jobs)
@@ -117,6 +117,8 @@ def predict(
     posterior = load_posterior(run, backbone, first)
     if stored is not None:
         check_features(posterior.learner, stored)
+        if shard is not None:
+            raise UserError("--shard is for images: stored features keep the shards that they have; leave it out")
     if several and where is None:
         posterior = posterior.spread(devices)
     alone = known == 1 and not piped

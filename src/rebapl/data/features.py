@@ -16,9 +16,9 @@ its name, and `split` is train, val or test; each is null where it is not known.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from torch import Tensor
 
 from rebapl.errors import UserError, printable
 from rebapl.files import import_parquet, read_json
+from rebapl.wording import few
 
 ABOUT = "_about.json"
 """The file that says what the rows in a folder are; readers of Parquet pass over files that begin with `_`."""
@@ -182,13 +183,23 @@ class StoredFeatures:
         """The features float32 (n, e) of images by their paths. Each shard that has some of them is read once."""
         found = np.empty((len(keys), self.about["width"]), dtype=np.float32)
         wanted: dict[int, list[tuple[int, int]]] = {}
+        if lacking := [key for key in keys if key not in self._where]:
+            raise UserError(
+                f"{printable(str(self.folder))} has no features of {few(lacking)}: they could not be read when it was "
+                "made, or were not among the images"
+            )
         for index, key in enumerate(keys):
             number, row = self._where[key]
             wanted.setdefault(number, []).append((index, row))
         for number, places in sorted(wanted.items()):
             indices, rows = zip(*places, strict=True)
-            found[list(indices)] = self._features(number)[list(rows)]
+            found[list(indices)] = self._latest(number)[list(rows)]
         return torch.from_numpy(found)
+
+    @cached_property
+    def _latest(self) -> Callable[[int], np.ndarray]:
+        """`_features`, which keeps the shard that was read last: images are asked for in portions, in their order."""
+        return lru_cache(maxsize=1)(self._features)
 
     @cached_property
     def _where(self) -> dict[str, tuple[int, int]]:

@@ -72,6 +72,8 @@ def gather_images(
     """
     alone = images[0] if len(images) == 1 and not lists else None
     if alone is not None and not is_own(alone):
+        if unlabelled:
+            raise UserError(f"--unlabelled is for folders and CSV files: the data set {alone} has its classes")
         dataset = load_dataset(alone, root, split=split)
         rows = [(item.key, str(item.label), part) for part in SPLITS for item in getattr(dataset, part)]
         names = {str(label): name for label, name in enumerate(dataset.class_names)}
