@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -182,6 +183,30 @@ def test_it_shows_prediction_sets_where_they_were_fitted(run: Path, images: Path
         rebapl("predict", run, images, "--no-sets", "--shard", 2, "--device", "cpu", "--out", tmp_path / "answers")
     with pytest.raises(UserError, match="no prediction sets were fitted"):
         rebapl("predict", run, images, "--sets", "--average", "logits")
+
+
+def test_it_answers_at_the_fitted_temperature_and_says_so(run: Path, images: Path, tmp_path: Path) -> None:
+    before = json.loads(rebapl("predict", run, images, "--format", "json"))
+    rebapl("evaluate", run, "--fit-threshold", "coverage=0.5")
+    with pytest.raises(UserError, match="either fitted"):
+        rebapl("evaluate", run, "--fit-temperature", "--no-temperature")
+    shown = rebapl("evaluate", run, "--fit-temperature")
+    posterior = load_posterior(run)
+    assert posterior.threshold is None
+    tau = posterior.temperature_for()
+    assert f"temperature of the probabilities: {tau:.2f}, fitted on 10 images" in shown
+    after = json.loads(rebapl("predict", run, images, "--format", "json"))
+    assert (before["temperature"], after["temperature"]) == (1.0, tau)
+    for soft, plain in zip(after["images"], before["images"], strict=True):
+        ratio, was = (math.log(each["top"][0]["probability"] / each["top"][1]["probability"]) for each in (soft, plain))
+        assert ratio == pytest.approx(was / tau, rel=1e-4)
+    note = f"temperature of the probabilities: {tau:.2f}, fitted on 10 images"
+    assert note in CliRunner().invoke(app, ["predict", str(run), str(images)]).stderr
+    rebapl("predict", run, images, "--out", tmp_path / "answers.csv")
+    rebapl("evaluate", run, "--no-temperature")
+    assert load_posterior(run).temperature is None
+    with pytest.raises(UserError, match="was made with temperature = "):
+        rebapl("predict", run, images, "--out", tmp_path / "answers.csv")
 
 
 def test_it_says_that_it_does_not_know_above_the_threshold(

@@ -23,6 +23,8 @@ def evaluate(
     targets: str | None = None,
     fit_weights: bool = False,
     uniform_weights: bool = False,
+    fit_temperature: bool = False,
+    no_temperature: bool = False,
     fit_threshold: str | None = None,
     fit_conformal: Annotated[float | None, typer.Option(metavar="LEVEL")] = None,
     outside: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
@@ -41,6 +43,8 @@ def evaluate(
         targets: Score these data sets (or NAME=SPLITFILE), with commas, not the protocol's own.
         fit_weights: First weight the samples by their fit to the validation images.
         uniform_weights: First weight all samples alike, which undoes --fit-weights.
+        fit_temperature: First fit one temperature of the probabilities on the validation images.
+        no_temperature: First take the temperature away, which undoes --fit-temperature.
         fit_threshold: First choose when to say 'I don't know' on them: risk=0.05, or coverage=0.9[,by=entropy].
         fit_conformal: First fit prediction sets on them that hold the right class this often: 0.9.
         outside: Score how well others are told apart: novel, a data set, or a folder of images; may be repeated.
@@ -67,6 +71,8 @@ def evaluate(
             config=config,
             fit_weights=fit_weights,
             uniform_weights=uniform_weights,
+            fit_temperature=fit_temperature,
+            no_temperature=no_temperature,
             fit_threshold=wanted,
             fit_conformal=fit_conformal,
             outside=outside or (),
@@ -76,6 +82,10 @@ def evaluate(
     print_table(scores_table(result, title=str(run)))
     if fit_weights or uniform_weights:
         _say_weights(run, torch.tensor(result.weights))
+    if fit_temperature:
+        from rebapl.posterior.storage import read_manifest
+
+        print(read_manifest(run / "posterior").temperature or "temperature of the probabilities: 1")
     for name in outside or ():
         for by, scores in result.outside[name].items():
             print(f"outside {name} by {by}: AUROC {scores['auroc']:.1f}, FPR95 {scores['fpr95']:.1f}")

@@ -28,6 +28,7 @@ def learn(
     out: Path | None = None,
     risk: Annotated[float, typer.Option(min=0, max=0.99)] = RISK,
     set_level: float | None = None,
+    no_temperature: bool = False,
     anew: bool = False,
     shots: Annotated[int, typer.Option(min=1)] = SHOTS,
     method: Annotated[str, typer.Option(autocompletion=options.complete_methods)] = METHOD,
@@ -49,6 +50,7 @@ def learn(
         out: Folder to keep it in; runs/ and the name of the photos' folder.
         risk: Share of wrong answers to allow before it says 'I don't know'.
         set_level: Also fit prediction sets, which hold the right class of this share of images: 0.9.
+        no_temperature: Leave the probabilities as they are; otherwise a temperature is fitted on the held-out answers.
         anew: Delete what was learned before in this folder.
         shots: Learn from at most this many images of each class.
         method: What is learned; `rebapl list` names the methods.
@@ -95,7 +97,7 @@ def learn(
                 progress.note(line)
             for line in warnings:
                 progress.warn(line)
-            do_lesson(lesson, engine, risk, progress.show, set_level=set_level)
+            do_lesson(lesson, engine, risk, progress.show, set_level=set_level, temperature=not no_temperature)
         print(f"learned: {lesson.out}")
     remarks = [*warnings, *sample_remarks(lesson.final, lesson.out)]
     for line in [*result_lines(lesson, *read_learned(lesson.out)), *remarks]:

@@ -25,11 +25,11 @@ from rebapl.evaluation.diversity import (
 )
 from rebapl.evaluation.outside import all_outside_scores
 from rebapl.evaluation.scores import scores
-from rebapl.evaluation.temperature import fit_temperature, tempered
 from rebapl.learners import METHODS, build_learner, published, resolve_method
 from rebapl.numbers import harmonic_mean, spread
 from rebapl.posterior import Posterior, Prediction
 from rebapl.posterior.fitting import check_level
+from rebapl.posterior.temperature import fit_temperature, tempered
 
 IMAGES_AT_ONCE = 256
 """The number of images that are held decoded while a part is scored, as many as go into one pass."""
@@ -227,13 +227,14 @@ def fit_on_validation(
     task: Task,
     *,
     weights: bool = False,
+    temperature: bool = False,
     risk: float | None = None,
     coverage: float | None = None,
     by: str = "max-probability",
     level: float | None = None,
 ) -> Posterior:
-    """Fit a posterior on the task's validation images: its sample weights, a threshold for `risk` or `coverage`, and
-    prediction sets of a `level`, whichever of them are named."""
+    """Fit a posterior on the task's validation images: its sample weights, its temperature, a threshold for `risk` or
+    `coverage`, and prediction sets of a `level`, whichever of them are named."""
     if not task.val.items:
         raise UserError(f"data set '{task.dataset.name}' has no validation images to fit on")
     if level is not None:
@@ -242,6 +243,8 @@ def fit_on_validation(
     bound = posterior.bind(task.val.class_names, task.dataset.template)
     if weights:
         bound = bound.fit_weights(views, labels)
+    if temperature:
+        bound = bound.fit_temperature(views, labels)
     if risk is not None or coverage is not None:
         bound = bound.fit_threshold(views, labels, risk=risk, coverage=coverage, by=by)
     if level is not None:

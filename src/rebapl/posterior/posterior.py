@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from rebapl.learners import Learner
 from rebapl.posterior.fitting import PRIOR, EarlierWeights, choose_conformal, choose_threshold, stacking_weights
 from rebapl.posterior.images import AT_ONCE, Images, read_images
 from rebapl.posterior.passes import Passes, Spread, in_order
+from rebapl.posterior.per_sample import encode_classes, unstacked
 from rebapl.posterior.prediction import (
     Average,
     Conformal,
@@ -34,6 +36,8 @@ from rebapl.posterior.prediction import (
     predicted,
 )
 from rebapl.posterior.storage import about_learner, read_posterior
+from rebapl.posterior.temperature import PRIOR as TEMPERATURE_PRIOR
+from rebapl.posterior.temperature import Temperature, check_temperature, distance_factor, fit_temperature
 from rebapl.wording import number_of
 
 Given = TypeVar("Given")
@@ -48,6 +52,7 @@ class Posterior:
     `threshold` says when to answer "I don't know"; see `fit_threshold`.
     `earlier_weights` are those that others have replaced, oldest first.
     `conformal` says which classes are in the set of an image; see `fit_conformal`.
+    `temperature` softens or sharpens the probabilities; see `fit_temperature`.
     """
 
     learner: Learner
@@ -57,6 +62,7 @@ class Posterior:
     threshold: Threshold | None = None
     earlier_weights: tuple[EarlierWeights, ...] = ()
     conformal: Conformal | None = None
+    temperature: Temperature | None = None
     copies: tuple[DualEncoder, ...] = field(default=(), compare=False)
     """Its backbone on further devices, which share the work; see `spread`."""
     passes: Passes | Spread = field(init=False, repr=False, compare=False)
@@ -150,8 +156,9 @@ class Posterior:
     def bind(self, class_names: Sequence[str], template: str | None = None, transfer: bool = False) -> Posterior:
         """The same samples for other class names; itself if nothing changes, with the texts that it has encoded.
 
-        `transfer` says that the images are of another data set. The threshold and the prediction sets are kept only if
-        the template and `transfer` stay the same. They know by themselves for which class names they hold.
+        `transfer` says that the images are of another data set. The threshold, the prediction sets and the temperature
+        are kept only if the template and `transfer` stay the same. They know by themselves for which class names they
+        hold, and a temperature serves others as well, see `temperature_for`.
         """
         alike = template in (None, self.learner.template) and transfer == self.learner.transfer
         if alike and clean_class_names(class_names) == self.class_names:
@@ -159,7 +166,7 @@ class Posterior:
         bound = self.learner.bind(class_names, template, transfer)
         if alike:
             return replace(self, learner=bound)
-        return replace(self, learner=bound, threshold=None, conformal=None)
+        return replace(self, learner=bound, threshold=None, conformal=None, temperature=None)
 
     def among(self, class_names: Sequence[str] | None = None, template: str | None = None) -> Posterior:
         """The posterior that answers among other class names, which must differ; where nothing is given, itself."""
@@ -204,7 +211,8 @@ class Posterior:
     def sample(self, index: int) -> Posterior:
         """One of the samples as a posterior of its own."""
         alone = {name: stack[index : index + 1] for name, stack in self.samples.items()}
-        return replace(self, samples=alone, weights=torch.ones(1), threshold=None, conformal=None, earlier_weights=())
+        plain = replace(self, threshold=None, conformal=None, temperature=None, earlier_weights=())
+        return replace(plain, samples=alone, weights=torch.ones(1))
 
     def sample_logits(self, views: Tensor | Iterable[Tensor]) -> Tensor:
         """Logits (S, N, C) of every sample for test-time views, uint8 (N, 3, H, W), or portions of them."""
@@ -262,13 +270,53 @@ class Posterior:
     def predict_logits(self, logits: Tensor, names: Sequence[str], average: Average | None = None) -> Prediction:
         """The prediction that follows from the samples' logits (S, N, C) for the images with these names."""
         average = average or self.average
-        return predicted(logits, self.weights, self.class_names, names, average, self.threshold, self.conformal)
+        tau = self.temperature_for(average)
+        return predicted(logits, self.weights, self.class_names, names, average, self.threshold, self.conformal, tau)
+
+    def temperature_for(self, average: Average | None = None) -> float:
+        """The temperature of predictions among the class names that it is bound to, with this averaging.
+
+        1 where none was fitted for the averaging. For class names that it was not fitted with, the temperature is
+        scaled by the distances of their texts, if there are texts that do not depend on the image; see
+        `rebapl.posterior.temperature`.
+        """
+        fitted = self.temperature
+        if fitted is None or fitted.average != (average or self.average):
+            return 1.0
+        return fitted.value / self._text_factor
+
+    @cached_property
+    def _text_factor(self) -> float:
+        """γ of the class names that it is bound to: 1 where the temperature was fitted with all of them."""
+        assert self.temperature is not None
+        names, asked = self.temperature.class_names, self.learner
+        known = torch.tensor([name in names for name in asked.class_names])
+        if bool(known.all()):
+            return 1.0
+        samples, clouds, frozen = unstacked(self.samples, len(self)), [], []
+        for learner in (asked.bind(names), asked):
+            with torch.no_grad():
+                texts = [classes.get("text") for classes in encode_classes(learner.twin(), samples)]
+            untouched = learner.frozen_cloud("text", None)
+            if untouched is None or any(text is None or text.ndim != 2 for text in texts):
+                return 1.0
+            clouds.append(torch.stack([text.float().cpu() for text in texts if text is not None]))
+            frozen.append(untouched.float().cpu())
+        factors = distance_factor(clouds[0], clouds[1], known, (frozen[0], frozen[1]))
+        return min(1.0, (self.weights @ factors).exp().item())
+
+    def said_of_temperature(self, average: Average | None = None) -> str:
+        """The temperature of its probabilities in words; nothing where none was fitted."""
+        fitted, now = self.temperature, self.temperature_for(average)
+        if fitted is None or fitted.average != (average or self.average):
+            return ""
+        return str(fitted) + ("" if now == fitted.value else f"; {now:.2f} for these class names, by their distance")
 
     @property
     def fingerprint(self) -> str:
         """A checksum of the backbone, the method with its settings, the samples and their weights.
 
-        Class names, template, averaging and thresholds, which may be chosen for each prediction, are not in it.
+        Class names, template, averaging, temperature and thresholds are not in it.
         """
         learner = self.learner
         about = (learner.encoder.fingerprint, learner.method, learner.config.plain(), self.weights.tolist())
@@ -280,10 +328,10 @@ class Posterior:
     def with_weights(self, weights: Tensor, why: str = "weights given by hand") -> Posterior:
         """The same samples weighted otherwise; the present weights join `earlier_weights`, with the reason `why`.
 
-        A threshold and prediction sets do not stay: they were chosen for other probabilities. Weights that are the
-        present ones change nothing.
+        A temperature, a threshold and prediction sets do not stay: they were chosen for other probabilities. Weights
+        that are the present ones change nothing.
         """
-        changed = replace(self, weights=weights, threshold=None, conformal=None)
+        changed = replace(self, weights=weights, threshold=None, conformal=None, temperature=None)
         if torch.equal(changed.weights, self.weights):
             return self
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -299,6 +347,28 @@ class Posterior:
         log_probabilities = self.sample_logits(views).log_softmax(-1)
         weights = stacking_weights(log_probabilities, labels, prior)
         return self.with_weights(weights, f"stacking on {len(labels)} images, prior {prior:g}")
+
+    def with_temperature(self, value: float) -> Posterior:
+        """The same posterior at a temperature that is given by hand; 1 undoes every fit.
+
+        A threshold and prediction sets do not stay: they were chosen for other probabilities. A temperature that is the
+        present one changes nothing.
+        """
+        return self._at(Temperature(check_temperature(value), self.average, tuple(self.class_names), images=0))
+
+    def fit_temperature(self, views: Tensor, labels: Tensor, prior: float = TEMPERATURE_PRIOR) -> Posterior:
+        """At the temperature at which held-out labels (N,) of views (N, 3, H, W) are likely, held near 1 by `prior`.
+
+        See `rebapl.posterior.temperature`. A threshold and prediction sets do not stay, as in `with_temperature`.
+        """
+        probabilities = replace(self, temperature=None).predict_views(views).probabilities
+        tau = fit_temperature(probabilities, labels, prior)
+        return self._at(Temperature(tau, self.average, tuple(self.class_names), images=len(labels)))
+
+    def _at(self, fitted: Temperature) -> Posterior:
+        if fitted.value == (1.0 if self.temperature is None else self.temperature.value):
+            return self
+        return replace(self, temperature=None if fitted.value == 1 else fitted, threshold=None, conformal=None)
 
     def fit_threshold(
         self,

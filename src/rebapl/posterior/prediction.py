@@ -2,11 +2,12 @@
 
 With samples' probabilities p_s(c|x), weights ω and H[p] = −Σ_c p_c log p_c in nats:
 
-    average           p = Σ_s ω_s p_s               or, with average="logits", p = softmax(Σ_s ω_s z_s)
-    predictive        H[p]                          all uncertainty
-    expected          Σ_s ω_s H[p_s]                what samples themselves are unsure of: ambiguous images
-    mutual            H[Σ_s ω_s p_s] − Σ_s ω_s H[p_s] ≥ 0        what they disagree about: unfamiliar images
-    disagreement      1 − Σ_c v_c²,   v_c = Σ_s ω_s·[argmax p_s = c]      the probability that two samples, drawn
+    average           p = Σ_s ω_s p_s               or, with average="logits", p = softmax(Σ_s ω_s z_s) temperature
+    p^(1/τ) and p_s^(1/τ), normalised, take the place of p and p_s        see `rebapl.posterior.temperature` predictive
+    H[p]                          all uncertainty expected          Σ_s ω_s H[p_s]                what samples
+    themselves are unsure of: ambiguous images mutual            H[Σ_s ω_s p_s] − Σ_s ω_s H[p_s] ≥ 0        what they
+    disagree about: unfamiliar images disagreement      1 − Σ_c v_c²,   v_c = Σ_s ω_s·[argmax p_s = c]      the
+    probability that two samples, drawn
                                                                        by their weights, give different answers
 
 The interval of a class at level 1 − α goes from the smallest p_s at or below which samples of weight ≥ α/2 lie to the
@@ -30,6 +31,7 @@ from torch import Tensor
 from rebapl.errors import UserError, printable, unknown
 from rebapl.numbers import entropy
 from rebapl.posterior.records import LEVEL, Record, columns, head_of, records_of, row_of
+from rebapl.posterior.temperature import tempered
 from rebapl.wording import number_of
 
 if TYPE_CHECKING:
@@ -123,6 +125,8 @@ class Prediction:
     """The posterior's, where it was chosen for these class names and this averaging."""
     conformal: Conformal | None = None
     """The same of its prediction sets."""
+    temperature: float = 1.0
+    """That of the probabilities here, those of each sample among them."""
 
     def __len__(self) -> int:
         return len(self.probabilities)
@@ -177,7 +181,7 @@ class Prediction:
 
     def to_dict(self, top: int = 3, abstain: bool | None = None) -> dict[str, Any]:
         """All `records`, with the class names, the averaging and the level of the intervals: what JSON output has."""
-        head = head_of(self.class_names, self.average, len(self.weights), self.conformal)
+        head = head_of(self.class_names, self.average, len(self.weights), self.conformal, self.temperature)
         return {**head, "images": self.records(top, abstain)}
 
     def to_pandas(self, top: int = 3, abstain: bool | None = None) -> pandas.DataFrame:
@@ -189,6 +193,20 @@ class Prediction:
         top = min(top, len(self.class_names))
         rows = [row_of(record, top) for record in self.records(top, abstain)]
         return pandas.DataFrame(rows, columns=columns(top))
+
+    def tempered(self, temperature: float) -> Prediction:
+        """The same order of classes, with softer probabilities if the temperature is above 1, and sharper ones below.
+
+        It comes on top of the temperature that the probabilities have already. 1 changes nothing.
+        """
+        if temperature == 1:
+            return self
+        return replace(
+            self,
+            probabilities=tempered(self.probabilities, temperature),
+            per_sample=tempered(self.per_sample, temperature),
+            temperature=self.temperature * temperature,
+        )
 
     @property
     def labels(self) -> Tensor:
@@ -283,13 +301,16 @@ def predicted(
     average: Average = "probabilities",
     threshold: Threshold | None = None,
     conformal: Conformal | None = None,
+    temperature: float = 1.0,
 ) -> Prediction:
     """The prediction from samples' logits (S, N, C)."""
     check_average(average)
     probabilities, per_sample = averaged(logits, weights, average)
     threshold = threshold if threshold is not None and threshold.suits(class_names, average) else None
     conformal = conformal if conformal is not None and conformal.suits(class_names, average) else None
-    return Prediction(list(class_names), list(names), probabilities, per_sample, weights, average, threshold, conformal)
+    names, class_names = list(names), list(class_names)
+    found = Prediction(class_names, names, probabilities, per_sample, weights, average, threshold, conformal)
+    return found.tempered(temperature)
 
 
 def averaged(logits: Tensor, weights: Tensor, average: Average) -> tuple[Tensor, Tensor]:

@@ -27,14 +27,17 @@ LEVEL = 0.9
 """The level of intervals."""
 
 
-def head_of(class_names: Sequence[str], average: str, samples: int, conformal: Conformal | None = None) -> Record:
-    """What stands at the head of records: class names, averaging, level of intervals, number of samples.
+def head_of(
+    class_names: Sequence[str], average: str, samples: int, conformal: Conformal | None, temperature: float
+) -> Record:
+    """What stands at the head of records: class names, averaging, temperature, level of intervals, number of samples.
 
     If there are prediction sets, their level and quantile, too.
     """
     return {
         "class_names": list(class_names),
         "average": average,
+        "temperature": temperature,
         "interval_level": LEVEL,
         "samples": samples,
         "conformal": None if conformal is None else {"level": conformal.level, "quantile": conformal.quantile},

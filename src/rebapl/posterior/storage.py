@@ -30,6 +30,7 @@ from rebapl.learners import METHODS, Learner, build_learner, resolve_method
 from rebapl.numbers import all_finite
 from rebapl.posterior.fitting import EarlierWeights
 from rebapl.posterior.prediction import Average, Conformal, Threshold, check_weights
+from rebapl.posterior.temperature import Temperature
 from rebapl.settings import Settings
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Manifest(Settings):
     earlier_weights: list[EarlierWeights] = []
     threshold: Threshold | None
     conformal: Conformal | None = None
+    temperature: Temperature | None = None
     method: str
     method_settings: dict[str, Any]
     inference: HowSampled
@@ -81,8 +83,9 @@ class Manifest(Settings):
 def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | None = None) -> Path:
     """Write a posterior to a folder, whole or not at all. An older posterior in that folder is replaced.
 
-    If the folder holds the same samples already, because only weights, a threshold or prediction sets are new, only
-    `posterior.json` is written. `backbone` is the name that the backbone is loaded by later, if that is another one.
+    If the folder holds the same samples already, because only weights, a temperature, a threshold or prediction sets
+    are new, only `posterior.json` is written. `backbone` is the name that the backbone is loaded by later, if that is
+    another one.
     """
     folder = Path(folder)
     if folder.exists() and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
@@ -145,6 +148,7 @@ def read_posterior(
         "threshold": manifest.threshold,
         "earlier_weights": tuple(manifest.earlier_weights),
         "conformal": manifest.conformal,
+        "temperature": manifest.temperature,
     }
 
 
@@ -250,6 +254,7 @@ def about_learner(learner: Learner) -> dict[str, Any]:
 def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = None) -> dict[str, Any]:
     """The manifest of a posterior, with the checksum of the samples' file and that of itself."""
     learner, threshold, conformal = posterior.learner, posterior.threshold, posterior.conformal
+    temperature = posterior.temperature
     if learner.method is None:
         raise UserError(
             f"{type(learner).__name__} is not registered, so nobody could find it when the posterior is read: decorate "
@@ -259,7 +264,7 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
     about = {**own, **posterior.about, "method": learner.method}
     about["method_settings"] = resolve_method(learner.method, about["method_settings"]).plain()
     if learner.transfer or learner.template != about["template"]:
-        threshold = conformal = None  # chosen for texts that are not those they would be read back with
+        threshold = conformal = temperature = None  # chosen for texts that are not those they would be read back with
     packages = ("torch", "transformers", "safetensors")
     content = {
         "format": FORMAT,
@@ -268,6 +273,7 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
         "earlier_weights": [asdict(each) for each in posterior.earlier_weights],
         "threshold": None if threshold is None else asdict(threshold),
         "conformal": None if conformal is None else asdict(conformal),
+        "temperature": None if temperature is None else asdict(temperature),
         **{key: about[key] for key in own},
         "versions": {
             "rebapl": __version__,

@@ -227,7 +227,9 @@ def plan_shards(
         "run": inquiry.source,
         "posterior": inquiry.fingerprint,
         "template": bound.learner.template,
-        **head_of(bound.class_names, str(question.average), len(bound), conformal),
+        **head_of(
+            bound.class_names, str(question.average), len(bound), conformal, bound.temperature_for(question.average)
+        ),
         "top": question.top,
         "threshold": None if threshold is None else {"by": threshold.by, "value": threshold.value},
     }
