@@ -86,7 +86,7 @@ def fit_temperature(probabilities: Tensor, labels: Tensor, prior: float = 0.0) -
     >>> round(fit_temperature(sure, torch.tensor([0, 0, 0, 1])), 2)  # right three times in four: log 9 / log 3
     2.0
     >>> round(fit_temperature(sure, torch.tensor([0, 0, 0, 1]), prior=4), 2)
-    1.19
+    1.23
     """
     if len(labels) == 0 or len(labels) != len(probabilities):
         raise UserError(f"{len(labels)} labels for {len(probabilities)} images: as many are needed, and at least one")
