@@ -36,9 +36,7 @@ def held_out_answers() -> list[tuple[str, Tensor, Tensor]]:
         task = load_task(data, shots=shots)
         names = list(task.train.class_names)
         items = [
-            each._replace(label=names.index(each.class_name))
-            for each in task.dataset.val
-            if each.class_name in names
+            each._replace(label=names.index(each.class_name)) for each in task.dataset.val if each.class_name in names
         ]
         part = replace(task.val, items=items)
         prediction = predict_part(fit(task, encoder, method, inference), part)

@@ -221,6 +221,7 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
             "samples": len(posterior),
             "threshold": posterior.threshold is not None,
             "temperature": posterior.temperature_for(),
+            "outside": posterior.outside is not None,
             "set_level": None if posterior.conformal is None else posterior.conformal.level,
             "answered_together": {str(count): times for count, times in sorted(answering.together.items())},
             "version": __version__,

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+OUTSIDE_TITLES = {"auroc": "AUROC", "fpr95": "FPR95", "aupr": "AUPR"}
+
+
 def evaluate(
     run: options.RunArgument,
     *,
@@ -27,6 +30,7 @@ def evaluate(
     no_temperature: bool = False,
     fit_threshold: str | None = None,
     fit_conformal: Annotated[float | None, typer.Option(metavar="LEVEL")] = None,
+    fit_outside: Annotated[str | None, typer.Option(metavar="SCORE")] = None,
     outside: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
     heat_map: bool = False,
     data: str | None = None,
@@ -47,6 +51,7 @@ def evaluate(
         no_temperature: First take the temperature away, which undoes --fit-temperature.
         fit_threshold: First choose when to say 'I don't know' on them: risk=0.05, or coverage=0.9[,by=entropy].
         fit_conformal: First fit prediction sets on them that hold the right class this often: 0.9.
+        fit_outside: First choose when to say 'none of these' on them: mahalanobis, or mcm,rate=0.05 (of false alarms).
         outside: Score how well others are told apart: novel, a data set, or a folder of images; may be repeated.
         heat_map: Draw how far apart samples are: diversity.png.
         data: Where the images are now, if they have moved.
@@ -61,6 +66,7 @@ def evaluate(
     moved = {key: value for key, value in (("data", data), ("backbone", backbone)) if value is not None}
     config = scored_as(read_config(run).changed(**moved), protocol, options.parse_names(targets))
     wanted = None if fit_threshold is None else options.parse_threshold(fit_threshold)
+    none_of_these = None if fit_outside is None else options.parse_outside(fit_outside)
     trackers = options.parse_trackers(track)
     with StepProgress(quiet, "images") as progress:
         progress.start_line(f"scoring {run}")
@@ -75,6 +81,7 @@ def evaluate(
             no_temperature=no_temperature,
             fit_threshold=wanted,
             fit_conformal=fit_conformal,
+            fit_outside=none_of_these,
             outside=outside or (),
             track=trackers,
             progress=progress.begin(f"scoring {printable(str(run))}"),
@@ -88,7 +95,8 @@ def evaluate(
         print(read_manifest(run / "posterior").temperature or "temperature of the probabilities: 1")
     for name in outside or ():
         for by, scores in result.outside[name].items():
-            print(f"outside {name} by {by}: AUROC {scores['auroc']:.1f}, FPR95 {scores['fpr95']:.1f}")
+            found = (f"{title} {scores[key]:.1f}" for key, title in OUTSIDE_TITLES.items())
+            print(f"outside {name} by {by}: {', '.join(found)}")
     if heat_map:
         if result.diversity is None:
             raise UserError(f"{run} has one sample: there are no distances to draw")

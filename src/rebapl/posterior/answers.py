@@ -41,8 +41,8 @@ class Question:
 
     The answer is one of `class_names`, in the words of `template` (None: those of the training), and the `top`
     likeliest classes are listed. `average` is what is averaged over samples (None: as in training). With `abstain`, the
-    answer is None above the posterior's threshold, and with `sets` there are prediction sets (None: where the posterior
-    has them for these class names). With `strict`, an image that cannot be read is an error.
+    answer is None above the posterior's thresholds, and with `sets` there are prediction sets (None: where the
+    posterior has them for these class names). With `strict`, an image that cannot be read is an error.
     """
 
     class_names: list[str] | None = None
@@ -66,8 +66,8 @@ class Question:
         average = self.average or posterior.average
         check_average(average)
         bound = posterior.among(self.class_names, self.template)
-        names, threshold, conformal = bound.class_names, bound.threshold, bound.conformal
-        has_threshold = threshold is not None and threshold.suits(names, average)
+        names, conformal, thresholds = bound.class_names, bound.conformal, (bound.threshold, bound.outside)
+        has_threshold = any(each is not None and each.suits(names, average) for each in thresholds)
         has_sets = conformal is not None and conformal.suits(names, average)
         if self.abstain and not has_threshold:
             raise UserError(NO_THRESHOLD)
@@ -151,10 +151,10 @@ def answer_files(
             yield portion, stacked(views) if views else torch.empty(0)
 
     def answered() -> Iterator[list[Record]]:
-        for portion, logits in bound.portion_logits(portions()):
+        for portion, logits, features in bound.portion_passes(portions()):
             pace.waits_for(WRITING)
             names = [name for name, view, _ in portion if view is not None]
-            prediction = bound.predict_logits(logits, names, asked.average)
+            prediction = bound.predict_logits(logits, names, asked.average, features)
             records = iter(prediction.records(asked.top, asked.abstain, asked.sets))
             pace.answered(len(portion))
             yield [record_of_broken(name, why) if view is None else next(records) for name, view, why in portion]

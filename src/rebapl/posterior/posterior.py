@@ -22,13 +22,16 @@ from rebapl.backbones import Dtype, DualEncoder, clean_class_names
 from rebapl.data.dataset import refuse_repeats
 from rebapl.errors import UserError
 from rebapl.learners import Learner
-from rebapl.posterior.fitting import PRIOR, EarlierWeights, choose_conformal, choose_threshold, stacking_weights
+from rebapl.posterior.conformal import choose_conformal
+from rebapl.posterior.fitting import PRIOR, EarlierWeights, choose_threshold, stacking_weights
 from rebapl.posterior.images import AT_ONCE, Images, read_images
-from rebapl.posterior.passes import Passes, Spread, in_order
+from rebapl.posterior.outside import FEATURE_SCORES, RATE, Bank, check_outside, choose_outside, logit_scores
+from rebapl.posterior.passes import CHUNK, Passes, Spread, in_order
 from rebapl.posterior.per_sample import encode_classes, unstacked
 from rebapl.posterior.prediction import (
     Average,
     Conformal,
+    Outside,
     Prediction,
     Threshold,
     check_average,
@@ -42,6 +45,9 @@ from rebapl.wording import number_of
 
 Given = TypeVar("Given")
 
+NOTHING_CHOSEN: dict[str, Any] = {"threshold": None, "conformal": None, "outside": None, "bank": {}}
+"""What was chosen for certain probabilities, and does not stay with others."""
+
 
 @dataclass(frozen=True, repr=False)
 class Posterior:
@@ -53,6 +59,8 @@ class Posterior:
     `earlier_weights` are those that others have replaced, oldest first.
     `conformal` says which classes are in the set of an image; see `fit_conformal`.
     `temperature` softens or sharpens the probabilities; see `fit_temperature`.
+    `outside` says when to answer "none of these", and `bank` is what its score keeps of the training images; see
+    `fit_outside`.
     """
 
     learner: Learner
@@ -63,6 +71,8 @@ class Posterior:
     earlier_weights: tuple[EarlierWeights, ...] = ()
     conformal: Conformal | None = None
     temperature: Temperature | None = None
+    outside: Outside | None = None
+    bank: Bank = field(default_factory=dict)
     copies: tuple[DualEncoder, ...] = field(default=(), compare=False)
     """Its backbone on further devices, which share the work; see `spread`."""
     passes: Passes | Spread = field(init=False, repr=False, compare=False)
@@ -166,7 +176,7 @@ class Posterior:
         bound = self.learner.bind(class_names, template, transfer)
         if alike:
             return replace(self, learner=bound)
-        return replace(self, learner=bound, threshold=None, conformal=None, temperature=None)
+        return replace(self, learner=bound, temperature=None, **NOTHING_CHOSEN)
 
     def among(self, class_names: Sequence[str] | None = None, template: str | None = None) -> Posterior:
         """The posterior that answers among other class names, which must differ; where nothing is given, itself."""
@@ -211,7 +221,7 @@ class Posterior:
     def sample(self, index: int) -> Posterior:
         """One of the samples as a posterior of its own."""
         alone = {name: stack[index : index + 1] for name, stack in self.samples.items()}
-        plain = replace(self, threshold=None, conformal=None, temperature=None, earlier_weights=())
+        plain = replace(self, temperature=None, earlier_weights=(), **NOTHING_CHOSEN)
         return replace(plain, samples=alone, weights=torch.ones(1))
 
     def sample_logits(self, views: Tensor | Iterable[Tensor]) -> Tensor:
@@ -254,9 +264,11 @@ class Posterior:
         names: Sequence[str] | None = None,
     ) -> Prediction:
         """Predict test-time views, uint8 (N, 3, H, W), or portions of them, which are resized and cropped already."""
-        logits = self.sample_logits(views)
+        portions = [views] if isinstance(views, Tensor) else views
+        passed = [(logits, features) for _, logits, features in self.portion_passes((None, each) for each in portions)]
+        logits, features = torch.cat([each for each, _ in passed], dim=1), torch.cat([each for _, each in passed])
         names = [f"image {index}" for index in range(logits.shape[1])] if names is None else names
-        return self.predict_logits(logits, names, average)
+        return self.predict_logits(logits, names, average, features)
 
     def predict_portions(
         self, portions: Iterable[tuple[Sequence[str], Tensor]], average: Average | None = None
@@ -265,13 +277,50 @@ class Posterior:
 
         Each is what `predict_views` gives for these views.
         """
-        return (self.predict_logits(logits, names, average) for names, logits in self.portion_logits(portions))
+        passed = self.portion_passes(portions)
+        return (self.predict_logits(logits, names, average, features) for names, logits, features in passed)
 
-    def predict_logits(self, logits: Tensor, names: Sequence[str], average: Average | None = None) -> Prediction:
-        """The prediction that follows from the samples' logits (S, N, C) for the images with these names."""
-        average = average or self.average
+    def portion_passes(self, portions: Iterable[tuple[Given, Tensor]]) -> Iterator[tuple[Given, Tensor, Tensor]]:
+        """As `portion_logits`, and with the frozen image features (n, e) if "none of these" is told by them.
+
+        Otherwise these are empty.
+        """
+        outside = self.outside
+        needed = (
+            outside is not None and outside.by in FEATURE_SCORES and outside.suits(self.class_names, outside.average)
+        )
+        both = (((given, self.image_features(views if needed else views[:0])), views) for given, views in portions)
+        return ((given, logits, features) for (given, features), logits in self.portion_logits(both))
+
+    @torch.no_grad()
+    def image_features(self, views: Tensor) -> Tensor:
+        """The frozen, normalised features (N, e) of views (N, 3, H, W), whatever was learned."""
+        encoder, found = self.learner.encoder, [torch.empty(0, self.learner.encoder.joint_width)]
+        for some in views.split(CHUNK) if len(views) else ():
+            pixels = encoder.preprocessing.normalize(some).to(encoder.device)
+            found.append(encoder.image_features(pixels).float().cpu())
+        return torch.cat(found)
+
+    def predict_logits(
+        self, logits: Tensor, names: Sequence[str], average: Average | None = None, features: Tensor | None = None
+    ) -> Prediction:
+        """The prediction that follows from the samples' logits (S, N, C) for the images with these names.
+
+        `features` (N, e) are their `image_features`, if "none of these" is told by them.
+        """
+        average, outside = average or self.average, self.outside
         tau = self.temperature_for(average)
-        return predicted(logits, self.weights, self.class_names, names, average, self.threshold, self.conformal, tau)
+        found = predicted(logits, self.weights, self.class_names, names, average, self.threshold, self.conformal, tau)
+        scores = logit_scores(logits, self.weights, self.learner.encoder.logit_scale)
+        if outside is None or not outside.suits(self.class_names, average):
+            return replace(found, scores=scores)
+        if outside.by in FEATURE_SCORES:
+            if features is None:
+                raise UserError(
+                    f"'none of these' is told by {outside.by}, which needs image features: predict the images"
+                )
+            scores[outside.by] = FEATURE_SCORES[outside.by].score(features, self.bank)
+        return replace(found, scores=scores, outside=outside)
 
     def temperature_for(self, average: Average | None = None) -> float:
         """The temperature of predictions among the class names that it is bound to, with this averaging.
@@ -331,7 +380,7 @@ class Posterior:
         A temperature, a threshold and prediction sets do not stay: they were chosen for other probabilities. Weights
         that are the present ones change nothing.
         """
-        changed = replace(self, weights=weights, threshold=None, conformal=None, temperature=None)
+        changed = replace(self, weights=weights, temperature=None, **NOTHING_CHOSEN)
         if torch.equal(changed.weights, self.weights):
             return self
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -368,7 +417,7 @@ class Posterior:
     def _at(self, fitted: Temperature) -> Posterior:
         if fitted.value == (1.0 if self.temperature is None else self.temperature.value):
             return self
-        return replace(self, temperature=None if fitted.value == 1 else fitted, threshold=None, conformal=None)
+        return replace(self, temperature=None if fitted.value == 1 else fitted, **NOTHING_CHOSEN)
 
     def fit_threshold(
         self,
@@ -382,6 +431,25 @@ class Posterior:
         """The same posterior with a threshold chosen on held-out labels (N,) of views; see `choose_threshold`."""
         chosen = choose_threshold(self.predict_views(views), labels, risk=risk, coverage=coverage, by=by)
         return replace(self, threshold=chosen)
+
+    def fit_outside(
+        self, views: Tensor, by: str = "mcm", rate: float = RATE, train: tuple[Tensor, Tensor] | None = None
+    ) -> Posterior:
+        """The same posterior with a threshold of "none of these", chosen on held-out views of the classes.
+
+        At most the share `rate` of images like these is then called so; see `rebapl.posterior.outside`. A score of
+        features needs `train`: views and labels of training images.
+        """
+        check_outside(by, rate, len(views))
+        bank: Bank = {}
+        prediction = replace(self, outside=None).predict_views(views)
+        if by in FEATURE_SCORES:
+            if train is None:
+                raise UserError(f"{by} compares images with training images: give train=(views, labels)")
+            bank = FEATURE_SCORES[by].keep(self.image_features(train[0]), train[1])
+            scores = {by: FEATURE_SCORES[by].score(self.image_features(views), bank)}
+            prediction = replace(prediction, scores={**prediction.scores, **scores})
+        return replace(self, outside=choose_outside(prediction, by, rate), bank=bank)
 
     def fit_conformal(self, views: Tensor, labels: Tensor, level: float = 0.9) -> Posterior:
         """The same posterior with prediction sets chosen on held-out labels (N,) of views; see `choose_conformal`."""

@@ -19,8 +19,8 @@ sample has no interval: both ends are its probability, and the command line show
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from rebapl.errors import UserError, printable, unknown
 from rebapl.numbers import entropy
-from rebapl.posterior.records import LEVEL, Record, columns, head_of, records_of, row_of
+from rebapl.posterior.records import LEVEL, Record, columns, head_of, records_of, row_of, said
 from rebapl.posterior.temperature import tempered
 from rebapl.wording import number_of
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 Average = Literal["probabilities", "logits"]
 Share = Annotated[float, pydantic.Field(ge=0, le=1)]
 WEIGHT_TOLERANCE = 1e-4
-UNSURE = "I don't know"
 SHOWN = 10
 """The number of images that a notebook shows of a prediction."""
 NO_THRESHOLD = (
@@ -98,6 +97,22 @@ class Conformal(_HoldsFor):
     size: float
 
 
+@dataclass(frozen=True)
+class Outside(_HoldsFor):
+    """Answer "none of these" where the outside score named `by` is above `value`.
+
+    It was chosen on `images` held-out images of the classes, so that at most the share `rate` of such images is called
+    so; see `rebapl.posterior.outside`.
+    """
+
+    by: str
+    value: float
+    rate: Annotated[float, pydantic.Field(gt=0, lt=1)]
+    average: str
+    class_names: tuple[str, ...]
+    images: int
+
+
 class Top(NamedTuple):
     """The k likeliest classes of N images, likeliest first; all (N, k): labels, probabilities and their intervals."""
 
@@ -127,6 +142,10 @@ class Prediction:
     """The same of its prediction sets."""
     temperature: float = 1.0
     """That of the probabilities here, those of each sample among them."""
+    outside: Outside | None = None
+    """The posterior's threshold of "none of these", where it was chosen for these class names and this averaging."""
+    scores: Mapping[str, Tensor] = field(default_factory=dict)
+    """The outside scores (N,) that probabilities do not give: those of logits, and of features where `outside` does."""
 
     def __len__(self) -> int:
         return len(self.probabilities)
@@ -142,6 +161,7 @@ class Prediction:
             names=self.names[rows],
             probabilities=self.probabilities[rows],
             per_sample=self.per_sample[:, rows],
+            scores={name: values[rows] for name, values in self.scores.items()},
         )
 
     def __iter__(self) -> Iterator[Prediction]:
@@ -149,12 +169,12 @@ class Prediction:
 
     def __repr__(self) -> str:
         images, samples = number_of(len(self), "image"), number_of(len(self.weights), "sample")
-        said = [
-            f"{printable(each['image'])}: {_said(each)} {each['top'][0]['probability']:.2f}"
+        first = [
+            f"{printable(each['image'])}: {said(each)} {each['top'][0]['probability']:.2f}"
             for each in self[:1].records(top=1)
         ]
         more = ["…"] if len(self) > 1 else []
-        return f"Prediction({', '.join([images, f'{len(self.class_names)} classes', samples, *said, *more])})"
+        return f"Prediction({', '.join([images, f'{len(self.class_names)} classes', samples, *first, *more])})"
 
     def _repr_html_(self) -> str:
         """A small table for notebooks, of the first images."""
@@ -163,7 +183,7 @@ class Prediction:
         for each in self[:SHOWN].records(top=1):
             (best,) = each["top"]
             interval = "–" if best["low"] is None else f"{best['low']:.3f} … {best['high']:.3f}"
-            cells = (each["image"], _said(each), f"{best['probability']:.3f}", interval, f"{each['disagreement']:.3f}")
+            cells = (each["image"], said(each), f"{best['probability']:.3f}", interval, f"{each['disagreement']:.3f}")
             rows.append("".join(f"<td>{escape(printable(cell))}</td>" for cell in cells))
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         more = f"<p>… and {len(self) - SHOWN} more images</p>" if len(self) > SHOWN else ""
@@ -172,11 +192,12 @@ class Prediction:
     def records(self, top: int = 3, abstain: bool | None = None, sets: bool | None = None) -> list[Record]:
         """A dictionary of plain values per image, unrounded: image, answer, the measures and the `top` classes.
 
-        Where it should not answer, `answer` is None. It abstains by the posterior's threshold if that was chosen for
-        these class names; `abstain=False` answers always. There are prediction sets where the posterior has them for
+        Where it should not answer, `answer` is None, and `outside` says whether that is because the image belongs to
+        none of the classes. It abstains by the posterior's thresholds if they were chosen for these class names;
+        `abstain=False` answers always. There are prediction sets where the posterior has them for
         these class names; `sets=False` leaves them out.
         """
-        abstain = self.threshold is not None if abstain is None else abstain
+        abstain = (self.threshold or self.outside) is not None if abstain is None else abstain
         return records_of(self, top, abstain, self.conformal is not None if sets is None else sets)
 
     def to_dict(self, top: int = 3, abstain: bool | None = None) -> dict[str, Any]:
@@ -260,6 +281,21 @@ class Prediction:
             raise UserError(NO_THRESHOLD)
         return self.uncertainty(threshold.by) > threshold.value
 
+    def outside_score(self, by: str) -> Tensor:
+        """One of `OUTSIDE_SCORES` by name (N,): the higher, the less an image belongs to any of the classes."""
+        if by not in self.scores and by not in UNCERTAINTIES:
+            raise unknown("outside score of this prediction", by, [*UNCERTAINTIES, *self.scores])
+        return self.scores[by] if by in self.scores else self.uncertainty(by)
+
+    def none_of_these(self) -> Tensor:
+        """Which images (N,) belong to none of the classes, by the posterior's threshold."""
+        if self.outside is None:
+            raise UserError(
+                "no threshold of 'none of these' was chosen for these class names, this template and this averaging: "
+                "choose one on held-out images (`fit_outside`, or `rebapl evaluate RUN --fit-outside mcm`)"
+            )
+        return self.outside_score(self.outside.by) > self.outside.value
+
     def sets(self, conformal: Conformal | None = None) -> Tensor:
         """Which classes are in the prediction set of each image, booleans (N, C), by these sets or by the posterior's.
 
@@ -270,11 +306,6 @@ class Prediction:
             raise UserError(NO_SETS)
         likeliest = torch.zeros_like(self.probabilities, dtype=torch.bool).scatter_(1, self.labels[:, None], True)
         return (1 - self.probabilities <= conformal.quantile) | likeliest
-
-
-def _said(record: Record) -> str:
-    """The answer in words."""
-    return UNSURE if record["answer"] is None else record["answer"]
 
 
 UNCERTAINTIES: dict[str, Callable[[Prediction], Tensor]] = {

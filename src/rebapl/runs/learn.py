@@ -30,7 +30,8 @@ from rebapl.evaluation.tasks import part_labels, predict_part, prediction_scores
 from rebapl.files import write_atomically
 from rebapl.learners import published
 from rebapl.posterior import Prediction, load_posterior, save_posterior
-from rebapl.posterior.fitting import check_level, choose_conformal, choose_threshold
+from rebapl.posterior.conformal import check_level, choose_conformal
+from rebapl.posterior.fitting import choose_threshold
 from rebapl.posterior.prediction import Conformal, Threshold
 from rebapl.posterior.storage import read_manifest
 from rebapl.posterior.temperature import PRIOR, Temperature, fit_temperature

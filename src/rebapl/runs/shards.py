@@ -220,6 +220,7 @@ def plan_shards(
         form=place.form,
         question=dataclasses.asdict(question),
     )
+    outside = bound.outside if question.abstain else None
     threshold, conformal = bound.threshold if question.abstain else None, bound.conformal if question.sets else None
     about = {
         "format": place.form,
@@ -232,6 +233,7 @@ def plan_shards(
         ),
         "top": question.top,
         "threshold": None if threshold is None else {"by": threshold.by, "value": threshold.value},
+        "outside": None if outside is None else {"by": outside.by, "value": outside.value},
     }
     place.check()
     place.check_about(about)
