@@ -165,7 +165,7 @@ def test_it_shows_prediction_sets_where_they_were_fitted(run: Path, images: Path
     conformal = load_posterior(run).conformal
     assert conformal is not None
     content = json.loads(rebapl("predict", run, images, "--format", "json", "--top", "5"))
-    assert content["conformal"] == {"level": 0.5, "quantile": conformal.quantile}
+    assert content["conformal"] == {"level": 0.5, "score": "probability", "quantile": conformal.quantile}
     for record in content["images"]:
         likely = [each["class"] for each in record["top"] if 1 - each["probability"] <= conformal.quantile]
         assert record["set"] == (likely or [record["top"][0]["class"]])

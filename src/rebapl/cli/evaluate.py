@@ -29,7 +29,7 @@ def evaluate(
     fit_temperature: bool = False,
     no_temperature: bool = False,
     fit_threshold: str | None = None,
-    fit_conformal: Annotated[float | None, typer.Option(metavar="LEVEL")] = None,
+    fit_conformal: Annotated[str | None, typer.Option(metavar="LEVEL")] = None,
     fit_outside: Annotated[str | None, typer.Option(metavar="SCORE")] = None,
     outside: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
     heat_map: bool = False,
@@ -50,7 +50,8 @@ def evaluate(
         fit_temperature: First fit one temperature of the probabilities on the validation images.
         no_temperature: First take the temperature away, which undoes --fit-temperature.
         fit_threshold: First choose when to say 'I don't know' on them: risk=0.05, or coverage=0.9[,by=entropy].
-        fit_conformal: First fit prediction sets on them that hold the right class this often: 0.9.
+        fit_conformal: First fit prediction sets on them that hold the right class this often: 0.9, or
+            0.9,score=aps (or raps), and by_class=true to keep it for each class.
         fit_outside: First choose when to say 'none of these' on them: mahalanobis, or mcm,rate=0.05 (of false alarms).
         outside: Score how well others are told apart: novel, a data set, or a folder of images; may be repeated.
         heat_map: Draw how far apart samples are: diversity.png.
@@ -66,6 +67,7 @@ def evaluate(
     moved = {key: value for key, value in (("data", data), ("backbone", backbone)) if value is not None}
     config = scored_as(read_config(run).changed(**moved), protocol, options.parse_names(targets))
     wanted = None if fit_threshold is None else options.parse_threshold(fit_threshold)
+    sets = None if fit_conformal is None else options.parse_conformal(fit_conformal)
     none_of_these = None if fit_outside is None else options.parse_outside(fit_outside)
     trackers = options.parse_trackers(track)
     with StepProgress(quiet, "images") as progress:
@@ -80,7 +82,7 @@ def evaluate(
             fit_temperature=fit_temperature,
             no_temperature=no_temperature,
             fit_threshold=wanted,
-            fit_conformal=fit_conformal,
+            fit_conformal=sets,
             fit_outside=none_of_these,
             outside=outside or (),
             track=trackers,

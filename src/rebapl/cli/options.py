@@ -205,6 +205,22 @@ def parse_threshold(given: str) -> dict[str, Any]:
     return wanted
 
 
+def parse_conformal(given: str) -> dict[str, Any]:
+    """Read the level of prediction sets, their score, and whether they keep the level for each class.
+
+    >>> parse_conformal("0.9"), parse_conformal("0.8,score=raps,by_class=true")
+    ({'level': 0.9}, {'level': 0.8, 'score': 'raps', 'by_class': True})
+    """
+    wanted = _named_values(f"level={given}")
+    kinds: dict[str, Any] = {"level": int | float, "score": str, "by_class": bool}
+    if wanted.keys() - kinds or not all(isinstance(value, kinds[key]) for key, value in wanted.items()):
+        raise UserError(
+            f"--fit-conformal {given}: write the level, such as 0.9, and after commas, if you like, score=aps and "
+            "by_class=true"
+        )
+    return wanted
+
+
 def parse_outside(given: str) -> dict[str, Any]:
     """Read the outside score by which "none of these" is said, and the rate of false alarms.
 

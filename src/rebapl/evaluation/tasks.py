@@ -233,16 +233,16 @@ def fit_on_validation(
     risk: float | None = None,
     coverage: float | None = None,
     by: str = "max-probability",
-    level: float | None = None,
+    sets: Mapping[str, Any] | None = None,
     outside: Mapping[str, Any] | None = None,
 ) -> Posterior:
     """Fit a posterior on the task's validation images: its sample weights, its temperature, a threshold for `risk` or
-    `coverage`, prediction sets of a `level`, and when to say "none of these" (`outside`: `by` and `rate`), whichever of
-    them are named."""
+    `coverage`, prediction `sets` (`level`, `score`, `by_class`), and when to say "none of these" (`outside`: `by` and
+    `rate`), whichever of them are named."""
     if not task.val.items:
         raise UserError(f"data set '{task.dataset.name}' has no validation images to fit on")
-    if level is not None:
-        check_level(level, len(task.val.items))
+    if sets is not None:
+        check_level(sets["level"], len(task.val.items), sets.get("score", "probability"))
     if outside is not None:
         check_outside(outside["by"], outside["rate"], len(task.val.items))
     views, labels = part_views(posterior, task.val), part_labels(task.val)
@@ -253,8 +253,8 @@ def fit_on_validation(
         bound = bound.fit_temperature(views, labels)
     if risk is not None or coverage is not None:
         bound = bound.fit_threshold(views, labels, risk=risk, coverage=coverage, by=by)
-    if level is not None:
-        bound = bound.fit_conformal(views, labels, level)
+    if sets is not None:
+        bound = bound.fit_conformal(views, labels, **sets)
     if outside is not None:
         train = (part_views(posterior, task.train), part_labels(task.train))
         bound = bound.fit_outside(views, outside["by"], outside["rate"], train)

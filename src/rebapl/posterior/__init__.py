@@ -1,6 +1,6 @@
 """Posteriors: samples in memory and on disk, and predictions of all samples together, with their uncertainty."""
 
-from rebapl.posterior.conformal import choose_conformal
+from rebapl.posterior.conformal import choose_conformal, cross_conformal_sets
 from rebapl.posterior.fitting import choose_threshold, has_collapsed, stacking_weights
 from rebapl.posterior.outside import OUTSIDE_SCORES, choose_outside
 from rebapl.posterior.posterior import Posterior, load_posterior
@@ -19,6 +19,7 @@ __all__ = [
     "choose_conformal",
     "choose_outside",
     "choose_threshold",
+    "cross_conformal_sets",
     "has_collapsed",
     "load_posterior",
     "save_posterior",

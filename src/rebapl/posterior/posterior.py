@@ -451,9 +451,12 @@ class Posterior:
             prediction = replace(prediction, scores={**prediction.scores, **scores})
         return replace(self, outside=choose_outside(prediction, by, rate), bank=bank)
 
-    def fit_conformal(self, views: Tensor, labels: Tensor, level: float = 0.9) -> Posterior:
-        """The same posterior with prediction sets chosen on held-out labels (N,) of views; see `choose_conformal`."""
-        return replace(self, conformal=choose_conformal(self.predict_views(views), labels, level))
+    def fit_conformal(self, views: Tensor, labels: Tensor, level: float = 0.9, **how: Any) -> Posterior:
+        """The same posterior with prediction sets chosen on held-out labels (N,) of views; see `choose_conformal`.
+
+        `how` are its `score`, `by_class` or `ratios`.
+        """
+        return replace(self, conformal=choose_conformal(self.predict_views(views), labels, level, **how))
 
 
 def load_posterior(

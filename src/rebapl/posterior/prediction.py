@@ -19,6 +19,7 @@ sample has no interval: both ends are its probability, and the command line show
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -31,6 +32,7 @@ from torch import Tensor
 from rebapl.errors import UserError, printable, unknown
 from rebapl.numbers import entropy
 from rebapl.posterior.records import LEVEL, Record, columns, head_of, records_of, row_of, said
+from rebapl.posterior.set_scores import SET_SCORES
 from rebapl.posterior.temperature import tempered
 from rebapl.wording import number_of
 
@@ -83,18 +85,23 @@ class Threshold(_HoldsFor):
 
 @dataclass(frozen=True)
 class Conformal(_HoldsFor):
-    """Prediction sets of a level: the classes c with 1 − p(c|x) ≤ `quantile`, and the likeliest class in any case.
+    """Prediction sets of a level: the classes whose `score` is at most the `quantile`, and the likeliest in any case.
 
-    They were chosen on `images` held-out images, whose sets have `size` classes on average; see
-    `rebapl.posterior.fitting`.
+    The quantile is one number, or one for each class; None puts a class into every set. They were chosen on `images`
+    held-out images, whose sets have `size` classes on average; see `rebapl.posterior.conformal`.
     """
 
     level: Annotated[float, pydantic.Field(gt=0, lt=1)]
-    quantile: float
+    quantile: float | tuple[float | None, ...]
     average: str
     class_names: tuple[str, ...]
     images: int
     size: float
+    score: Annotated[str, pydantic.AfterValidator(lambda score: check_set_score(score))] = "probability"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.quantile, tuple) and len(self.quantile) != len(self.class_names):
+            raise UserError(f"{len(self.quantile)} quantiles for {len(self.class_names)} classes: one each is needed")
 
 
 @dataclass(frozen=True)
@@ -305,7 +312,9 @@ class Prediction:
         if conformal is None:
             raise UserError(NO_SETS)
         likeliest = torch.zeros_like(self.probabilities, dtype=torch.bool).scatter_(1, self.labels[:, None], True)
-        return (1 - self.probabilities <= conformal.quantile) | likeliest
+        given = conformal.quantile if isinstance(conformal.quantile, tuple) else (conformal.quantile,)
+        limits = torch.tensor([math.inf if limit is None else limit for limit in given], dtype=torch.float64)
+        return (SET_SCORES[conformal.score](self.probabilities).double() <= limits) | likeliest
 
 
 UNCERTAINTIES: dict[str, Callable[[Prediction], Tensor]] = {
@@ -315,6 +324,13 @@ UNCERTAINTIES: dict[str, Callable[[Prediction], Tensor]] = {
     "disagreement": lambda prediction: prediction.disagreement,
 }
 """By name, higher where less sure: 1 − max_c p_c, H[p], mutual information, disagreement."""
+
+
+def check_set_score(score: str) -> str:
+    """Refuse a name that is no score of prediction sets."""
+    if score not in SET_SCORES:
+        raise unknown("score of prediction sets", score, SET_SCORES)
+    return score
 
 
 def check_uncertainty(by: str) -> str:

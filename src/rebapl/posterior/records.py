@@ -41,15 +41,16 @@ def head_of(
 ) -> Record:
     """What stands at the head of records: class names, averaging, temperature, level of intervals, number of samples.
 
-    If there are prediction sets, their level and quantile, too.
+    If there are prediction sets, their level, score and quantile, too.
     """
+    sets = None if conformal is None else {key: getattr(conformal, key) for key in ("level", "score", "quantile")}
     return {
         "class_names": list(class_names),
         "average": average,
         "temperature": temperature,
         "interval_level": LEVEL,
         "samples": samples,
-        "conformal": None if conformal is None else {"level": conformal.level, "quantile": conformal.quantile},
+        "conformal": sets,
     }
 
 

@@ -219,7 +219,7 @@ def evaluate_run(
     fit_temperature: bool = False,
     no_temperature: bool = False,
     fit_threshold: Mapping[str, Any] | None = None,
-    fit_conformal: float | None = None,
+    fit_conformal: Mapping[str, Any] | None = None,
     fit_outside: Mapping[str, Any] | None = None,
     outside: Sequence[str] = (),
     only_missing: bool = False,
@@ -234,7 +234,7 @@ def evaluate_run(
     `only_missing` leaves out what is there already. `posterior` is the one that was just trained, and `task` that of
     `config`; a posterior that is not the folder's own is read from there. `uniform_weights` first weights all samples
     alike, and `no_temperature` leaves probabilities as they are averaged; `fit_weights`, `fit_temperature`,
-    `fit_threshold` (`risk` or `coverage`, `by`) and `fit_conformal` (the level of prediction sets) and `fit_outside`
+    `fit_threshold` (`risk` or `coverage`, `by`) and `fit_conformal` (`level`, `score`, `by_class`) and `fit_outside`
     (`by`, `rate`) first fit these on the run's validation images; all are stored in the posterior. `outside` names test
     parts, data sets or folders of images to be told from the trained classes; scores of other ones stay. `progress`
     hears of the images of the test parts. `load`, `wait` and `track` are as in `run`.
@@ -272,14 +272,14 @@ def evaluate_run(
             posterior = posterior.with_uniform_weights()
         if no_temperature:
             posterior = posterior.with_temperature(1)
-        fitted = bool(fit_weights or fit_temperature or fit_threshold or fit_conformal is not None or fit_outside)
+        fitted = bool(fit_weights or fit_temperature or fit_threshold or fit_conformal or fit_outside)
         if fitted:
             posterior = fit_on_validation(
                 posterior,
                 task,
                 weights=fit_weights,
                 temperature=fit_temperature,
-                level=fit_conformal,
+                sets=fit_conformal,
                 outside=fit_outside,
                 **(fit_threshold or {}),
             )
