@@ -284,7 +284,7 @@ def test_it_shows_the_prediction_set(posterior: Posterior, images: list[Path]) -
     answering.start()
     view = view_of(images[0].read_bytes(), posterior.learner.encoder.preprocessing)
     said = answering.ask(Upload(view)).result(timeout=600)
-    assert said["conformal"] == {"level": 0.9, "quantile": 1.0}
+    assert said["conformal"] == {"level": 0.9, "score": "probability", "quantile": 1.0}
     assert sorted(said["images"][0]["set"]) == sorted(posterior.class_names)
     among = answering.ask(Upload(view, tuple(NAMES))).result(timeout=600)
     assert (among["conformal"], among["images"][0]["set"]) == (None, None), "it holds for its own class names"

@@ -124,9 +124,15 @@ def test_prediction_sets_are_fitted_on_request(tmp_path: Path) -> None:
     conformal = load_posterior(tmp_path / "runs" / "photos" / "posterior").conformal
     assert conformal is not None
     assert (conformal.level, conformal.images, conformal.class_names) == (0.6, 4, ("cat", "dog"))
+    temperature = load_posterior(tmp_path / "runs" / "photos" / "posterior").temperature
+    assert f"{temperature}, the held-out ones" in result.stdout
+    assert f": {temperature.value:.2f}, fitted on 4 images" in str(temperature)
     said = f"prediction sets: at level 60 %; those of the held-out images have {conformal.size:.2f} classes on average"
     assert said in result.stdout
     assert said in rebapl("learn", "photos", *QUICK, "--set-level", "0.6").stdout
+    plain = rebapl("learn", "photos", *QUICK, "--no-temperature", "--out", "runs/plain")
+    assert "temperature" not in plain.stdout
+    assert load_posterior(tmp_path / "runs" / "plain" / "posterior").temperature is None
     other = rebapl("learn", "photos", *QUICK, "--set-level", "0.7")
     assert "was learned without prediction sets of level 0.7" in str(other.exception)
 

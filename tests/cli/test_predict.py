@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -164,7 +165,7 @@ def test_it_shows_prediction_sets_where_they_were_fitted(run: Path, images: Path
     conformal = load_posterior(run).conformal
     assert conformal is not None
     content = json.loads(rebapl("predict", run, images, "--format", "json", "--top", "5"))
-    assert content["conformal"] == {"level": 0.5, "quantile": conformal.quantile}
+    assert content["conformal"] == {"level": 0.5, "score": "probability", "quantile": conformal.quantile}
     for record in content["images"]:
         likely = [each["class"] for each in record["top"] if 1 - each["probability"] <= conformal.quantile]
         assert record["set"] == (likely or [record["top"][0]["class"]])
@@ -182,6 +183,56 @@ def test_it_shows_prediction_sets_where_they_were_fitted(run: Path, images: Path
         rebapl("predict", run, images, "--no-sets", "--shard", 2, "--device", "cpu", "--out", tmp_path / "answers")
     with pytest.raises(UserError, match="no prediction sets were fitted"):
         rebapl("predict", run, images, "--sets", "--average", "logits")
+
+
+def test_it_says_none_of_these_apart_from_i_dont_know(run: Path, images: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"a false-alarm rate of 0\.05 needs at least 19 held-out images"):
+        rebapl("evaluate", run, "--fit-outside", "neighbours")
+    with pytest.raises(UserError, match="write the name of a score"):
+        rebapl("evaluate", run, "--fit-outside", "rate=0.1")
+    rebapl("evaluate", run, "--fit-outside", "neighbours,rate=0.2", "--fit-threshold", "coverage=0.1")
+    posterior = load_posterior(run)
+    assert posterior.outside is not None
+    assert (posterior.outside.by, posterior.outside.rate, posterior.outside.images) == ("neighbours", 0.2, 10)
+    expected = posterior.predict(images)
+    records = json.loads(rebapl("predict", run, images, "--format", "json"))["images"]
+    assert [record["outside"] for record in records] == expected.none_of_these().tolist() == [True] * 3  # noise
+    assert rebapl("predict", run, images).count("none of these") == 3
+    rebapl("predict", run, images, "--out", tmp_path / "answers.csv")
+    assert (
+        pandas.read_csv(tmp_path / "answers.csv")[["answer", "outside"]].values.tolist()
+        == [["none of these", True]] * 3
+    )
+    rebapl("predict", run, images, "--out", tmp_path / "answers")
+    assert rows_of(tmp_path / "answers")["outside"].tolist() == [True] * 3
+    always = json.loads(rebapl("predict", run, images, "--no-abstain", "--format", "json"))["images"]
+    assert {record["outside"] for record in always} == {None}
+    assert all(record["answer"] for record in always)
+    save_posterior(posterior.with_temperature(2).with_temperature(1), run / "posterior")  # as it was for other tests
+
+
+def test_it_answers_at_the_fitted_temperature_and_says_so(run: Path, images: Path, tmp_path: Path) -> None:
+    before = json.loads(rebapl("predict", run, images, "--format", "json"))
+    rebapl("evaluate", run, "--fit-threshold", "coverage=0.5")
+    with pytest.raises(UserError, match="either fitted"):
+        rebapl("evaluate", run, "--fit-temperature", "--no-temperature")
+    shown = rebapl("evaluate", run, "--fit-temperature")
+    posterior = load_posterior(run)
+    assert posterior.threshold is None
+    tau = posterior.temperature_for()
+    assert f"temperature of the probabilities: {tau:.2f}, fitted on 10 images" in shown
+    after = json.loads(rebapl("predict", run, images, "--format", "json"))
+    assert (before["temperature"], after["temperature"]) == (1.0, tau)
+    for soft, plain in zip(after["images"], before["images"], strict=True):
+        ratio, was = (math.log(each["top"][0]["probability"] / each["top"][1]["probability"]) for each in (soft, plain))
+        assert ratio == pytest.approx(was / tau, rel=1e-4)
+    note = f"temperature of the probabilities: {tau:.2f}, fitted on 10 images"
+    assert note in CliRunner().invoke(app, ["predict", str(run), str(images)]).stderr
+    rebapl("predict", run, images, "--out", tmp_path / "answers.csv")
+    rebapl("evaluate", run, "--no-temperature")
+    assert load_posterior(run).temperature is None
+    with pytest.raises(UserError, match="was made with temperature = "):
+        rebapl("predict", run, images, "--out", tmp_path / "answers.csv")
 
 
 def test_it_says_that_it_does_not_know_above_the_threshold(

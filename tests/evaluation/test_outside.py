@@ -1,9 +1,9 @@
-"""Telling outside images apart, against brute force and scikit-learn's curve."""
+"""Telling outside images apart, against brute force and scikit-learn's curves."""
 
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import roc_curve
+from sklearn.metrics import precision_recall_curve, roc_curve
 
 from rebapl.errors import UserError
 from rebapl.evaluation.outside import all_outside_scores, outside_scores
@@ -35,9 +35,25 @@ def test_fpr95_equals_the_curve(decimals: int, count: int) -> None:
     assert outside_scores(inside, outside)["fpr95"] == pytest.approx(100 * expected)
 
 
+@pytest.mark.parametrize("decimals", [6, 1])
+def test_aupr_is_the_sum_of_precisions_over_steps_of_recall(decimals: int) -> None:
+    """By its definition, threshold by threshold, and by scikit-learn's curve."""
+    inside, outside = uncertainties(decimals)
+    total, before = 0.0, 0.0
+    for threshold in sorted({*inside.tolist(), *outside.tolist()}, reverse=True):
+        found, false = int((outside >= threshold).sum()), int((inside >= threshold).sum())
+        total += (found / len(outside) - before) * found / (found + false)
+        before = found / len(outside)
+    assert outside_scores(inside, outside)["aupr"] == pytest.approx(100 * total)
+    truth = [0] * len(inside) + [1] * len(outside)
+    precision, recall, _ = precision_recall_curve(truth, [*inside.tolist(), *outside.tolist()])
+    assert total == pytest.approx(-np.sum(np.diff(recall) * precision[:-1]))
+
+
 def test_perfect_and_useless() -> None:
-    assert outside_scores(torch.zeros(5), torch.ones(4)) == {"auroc": 100.0, "fpr95": 0.0}
-    assert outside_scores(torch.ones(5), torch.ones(4)) == {"auroc": 50.0, "fpr95": 100.0}
+    assert outside_scores(torch.zeros(5), torch.ones(4)) == {"auroc": 100.0, "fpr95": 0.0, "aupr": 100.0}
+    useless = outside_scores(torch.ones(5), torch.ones(4))
+    assert useless == {"auroc": 50.0, "fpr95": 100.0, "aupr": pytest.approx(400 / 9)}
     with pytest.raises(UserError, match="both kinds"):
         outside_scores(torch.ones(5), torch.ones(0))
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rebapl.errors import UserError
 from rebapl.posterior import Prediction, choose_conformal
-from rebapl.posterior.fitting import check_level
+from rebapl.posterior.conformal import check_level
 
 CLASSES = ["cat", "dog", "emu", "fox"]
 
@@ -77,7 +77,7 @@ def test_a_set_has_the_likely_classes_and_always_the_likeliest() -> None:
     shown = dataclasses.replace(prediction, conformal=wider)
     assert [each["set"] for each in shown.records()] == [["cat", "dog"], ["cat", "dog", "emu"], ["emu"]]
     assert shown.to_pandas()["set"].tolist() == ["cat; dog", "cat; dog; emu", "emu"]
-    assert shown.to_dict()["conformal"] == {"level": 0.9, "quantile": wider.quantile}
+    assert shown.to_dict()["conformal"] == {"level": 0.9, "score": "probability", "quantile": wider.quantile}
     assert prediction.records()[0]["set"] is None
     assert prediction.to_dict()["conformal"] is None
     with pytest.raises(UserError, match="no prediction sets were fitted"):

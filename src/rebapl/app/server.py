@@ -220,6 +220,8 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
             "class_names": list(posterior.class_names),
             "samples": len(posterior),
             "threshold": posterior.threshold is not None,
+            "temperature": posterior.temperature_for(),
+            "outside": posterior.outside is not None,
             "set_level": None if posterior.conformal is None else posterior.conformal.level,
             "answered_together": {str(count): times for count, times in sorted(answering.together.items())},
             "version": __version__,

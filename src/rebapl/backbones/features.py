@@ -1,7 +1,7 @@
 """Features of images, encoded once: what the frozen image tower gives is kept for whoever asks for the same images.
 
-A text-only method or a head sees an image through the frozen tower alone. So it needs the features of test images, and a
-head those of training images, and nothing else of them. They are the same whatever the inference and the method, and
+A text-only method or a head sees an image through the frozen tower alone. So it needs the features of test images, and
+a head those of training images, and nothing else of them. They are the same whatever the inference and the method, and
 they are kept in a folder, one file for each portion of images:
 
     <folder>/<first 24 digits of the key>.f32        the SHA-256 of what follows, and float32 (n, e)

@@ -10,8 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rebapl.errors import printable
-from rebapl.posterior.prediction import LEVEL, UNSURE
-from rebapl.posterior.records import Record
+from rebapl.posterior.records import LEVEL, Record, said
 
 WIDTH = 120
 
@@ -40,7 +39,7 @@ def as_table(answers: list[Record], samples: int, level: float | None, coloured:
             continue
         first, *others = answer["top"]
         name = printable(first["class"])
-        shown = f"{UNSURE} ({name}?)" if answer["answer"] is None else name
+        shown = f"{said(answer)} ({name}?)" if answer["answer"] is None else name
         measures = [f"{answer['entropy']:.3f}", f"{answer['mutual_information']:.3f}"]
         if level is not None:
             measures.append(escape(printable(", ".join(answer["set"]))))

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+OUTSIDE_TITLES = {"auroc": "AUROC", "fpr95": "FPR95", "aupr": "AUPR"}
+
+
 def evaluate(
     run: options.RunArgument,
     *,
@@ -23,8 +26,11 @@ def evaluate(
     targets: str | None = None,
     fit_weights: bool = False,
     uniform_weights: bool = False,
+    fit_temperature: bool = False,
+    no_temperature: bool = False,
     fit_threshold: str | None = None,
-    fit_conformal: Annotated[float | None, typer.Option(metavar="LEVEL")] = None,
+    fit_conformal: Annotated[str | None, typer.Option(metavar="LEVEL")] = None,
+    fit_outside: Annotated[str | None, typer.Option(metavar="SCORE")] = None,
     outside: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
     heat_map: bool = False,
     data: str | None = None,
@@ -41,9 +47,13 @@ def evaluate(
         targets: Score these data sets (or NAME=SPLITFILE), with commas, not the protocol's own.
         fit_weights: First weight the samples by their fit to the validation images.
         uniform_weights: First weight all samples alike, which undoes --fit-weights.
+        fit_temperature: First fit one temperature of the probabilities on the validation images.
+        no_temperature: First take the temperature away, which undoes --fit-temperature.
         fit_threshold: First choose when to say 'I don't know' on them: risk=0.05[,confidence=0.9], or
             coverage=0.9; by=entropy may follow.
-        fit_conformal: First fit prediction sets on them that hold the right class this often: 0.9.
+        fit_conformal: First fit prediction sets on them that hold the right class this often: 0.9, or
+            0.9,score=aps (or raps), and by_class=true to keep it for each class.
+        fit_outside: First choose when to say 'none of these' on them: mahalanobis, or mcm,rate=0.05 (of false alarms).
         outside: Score how well others are told apart: novel, a data set, or a folder of images; may be repeated.
         heat_map: Draw how far apart samples are: diversity.png.
         data: Where the images are now, if they have moved.
@@ -59,6 +69,8 @@ def evaluate(
     moved = {key: value for key, value in (("data", data), ("backbone", backbone)) if value is not None}
     config = scored_as(read_config(run).changed(**moved), protocol, options.parse_names(targets))
     wanted = None if fit_threshold is None else options.parse_threshold(fit_threshold)
+    sets = None if fit_conformal is None else options.parse_conformal(fit_conformal)
+    none_of_these = None if fit_outside is None else options.parse_outside(fit_outside)
     trackers = options.parse_trackers(track)
     with StepProgress(quiet, "images") as progress:
         progress.start_line(f"scoring {run}")
@@ -69,8 +81,11 @@ def evaluate(
             config=config,
             fit_weights=fit_weights,
             uniform_weights=uniform_weights,
+            fit_temperature=fit_temperature,
+            no_temperature=no_temperature,
             fit_threshold=wanted,
-            fit_conformal=fit_conformal,
+            fit_conformal=sets,
+            fit_outside=none_of_these,
             outside=outside or (),
             track=trackers,
             progress=progress.begin(f"scoring {printable(str(run))}"),
@@ -78,14 +93,18 @@ def evaluate(
     print_table(scores_table(result, title=str(run)))
     if fit_weights or uniform_weights:
         _say_weights(run, torch.tensor(result.weights))
-    if wanted is not None and (threshold := read_manifest(run / POSTERIOR).threshold) is not None:
+    fitted = read_manifest(run / POSTERIOR)
+    if fit_temperature:
+        print(fitted.temperature or "temperature of the probabilities: 1")
+    if wanted is not None and (threshold := fitted.threshold) is not None:
         print(
             f'"I don\'t know": of {threshold.images} validation images {100 * threshold.coverage:.0f} % are answered, '
             f"{100 * threshold.risk:.1f} % of these wrongly. {threshold.promise}"
         )
     for name in outside or ():
         for by, scores in result.outside[name].items():
-            print(f"outside {name} by {by}: AUROC {scores['auroc']:.1f}, FPR95 {scores['fpr95']:.1f}")
+            found = (f"{title} {scores[key]:.1f}" for key, title in OUTSIDE_TITLES.items())
+            print(f"outside {name} by {by}: {', '.join(found)}")
     if heat_map:
         if result.diversity is None:
             raise UserError(f"{run} has one sample: there are no distances to draw")

@@ -26,6 +26,7 @@ def learn(
     risk: Annotated[float, typer.Option(min=0, max=0.99)] = RISK,
     confidence: Annotated[float | None, typer.Option(min=0, max=0.999)] = None,
     set_level: float | None = None,
+    no_temperature: bool = False,
     anew: bool = False,
     shots: Annotated[int, typer.Option(min=1)] = SHOTS,
     method: Annotated[str | None, typer.Option(autocompletion=options.complete_methods)] = None,
@@ -50,6 +51,7 @@ def learn(
         risk: Share of wrong answers to allow before it says 'I don't know'.
         confidence: How sure to be that no larger share is wrong: 0.9 if not given; 0 promises nothing.
         set_level: Also fit prediction sets, which hold the right class of this share of images: 0.9.
+        no_temperature: Leave the probabilities as they are; otherwise a temperature is fitted on the held-out answers.
         anew: Delete what was learned before in this folder.
         shots: Learn from at most this many images of each class.
         method: What is learned, instead of the choice by time; `rebapl list` names the methods.
@@ -104,7 +106,15 @@ def learn(
                     progress.note(line)
                 for line in warnings:
                     progress.warn(line)
-                do_lesson(lesson, engine, risk, progress.show, confidence=confidence, set_level=set_level)
+                do_lesson(
+                    lesson,
+                    engine,
+                    risk,
+                    progress.show,
+                    confidence=confidence,
+                    set_level=set_level,
+                    temperature=not no_temperature,
+                )
             print(f"learned: {lesson.out}")
         for line in [*result_lines(lesson, *read_learned(lesson.out)), *warnings]:
             print(line)

@@ -127,7 +127,7 @@ def predict(
     ).put_to(posterior)
     bars = where is None and (out is not None or not sys.stdout.isatty())
     with StepProgress(quiet, "images", bars) as progress:
-        for note in _notes(run, posterior, files, piped):
+        for note in _notes(run, posterior, question, files, piped):
             progress.note(note)
         if place is None:
             _show(progress, posterior, question, stored or files, form, out, None if piped else known)
@@ -152,8 +152,10 @@ def _stored_features(images: list[Path], lists: list[Path]) -> StoredFeatures | 
     return StoredFeatures.read(folders[0]) if folders else None
 
 
-def _notes(run: Path, posterior: Posterior, files: ImageFiles, piped: bool) -> Iterator[str]:
+def _notes(run: Path, posterior: Posterior, question: Question, files: ImageFiles, piped: bool) -> Iterator[str]:
     """What a person should know before the answers come."""
+    if said := posterior.said_of_temperature(question.average):
+        yield said
     if len(posterior) == 1:
         yield one_sample(run)
     if posterior.learner.encoder.name == "mini" and not piped and files.known and _is_photo(next(iter(files))):
@@ -209,9 +211,11 @@ def _show(
         raise UserError(nothing_read(watch.not_read))
     if form in FORMATS:
         return
-    conformal = posterior.conformal if question.sets else None
+    conformal, average = posterior.conformal if question.sets else None, question.average
     if form == "json":
-        head_ = head_of(posterior.class_names, str(question.average), len(posterior), conformal)
+        head_ = head_of(
+            posterior.class_names, str(question.average), len(posterior), conformal, posterior.temperature_for(average)
+        )
         text = json.dumps({**head_, "images": kept}, indent=2, ensure_ascii=False)
     else:
         level = None if conformal is None else conformal.level

@@ -17,25 +17,27 @@ OF_ONE_SAMPLE = ("max-probability", "entropy")
 
 
 def outside_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
-    """AUROC and FPR95, in percent, from the uncertainties of N inside and M outside images, (N,) and (M,).
+    """AUROC, FPR95 and AUPR, in percent, from the uncertainties of N inside and M outside images, (N,) and (M,).
 
     AUROC is the probability that, of an outside and an inside image, the outside one is the more uncertain; a tie
     counts as one half. FPR95 is the share of outside images that pass as inside images when the threshold lets at least
-    95 % of the inside images pass.
+    95 % of the inside images pass. AUPR is the area under precision and recall with the outside images as what is to be
+    found, summed as average precision; by chance it is their share.
     """
     if len(inside) == 0 or len(outside) == 0:
         raise UserError("images of both kinds are needed, inside and outside")
-    from sklearn.metrics import roc_auc_score  # late: scikit-learn is slow to import
+    from sklearn.metrics import average_precision_score, roc_auc_score  # late: scikit-learn is slow to import
 
-    truth = [0] * len(inside) + [1] * len(outside)
-    auroc = roc_auc_score(truth, [*inside.tolist(), *outside.tolist()])
+    truth, values = [0] * len(inside) + [1] * len(outside), [*inside.tolist(), *outside.tolist()]
+    auroc, aupr = roc_auc_score(truth, values), average_precision_score(truth, values)
     passing = -(-len(inside) * 95 // 100)  # rounded up, in whole numbers
     threshold = inside.sort().values[passing - 1]
-    return {"auroc": 100 * float(auroc), "fpr95": 100 * (outside <= threshold).double().mean().item()}
+    passed = (outside <= threshold).double().mean().item()
+    return {"auroc": 100 * float(auroc), "fpr95": 100 * passed, "aupr": 100 * float(aupr)}
 
 
 def all_outside_scores(inside: Prediction, outside: Prediction) -> dict[str, dict[str, Any]]:
-    """The `outside_scores` by kind of uncertainty: how well each tells outside images from those of the classes.
+    """The `outside_scores` by outside score: how well each tells outside images from those of the classes.
 
     Both predictions must be among the same class names, those of the training.
 
@@ -44,8 +46,9 @@ def all_outside_scores(inside: Prediction, outside: Prediction) -> dict[str, dic
     """
     if inside.class_names != outside.class_names:
         raise UserError("inside and outside images are compared among the same class names: bind the posterior once")
+    names = [*UNCERTAINTIES, *(name for name in inside.scores if name in outside.scores)]
     scores: dict[str, dict[str, Any]] = {
-        by: {**outside_scores(inside.uncertainty(by), outside.uncertainty(by))} for by in UNCERTAINTIES
+        by: {**outside_scores(inside.outside_score(by), outside.outside_score(by))} for by in names
     }
     pairs = list(zip(_alone(inside), _alone(outside), strict=True))
     for by in OF_ONE_SAMPLE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -26,12 +27,13 @@ from rebapl.evaluation.diversity import (
 )
 from rebapl.evaluation.outside import all_outside_scores
 from rebapl.evaluation.scores import scores
-from rebapl.evaluation.temperature import fit_temperature, tempered
 from rebapl.learners import METHODS, build_learner, check_features, published, resolve_method, takes_features
 from rebapl.numbers import harmonic_mean, spread
 from rebapl.posterior import Posterior, Prediction
-from rebapl.posterior.fitting import check_level
+from rebapl.posterior.conformal import check_level
+from rebapl.posterior.outside import FEATURE_SCORES, check_outside
 from rebapl.posterior.selective import CONFIDENCE, check_promise
+from rebapl.posterior.temperature import fit_temperature, tempered
 
 IMAGES_AT_ONCE = 256
 """The number of images that are held decoded while a part is scored, as many as go into one pass."""
@@ -236,28 +238,38 @@ def fit_on_validation(
     task: Task,
     *,
     weights: bool = False,
+    temperature: bool = False,
     risk: float | None = None,
     coverage: float | None = None,
     by: str = "max-probability",
     confidence: float = CONFIDENCE,
-    level: float | None = None,
+    sets: Mapping[str, Any] | None = None,
+    outside: Mapping[str, Any] | None = None,
 ) -> Posterior:
-    """Fit a posterior on the task's validation images: its sample weights, a threshold for `risk` (with a `confidence`)
-    or `coverage`, and prediction sets of a `level`, whichever of them are named."""
+    """Fit a posterior on the task's validation images: its sample weights, its temperature, a threshold for `risk`
+    (with a `confidence`) or `coverage`, prediction `sets` (`level`, `score`, `by_class`), and when to say "none of these"
+    (`outside`: `by` and `rate`), whichever of them are named."""
     if not task.val.items:
         raise UserError(f"data set '{task.dataset.name}' has no validation images to fit on")
-    if level is not None:
-        check_level(level, len(task.val.items))
+    if sets is not None:
+        check_level(sets["level"], len(task.val.items), sets.get("score", "probability"))
+    if outside is not None:
+        check_outside(outside["by"], outside["rate"], len(task.val.items))
     if risk is not None:
         check_promise(risk, confidence, len(task.val.items))
     views, labels = part_views(posterior, task.val), part_labels(task.val)
     bound = posterior.bind(task.val.class_names, task.dataset.template)
     if weights:
         bound = bound.fit_weights(views, labels)
+    if temperature:
+        bound = bound.fit_temperature(views, labels)
     if risk is not None or coverage is not None:
         bound = bound.fit_threshold(views, labels, risk=risk, coverage=coverage, by=by, confidence=confidence)
-    if level is not None:
-        bound = bound.fit_conformal(views, labels, level)
+    if sets is not None:
+        bound = bound.fit_conformal(views, labels, **sets)
+    if outside is not None:
+        train = (part_views(posterior, task.train), part_labels(task.train))
+        bound = bound.fit_outside(views, outside["by"], outside["rate"], train)
     return bound
 
 
@@ -277,8 +289,25 @@ def score_outside(
     if inside is None:
         raise UserError("this task has no test images of the trained classes")
     bound = posterior.bind(names, task.dataset.template)
-    known = predict_part(bound, inside)
-    return {name: all_outside_scores(known, predict_part(bound, other)) for name, other in others.items()}
+    features, labels = _features(bound, task.train), part_labels(task.train)
+    banks = {}
+    for by, kind in FEATURE_SCORES.items():
+        with contextlib.suppress(UserError):  # with one image of each class, some cannot be had
+            banks[by] = kind.keep(features, labels)
+
+    def scored(part: Part) -> Prediction:
+        prediction, features = predict_part(bound, part), _features(bound, part)
+        by_features = {by: FEATURE_SCORES[by].score(features, bank) for by, bank in banks.items()}
+        return dataclasses.replace(prediction, scores={**prediction.scores, **by_features})
+
+    known = scored(inside)
+    return {name: all_outside_scores(known, scored(other)) for name, other in others.items()}
+
+
+def _features(posterior: Posterior, part: Part) -> torch.Tensor:
+    """The frozen image features (N, e) of a part."""
+    parts = [dataclasses.replace(part, items=items) for items in portions(part.items, IMAGES_AT_ONCE)]
+    return torch.cat([posterior.image_features(part_views(posterior, some)) for some in parts])
 
 
 def outside_part(outside: str, task: Task, root: Path | None = None) -> Part:

@@ -47,8 +47,8 @@ class Question:
 
     The answer is one of `class_names`, in the words of `template` (None: those of the training), and the `top`
     likeliest classes are listed. `average` is what is averaged over samples (None: as in training). With `abstain`, the
-    answer is None above the posterior's threshold, and with `sets` there are prediction sets (None: where the posterior
-    has them for these class names). With `strict`, an image that cannot be read is an error.
+    answer is None above the posterior's thresholds, and with `sets` there are prediction sets (None: where the
+    posterior has them for these class names). With `strict`, an image that cannot be read is an error.
     """
 
     class_names: list[str] | None = None
@@ -72,8 +72,8 @@ class Question:
         average = self.average or posterior.average
         check_average(average)
         bound = posterior.among(self.class_names, self.template)
-        names, threshold, conformal = bound.class_names, bound.threshold, bound.conformal
-        has_threshold = threshold is not None and threshold.suits(names, average)
+        names, conformal, thresholds = bound.class_names, bound.conformal, (bound.threshold, bound.outside)
+        has_threshold = any(each is not None and each.suits(names, average) for each in thresholds)
         has_sets = conformal is not None and conformal.suits(names, average)
         if self.abstain and not has_threshold:
             raise UserError(NO_THRESHOLD)
@@ -198,10 +198,10 @@ def _answered(
     """The records of portions of images: their names, why some cannot be read, and the views or features of others."""
 
     def answered() -> Iterator[list[Record]]:
-        for portion, logits in bound.portion_logits(portions):
+        for portion, logits, features in bound.portion_passes(portions):
             pace.waits_for(WRITING)
             names = [name for name, why in portion if not why]
-            prediction = bound.predict_logits(logits, names, asked.average)
+            prediction = bound.predict_logits(logits, names, asked.average, features)
             records = iter(prediction.records(asked.top, asked.abstain, asked.sets))
             pace.answered(len(portion))
             yield [record_of_broken(name, why) if why else next(records) for name, why in portion]

@@ -4,8 +4,9 @@
 
     softmax(logit_scale · image_features @ text_features.T)
 
-with the frozen model. Only posteriors that predict in this way can be written so; `class_embeddings` tries it out.
-`.onnx` and `.pt2` hold the whole predictor, the image tower and all samples in one graph.
+with the frozen model. A temperature that was fitted divides the logit_scale that is written. Only posteriors that
+predict in this way can be written so; `class_embeddings` tries it out. `.onnx` and `.pt2` hold the whole predictor, the
+image tower and all samples in one graph.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from rebapl.errors import UserError
 from rebapl.files import write_atomically, write_json
 from rebapl.posterior.per_sample import encode_classes, points_at, unstacked
 from rebapl.posterior.prediction import averaged
+from rebapl.posterior.temperature import tempered
 
 if TYPE_CHECKING:
     from rebapl.posterior.posterior import Posterior
@@ -93,13 +95,17 @@ class Predictor(nn.Module):
         self.learner, self.average = posterior.learner, posterior.average
         self.model = posterior.learner.encoder.model  # so that its weights are known as those of a module
         self.samples, self.weights = unstacked(posterior.samples, len(posterior)), posterior.weights
+        self.temperature = posterior.temperature_for()
         with torch.no_grad():
             self.classes = encode_classes(self.learner, self.samples)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         frozen, pairs = self.learner.frozen(pixels), zip(self.samples, self.classes, strict=True)
         logits = [points_at(self.learner, sample, frozen, classes, ("logits",))["logits"] for sample, classes in pairs]
-        return averaged(torch.stack(logits), self.weights, self.average)
+        together, each = averaged(torch.stack(logits), self.weights, self.average)
+        if self.temperature == 1:
+            return together, each
+        return tempered(together, self.temperature), tempered(each, self.temperature)
 
 
 def _write_safetensors(posterior: Posterior, path: Path) -> None:
@@ -110,7 +116,7 @@ def _write_safetensors(posterior: Posterior, path: Path) -> None:
         "text_features": _mean(samples, posterior.weights),
         "sample_text_features": samples.contiguous(),
         "weights": posterior.weights,
-        "logit_scale": torch.tensor(encoder.logit_scale),
+        "logit_scale": torch.tensor(encoder.logit_scale / posterior.temperature_for()),
         "logit_bias": torch.tensor(encoder.logit_bias),
     }
     write_atomically(path, save(tensors, _as_texts(_about(posterior))))
@@ -120,7 +126,7 @@ def _write_npy(posterior: Posterior, path: Path) -> None:
     content, encoder = io.BytesIO(), posterior.learner.encoder
     np.save(content, _mean(class_embeddings(posterior), posterior.weights).numpy())
     write_atomically(path, content.getvalue())
-    scale = {"logit_scale": encoder.logit_scale, "logit_bias": encoder.logit_bias}
+    scale = {"logit_scale": encoder.logit_scale / posterior.temperature_for(), "logit_bias": encoder.logit_bias}
     write_json(path.with_suffix(".json"), {**_about(posterior), **scale})
 
 
@@ -174,6 +180,7 @@ def _about(posterior: Posterior) -> dict[str, Any]:
         "method": learner.method,
         "samples": len(posterior),
         "average": posterior.average,
+        "temperature": posterior.temperature_for(),
         "backbone_sha256": learner.encoder.fingerprint,
         "preprocessing": {**vars(preprocessing), "resample": int(preprocessing.resample)},
         "rebapl": __version__,

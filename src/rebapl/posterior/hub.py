@@ -14,7 +14,7 @@ from rebapl import __version__
 from rebapl.backbones.hub import is_hub_id
 from rebapl.errors import UserError, printable
 from rebapl.files import write_atomically
-from rebapl.posterior.storage import MANIFEST, SAMPLES, one_line, save_posterior
+from rebapl.posterior.storage import BANK, MANIFEST, SAMPLES, one_line, save_posterior
 from rebapl.wording import number_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,10 @@ def upload(folder: Path, repository: str, private: bool) -> str:
         if private and not api.model_info(repository).private:
             raise UserError(f"'{repository}' is there already and is public: make it private on the hub first")
         return api.upload_folder(
-            repo_id=repository, folder_path=folder, allow_patterns=[MANIFEST, SAMPLES, CARD], commit_message="Posterior"
+            repo_id=repository,
+            folder_path=folder,
+            allow_patterns=[MANIFEST, SAMPLES, BANK, CARD],
+            commit_message="Posterior",
         ).oid
     except UserError:
         raise

@@ -22,12 +22,16 @@ from rebapl.backbones import Dtype, DualEncoder, clean_class_names
 from rebapl.data.dataset import refuse_repeats
 from rebapl.errors import UserError
 from rebapl.learners import Learner
-from rebapl.posterior.fitting import PRIOR, EarlierWeights, choose_conformal, choose_threshold, stacking_weights
+from rebapl.posterior.conformal import choose_conformal
+from rebapl.posterior.fitting import PRIOR, EarlierWeights, choose_threshold, stacking_weights
 from rebapl.posterior.images import AT_ONCE, Images, read_images
-from rebapl.posterior.passes import Passes, Spread, in_order
+from rebapl.posterior.outside import FEATURE_SCORES, RATE, Bank, check_outside, choose_outside, logit_scores
+from rebapl.posterior.passes import CHUNK, Passes, Spread, in_order
+from rebapl.posterior.per_sample import encode_classes, unstacked
 from rebapl.posterior.prediction import (
     Average,
     Conformal,
+    Outside,
     Prediction,
     Threshold,
     check_average,
@@ -35,9 +39,14 @@ from rebapl.posterior.prediction import (
 )
 from rebapl.posterior.selective import CONFIDENCE
 from rebapl.posterior.storage import about_learner, check_weights, read_posterior
+from rebapl.posterior.temperature import PRIOR as TEMPERATURE_PRIOR
+from rebapl.posterior.temperature import Temperature, check_temperature, distance_factor, fit_temperature
 from rebapl.wording import number_of
 
 Given = TypeVar("Given")
+
+NOTHING_CHOSEN: dict[str, Any] = {"threshold": None, "conformal": None, "outside": None, "bank": {}}
+"""What was chosen for certain probabilities, and does not stay with others."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,6 +58,9 @@ class Posterior:
     `threshold` says when to answer "I don't know"; see `fit_threshold`.
     `earlier_weights` are those that others have replaced, oldest first.
     `conformal` says which classes are in the set of an image; see `fit_conformal`.
+    `temperature` softens or sharpens the probabilities; see `fit_temperature`.
+    `outside` says when to answer "none of these", and `bank` is what its score keeps of the training images; see
+    `fit_outside`.
     """
 
     learner: Learner
@@ -58,6 +70,9 @@ class Posterior:
     threshold: Threshold | None = None
     earlier_weights: tuple[EarlierWeights, ...] = ()
     conformal: Conformal | None = None
+    temperature: Temperature | None = None
+    outside: Outside | None = None
+    bank: Bank = field(default_factory=dict)
     copies: tuple[DualEncoder, ...] = field(default=(), compare=False)
     """Its backbone on further devices, which share the work; see `spread`."""
 
@@ -152,8 +167,9 @@ class Posterior:
     def bind(self, class_names: Sequence[str], template: str | None = None, transfer: bool = False) -> Posterior:
         """The same samples for other class names; itself if nothing changes, with the texts that it has encoded.
 
-        `transfer` says that the images are of another data set. The threshold and the prediction sets are kept only if
-        the template and `transfer` stay the same. They know by themselves for which class names they hold.
+        `transfer` says that the images are of another data set. The threshold, the prediction sets and the temperature
+        are kept only if the template and `transfer` stay the same. They know by themselves for which class names they
+        hold, and a temperature serves others as well, see `temperature_for`.
         """
         alike = template in (None, self.learner.template) and transfer == self.learner.transfer
         if alike and clean_class_names(class_names) == self.class_names:
@@ -161,7 +177,7 @@ class Posterior:
         bound = self.learner.bind(class_names, template, transfer)
         if alike:
             return replace(self, learner=bound)
-        return replace(self, learner=bound, threshold=None, conformal=None)
+        return replace(self, learner=bound, temperature=None, **NOTHING_CHOSEN)
 
     def among(self, class_names: Sequence[str] | None = None, template: str | None = None) -> Posterior:
         """The posterior that answers among other class names, which must differ; where nothing is given, itself."""
@@ -208,7 +224,8 @@ class Posterior:
     def sample(self, index: int) -> Posterior:
         """One of the samples as a posterior of its own."""
         alone = {name: stack[index : index + 1] for name, stack in self.samples.items()}
-        return replace(self, samples=alone, weights=torch.ones(1), threshold=None, conformal=None, earlier_weights=())
+        plain = replace(self, temperature=None, earlier_weights=(), **NOTHING_CHOSEN)
+        return replace(plain, samples=alone, weights=torch.ones(1))
 
     def sample_logits(self, views: Tensor | Iterable[Tensor]) -> Tensor:
         """Logits (S, N, C) of every sample for test-time views, uint8 (N, 3, H, W), or portions of them."""
@@ -250,9 +267,11 @@ class Posterior:
         names: Sequence[str] | None = None,
     ) -> Prediction:
         """Predict test-time views, uint8 (N, 3, H, W), or portions of them, which are resized and cropped already."""
-        logits = self.sample_logits(views)
+        portions = [views] if isinstance(views, Tensor) else views
+        passed = [(logits, features) for _, logits, features in self.portion_passes((None, each) for each in portions)]
+        logits, features = torch.cat([each for each, _ in passed], dim=1), torch.cat([each for _, each in passed])
         names = [f"image {index}" for index in range(logits.shape[1])] if names is None else names
-        return self.predict_logits(logits, names, average)
+        return self.predict_logits(logits, names, average, features)
 
     def predict_portions(
         self, portions: Iterable[tuple[Sequence[str], Tensor]], average: Average | None = None
@@ -261,18 +280,95 @@ class Posterior:
 
         Each is what `predict_views` gives for these views.
         """
-        return (self.predict_logits(logits, names, average) for names, logits in self.portion_logits(portions))
+        passed = self.portion_passes(portions)
+        return (self.predict_logits(logits, names, average, features) for names, logits, features in passed)
 
-    def predict_logits(self, logits: Tensor, names: Sequence[str], average: Average | None = None) -> Prediction:
-        """The prediction that follows from the samples' logits (S, N, C) for the images with these names."""
-        average = average or self.average
-        return predicted(logits, self.weights, self.class_names, names, average, self.threshold, self.conformal)
+    def portion_passes(self, portions: Iterable[tuple[Given, Tensor]]) -> Iterator[tuple[Given, Tensor, Tensor]]:
+        """As `portion_logits`, and with the frozen image features (n, e) if "none of these" is told by them.
+
+        Otherwise these are empty.
+        """
+        outside = self.outside
+        needed = (
+            outside is not None and outside.by in FEATURE_SCORES and outside.suits(self.class_names, outside.average)
+        )
+        both = (((given, self.image_features(views if needed else views[:0])), views) for given, views in portions)
+        return ((given, logits, features) for (given, features), logits in self.portion_logits(both))
+
+    @torch.no_grad()
+    def image_features(self, views: Tensor) -> Tensor:
+        """The frozen, normalised features (N, e) of views (N, 3, H, W), whatever was learned."""
+        encoder, found = self.learner.encoder, [torch.empty(0, self.learner.encoder.joint_width)]
+        for some in views.split(CHUNK) if len(views) else ():
+            pixels = encoder.preprocessing.normalize(some).to(encoder.device)
+            found.append(encoder.image_features(pixels).float().cpu())
+        return torch.cat(found)
+
+    def predict_logits(
+        self, logits: Tensor, names: Sequence[str], average: Average | None = None, features: Tensor | None = None
+    ) -> Prediction:
+        """The prediction that follows from the samples' logits (S, N, C) for the images with these names.
+
+        `features` (N, e) are their `image_features`, if "none of these" is told by them.
+        """
+        average, outside = average or self.average, self.outside
+        tau = self.temperature_for(average)
+        found = predicted(logits, self.weights, self.class_names, names, average, self.threshold, self.conformal, tau)
+        scores = logit_scores(logits, self.weights, self.learner.encoder.logit_scale)
+        if outside is None or not outside.suits(self.class_names, average):
+            return replace(found, scores=scores)
+        if outside.by in FEATURE_SCORES:
+            if features is None:
+                raise UserError(
+                    f"'none of these' is told by {outside.by}, which needs image features: predict the images"
+                )
+            scores[outside.by] = FEATURE_SCORES[outside.by].score(features, self.bank)
+        return replace(found, scores=scores, outside=outside)
+
+    def temperature_for(self, average: Average | None = None) -> float:
+        """The temperature of predictions among the class names that it is bound to, with this averaging.
+
+        1 where none was fitted for the averaging. For class names that it was not fitted with, the temperature is
+        scaled by the distances of their texts, if there are texts that do not depend on the image; see
+        `rebapl.posterior.temperature`.
+        """
+        fitted = self.temperature
+        if fitted is None or fitted.average != (average or self.average):
+            return 1.0
+        return fitted.value / self._text_factor
+
+    @cached_property
+    def _text_factor(self) -> float:
+        """γ of the class names that it is bound to: 1 where the temperature was fitted with all of them."""
+        assert self.temperature is not None
+        names, asked = self.temperature.class_names, self.learner
+        known = torch.tensor([name in names for name in asked.class_names])
+        if bool(known.all()):
+            return 1.0
+        samples, clouds, frozen = unstacked(self.samples, len(self)), [], []
+        for learner in (asked.bind(names), asked):
+            with torch.no_grad():
+                texts = [classes.get("text") for classes in encode_classes(learner.twin(), samples)]
+            untouched = learner.frozen_cloud("text", None)
+            if untouched is None or any(text is None or text.ndim != 2 for text in texts):
+                return 1.0
+            clouds.append(torch.stack([text.float().cpu() for text in texts if text is not None]))
+            frozen.append(untouched.float().cpu())
+        factors = distance_factor(clouds[0], clouds[1], known, (frozen[0], frozen[1]))
+        return min(1.0, (self.weights @ factors).exp().item())
+
+    def said_of_temperature(self, average: Average | None = None) -> str:
+        """The temperature of its probabilities in words; nothing where none was fitted."""
+        fitted, now = self.temperature, self.temperature_for(average)
+        if fitted is None or fitted.average != (average or self.average):
+            return ""
+        return str(fitted) + ("" if now == fitted.value else f"; {now:.2f} for these class names, by their distance")
 
     @property
     def fingerprint(self) -> str:
         """A checksum of the backbone, the method with its settings, the samples and their weights.
 
-        Class names, template, averaging and thresholds, which may be chosen for each prediction, are not in it.
+        Class names, template, averaging, temperature and thresholds are not in it.
         """
         learner = self.learner
         about = (learner.encoder.fingerprint, learner.method, learner.config.plain(), self.weights.tolist())
@@ -284,10 +380,10 @@ class Posterior:
     def with_weights(self, weights: Tensor, why: str = "weights given by hand") -> Posterior:
         """The same samples weighted otherwise; the present weights join `earlier_weights`, with the reason `why`.
 
-        A threshold and prediction sets do not stay: they were chosen for other probabilities. Weights that are the
-        present ones change nothing.
+        A temperature, a threshold and prediction sets do not stay: they were chosen for other probabilities. Weights
+        that are the present ones change nothing.
         """
-        changed = replace(self, weights=weights, threshold=None, conformal=None)
+        changed = replace(self, weights=weights, temperature=None, **NOTHING_CHOSEN)
         if torch.equal(changed.weights, self.weights):
             return self
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -304,6 +400,28 @@ class Posterior:
         weights = stacking_weights(log_probabilities, labels, prior)
         return self.with_weights(weights, f"stacking on {len(labels)} images, prior {prior:g}")
 
+    def with_temperature(self, value: float) -> Posterior:
+        """The same posterior at a temperature that is given by hand; 1 undoes every fit.
+
+        A threshold and prediction sets do not stay: they were chosen for other probabilities. A temperature that is the
+        present one changes nothing.
+        """
+        return self._at(Temperature(check_temperature(value), self.average, tuple(self.class_names), images=0))
+
+    def fit_temperature(self, views: Tensor, labels: Tensor, prior: float = TEMPERATURE_PRIOR) -> Posterior:
+        """At the temperature at which held-out labels (N,) of views (N, 3, H, W) are likely, held near 1 by `prior`.
+
+        See `rebapl.posterior.temperature`. A threshold and prediction sets do not stay, as in `with_temperature`.
+        """
+        probabilities = replace(self, temperature=None).predict_views(views).probabilities
+        tau = fit_temperature(probabilities, labels, prior)
+        return self._at(Temperature(tau, self.average, tuple(self.class_names), images=len(labels)))
+
+    def _at(self, fitted: Temperature) -> Posterior:
+        if fitted.value == (1.0 if self.temperature is None else self.temperature.value):
+            return self
+        return replace(self, temperature=None if fitted.value == 1 else fitted, **NOTHING_CHOSEN)
+
     def fit_threshold(
         self,
         views: Tensor,
@@ -319,9 +437,31 @@ class Posterior:
         chosen = choose_threshold(prediction, labels, risk=risk, coverage=coverage, by=by, confidence=confidence)
         return replace(self, threshold=chosen)
 
-    def fit_conformal(self, views: Tensor, labels: Tensor, level: float = 0.9) -> Posterior:
-        """The same posterior with prediction sets chosen on held-out labels (N,) of views; see `choose_conformal`."""
-        return replace(self, conformal=choose_conformal(self.predict_views(views), labels, level))
+    def fit_outside(
+        self, views: Tensor, by: str = "mcm", rate: float = RATE, train: tuple[Tensor, Tensor] | None = None
+    ) -> Posterior:
+        """The same posterior with a threshold of "none of these", chosen on held-out views of the classes.
+
+        At most the share `rate` of images like these is then called so; see `rebapl.posterior.outside`. A score of
+        features needs `train`: views and labels of training images.
+        """
+        check_outside(by, rate, len(views))
+        bank: Bank = {}
+        prediction = replace(self, outside=None).predict_views(views)
+        if by in FEATURE_SCORES:
+            if train is None:
+                raise UserError(f"{by} compares images with training images: give train=(views, labels)")
+            bank = FEATURE_SCORES[by].keep(self.image_features(train[0]), train[1])
+            scores = {by: FEATURE_SCORES[by].score(self.image_features(views), bank)}
+            prediction = replace(prediction, scores={**prediction.scores, **scores})
+        return replace(self, outside=choose_outside(prediction, by, rate), bank=bank)
+
+    def fit_conformal(self, views: Tensor, labels: Tensor, level: float = 0.9, **how: Any) -> Posterior:
+        """The same posterior with prediction sets chosen on held-out labels (N,) of views; see `choose_conformal`.
+
+        `how` are its `score`, `by_class` or `ratios`.
+        """
+        return replace(self, conformal=choose_conformal(self.predict_views(views), labels, level, **how))
 
 
 def load_posterior(

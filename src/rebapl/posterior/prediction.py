@@ -2,11 +2,12 @@
 
 With samples' probabilities p_s(c|x), weights ω and H[p] = −Σ_c p_c log p_c in nats:
 
-    average           p = Σ_s ω_s p_s               or, with average="logits", p = softmax(Σ_s ω_s z_s)
-    predictive        H[p]                          all uncertainty
-    expected          Σ_s ω_s H[p_s]                what samples themselves are unsure of: ambiguous images
-    mutual            H[Σ_s ω_s p_s] − Σ_s ω_s H[p_s] ≥ 0        what they disagree about: unfamiliar images
-    disagreement      1 − Σ_c v_c²,   v_c = Σ_s ω_s·[argmax p_s = c]      the probability that two samples, drawn
+    average           p = Σ_s ω_s p_s               or, with average="logits", p = softmax(Σ_s ω_s z_s) temperature
+    p^(1/τ) and p_s^(1/τ), normalised, take the place of p and p_s        see `rebapl.posterior.temperature` predictive
+    H[p]                          all uncertainty expected          Σ_s ω_s H[p_s]                what samples
+    themselves are unsure of: ambiguous images mutual            H[Σ_s ω_s p_s] − Σ_s ω_s H[p_s] ≥ 0        what they
+    disagree about: unfamiliar images disagreement      1 − Σ_c v_c²,   v_c = Σ_s ω_s·[argmax p_s = c]      the
+    probability that two samples, drawn
                                                                        by their weights, give different answers
 
 The interval of a class at level 1 − α goes from the smallest p_s at or below which samples of weight ≥ α/2 lie to the
@@ -18,8 +19,9 @@ sample has no interval: both ends are its probability, and the command line show
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
@@ -29,8 +31,10 @@ from torch import Tensor
 
 from rebapl.errors import UserError, printable, unknown
 from rebapl.numbers import entropy
-from rebapl.posterior.records import LEVEL, Record, columns, head_of, records_of, row_of
+from rebapl.posterior.records import LEVEL, Record, columns, head_of, records_of, row_of, said
 from rebapl.posterior.selective import expected_risk
+from rebapl.posterior.set_scores import SET_SCORES
+from rebapl.posterior.temperature import tempered
 from rebapl.wording import number_of
 
 if TYPE_CHECKING:
@@ -38,7 +42,6 @@ if TYPE_CHECKING:
 
 Average = Literal["probabilities", "logits"]
 Share = Annotated[float, pydantic.Field(ge=0, le=1)]
-UNSURE = "I don't know"
 SHOWN = 10
 """The number of images that a notebook shows of a prediction."""
 NO_THRESHOLD = (
@@ -97,18 +100,39 @@ class Threshold(_HoldsFor):
 
 @dataclass(frozen=True)
 class Conformal(_HoldsFor):
-    """Prediction sets of a level: the classes c with 1 − p(c|x) ≤ `quantile`, and the likeliest class in any case.
+    """Prediction sets of a level: the classes whose `score` is at most the `quantile`, and the likeliest in any case.
 
-    They were chosen on `images` held-out images, whose sets have `size` classes on average; see
-    `rebapl.posterior.fitting`.
+    The quantile is one number, or one for each class; None puts a class into every set. They were chosen on `images`
+    held-out images, whose sets have `size` classes on average; see `rebapl.posterior.conformal`.
     """
 
     level: Annotated[float, pydantic.Field(gt=0, lt=1)]
-    quantile: float
+    quantile: float | tuple[float | None, ...]
     average: str
     class_names: tuple[str, ...]
     images: int
     size: float
+    score: Annotated[str, pydantic.AfterValidator(lambda score: check_set_score(score))] = "probability"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.quantile, tuple) and len(self.quantile) != len(self.class_names):
+            raise UserError(f"{len(self.quantile)} quantiles for {len(self.class_names)} classes: one each is needed")
+
+
+@dataclass(frozen=True)
+class Outside(_HoldsFor):
+    """Answer "none of these" where the outside score named `by` is above `value`.
+
+    It was chosen on `images` held-out images of the classes, so that at most the share `rate` of such images is called
+    so; see `rebapl.posterior.outside`.
+    """
+
+    by: str
+    value: float
+    rate: Annotated[float, pydantic.Field(gt=0, lt=1)]
+    average: str
+    class_names: tuple[str, ...]
+    images: int
 
 
 class Top(NamedTuple):
@@ -138,6 +162,12 @@ class Prediction:
     """The posterior's, where it was chosen for these class names and this averaging."""
     conformal: Conformal | None = None
     """The same of its prediction sets."""
+    temperature: float = 1.0
+    """That of the probabilities here, those of each sample among them."""
+    outside: Outside | None = None
+    """The posterior's threshold of "none of these", where it was chosen for these class names and this averaging."""
+    scores: Mapping[str, Tensor] = field(default_factory=dict)
+    """The outside scores (N,) that probabilities do not give: those of logits, and of features where `outside` does."""
 
     def __len__(self) -> int:
         return len(self.probabilities)
@@ -153,6 +183,7 @@ class Prediction:
             names=self.names[rows],
             probabilities=self.probabilities[rows],
             per_sample=self.per_sample[:, rows],
+            scores={name: values[rows] for name, values in self.scores.items()},
         )
 
     def __iter__(self) -> Iterator[Prediction]:
@@ -160,12 +191,12 @@ class Prediction:
 
     def __repr__(self) -> str:
         images, samples = number_of(len(self), "image"), number_of(len(self.weights), "sample")
-        said = [
-            f"{printable(each['image'])}: {_said(each)} {each['top'][0]['probability']:.2f}"
+        first = [
+            f"{printable(each['image'])}: {said(each)} {each['top'][0]['probability']:.2f}"
             for each in self[:1].records(top=1)
         ]
         more = ["…"] if len(self) > 1 else []
-        return f"Prediction({', '.join([images, f'{len(self.class_names)} classes', samples, *said, *more])})"
+        return f"Prediction({', '.join([images, f'{len(self.class_names)} classes', samples, *first, *more])})"
 
     def _repr_html_(self) -> str:
         """A small table for notebooks, of the first images."""
@@ -174,7 +205,7 @@ class Prediction:
         for each in self[:SHOWN].records(top=1):
             (best,) = each["top"]
             interval = "–" if best["low"] is None else f"{best['low']:.3f} … {best['high']:.3f}"
-            cells = (each["image"], _said(each), f"{best['probability']:.3f}", interval, f"{each['disagreement']:.3f}")
+            cells = (each["image"], said(each), f"{best['probability']:.3f}", interval, f"{each['disagreement']:.3f}")
             rows.append("".join(f"<td>{escape(printable(cell))}</td>" for cell in cells))
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         more = f"<p>… and {len(self) - SHOWN} more images</p>" if len(self) > SHOWN else ""
@@ -183,16 +214,17 @@ class Prediction:
     def records(self, top: int = 3, abstain: bool | None = None, sets: bool | None = None) -> list[Record]:
         """A dictionary of plain values per image, unrounded: image, answer, the measures and the `top` classes.
 
-        Where it should not answer, `answer` is None. It abstains by the posterior's threshold if that was chosen for
-        these class names; `abstain=False` answers always. There are prediction sets where the posterior has them for
+        Where it should not answer, `answer` is None, and `outside` says whether that is because the image belongs to
+        none of the classes. It abstains by the posterior's thresholds if they were chosen for these class names;
+        `abstain=False` answers always. There are prediction sets where the posterior has them for
         these class names; `sets=False` leaves them out.
         """
-        abstain = self.threshold is not None if abstain is None else abstain
+        abstain = (self.threshold or self.outside) is not None if abstain is None else abstain
         return records_of(self, top, abstain, self.conformal is not None if sets is None else sets)
 
     def to_dict(self, top: int = 3, abstain: bool | None = None) -> dict[str, Any]:
         """All `records`, with the class names, the averaging and the level of the intervals: what JSON output has."""
-        head = head_of(self.class_names, self.average, len(self.weights), self.conformal)
+        head = head_of(self.class_names, self.average, len(self.weights), self.conformal, self.temperature)
         return {**head, "images": self.records(top, abstain)}
 
     def to_pandas(self, top: int = 3, abstain: bool | None = None) -> pandas.DataFrame:
@@ -204,6 +236,20 @@ class Prediction:
         top = min(top, len(self.class_names))
         rows = [row_of(record, top) for record in self.records(top, abstain)]
         return pandas.DataFrame(rows, columns=columns(top))
+
+    def tempered(self, temperature: float) -> Prediction:
+        """The same order of classes, with softer probabilities if the temperature is above 1, and sharper ones below.
+
+        It comes on top of the temperature that the probabilities have already. 1 changes nothing.
+        """
+        if temperature == 1:
+            return self
+        return replace(
+            self,
+            probabilities=tempered(self.probabilities, temperature),
+            per_sample=tempered(self.per_sample, temperature),
+            temperature=self.temperature * temperature,
+        )
 
     @property
     def labels(self) -> Tensor:
@@ -257,6 +303,21 @@ class Prediction:
             raise UserError(NO_THRESHOLD)
         return self.uncertainty(threshold.by) > threshold.value
 
+    def outside_score(self, by: str) -> Tensor:
+        """One of `OUTSIDE_SCORES` by name (N,): the higher, the less an image belongs to any of the classes."""
+        if by not in self.scores and by not in UNCERTAINTIES:
+            raise unknown("outside score of this prediction", by, [*UNCERTAINTIES, *self.scores])
+        return self.scores[by] if by in self.scores else self.uncertainty(by)
+
+    def none_of_these(self) -> Tensor:
+        """Which images (N,) belong to none of the classes, by the posterior's threshold."""
+        if self.outside is None:
+            raise UserError(
+                "no threshold of 'none of these' was chosen for these class names, this template and this averaging: "
+                "choose one on held-out images (`fit_outside`, or `rebapl evaluate RUN --fit-outside mcm`)"
+            )
+        return self.outside_score(self.outside.by) > self.outside.value
+
     def sets(self, conformal: Conformal | None = None) -> Tensor:
         """Which classes are in the prediction set of each image, booleans (N, C), by these sets or by the posterior's.
 
@@ -266,12 +327,9 @@ class Prediction:
         if conformal is None:
             raise UserError(NO_SETS)
         likeliest = torch.zeros_like(self.probabilities, dtype=torch.bool).scatter_(1, self.labels[:, None], True)
-        return (1 - self.probabilities <= conformal.quantile) | likeliest
-
-
-def _said(record: Record) -> str:
-    """The answer in words."""
-    return UNSURE if record["answer"] is None else record["answer"]
+        given = conformal.quantile if isinstance(conformal.quantile, tuple) else (conformal.quantile,)
+        limits = torch.tensor([math.inf if limit is None else limit for limit in given], dtype=torch.float64)
+        return (SET_SCORES[conformal.score](self.probabilities).double() <= limits) | likeliest
 
 
 UNCERTAINTIES: dict[str, Callable[[Prediction], Tensor]] = {
@@ -281,6 +339,13 @@ UNCERTAINTIES: dict[str, Callable[[Prediction], Tensor]] = {
     "disagreement": lambda prediction: prediction.disagreement,
 }
 """By name, higher where less sure: 1 − max_c p_c, H[p], mutual information, disagreement."""
+
+
+def check_set_score(score: str) -> str:
+    """Refuse a name that is no score of prediction sets."""
+    if score not in SET_SCORES:
+        raise unknown("score of prediction sets", score, SET_SCORES)
+    return score
 
 
 def check_uncertainty(by: str) -> str:
@@ -298,13 +363,16 @@ def predicted(
     average: Average = "probabilities",
     threshold: Threshold | None = None,
     conformal: Conformal | None = None,
+    temperature: float = 1.0,
 ) -> Prediction:
     """The prediction from samples' logits (S, N, C)."""
     check_average(average)
     probabilities, per_sample = averaged(logits, weights, average)
     threshold = threshold if threshold is not None and threshold.suits(class_names, average) else None
     conformal = conformal if conformal is not None and conformal.suits(class_names, average) else None
-    return Prediction(list(class_names), list(names), probabilities, per_sample, weights, average, threshold, conformal)
+    names, class_names = list(names), list(class_names)
+    found = Prediction(class_names, names, probabilities, per_sample, weights, average, threshold, conformal)
+    return found.tempered(temperature)
 
 
 def averaged(logits: Tensor, weights: Tensor, average: Average) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,9 @@
 """What is said of each image: a record of plain values, and the same as a flat row for tables.
 
-    image               the path or name that was given
-    answer              the likeliest class; None where the posterior should not answer
+    image               the path or name that was given answer              the likeliest class; None where the
+    posterior should not answer outside             whether the image belongs to none of the classes, which is then why
+    there is no answer; None where no
+                        threshold for that was fitted, or where it should answer always
     entropy, expected_entropy, mutual_information, disagreement        see `Prediction`
     set                 the classes of the prediction set, likeliest first; None where no sets were fitted or asked for
     top                 the likeliest classes: class, probability, and the ends low and high of its interval
@@ -26,18 +28,29 @@ RANKED = ("class", "probability", "low", "high")
 LEVEL = 0.9
 """The level of intervals."""
 
+UNSURE, NONE_OF_THESE = "I don't know", "none of these"
 
-def head_of(class_names: Sequence[str], average: str, samples: int, conformal: Conformal | None = None) -> Record:
-    """What stands at the head of records: class names, averaging, level of intervals, number of samples.
 
-    If there are prediction sets, their level and quantile, too.
+def said(record: Record) -> str:
+    """The answer of a record in words, which has one, or says why not."""
+    return (NONE_OF_THESE if record["outside"] else UNSURE) if record["answer"] is None else str(record["answer"])
+
+
+def head_of(
+    class_names: Sequence[str], average: str, samples: int, conformal: Conformal | None, temperature: float
+) -> Record:
+    """What stands at the head of records: class names, averaging, temperature, level of intervals, number of samples.
+
+    If there are prediction sets, their level, score and quantile, too.
     """
+    sets = None if conformal is None else {key: getattr(conformal, key) for key in ("level", "score", "quantile")}
     return {
         "class_names": list(class_names),
         "average": average,
+        "temperature": temperature,
         "interval_level": LEVEL,
         "samples": samples,
-        "conformal": None if conformal is None else {"level": conformal.level, "quantile": conformal.quantile},
+        "conformal": sets,
     }
 
 
@@ -45,7 +58,11 @@ def records_of(prediction: Prediction, top: int, abstain: bool, sets: bool) -> l
     """One record per image, unrounded; see `Prediction.records`. With one sample, `low` and `high` are None."""
     alone = len(prediction.weights) == 1
     columns = [part.tolist() for part in prediction.top(top)]
-    unsure = prediction.unsure().tolist() if abstain else [False] * len(prediction)
+    unsure, strange = [False] * len(prediction), [None] * len(prediction)
+    if abstain and (prediction.threshold is not None or prediction.outside is None):
+        unsure = prediction.unsure().tolist()
+    if abstain and prediction.outside is not None:
+        strange = prediction.none_of_these().tolist()
     measures = (
         prediction.predictive_entropy,
         prediction.expected_entropy,
@@ -55,7 +72,8 @@ def records_of(prediction: Prediction, top: int, abstain: bool, sets: bool) -> l
     measured = zip(*(values.tolist() for values in measures), strict=True)
     in_sets = _in_sets(prediction) if sets else [None] * len(prediction)
     records = []
-    for name, doubt, numbers, kept, *best in zip(prediction.names, unsure, measured, in_sets, *columns, strict=True):
+    rows = zip(prediction.names, unsure, strange, measured, in_sets, *columns, strict=True)
+    for name, doubt, alien, numbers, kept, *best in rows:
         classes = [
             {
                 "class": prediction.class_names[label],
@@ -65,8 +83,9 @@ def records_of(prediction: Prediction, top: int, abstain: bool, sets: bool) -> l
             }
             for label, probability, low, high in zip(*best, strict=True)
         ]
-        answer = None if doubt else classes[0]["class"]
-        record = {"image": as_text(name), "answer": answer, **dict(zip(MEASURES, numbers, strict=True))}
+        answer = None if doubt or alien else classes[0]["class"]
+        record = {"image": as_text(name), "answer": answer, "outside": alien}
+        record |= dict(zip(MEASURES, numbers, strict=True))
         records.append({**record, "set": kept, "top": classes, "error": None})
     return records
 
@@ -81,7 +100,8 @@ def _in_sets(prediction: Prediction) -> list[list[str]]:
 
 def record_of_broken(name: str, error: str) -> Record:
     """The record of an image that cannot be read."""
-    return {"image": as_text(name), "answer": None, **dict.fromkeys(MEASURES), "set": None, "top": [], "error": error}
+    nothing = dict.fromkeys(("answer", "outside", *MEASURES, "set"))
+    return {"image": as_text(name), **nothing, "top": [], "error": error}
 
 
 def as_text(name: str) -> str:
@@ -96,12 +116,13 @@ def as_text(name: str) -> str:
 def columns(top: int) -> list[str]:
     """The names of a row's columns, with `top` classes.
 
-    >>> columns(1)[6:]
+    >>> columns(1)[7:]
     ['set', 'class_1', 'probability_1', 'low_1', 'high_1', 'error']
     """
     return [
         "image",
         "answer",
+        "outside",
         *MEASURES,
         "set",
         *(f"{key}_{rank + 1}" for rank in range(top) for key in RANKED),
@@ -114,4 +135,5 @@ def row_of(record: Record, top: int) -> list[Any]:
     best: Sequence[Record] = record["top"] or [dict.fromkeys(RANKED)] * top
     ranked = [each[key] for each in best for key in RANKED]
     kept = None if record["set"] is None else "; ".join(record["set"])
-    return [record["image"], record["answer"], *(record[key] for key in MEASURES), kept, *ranked, record["error"]]
+    plain = [record[key] for key in ("image", "answer", "outside", *MEASURES)]
+    return [*plain, kept, *ranked, record["error"]]

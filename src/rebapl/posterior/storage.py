@@ -8,8 +8,10 @@ still predicts the same. Only learnable parameters are stored, never the backbon
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import platform
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -29,7 +31,8 @@ from rebapl.errors import UserError
 from rebapl.files import content_sha256, finish_replacement, folder_written_whole, read_json, sha256, write_json
 from rebapl.learners import METHODS, Learner, build_learner
 from rebapl.posterior.fitting import EarlierWeights
-from rebapl.posterior.prediction import Average, Conformal, Threshold
+from rebapl.posterior.prediction import Average, Conformal, Outside, Threshold
+from rebapl.posterior.temperature import Temperature
 from rebapl.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 MANIFEST, SAMPLES = "posterior.json", "samples.safetensors"
+BANK = "outside.safetensors"
+"""What the score of "none of these" keeps of the training images; it is there only if that was fitted by features."""
 INSIDE = "posterior"
 """The folder of the posterior inside the folder of a run."""
 
@@ -76,6 +81,9 @@ class Manifest(Settings):
     earlier_weights: list[EarlierWeights] = []
     threshold: Threshold | None
     conformal: Conformal | None = None
+    temperature: Temperature | None = None
+    outside: Outside | None = None
+    outside_sha256: str | None = None
     method: str
     method_settings: dict[str, Any]
     inference: HowSampled
@@ -91,8 +99,9 @@ class Manifest(Settings):
 def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | None = None) -> Path:
     """Write a posterior to a folder, whole or not at all. An older posterior in that folder is replaced.
 
-    If the folder holds the same samples already, because only weights, a threshold or prediction sets are new, only
-    `posterior.json` is written. `backbone` is the name that the backbone is loaded by later, if that is another one.
+    If the folder holds the same samples already, because only weights, a temperature, a threshold or prediction sets
+    are new, only `posterior.json` is written. `backbone` is the name that the backbone is loaded by later, if that is
+    another one.
     """
     folder = Path(folder)
     if folder.exists() and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
@@ -101,7 +110,8 @@ def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | Non
     for name, stack in samples.items():
         if not all_finite(stack):
             raise UserError(f"samples of '{name}' hold numbers that are not finite: nothing is saved")
-    if (folder / SAMPLES).is_file() and (folder / SAMPLES).read_bytes() == save(samples):
+    bank = _plain(posterior.bank) if _as_read(posterior) else {}
+    if _holds(folder / SAMPLES, samples) and (_holds(folder / BANK, bank) if bank else not (folder / BANK).exists()):
         write_json(folder / MANIFEST, _manifest(posterior, sha256(folder / SAMPLES), backbone))
         return folder
     with folder_written_whole(folder) as temporary:
@@ -111,6 +121,8 @@ def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | Non
         except SafetensorError:  # it does not say in a form of its own what the system refused, and this does
             path.write_bytes(save(samples))
         path.chmod(0o644)  # the library lets nobody else read it
+        if bank:
+            (temporary / BANK).write_bytes(save(bank))
         write_json(temporary / MANIFEST, _manifest(posterior, sha256(path), backbone))
     return folder
 
@@ -157,6 +169,9 @@ def read_posterior(
         "threshold": manifest.threshold,
         "earlier_weights": tuple(manifest.earlier_weights),
         "conformal": manifest.conformal,
+        "temperature": manifest.temperature,
+        "outside": manifest.outside,
+        "bank": _read_bank(folder, manifest),
     }
 
 
@@ -182,13 +197,13 @@ def _find(source: Path | str) -> Path:
 
 
 def _fetch(name: str, revision: str | None = None) -> Path:
-    """A folder with the two files of a repository of the hub. `revision` is a branch, a tag or a commit.
+    """A folder with the files of a posterior in a repository of the hub. `revision` is a branch, a tag or a commit.
 
     If the hub does not answer, files that were fetched before are used.
     """
     from huggingface_hub import HfApi, snapshot_download
 
-    asked: dict[str, Any] = {"revision": revision, "allow_patterns": [MANIFEST, SAMPLES]}
+    asked: dict[str, Any] = {"revision": revision, "allow_patterns": [MANIFEST, SAMPLES, BANK]}
     try:
         try:  # asked first, for a few seconds: `snapshot_download` itself may ask for half a minute
             HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
@@ -261,7 +276,7 @@ def about_learner(learner: Learner) -> dict[str, Any]:
 
 def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = None) -> dict[str, Any]:
     """The manifest of a posterior, with the checksum of the samples' file and that of itself."""
-    learner, threshold, conformal = posterior.learner, posterior.threshold, posterior.conformal
+    learner = posterior.learner
     if learner.method is None:
         raise UserError(
             f"{type(learner).__name__} is not registered, so nobody could find it when the posterior is read: decorate "
@@ -270,16 +285,19 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
     own = about_learner(learner)
     about = {**own, **posterior.about, "method": learner.method}
     about["method_settings"] = METHODS.find(learner.method).settings(about["method_settings"]).plain()
-    if learner.transfer or learner.template != about["template"]:
-        threshold = conformal = None  # chosen for texts that are not those they would be read back with
+    chosen = {
+        name: asdict(choice) if (choice := getattr(posterior, name)) is not None and _as_read(posterior) else None
+        for name in ("threshold", "conformal", "temperature", "outside")
+    }
+    bank = posterior.bank if chosen["outside"] else None
     packages = ("torch", "transformers", "safetensors")
     content = {
         "format": FORMAT,
         "backbone": {"name": backbone or learner.encoder.name, "sha256": learner.encoder.fingerprint},
         "weights": posterior.weights.tolist(),
         "earlier_weights": [asdict(each) for each in posterior.earlier_weights],
-        "threshold": None if threshold is None else asdict(threshold),
-        "conformal": None if conformal is None else asdict(conformal),
+        **chosen,
+        "outside_sha256": hashlib.sha256(save(_plain(bank))).hexdigest() if bank else None,
         **{key: about[key] for key in own},
         "versions": {
             "rebapl": __version__,
@@ -289,6 +307,31 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
         "samples_sha256": samples_sha256,
     }
     return {**content, "sha256": content_sha256(content)}
+
+
+def _as_read(posterior: Posterior) -> bool:
+    """Whether what was chosen on held-out images was chosen for the texts with which it would be read back."""
+    learner = posterior.learner
+    return not learner.transfer and learner.template == posterior.about.get("template", learner.template)
+
+
+def _holds(path: Path, tensors: dict[str, Tensor]) -> bool:
+    """Whether a file holds these tensors, and nothing else."""
+    return path.is_file() and path.read_bytes() == save(tensors)
+
+
+def _plain(bank: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in bank.items()}
+
+
+def _read_bank(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
+    """What the score of "none of these" keeps of the training images; nothing where it keeps nothing."""
+    if manifest.outside_sha256 is None:
+        return {}
+    path = folder / BANK
+    if not path.is_file() or sha256(path) != manifest.outside_sha256:
+        raise UserError(f"{path} is not there, or is not the file that {MANIFEST} describes: fit 'none of these' again")
+    return load_file(path)
 
 
 def _read_samples(path: Path, learner: Learner, count: int, method: str) -> dict[str, Tensor]:

@@ -199,11 +199,17 @@ class RunPage:
     def outside(self) -> Table | None:
         """How well outside images are told apart, where that was scored."""
         rows: list[Row] = [
-            [name, by, Cell(found["auroc"], digits=1), Cell(found["fpr95"], digits=1)]
+            [
+                name,
+                by,
+                Cell(found["auroc"], digits=1),
+                Cell(found["fpr95"], digits=1),
+                Cell(found.get("aupr"), digits=1),
+            ]
             for name, kinds in self.result.outside.items()
             for by, found in kinds.items()
         ]
-        columns = ["outside images", "told apart by", "AUROC ↑", "FPR95 ↓"]
+        columns = ["outside images", "told apart by", "AUROC ↑", "FPR95 ↓", "AUPR ↑"]
         return Table("Outside images", columns, rows) if rows else None
 
     def each_sample(self) -> Table | None:

@@ -23,9 +23,9 @@ from rebapl.evaluation.diversity import diversity_record
 from rebapl.evaluation.intervals import resampled_scores
 from rebapl.evaluation.scores import scores
 from rebapl.evaluation.tasks import Predicted, bound_to, diversity_on_test, part_labels, predict_part
-from rebapl.evaluation.temperature import fit_temperature, tempered
 from rebapl.files import read_json
 from rebapl.posterior import Posterior, Prediction, load_posterior
+from rebapl.posterior.temperature import fit_temperature
 from rebapl.runs.config import RunConfig, data_name
 from rebapl.runs.folder import CONFIG, LOG, RESULTS, Run, changed_files, config_from_json, read_environment
 from rebapl.runs.machine import best_device, kept_backbone
@@ -56,8 +56,7 @@ class Answered:
 
     def tempered(self, temperature: float) -> Answered:
         """The answers with the same order of classes and other probabilities."""
-        softer = tempered(self.prediction.probabilities, temperature)
-        return dataclasses.replace(self, prediction=dataclasses.replace(self.prediction, probabilities=softer))
+        return dataclasses.replace(self, prediction=self.prediction.tempered(temperature))
 
     @cached_property
     def resampled(self) -> Mapping[str, Tensor]:

@@ -15,6 +15,7 @@ from rebapl.errors import printable
 from rebapl.evaluation.scores import proportion_interval
 from rebapl.posterior.prediction import Conformal, Threshold
 from rebapl.posterior.selective import CONFIDENCE, answered_within
+from rebapl.posterior.temperature import Temperature
 from rebapl.runs.folder import HELD_OUT, RESULTS
 from rebapl.runs.learn import COVERAGE, Answer, Lesson
 from rebapl.runs.results import read_result
@@ -60,9 +61,13 @@ def _how(lesson: Lesson) -> str:
 
 
 def result_lines(
-    lesson: Lesson, answers: Sequence[Answer], threshold: Threshold | None, conformal: Conformal | None
+    lesson: Lesson,
+    answers: Sequence[Answer],
+    threshold: Threshold | None,
+    conformal: Conformal | None,
+    temperature: Temperature | None,
 ) -> list[str]:
-    """How well it went, a line each: accuracy, confusions, the threshold, prediction sets, files, the next command."""
+    """How well it went, a line each: accuracy, confusions, what was fitted, files, the next command."""
     kept = [f"{lesson.out / 'posterior'} (what was learned)"]
     if not answers:
         lines = [
@@ -74,7 +79,10 @@ def result_lines(
         kept += [f"{lesson.out / HELD_OUT} (each held-out image and its answer)", f"{lesson.out / RESULTS} (scores)"]
         right, total = sum(answer.right for answer in answers), len(answers)
         accuracy = f"accuracy: {_share(right, total)}; {right} of {total} held-out images were right"
-        lines = [accuracy, _mixed_up(answers), _threshold(answers, threshold)]
+        lines = [accuracy, _mixed_up(answers)]
+        if temperature is not None:
+            lines.append(f"{temperature}, the held-out ones, so it cost no training (--no-temperature leaves it out)")
+        lines.append(_threshold(answers, threshold))
         if conformal is not None:
             lines.append(
                 f"prediction sets: at level {100 * conformal.level:g} %; those of the held-out images have "

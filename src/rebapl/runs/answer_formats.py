@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rebapl.files import clear_refusals, import_parquet
-from rebapl.posterior.prediction import UNSURE
-from rebapl.posterior.records import RANKED, Record, columns, row_of
+from rebapl.posterior.records import RANKED, Record, columns, row_of, said
 
 if TYPE_CHECKING:
     import pyarrow
@@ -38,15 +37,15 @@ def head_bytes(form: str, top: int) -> bytes:
 
 
 def rows_bytes(records: Sequence[Record], form: str, top: int) -> bytes:
-    """Records as rows of CSV, as JSON lines, or as a Parquet file. CSV says "I don't know" where the answer is None."""
+    """Records as rows of CSV, as JSON lines, or as a Parquet file. CSV says why where the answer is None."""
     if form == "jsonl":
         return b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)
     if form == "parquet":
         stream = io.BytesIO()
         import_parquet().write_table(_table(records, top), stream)
         return stream.getvalue()
-    unsure = ({**each, "answer": UNSURE} if each["answer"] is each["error"] is None else each for each in records)
-    rows: Iterable[Sequence[Any]] = (row_of(record, top) for record in unsure)
+    worded = (each if each["error"] is not None else {**each, "answer": said(each)} for each in records)
+    rows: Iterable[Sequence[Any]] = (row_of(record, top) for record in worded)
     return _csv([escaped(cell) for cell in row] for row in rows) if form == ESCAPED else _csv(rows)
 
 
@@ -69,7 +68,8 @@ def _table(records: Sequence[Record], top: int) -> pyarrow.Table:
     import pyarrow
 
     texts = {"image", "answer", "set", "error", *(f"{RANKED[0]}_{rank + 1}" for rank in range(top))}
-    schema = pyarrow.schema([(name, pyarrow.string() if name in texts else pyarrow.float64()) for name in columns(top)])
+    types = {**dict.fromkeys(texts, pyarrow.string()), "outside": pyarrow.bool_()}
+    schema = pyarrow.schema([(name, types.get(name, pyarrow.float64())) for name in columns(top)])
     values = [dict(zip(schema.names, row_of(record, top), strict=True)) for record in records]
     return pyarrow.Table.from_pylist(values, schema=schema)
 

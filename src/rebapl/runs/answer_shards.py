@@ -113,6 +113,7 @@ def plan_answers(
         form=place.form,
         question=dataclasses.asdict(question),
     )
+    outside = bound.outside if question.abstain else None
     threshold, conformal = bound.threshold if question.abstain else None, bound.conformal if question.sets else None
     about = {
         "format": place.form,
@@ -120,9 +121,12 @@ def plan_answers(
         "run": inquiry.source,
         "posterior": inquiry.fingerprint,
         "template": bound.learner.template,
-        **head_of(bound.class_names, str(question.average), len(bound), conformal),
+        **head_of(
+            bound.class_names, str(question.average), len(bound), conformal, bound.temperature_for(question.average)
+        ),
         "top": question.top,
         "threshold": None if threshold is None else {"by": threshold.by, "value": threshold.value},
+        "outside": None if outside is None else {"by": outside.by, "value": outside.value},
     }
     entries: dict[str, Entry]
     if isinstance(images, StoredFeatures):

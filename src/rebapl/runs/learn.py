@@ -2,9 +2,9 @@
 
 The posterior in the folder of the run is trained on every image. It cannot be measured on them, so the same training is
 done without the images of a fold, once for each fold of `folds_for`. What these trainings answer for the images that
-they have not seen makes the estimate, and chooses the threshold above which the posterior says "I don't know", and the
-prediction sets if they are asked for. The trainings of the folds are ordinary runs in the folder `estimate`; they are
-deleted when the estimate is done.
+they have not seen makes the estimate, fits the temperature of the probabilities, and chooses the threshold above which
+the posterior says "I don't know", and the prediction sets if they are asked for. The trainings of the folds are
+ordinary runs in the folder `estimate`; they are deleted when the estimate is done.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ from rebapl.evaluation.tasks import part_labels, predict_part, prediction_scores
 from rebapl.files import alone_in, write_atomically
 from rebapl.learners import published
 from rebapl.posterior import Prediction, load_posterior, save_posterior
-from rebapl.posterior.fitting import check_level, choose_conformal, choose_threshold
+from rebapl.posterior.conformal import check_level, choose_conformal
+from rebapl.posterior.fitting import choose_threshold
 from rebapl.posterior.prediction import Conformal, Threshold
 from rebapl.posterior.selective import CONFIDENCE, check_risk
 from rebapl.posterior.storage import read_manifest
+from rebapl.posterior.temperature import PRIOR, Temperature, fit_temperature
 from rebapl.runs.config import RunConfig
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.folder import (
@@ -166,15 +168,17 @@ def learn(
     root: Path | None = None,
     confidence: float = CONFIDENCE,
     set_level: float | None = None,
+    temperature: bool = True,
 ) -> None:
     """Do what is missing of a lesson: train, and measure. Interrupted work goes on where it was.
 
     The threshold answers as many held-out images as it can, but no more than 95 % of them, while it promises with this
     `confidence` that at most the share `risk` of the answers is wrong. Where so few images cannot promise that, it is
-    chosen without a promise. `set_level` asks for prediction sets of this level, chosen on the same images.
+    chosen without a promise. `set_level` asks for prediction sets of this level, chosen on the same images. The
+    temperature is fitted on them first, unless it is not wanted, and all else is measured with it.
     """
     with features_kept_in(lesson.out.parent / FOLDER, LabelledImages(lesson.dataset, lesson.dataset.train)):
-        _learn(lesson, engine, risk, on_event, root, confidence, set_level)
+        _learn(lesson, engine, risk, on_event, root, confidence, set_level, temperature)
 
 
 def _learn(
@@ -185,6 +189,7 @@ def _learn(
     root: Path | None,
     confidence: float,
     set_level: float | None,
+    temperature: bool,
 ) -> None:
     jobs = lesson.jobs(root)
     for some in (jobs[:1], jobs[1:]):
@@ -195,10 +200,15 @@ def _learn(
     with alone_in(lesson.out):
         prediction, labels = _held_out(lesson, jobs[1:], device)
         posterior = load_posterior(lesson.out, kept_backbone(lesson.final.backbone_name, device), device)
+        fitted = None
+        if temperature:
+            tau = fit_temperature(prediction.probabilities, labels, PRIOR)
+            fitted = Temperature(tau, prediction.average, tuple(prediction.class_names), images=len(labels))
+            prediction = prediction.tempered(tau)
         threshold = _threshold(prediction, labels, risk, confidence)
         sets = None if set_level is None else choose_conformal(prediction, labels, set_level)
-        fitted = dataclasses.replace(posterior, threshold=threshold, conformal=sets)
-        save_posterior(fitted, lesson.out / POSTERIOR)
+        posterior = dataclasses.replace(posterior, temperature=fitted, threshold=threshold, conformal=sets)
+        save_posterior(posterior, lesson.out / POSTERIOR)
         write_atomically(lesson.out / HELD_OUT, _as_csv(prediction, labels))
         note_checksum(lesson.out, HELD_OUT)
         result = RunResult(
@@ -258,14 +268,14 @@ def _as_csv(prediction: Prediction, labels: Tensor) -> str:
     return text.getvalue()
 
 
-def read_learned(out: Path) -> tuple[list[Answer], Threshold | None, Conformal | None]:
-    """The answers for held-out images, the threshold and the prediction sets of a run that was learned.
+def read_learned(out: Path) -> tuple[list[Answer], Threshold | None, Conformal | None, Temperature | None]:
+    """The answers for held-out images, the threshold, the sets and the temperature of a run that was learned.
 
     There are none if it was not measured.
     """
     path = out / HELD_OUT
     if not path.exists():
-        return [], None, None
+        return [], None, None, None
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.reader(file))[1:]
@@ -275,4 +285,4 @@ def read_learned(out: Path) -> tuple[list[Answer], Threshold | None, Conformal |
     if not answers:
         raise UserError(f"{path} is damaged (it has no rows): learn anew, with --anew")
     manifest = read_manifest(out / POSTERIOR)
-    return answers, manifest.threshold, manifest.conformal
+    return answers, manifest.threshold, manifest.conformal, manifest.temperature

@@ -48,7 +48,7 @@ class Scores(Record):
 class PartScores(Scores):
     """Scores of all samples together on one test part, and of each sample alone in `per_sample`.
 
-    `temperature` was fitted on validation images, see `rebapl.evaluation.temperature`. `target_settings` is what the
+    `temperature` was fitted on validation images, see `rebapl.posterior.temperature`. `target_settings` is what the
     method's authors change for a target, and `split` the target's own split file.
     """
 

@@ -205,8 +205,11 @@ def evaluate_run(
     task: Task | None = None,
     fit_weights: bool = False,
     uniform_weights: bool = False,
+    fit_temperature: bool = False,
+    no_temperature: bool = False,
     fit_threshold: Mapping[str, Any] | None = None,
-    fit_conformal: float | None = None,
+    fit_conformal: Mapping[str, Any] | None = None,
+    fit_outside: Mapping[str, Any] | None = None,
     outside: Sequence[str] = (),
     only_missing: bool = False,
     progress: Predicted | None = None,
@@ -216,17 +219,20 @@ def evaluate_run(
     """Score a trained run, store the result in `results.json` and return it.
 
     `config` is one that trains alike and asks for other parts, see `scored_as`: they are stored beside what is there;
-    `only_missing` leaves out what is there already. `posterior` is the one that was just trained, and `task` that
-    of `config`; a posterior that is not the folder's own is read from there. `uniform_weights` first weights
-    all samples alike; `fit_weights`, `fit_threshold` (arguments of `choose_threshold`) and `fit_conformal` (the level
-    of prediction sets) first fit these on the run's validation images; all are stored in the posterior. `outside` names
-    test parts, data sets or folders of images to be told from the trained classes; scores of other ones stay.
-    `progress` hears of the images of the test parts. `wait` and `track` are as in `run`. Features of test
-    images are kept beside the run, for others that see the same images through the same backbone; see `features_of`.
+    `only_missing` leaves out what is there already. `posterior` is the one that was just trained, and `task` that of
+    `config`; a posterior that is not the folder's own is read from there. `uniform_weights` first weights all samples
+    alike, and `no_temperature` leaves probabilities as they are averaged; `fit_weights`, `fit_temperature`,
+    `fit_threshold` (arguments of `choose_threshold`), `fit_conformal` (`level`, `score`, `by_class`) and `fit_outside`
+    (`by`, `rate`) first fit these on the run's validation images; all are stored in the posterior. `outside` names test
+    parts, data sets or folders of images to be told from the trained classes; scores of other ones stay. `progress`
+    hears of the images of the test parts. `wait` and `track` are as in `run`. Features of test images are kept beside
+    the run, for others that see the same images through the same backbone; see `features_of`.
     """
     check_trackers(track)
     if fit_weights and uniform_weights:
         raise UserError("weights are either fitted (--fit-weights) or uniform (--uniform-weights): give one of them")
+    if fit_temperature and no_temperature:
+        raise UserError("a temperature is either fitted (--fit-temperature) or taken away (--no-temperature): give one")
     asked = read_config(out)
     config = asked if config is None else config
     if config.fold == ALL:
@@ -258,12 +264,20 @@ def evaluate_run(
         task, start = task or config.task(root), time.perf_counter()
         if uniform_weights:
             posterior = posterior.with_uniform_weights()
-        fitted = bool(fit_weights or fit_threshold or fit_conformal is not None)
+        if no_temperature:
+            posterior = posterior.with_temperature(1)
+        fitted = bool(fit_weights or fit_temperature or fit_threshold or fit_conformal or fit_outside)
         if fitted:
             posterior = fit_on_validation(
-                posterior, task, weights=fit_weights, level=fit_conformal, **(fit_threshold or {})
+                posterior,
+                task,
+                weights=fit_weights,
+                temperature=fit_temperature,
+                sets=fit_conformal,
+                outside=fit_outside,
+                **(fit_threshold or {}),
             )
-        if uniform_weights or fitted:
+        if uniform_weights or no_temperature or fitted:
             save_posterior(posterior, out / POSTERIOR)
             stored = RunResult(parts={})  # what is there was scored with other predictions
         told_apart = score_outside(posterior, task, outside, root) if outside else {}

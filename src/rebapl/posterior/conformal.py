@@ -1,0 +1,129 @@
+"""Prediction sets hold the classes that an image may have, the right one among them as often as a level says.
+
+This is conformal prediction with one of the `SET_SCORES` s(x, c) of the averaged probabilities. Let s_1 … s_n be the
+scores of the right classes y_i of n held-out images. A class c is in the set of x if s(x, c) ≤ q_c, and the likeliest
+class always is, so that no set is empty; this can only make the right class more frequent. With weights w_ic of the
+held-out images and v_c of the new one,
+
+    q_c = the smallest s with  Σ_i w_ic·[s_i ≤ s] ≥ level·(Σ_i w_ic + v_c),        ∞ if there is none
+
+    kind            w_ic             v_c     the right class is in the set with probability ≥ level
+    all classes     1                1       over all images: q is the ⌈(n + 1)·level⌉-th smallest score
+    by class        [y_i = c]        1       over the images of each class (Vovk, 2012)
+    ratios          r(y_i)           r(c)    over images among which each class c is r(c) times as frequent as among the
+                                             held-out ones, the same otherwise (Podkopaev and Ramdas, 2021)
+
+Each holds over the draw of the held-out images and a new one, with any number of them and with ties, however wrong the
+probabilities are, if nothing was trained or fitted on the held-out images.
+
+**Folds.** `cross_conformal_sets` takes K trainings, each of which held out a part of the images, and lets each held-out
+image be compared with a new one by the same training (Vovk, 2015; CV+ of Barber et al., 2021). With α = 1 − level,
+
+    set(x) = {c : #{i : s_i < s_k(i)(x, c)} < level·(n + 1)}
+
+holds the right class with probability ≥ 1 − 2α − min(2(1 − 1/K)/(n/K + 1), (1 − K/n)/(K + 1)), whatever the trainings
+do; in practice it is near 1 − α. This needs the answers of all K trainings for every new image. Scores of folds
+together with one training on all images, which is what `rebapl learn` has, hold no such promise in general: they are
+about right where a training changes little if some images are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rebapl.errors import UserError
+from rebapl.posterior.prediction import Conformal, Prediction, check_set_score
+from rebapl.posterior.set_scores import SET_SCORES
+
+
+def choose_conformal(
+    prediction: Prediction,
+    labels: Tensor,
+    level: float = 0.9,
+    *,
+    score: str = "probability",
+    by_class: bool = False,
+    ratios: Sequence[float] | None = None,
+) -> Conformal:
+    """Choose prediction sets of a level on held-out images with labels (N,) that nothing was trained or fitted on.
+
+    `by_class` keeps the level for each class. A class with too few held-out images is then in every set. `ratios` (C,)
+    says how many times as frequent each class is among new images as among these.
+    """
+    if len(labels) != len(prediction):
+        raise UserError(f"{len(labels)} labels for {len(prediction)} images: as many are needed")
+    check_level(level, len(labels), score)
+    if by_class and ratios is not None:
+        raise UserError("sets that keep the level for each class keep it at any ratios: give by_class or ratios")
+    scores = SET_SCORES[score](prediction.probabilities).gather(1, labels[:, None])[:, 0].double()
+    classes = range(len(prediction.class_names))
+    limits: list[float | None]
+    if by_class:
+        limits = [_limit(scores, (labels == label).double(), 1.0, level) for label in classes]
+    elif ratios is not None:
+        given = _checked(ratios, len(classes))
+        limits = [_limit(scores, given[labels], given[label].item(), level) for label in classes]
+    else:
+        limits = [_limit(scores, torch.ones_like(scores), 1.0, level)]
+    if all(limit is None for limit in limits):
+        raise UserError(f"with {len(labels)} held-out images every set of level {level:g} would hold all classes")
+    quantile = limits[0] if len(limits) == 1 and limits[0] is not None else tuple(limits)
+    names = tuple(prediction.class_names)
+    chosen = Conformal(level, quantile, prediction.average, names, images=len(labels), size=0.0, score=score)
+    return replace(chosen, size=prediction.sets(chosen).sum(-1).double().mean().item())
+
+
+def cross_conformal_sets(scores: Tensor, folds: Tensor, new: Tensor, level: float = 0.9) -> Tensor:
+    """Which classes are in the sets of N new images, booleans (N, C), by K trainings that each held out a fold.
+
+    `scores` (n,) are those of the right classes of the held-out images, each by the training that held it out, whose
+    number, from 0, is in `folds` (n,). `new` (K, N, C) has the scores of the new images by each training.
+
+    >>> cross_conformal_sets(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0, 0, 1]), torch.full((2, 1, 2), 0.25), 0.5)
+    tensor([[False, False]])
+    """
+    if len(scores) != len(folds) or not len(scores) or int(folds.max()) >= len(new) or int(folds.min()) < 0:
+        raise UserError(f"{len(scores)} scores in {len(folds)} folds of {len(new)} trainings do not fit together")
+    check_level(level, len(scores))
+    stranger = torch.zeros(new.shape[1:], dtype=torch.long, device=new.device)
+    for fold in folds.unique().tolist():
+        ordered = scores[folds == fold].sort().values.to(new.dtype)
+        stranger += torch.searchsorted(ordered, new[fold].contiguous())  # how many are strictly below
+    return stranger < level * (len(scores) + 1) - 1e-9
+
+
+def _limit(scores: Tensor, weights: Tensor, own: float, level: float) -> float | None:
+    """q for scores (n,) with weights (n,); None if a class must be in every set."""
+    ordered, order = scores.sort()
+    reached = weights[order].cumsum(0) >= level * (weights.sum() + own) - 1e-9
+    return ordered[int(reached.int().argmax())].item() if bool(reached.any()) else None
+
+
+def _checked(ratios: Sequence[float], classes: int) -> Tensor:
+    given = torch.as_tensor(ratios, dtype=torch.float64)
+    if given.shape != (classes,) or not bool((given.isfinite() & (given >= 0)).all()) or not bool(given.any()):
+        raise UserError(f"ratios are one number for each of the {classes} classes, at least 0 and not all 0")
+    return given
+
+
+def check_level(level: float, images: int, score: str = "probability") -> None:
+    """Refuse a level that is none, or that so few held-out images cannot promise, and a score that is none."""
+    check_set_score(score)
+    if not 0 < level < 1:
+        raise UserError(f"level = {level}: the share of images whose set holds their class is above 0 and below 1")
+    if rank_of(level, images) > images:
+        needed = math.ceil(level / (1 - level) - 1e-9)
+        raise UserError(
+            f"prediction sets of level {level:g} need at least {needed} held-out images, and there are {images}: with "
+            "fewer, every set would hold all classes; choose a lower level"
+        )
+
+
+def rank_of(level: float, images: int) -> int:
+    """⌈(n + 1)·level⌉, where a product that is whole but for rounding counts as whole."""
+    return math.ceil((images + 1) * level - 1e-9)

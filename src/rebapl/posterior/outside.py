@@ -1,0 +1,128 @@
+"""What belongs to none of the classes: scores of images, and a threshold with a promise.
+
+Each score is higher for images that belong less. Beside the `UNCERTAINTIES` of a prediction there are two of the logits
+z_s of the samples, with weights ω and the backbone's logit scale a,
+
+    energy         −Σ_s ω_s log Σ_c exp z_s,c                                  (Liu et al., 2020, at temperature 1)
+    mcm            1 − max_c softmax_c(Σ_s ω_s z_s,c / a)                      (Ming et al., 2022, at temperature 1)
+
+and two of the frozen normalised image features f, which compare an image with the training images:
+
+    neighbours     ‖f − f_(k)‖, f_(k) the k-th nearest feature of a training image; k = 3 is ours      (Sun et al.,
+    2022) mahalanobis    min_c (f − μ_c)ᵀ Σ⁻¹ (f − μ_c)                              (Lee et al., 2018)
+
+μ_c are the means of the classes, and Σ is the covariance around them of all classes together, which is shrunk after
+Ledoit and Wolf (2004), because there are far fewer training images than features; that it is shrunk is ours.
+Logit-based scores do not depend on the temperature of the probabilities.
+
+**The threshold** is an order statistic. Let s_1 … s_n be the scores of n held-out images of the classes, and
+k = ⌈(n + 1)(1 − rate)⌉:
+
+    value = the k-th smallest of s_1 … s_n,        "none of these" where s(x) > value
+
+If a new image of the classes is drawn as the held-out ones were, it is called "none of these" with probability ≤ rate,
+over the draw of all n + 1 images, for any number of them and also with ties. Nothing is promised of how many images of
+other things are found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rebapl.errors import UserError, unknown
+from rebapl.posterior.conformal import rank_of
+from rebapl.posterior.prediction import UNCERTAINTIES, Outside, Prediction
+
+NEIGHBOURS = 3
+"""k, or the number of training images if there are fewer."""
+
+RATE = 0.05
+
+Bank = Mapping[str, Tensor]
+"""What a score keeps of the training images."""
+
+
+@dataclass(frozen=True)
+class FeatureScore:
+    """A score of image features: `keep` makes what it needs from those (M, e) of training images and their labels (M,),
+    and `score` maps features (N, e) to scores (N,)."""
+
+    keep: Callable[[Tensor, Tensor], dict[str, Tensor]]
+    score: Callable[[Tensor, Bank], Tensor]
+
+
+def logit_scores(logits: Tensor, weights: Tensor, scale: float) -> dict[str, Tensor]:
+    """The scores (N,) of samples' logits (S, N, C), by name.
+
+    >>> found = logit_scores(torch.tensor([[[100.0, 80.0]]]), torch.ones(1), scale=100.0)
+    >>> {name: round(score.item(), 3) for name, score in found.items()}  # 1 − 1 / (1 + e^(0.8 − 1))
+    {'energy': -100.0, 'mcm': 0.45}
+    """
+    cosines = torch.einsum("s,snc->nc", weights, logits) / scale
+    return {"energy": -(weights @ logits.logsumexp(-1)), "mcm": 1 - cosines.softmax(-1).amax(-1)}
+
+
+def _keep_features(features: Tensor, labels: Tensor) -> dict[str, Tensor]:  # noqa: ARG001 (classes do not matter)
+    return {"features": features.float().contiguous()}
+
+
+def _to_neighbours(features: Tensor, bank: Bank) -> Tensor:
+    distances = torch.cdist(features.double(), bank["features"].double())
+    return distances.kthvalue(min(NEIGHBOURS, distances.shape[1]), dim=1).values.float()
+
+
+def _keep_gaussians(features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """The means (C, e) of the classes that have images, and L (e, e) with L Lᵀ = Σ⁻¹."""
+    from sklearn.covariance import ledoit_wolf  # late: scikit-learn is slow to import
+
+    features = features.double()
+    classes, index = labels.unique(return_inverse=True)
+    means = torch.stack([features[index == number].mean(0) for number in range(len(classes))])
+    around = features - means[index]
+    if not bool((around.abs() > 1e-9).any()):
+        raise UserError("mahalanobis needs two different training images of at least one class: take another score")
+    covariance = torch.from_numpy(ledoit_wolf(around.numpy(), assume_centered=True)[0])
+    root = torch.linalg.cholesky(torch.linalg.inv(covariance))
+    return {"means": means.float().contiguous(), "root": root.float().contiguous()}
+
+
+def _to_gaussians(features: Tensor, bank: Bank) -> Tensor:
+    root = bank["root"].double()
+    distances = torch.cdist(features.double() @ root, bank["means"].double() @ root)
+    return distances.square().amin(1).float()
+
+
+FEATURE_SCORES = {
+    "neighbours": FeatureScore(_keep_features, _to_neighbours),
+    "mahalanobis": FeatureScore(_keep_gaussians, _to_gaussians),
+}
+
+OUTSIDE_SCORES = (*UNCERTAINTIES, "energy", "mcm", *FEATURE_SCORES)
+"""The names of all scores."""
+
+
+def check_outside(by: str, rate: float, images: int) -> None:
+    """Refuse a score that is none, and a rate that is none or that so few held-out images cannot promise."""
+    if by not in OUTSIDE_SCORES:
+        raise unknown("outside score", by, OUTSIDE_SCORES)
+    if not 0 < rate < 1:
+        raise UserError(f"rate = {rate}: the share of false alarms is above 0 and below 1")
+    if rank_of(1 - rate, images) > images:
+        needed = math.ceil((1 - rate) / rate - 1e-9)
+        raise UserError(
+            f"a false-alarm rate of {rate:g} needs at least {needed} held-out images, and there are {images}: with "
+            "fewer no threshold can promise it; allow a higher rate"
+        )
+
+
+def choose_outside(prediction: Prediction, by: str = "mcm", rate: float = RATE) -> Outside:
+    """Choose the threshold of a score at a false-alarm rate, on held-out images of the classes."""
+    check_outside(by, rate, len(prediction))
+    value = prediction.outside_score(by).sort().values[rank_of(1 - rate, len(prediction)) - 1]
+    names = tuple(prediction.class_names)
+    return Outside(by, float(value), rate, prediction.average, names, images=len(prediction))

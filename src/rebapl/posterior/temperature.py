@@ -1,0 +1,130 @@
+"""One temperature that softens or sharpens probabilities, fitted on held-out images (Guo et al., 2017).
+
+    p_τ(c) ∝ p(c)^(1/τ),    β = 1/τ = argmin of  −Σ_n log p_τ(y_n|x_n) + κ·(β − log β − 1)
+
+p are the probabilities of all samples together. The first term is convex in β. The second is a prior towards τ = 1:
+minus the logarithm of the Gamma density of β with shape 1 + κ and rate κ, whose mode is 1, up to a constant. It is
+convex, too, so there is one minimum. Near τ = 1 it weighs as much as κ images whose log p(c) varies by one nat (in
+standard deviation) among the classes; a few images cannot move τ far, and many images still decide. κ = 0 is plain
+temperature scaling.
+
+How `PRIOR` was chosen: `python tools/temperature_prior.py` fits τ on n = 4, 8, 16, 32 and 64 images, drawn 50 times,
+for posteriors on the tasks that come with the package, and takes the κ in {0, 1, 2, 4 … 256} with the lowest NLL on the
+images that are left, on average over posteriors, draws and n.
+
+**Class names that the temperature was not fitted for.** Prompts that were learned for some classes push the texts of
+other classes apart, and their answers become too sure. Distance-aware calibration (Wang et al., Open-Vocabulary
+Calibration for Fine-tuned CLIP, 2024) divides the logits by more where that happened:
+
+    τ' = τ / γ,    γ = min(1, exp(−(D − D_0)))
+
+D_i is the mean distance from the text features of class i to the k nearest ones of the classes with which τ was fitted,
+D the mean of the D_i, and D_0 is the same with the frozen text features. *Published*: the form of γ by class, exp(−D_i)
+/ exp(−D_0i), Euclidean distances of normalised features, and γ_i = 1 for a class that is among the fitted ones. *Ours*:
+k = 10 (or as many as there are), the mean over samples by their weights, and one γ for a set of class names, the
+geometric mean over its classes, where the authors take that of each image's likeliest class; and γ is at most 1. So an
+answer says one temperature, all images are softened alike, and no class is answered more surely because nobody trained
+it: on the tasks that come with the package, texts of new classes often move nearer, and without this bound they were
+answered too surely.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated
+
+import pydantic
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor
+
+from rebapl.errors import UserError
+from rebapl.wording import number_of
+
+RANGE = (0.05, 20.0)
+"""The least and the greatest β = 1/τ."""
+
+PRIOR = 8.0
+"""κ: how strongly a temperature that users get is held near 1. A score, which compares posteriors, has none."""
+
+NEAREST = 10
+"""k: the class names that a new one is compared with."""
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """τ, which was fitted on `images` held-out images of the classes `class_names`, for this averaging.
+
+    `images` is 0 where it was given by hand. For other class names, see `distance_factor`.
+    """
+
+    __pydantic_config__ = pydantic.ConfigDict(allow_inf_nan=False, extra="forbid")
+    value: Annotated[float, pydantic.Field(gt=0)]
+    average: str
+    class_names: tuple[str, ...]
+    images: int
+
+    def __str__(self) -> str:
+        origin = f"fitted on {number_of(self.images, 'image')}" if self.images else "given by hand"
+        return f"temperature of the probabilities: {self.value:.2f}, {origin}"
+
+
+def tempered(probabilities: Tensor, temperature: float) -> Tensor:
+    """p^(1/τ), normalised, of probabilities (…, C).
+
+    >>> tempered(torch.tensor([[0.8, 0.2]]), 2.0)
+    tensor([[0.6667, 0.3333]])
+    """
+    return (_logs(probabilities) / temperature).softmax(-1).to(probabilities.dtype)
+
+
+def fit_temperature(probabilities: Tensor, labels: Tensor, prior: float = 0.0) -> float:
+    """τ for held-out probabilities (N, C) and labels (N,). `prior` is κ.
+
+    >>> sure = torch.tensor([[0.9, 0.1]]).expand(4, 2)
+    >>> round(fit_temperature(sure, torch.tensor([0, 0, 0, 1])), 2)  # right three times in four: log 9 / log 3
+    2.0
+    >>> round(fit_temperature(sure, torch.tensor([0, 0, 0, 1]), prior=4), 2)
+    1.23
+    """
+    if len(labels) == 0 or len(labels) != len(probabilities):
+        raise UserError(f"{len(labels)} labels for {len(probabilities)} images: as many are needed, and at least one")
+    if not 0 <= prior < math.inf:
+        raise UserError(f"prior = {prior}: how strongly the temperature is held near 1 is a number, at least 0")
+    logs, each = _logs(probabilities), prior / len(labels)
+
+    def loss(beta: float) -> float:
+        return torch.nn.functional.cross_entropy(beta * logs, labels).item() + each * (beta - math.log(beta))
+
+    return 1 / float(minimize_scalar(loss, bounds=RANGE, method="bounded", options={"xatol": 1e-4}).x)
+
+
+def check_temperature(value: float) -> float:
+    """Refuse a temperature that is none."""
+    if not 0 < value < math.inf:
+        raise UserError(f"temperature = {value}: it is a number above 0, and 1 changes nothing")
+    return value
+
+
+def distance_factor(fitted: Tensor, asked: Tensor, known: Tensor, frozen: tuple[Tensor, Tensor]) -> Tensor:
+    """log γ (S,) of each sample, for the text features (S, F, e) of fitted classes and (S, C, e) of those asked for.
+
+    `known` (C,) says which of the latter are among the fitted. `frozen` are the same features (F, e) and (C, e) without
+    anything learned.
+
+    >>> near, far = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
+    >>> distance_factor(near[None], far[None], torch.tensor([False]), (near, near)).exp()  # e^(−√2)
+    tensor([0.2431])
+    """
+
+    def nearest(of: Tensor, to: Tensor) -> Tensor:
+        # By differences: by products, which is quicker, equal points would be some way apart.
+        distances = torch.cdist(of, to, compute_mode="donot_use_mm_for_euclid_dist")
+        return distances.sort(dim=-1).values[..., :NEAREST].mean(-1).masked_fill(known, 0.0).mean(-1)
+
+    return nearest(frozen[1], frozen[0]) - nearest(asked, fitted)
+
+
+def _logs(probabilities: Tensor) -> Tensor:
+    return probabilities.double().clamp_min(torch.finfo(torch.float32).tiny).log()
