@@ -26,6 +26,7 @@ def evaluate(
     fit_threshold: str | None = None,
     fit_conformal: Annotated[float | None, typer.Option(metavar="LEVEL")] = None,
     outside: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
+    corruptions: Annotated[str | None, typer.Option(metavar="NAMES")] = None,
     heat_map: bool = False,
     data: str | None = None,
     backbone: options.MovedBackbone = None,
@@ -43,13 +44,15 @@ def evaluate(
         uniform_weights: First weight all samples alike, which undoes --fit-weights.
         fit_threshold: First choose when to say 'I don't know' on them: risk=0.05, or coverage=0.9[,by=entropy].
         fit_conformal: First fit prediction sets on them that hold the right class this often: 0.9.
-        outside: Score how well others are told apart: novel, a data set, or a folder of images; may be repeated.
+        outside: Score how well others are told apart: novel, noise, a data set or a folder of images; may be repeated.
+        corruptions: Score corrupted test images: all, or names with commas; NAME@3 is one severity of five.
         heat_map: Draw how far apart samples are: diversity.png.
         data: Where the images are now, if they have moved.
     """
     import torch
 
     from rebapl.cli.progress import StepProgress, print_table
+    from rebapl.reports.corruptions import corruption_table
     from rebapl.reports.results import scores_table
     from rebapl.runs.folder import read_config, scored_as
     from rebapl.runs.run import evaluate_run
@@ -70,6 +73,7 @@ def evaluate(
             fit_threshold=wanted,
             fit_conformal=fit_conformal,
             outside=outside or (),
+            corruptions=options.parse_names(corruptions) or (),
             track=trackers,
             progress=progress.begin(f"scoring {printable(str(run))}"),
         )
@@ -79,6 +83,8 @@ def evaluate(
     for name in outside or ():
         for by, scores in result.outside[name].items():
             print(f"outside {name} by {by}: AUROC {scores['auroc']:.1f}, FPR95 {scores['fpr95']:.1f}")
+    if corruptions:
+        print_table(corruption_table(result))
     if heat_map:
         if result.diversity is None:
             raise UserError(f"{run} has one sample: there are no distances to draw")

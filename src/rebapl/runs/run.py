@@ -16,10 +16,12 @@ from typing import Any, ClassVar
 import torch
 
 from rebapl.data.catalogue import is_own
+from rebapl.data.corruptions import named_corruptions
 from rebapl.data.folds import ALL
 from rebapl.data.identity import recorded_images
 from rebapl.data.task import Task
 from rebapl.errors import UserError, printable
+from rebapl.evaluation.corrupted import score_corruptions
 from rebapl.evaluation.diversity import diversity_record
 from rebapl.evaluation.tasks import (
     Predicted,
@@ -92,6 +94,7 @@ def run(
     cycle: int | None = None,
     track: Sequence[str] = (),
     outside: Sequence[str] = (),
+    corruptions: Sequence[str] = (),
 ) -> Path:
     """Do what is missing of a run, and return its folder: train it and, unless `score` is false, score it.
 
@@ -100,14 +103,16 @@ def run(
     each scores its own targets. `root` is the folder of data sets. `load` gives the backbone, perhaps one that is
     loaded already. If another process is at work in the folder, this is an error; with `wait`, it waits for that
     process instead. `track` names trackers that hear of the training and the scores, see `Tracker`. `outside` names
-    images that are scored, too, as those of none of the trained classes; see `score_outside`.
+    images that are scored, too, as those of none of the trained classes, see `score_outside`; `corruptions` names those
+    that the test images are scored with, see `named_corruptions`.
 
     If `cycle` is given, only this cycle is sampled, in a folder below that of the run, and the run takes it over later.
     The cycle must not depend on the others, see `Inference.independent_cycles`.
     """
     check_trackers(track)
+    named_corruptions(corruptions)  # refuses a wrong name before the training
     out, load = out or run_folder(config, runs), load or KeptBackbone()
-    if cycle is None and score and is_finished(config, out, outside) and not _unfinished(out):
+    if cycle is None and score and is_finished(config, out, outside, corruptions) and not _unfinished(out):
         (out / ERROR).unlink(missing_ok=True)
         return out
     task = None if _is_trained(config, out, cycle) else config.task(root, keep_split=True)
@@ -134,6 +139,7 @@ def run(
             posterior=posterior,
             task=task,
             outside=outside,
+            corruptions=corruptions,
             only_missing=True,
             load=load,
             wait=wait,
@@ -219,6 +225,7 @@ def evaluate_run(
     fit_threshold: Mapping[str, Any] | None = None,
     fit_conformal: float | None = None,
     outside: Sequence[str] = (),
+    corruptions: Sequence[str] = (),
     only_missing: bool = False,
     progress: Predicted | None = None,
     load: LoadBackbone | None = None,
@@ -232,10 +239,12 @@ def evaluate_run(
     of `config`; a posterior that is not the folder's own is read from there. `uniform_weights` first weights
     all samples alike; `fit_weights`, `fit_threshold` (`risk` or `coverage`, `by`) and `fit_conformal` (the level of
     prediction sets) first fit these on the run's validation images; all are stored in the posterior. `outside` names
-    test parts, data sets or folders of images to be told from the trained classes; scores of other ones stay.
+    test parts, data sets or folders of images to be told from the trained classes, and `corruptions` what to spoil the
+    test images with, see `named_corruptions`; scores of other ones stay.
     `progress` hears of the images of the test parts. `load`, `wait` and `track` are as in `run`.
     """
     check_trackers(track)
+    spoiled = named_corruptions(corruptions)
     if fit_weights and uniform_weights:
         raise UserError("weights are either fitted (--fit-weights) or uniform (--uniform-weights): give one of them")
     asked = read_config(out)
@@ -256,7 +265,8 @@ def evaluate_run(
         stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
         parts = missing_parts(stored, config) if only_missing else config.parts()
         outside = [name for name in outside if not (only_missing and name in stored.outside)]
-        if not parts and not outside:
+        spoiled = stored.lacking(spoiled) if only_missing else spoiled
+        if not parts and not outside and not spoiled:
             return stored
         device = best_device(device)
         if posterior is None or not is_stored(posterior, out / POSTERIOR):  # fitted by another process meanwhile
@@ -273,6 +283,9 @@ def evaluate_run(
             save_posterior(posterior, out / POSTERIOR)
             stored = RunResult(parts={})  # what is there was scored with other predictions
         told_apart = score_outside(posterior, task, outside, root) if outside else {}
+        by_corruption: dict[str, Mapping[str, object]] = {**stored.corruptions}
+        for name, found in (score_corruptions(posterior, task, spoiled, progress) if spoiled else {}).items():
+            by_corruption[name] = {**by_corruption.get(name, {}), **found}
         diversity: object = stored.diversity
         if len(posterior) > 1 and not (only_missing and diversity):
             diversity = diversity_record(diversity_on_test(posterior, task))
@@ -281,6 +294,7 @@ def evaluate_run(
             protocols={**stored.protocols, config.protocol: config.parts()},
             diversity=diversity,
             outside={**stored.outside, **told_apart},
+            corruptions=by_corruption,
             samples=len(posterior),
             weights=posterior.weights.tolist(),
             device=device_name(device),
@@ -302,8 +316,8 @@ def _tracked_run(out: Path) -> TrackedRun:
 class Job(Work):
     """A run as a piece of work for an engine: its configuration as plain data, its folder, the folder of data sets.
 
-    `score`, `wait`, `cycle`, `track` and `outside` are those of `run`. The folder of a job for one cycle lies below
-    that of the run, see `cycle_jobs`.
+    `score`, `wait`, `cycle`, `track`, `outside` and `corruptions` are those of `run`. The folder of a job for one cycle
+    lies below that of the run, see `cycle_jobs`.
 
     >>> job = Job.of(RunConfig("digits", "coop", backbone="mini"), Path("runs"))
     >>> Work.from_json(job.as_json()) == job
@@ -317,6 +331,7 @@ class Job(Work):
     cycle: int | None = None
     track: tuple[str, ...] = ()
     outside: tuple[str, ...] = ()
+    corruptions: tuple[str, ...] = ()
     noun: ClassVar[str] = "run"
     unit: ClassVar[str] = "step"
 
@@ -353,7 +368,7 @@ class Job(Work):
         if self.cycle is not None or not self.score:
             done = _is_trained(config, self.run_folder, self.cycle)
         else:
-            done = is_finished(config, self.folder, self.outside)
+            done = is_finished(config, self.folder, self.outside, self.corruptions)
         return done and (self.cycle is not None or not _unfinished(self.folder))
 
     def do(self, device: str, load: LoadBackbone, progress: Progress | None) -> None:
@@ -370,6 +385,7 @@ class Job(Work):
             cycle=self.cycle,
             track=self.track,
             outside=self.outside,
+            corruptions=self.corruptions,
         )
 
     def phases(self) -> Callable[[int, int], str]:
