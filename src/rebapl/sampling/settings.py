@@ -198,6 +198,12 @@ class Repelling(RepulsionSettings):
     @model_validator(mode="after")
     def _consistent(self) -> Repelling:
         _check_pool(self.space, self.images, self.pool)
+        if self.distance.space not in (None, self.space):
+            refuse(
+                "space",
+                f"is {self.space or 'not given'}: the distance '{self.distance.kind}' compares points of the space "
+                f"'{self.distance.space}', so set it to that",
+            )
         if self.space == "weights" and self.rows is not None:
             refuse("rows", "does nothing in the space 'weights', which is one point: set it to null")
         shape = (self.potential.kind, self.potential.epsilon)

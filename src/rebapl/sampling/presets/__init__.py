@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from rebapl.errors import UserError
 from rebapl.origins import Derived, SettingsFile, Value, combined, read_settings_file
 from rebapl.plugins import Registry
-from rebapl.repulsion import Inverse
-from rebapl.sampling.settings import Inference
+from rebapl.repulsion import DISTANCES, Inverse
+from rebapl.sampling.settings import Inference, Repelling
 from rebapl.settings import leaves, nested
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ def preset(name: str, recipe: Recipe, method: str = "", per_image: bool = True, 
     change is changed with it: without exploration there is no burn-in, a warm-up leaves at least one epoch, and a run
     of one cycle has no restart. Where a preset's first cycle is longer than the others, and the change makes all cycles
     begin alike (cold restarts, or one cycle), all are as long as the first. A normalised force does not depend on the
-    potential, so the preset's potential falls away with it.
+    potential, so the preset's potential falls away with it. A distance between class probabilities compares the logits
+    of images.
 
     >>> from types import SimpleNamespace
     >>> recipe = SimpleNamespace(lr=0.0035, epochs=5, batch=4, optimizer="sgd", momentum=0.9, weight_decay=5e-4,
@@ -143,4 +144,9 @@ def _following(values: Mapping[str, Any]) -> dict[str, Any]:
     force = values.get("repulsion.force.kind", values.get("repulsion.force"))
     if force == "normalised" and values.get("repulsion.stage") != "both":
         follows["repulsion.potential"] = {"kind": Inverse.kind, "epsilon": Inverse().epsilon}
+    kind = values.get("repulsion.distance.kind", values.get("repulsion.distance"))
+    if isinstance(kind, str) and kind in DISTANCES and (space := DISTANCES[kind].space) is not None:
+        follows["repulsion.space"] = space
+        if values.get("repulsion.images") is None:
+            follows["repulsion.images"] = Repelling.model_fields["images"].default
     return follows
