@@ -26,6 +26,7 @@ from rebapl.sampling.settings import (
     Averaging,
     Cold,
     Repelling,
+    Swag,
     Warm,
     Warmup,
 )
@@ -63,6 +64,7 @@ OTHERS: dict[str, list[Any]] = {
     "lr": [0.011],
     "warmup": [{"epochs": 1, "lr": 0.004}, None],
     "averaging": [{"mean": 1.0, "std": 1.0}, None],
+    "swag": [{"start": 0.5, "snapshots": 3, "samples": 2}, None],
     "adaptive": [{"min_likelihood_gain": 9.0, "min_diversity_gain": 9.0, "patience": 1}, None],
     "min_likelihood_gain": [0.0],
     "min_diversity_gain": [0.0],
@@ -144,6 +146,8 @@ def base(name: str) -> dict[str, Any]:
     start, recipe, changes = BASES[name]
     repels = preset(start, RECIPES[recipe]).repulsion is not None
     small: dict[str, Any] = {"repulsion.every": 1, "epochs": 4} if repels else {}
+    if start == "swag":
+        small = {"swag.snapshots": 4}  # of the nine steps after its start
     if repels and "repulsion.images" not in changes:
         small |= {"repulsion.images": 6, "repulsion.pool": 16}
     return preset(start, RECIPES[recipe], **small, **changes).plain()
@@ -208,7 +212,7 @@ def with_needed(kind: str, settings: type[Settings]) -> dict[str, Any]:
 
 EVERY = [
     *(kind for kinds in KINDS.values() for kind in kinds.values()),
-    *(Inference, Adaptive, Averaging, Cold, Repelling, Warm, Warmup),
+    *(Inference, Adaptive, Averaging, Cold, Repelling, Swag, Warm, Warmup),
 ]
 WHOLE = {name for kind in EVERY for name, field in kind.model_fields.items() if field.annotation is int}
 
@@ -296,7 +300,7 @@ SAME = {
 """Changes that come to the same thing in one base."""
 
 NAMED = {
-    "sampler": ("averaging", "cycles", "stage", "keep_momentum", "repulsion"),
+    "sampler": ("averaging", "swag", "cycles", "stage", "keep_momentum", "repulsion"),
     "cycles": ("restart",),
     "chains": ("keep_momentum",),
     "images": ("pool",),

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from rebapl.captured import Capturing, accelerated
 from rebapl.compiled import compiling
@@ -33,6 +34,7 @@ from rebapl.sampling.loop import Drawing, Loop, Sample, kept
 from rebapl.sampling.objective import Batch, Gradients, Objective, ReferencePool, evaluating
 from rebapl.sampling.optimizers import build_schedule
 from rebapl.sampling.settings import Cold, Repelling, Warm
+from rebapl.sampling.swag import GaussianPath
 
 COMPILED_FROM = 10_000
 """Steps of a run from which on layers are compiled, which costs some ten seconds and saves one or two milliseconds a
@@ -82,6 +84,7 @@ class Chain(Loop):
             self.repulsions = [first, *(first.beside() for _ in range(inference.chains - 1))]
         average = inference.averaging
         self.average = None if average is None else EpochAverage(inference.epochs, average.mean, average.std)
+        self.path = None if inference.swag is None else GaussianPath()
         wanted = accelerated(self.device) if self.capture is None else self.capture
         self.capturing = Capturing([self.generators["chain/learner"]]) if wanted else None
         long = accelerated(self.device) and self.steps_in_all >= COMPILED_FROM
@@ -132,9 +135,14 @@ class Chain(Loop):
             epoch = (now // self.steps_per_epoch) % self.inference.epochs
             self.average.add(epoch, self.parameters)
         checked = self._checked(now, gradients.loss)
-        if self.schedule.at_sample:
-            self._keep(cycle, chain)
+        if self.schedule.at_sample and self.path is not None:
+            self.path.add(self.parameters)
+        elif self.schedule.at_sample:
+            self._keep(cycle, chain, None if self.average is None else self.average.sums)
         if self.schedule.at_cycle_end:
+            for _ in range(0 if self.path is None else self.inference.samples_per_cycle):
+                assert self.path is not None
+                self._keep(cycle, chain, self.path.draw(self.generators["chain/sampler"]))
             self._end_cycle(cycle, chain)
         return checked
 
@@ -153,6 +161,8 @@ class Chain(Loop):
                 kick(self.parameters.values(), restart.kick, self.generators["chain/restart"])
         if self.average is not None:
             self.average.restart()
+        if self.path is not None:
+            self.path = GaussianPath()
         if self.repulsion is not None:
             self.repulsion.begin_cycle(recall=self.chain == 0)
 
@@ -220,11 +230,11 @@ class Chain(Loop):
         if self._records(now):
             self.diagnostics.after(optimizer)
 
-    def _keep(self, cycle: int, chain: int) -> None:
-        """Take the current θ (or the average over epochs) as a sample, and remember its features."""
+    def _keep(self, cycle: int, chain: int, other: dict[str, Tensor] | None) -> None:
+        """Take the current θ, or `other` in its place, as a sample, and remember its features."""
         current = {name: p.detach().clone() for name, p in self.parameters.items()}
-        if self.average is not None:
-            self._set(self.average.sums)
+        if other is not None:
+            self._set(other)
         self.samples.append(Sample(kept(self.parameters), cycle, chain, self.schedule.steps))
         with evaluating(self.learner):
             if self.reference is not None and cycle < self.inference.cycles - 1:  # nothing comes after the last
@@ -257,6 +267,7 @@ class Chain(Loop):
             "parameters": self.parameters,
             "repulsions": [each.state_dict(memory=chain == 0) for chain, each in enumerate(self.repulsions)],
             "average": None if self.average is None else self.average.sums,
+            "path": None if self.path is None else self.path.state_dict(),
             "ends": {str(chain): end for chain, end in self._ends.items()},
             "stopped": self.stopped,
         }
@@ -273,11 +284,15 @@ class Chain(Loop):
         self.stopped = state["stopped"]
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "predictions": list(self._predictions)}
+        deviations = [] if self.path is None else list(self.path.deviations)
+        return {**super().state_dict(), "predictions": list(self._predictions), "deviations": deviations}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._predictions = list(state["predictions"])
+        if self.path is not None:
+            moved = tree_map(lambda leaf: leaf.to(self.device), (state["path"], state["deviations"]))
+            self.path.load_state_dict(*moved)
 
 
 def epoch_weights(epochs: int, mean: float, std: float) -> list[float]:

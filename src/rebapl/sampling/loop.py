@@ -25,7 +25,7 @@ from rebapl.sampling.settings import Inference, pool_size
 Batches = Callable[[int], tuple[Tensor, Tensor]]
 """step → images (B, …), labels (B,): a pure function of the step, so that a resumed run sees the same."""
 
-UNCHANGING = ("samples", "predictions")
+UNCHANGING = ("samples", "predictions", "deviations")
 """Parts of a run's state that only grow: they need not be copied."""
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rebapl.sampling.rule import prior_decay
-from rebapl.sampling.schedule import CyclicalSchedule
+from rebapl.sampling.schedule import CyclicalSchedule, stage_steps
 from rebapl.sampling.settings import (
     SCHEDULED,
     AdamWSettings,
@@ -87,13 +87,18 @@ def build_schedule(
     """The schedule of a whole run: chains side by side are cycles of their own, one after the other."""
     sampler, curve, warmup, restart = inference.sampler, inference.curve, inference.warmup, inference.restart
     langevin = sampler if isinstance(sampler, LangevinSettings) else None
+    exploration, marks = 1.0 if langevin is None else langevin.exploration, inference.samples_per_cycle
+    if (swag := inference.swag) is not None:  # the marks of the schedule are its snapshots
+        shortest = min(inference.epochs, inference.first_epochs or inference.epochs) * steps_per_epoch
+        stage = shortest - stage_steps(swag.start, shortest)
+        exploration, marks = swag.start, min(swag.snapshots, stage)
     rounds = inference.cycles * inference.chains
     return CyclicalSchedule(
         optimizer or build_optimizer(inference, parameters, num_data, generator),
         inference.epochs * steps_per_epoch,
         cycles=rounds,
-        exploration=1.0 if langevin is None else langevin.exploration,
-        samples_per_cycle=inference.samples_per_cycle,
+        exploration=exploration,
+        samples_per_cycle=marks,
         first_steps=None if inference.first_epochs is None else inference.first_epochs * steps_per_epoch,
         first_cycles=inference.chains,
         floor=curve.floor if isinstance(curve, Cosine) else 1.0,

@@ -43,7 +43,7 @@ class Timetable(Settings):
             refuse("granularity", f"'epoch' needs steps_per_epoch dividing the steps of cycles ({first}, {others})")
         if self.burn_in > self.exploration:
             refuse("burn_in", f"is {self.burn_in}: it is part of the exploration, which is {self.exploration}")
-        stage = min(steps - _steps(self.exploration, steps) for steps in (first, others))
+        stage = min(steps - stage_steps(self.exploration, steps) for steps in (first, others))
         if not 1 <= self.samples_per_cycle <= max(stage, 1):
             refuse(
                 "samples_per_cycle",
@@ -73,7 +73,7 @@ class Timetable(Settings):
         """Whether a sample is kept after iteration `step`: evenly spaced over the sampling stage of its cycle."""
         cycle, before = self.locate(step)
         total, samples = self.steps(cycle), self.samples_per_cycle
-        explore = _steps(self.exploration, total)
+        explore = stage_steps(self.exploration, total)
         return any(before + 1 == explore + k * (total - explore) // samples for k in range(1, samples + 1))
 
     def lr(self, base: float, cycle: int, within: int) -> float:
@@ -86,7 +86,7 @@ class Timetable(Settings):
         return base * max(self.floor, 0.5 * (1 + math.cos(math.pi * within / self.steps(cycle))))
 
 
-def _steps(share: float, total: int) -> int:
+def stage_steps(share: float, total: int) -> int:
     """How many t have (t−1)/total < share, safe against 0.1·30 = 3.0000000000000004."""
     return math.ceil(share * total - 1e-9)
 
@@ -178,12 +178,12 @@ class CyclicalSchedule(LRScheduler):
         self.last_epoch = self.steps = step
         self.cycle, self.within = table.locate(step)
         total = table.steps(self.cycle)
-        self.exploring = self.within < _steps(table.exploration, total)
+        self.exploring = self.within < stage_steps(table.exploration, total)
         self.done = table.cycles is not None and self.cycle >= table.cycles
         self.at_cycle_start = self.within == 0
         self.at_cycle_end = step > 0 and self.within == 0
         self.at_sample = step > 0 and table.marks_sample(step - 1)
-        self._burn_in_steps = _steps(table.burn_in, total)
+        self._burn_in_steps = stage_steps(table.burn_in, total)
         burns_in = self._burner is not None and self.within < self._burn_in_steps
         self.current = self.optimizers[-1] if burns_in else self.optimizer
         groups = [group for each in self.optimizers for group in each.param_groups]

@@ -177,6 +177,18 @@ class Averaging(Settings):
     std: float = Field(gt=0)
 
 
+class Swag(Settings):
+    """The cycle's samples are drawn from a Gaussian that is fitted to the path of the optimiser; see `GaussianPath`.
+
+    After the share `start` of a cycle, `snapshots` of the parameters are taken, evenly spaced (one at every step where
+    there are fewer steps), and `samples` are drawn at its end.
+    """
+
+    start: float = Field(default=0.7, ge=0, lt=1)
+    snapshots: int = Field(default=20, ge=2)
+    samples: int = Field(default=3, ge=1)
+
+
 class Repelling(RepulsionSettings):
     """The repulsion in the loop: that of `RepulsionSettings`, the feature space, and the images.
 
@@ -229,9 +241,9 @@ class Inference(Settings):
 
     If `first_epochs` is given, the first cycle of each chain has that number of epochs instead. So a long first cycle
     can find a mode, and short later ones can explore around it and away from it. `restart` says how each cycle after
-    the first begins. `averaging` is for optimisers. `pool_view` says whether the repulsion compares features on the
-    training images as they are, or on one fixed augmented view of each. `average` says what predictions average over
-    the samples by default.
+    the first begins. `averaging` and `swag` are for optimisers. `pool_view` says whether the repulsion compares
+    features on the training images as they are, or on one fixed augmented view of each. `average` says what predictions
+    average over the samples by default.
     """
 
     sampler: Annotated[SamplerSettings, SAMPLER]
@@ -244,6 +256,7 @@ class Inference(Settings):
     curve: Annotated[Cosine | Constant, OneOf("curve", CURVES)] = Cosine()
     warmup: Warmup | None = None
     averaging: Averaging | None = None
+    swag: Swag | None = None
     repulsion: Repelling | None = None
     pool_view: Literal["plain", "augmented"] = "plain"
     adaptive: Adaptive | None = None
@@ -263,6 +276,8 @@ class Inference(Settings):
     @property
     def samples_per_cycle(self) -> int:
         """How many samples each chain keeps per cycle."""
+        if self.swag is not None:
+            return self.swag.samples
         return self.sampler.samples_per_cycle if isinstance(self.sampler, LangevinSettings) else 1
 
     @property
@@ -306,7 +321,7 @@ class Inference(Settings):
 
     def _check_cycles(self) -> None:
         kind = self.sampler.kind
-        alone = {"cycles": 1, "chains": 1, "repulsion": None, "adaptive": None, "averaging": None}
+        alone = {"cycles": 1, "chains": 1, "repulsion": None, "adaptive": None, "averaging": None, "swag": None}
         for name, value in alone.items():
             if kind == "svgd" and getattr(self, name) != value:
                 refuse(name, f"does not go with svgd, whose particles move together once: leave it {value or 'null'}")
@@ -325,8 +340,11 @@ class Inference(Settings):
 
     def _check_lengths(self) -> None:
         longest = self.first_epochs or self.epochs
-        if self.averaging is not None and not self.optimises:
-            refuse("averaging", f"is for sgd and adamw, and the sampler is {self.sampler.kind}: set it to null")
+        for name in ("averaging", "swag"):
+            if getattr(self, name) is not None and not self.optimises:
+                refuse(name, f"is for sgd and adamw, and the sampler is {self.sampler.kind}: set it to null")
+        if self.averaging is not None and self.swag is not None:
+            refuse("swag", "does not go with averaging, which makes one sample of a cycle: set one of them to null")
         if self.first_epochs is not None and isinstance(self.restart, Cold):
             refuse("first_epochs", "is for warm restarts: cold ones all begin alike, so set it to null")
         if self.first_epochs is not None and self.averaging is not None:
