@@ -42,6 +42,7 @@ STEPS_PER_EPOCH = 3
 
 OUTSIDE = {
     "average": "what a prediction averages over samples: it acts when one predicts",
+    "views": "over how many views of an image a prediction averages: it acts when one predicts",
     "pool_view": "which view of the training images the pool is of: training makes the pool, the loop is given it",
 }
 """The only settings that do not act in the loop."""

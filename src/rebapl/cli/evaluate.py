@@ -23,6 +23,7 @@ def evaluate(
     targets: str | None = None,
     fit_weights: bool = False,
     uniform_weights: bool = False,
+    views: Annotated[int | None, typer.Option(min=1)] = None,
     fit_threshold: str | None = None,
     fit_conformal: Annotated[float | None, typer.Option(metavar="LEVEL")] = None,
     outside: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
@@ -42,6 +43,7 @@ def evaluate(
         targets: Score these data sets (or NAME=SPLITFILE), with commas, not the protocol's own.
         fit_weights: First weight the samples by their fit to the validation images.
         uniform_weights: First weight all samples alike, which undoes --fit-weights.
+        views: From now on, average answers over this number of views of each image.
         fit_threshold: First choose when to say 'I don't know' on them: risk=0.05, or coverage=0.9[,by=entropy].
         fit_conformal: First fit prediction sets on them that hold the right class this often: 0.9.
         outside: Score how well others are told apart: novel, noise, a data set or a folder of images; may be repeated.
@@ -70,6 +72,7 @@ def evaluate(
             config=config,
             fit_weights=fit_weights,
             uniform_weights=uniform_weights,
+            views=views,
             fit_threshold=wanted,
             fit_conformal=fit_conformal,
             outside=outside or (),

@@ -149,11 +149,17 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
 
 def _scored_with(run: Run) -> list[str]:
     """What changed the scores after the training: NAME=FILE for each target that was scored on another split file than
-    its own, and whether the weights of the samples were fitted."""
+    its own, whether the weights of the samples were fitted, and the number of views if that is not the trained one."""
     splits = [f"{name}={part.split}" for name, part in run.result.parts.items() if part.split]
     weights = run.result.weights
     fitted = bool(weights) and max(weights) - min(weights) > WEIGHT_TOLERANCE
-    return [*splits, *(["fitted weights"] if fitted else [])]
+    views = run.result.views
+    asked = run.resolved["inference"].get("views", 1)
+    return [
+        *splits,
+        *(["fitted weights"] if fitted else []),
+        *([number_of(views, "view")] if views != asked else []),
+    ]
 
 
 def _protocol_table(protocol: str, groups: Sequence[Group], hm: str) -> Table:

@@ -93,7 +93,7 @@ class RunResult(Record):
 
     `protocols` names the parts that each protocol scored; `outside` has, per outside data, AUROC and FPR95 by kind of
     uncertainty; `corruptions` has the scores by corruption and severity. `weights` are those of the samples that were
-    scored together. `run` is the hash of the run's settings.
+    scored together, from this number of `views` of each image. `run` is the hash of the run's settings.
 
     >>> scores = {"accuracy": 60.0, "nll": 0.5, "ece": 2.0, "images": 9}
     >>> result = RunResult(parts={"base": scores, "novel": {**scores, "accuracy": 30.0}})
@@ -108,6 +108,7 @@ class RunResult(Record):
     corruptions: dict[str, dict[str, Scores]] = {}
     samples: int | None = None
     weights: list[float] = []
+    views: int = 1
     seconds: Seconds = Seconds()
     device: str | None = None
     run: str | None = None

@@ -226,6 +226,7 @@ def evaluate_run(
     fit_conformal: float | None = None,
     outside: Sequence[str] = (),
     corruptions: Sequence[str] = (),
+    views: int | None = None,
     only_missing: bool = False,
     progress: Predicted | None = None,
     load: LoadBackbone | None = None,
@@ -236,11 +237,12 @@ def evaluate_run(
 
     `config` is one that trains alike and asks for other parts, see `scored_as`: they are stored beside what is there;
     `only_missing` leaves out what is there already. `posterior` is the one that was just trained, and `task` that
-    of `config`; a posterior that is not the folder's own is read from there. `uniform_weights` first weights
-    all samples alike; `fit_weights`, `fit_threshold` (`risk` or `coverage`, `by`) and `fit_conformal` (the level of
-    prediction sets) first fit these on the run's validation images; all are stored in the posterior. `outside` names
-    test parts, data sets or folders of images to be told from the trained classes, and `corruptions` what to spoil the
-    test images with, see `named_corruptions`; scores of other ones stay.
+    of `config`; a posterior that is not the folder's own is read from there. `views` is over how many views of an image
+    answers average from now on, see `Posterior.with_views`. `uniform_weights` first weights all samples alike;
+    `fit_weights`, `fit_threshold` (`risk` or `coverage`, `by`) and `fit_conformal` (the level of prediction sets) first
+    fit these on the run's validation images; all are stored in the posterior. `outside` names test parts,
+    data sets or folders of images to be told from the trained classes, and `corruptions` what to spoil the test images
+    with, see `named_corruptions`; scores of other ones stay.
     `progress` hears of the images of the test parts. `load`, `wait` and `track` are as in `run`.
     """
     check_trackers(track)
@@ -272,6 +274,9 @@ def evaluate_run(
         if posterior is None or not is_stored(posterior, out / POSTERIOR):  # fitted by another process meanwhile
             posterior = load_posterior(out, (load or KeptBackbone())(config.backbone_name, device), device)
         task, start = task or config.task(root), time.perf_counter()
+        before = posterior
+        if views is not None:
+            posterior = posterior.with_views(views)
         if uniform_weights:
             posterior = posterior.with_uniform_weights()
         fitted = bool(fit_weights or fit_threshold or fit_conformal is not None)
@@ -279,7 +284,7 @@ def evaluate_run(
             posterior = fit_on_validation(
                 posterior, task, weights=fit_weights, level=fit_conformal, **(fit_threshold or {})
             )
-        if uniform_weights or fitted:
+        if uniform_weights or fitted or posterior is not before:
             save_posterior(posterior, out / POSTERIOR)
             stored = RunResult(parts={})  # what is there was scored with other predictions
         told_apart = score_outside(posterior, task, outside, root) if outside else {}
@@ -297,6 +302,7 @@ def evaluate_run(
             corruptions=by_corruption,
             samples=len(posterior),
             weights=posterior.weights.tolist(),
+            views=posterior.views,
             device=device_name(device),
             run=hash_of(stored_settings(out)),
         )

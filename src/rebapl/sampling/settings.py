@@ -243,7 +243,7 @@ class Inference(Settings):
     can find a mode, and short later ones can explore around it and away from it. `restart` says how each cycle after
     the first begins. `averaging` and `swag` are for optimisers. `pool_view` says whether the repulsion compares
     features on the training images as they are, or on one fixed augmented view of each. `average` says what predictions
-    average over the samples by default.
+    average over the samples by default, and `views` over how many views of each image (test-time augmentation).
     """
 
     sampler: Annotated[SamplerSettings, SAMPLER]
@@ -261,6 +261,7 @@ class Inference(Settings):
     pool_view: Literal["plain", "augmented"] = "plain"
     adaptive: Adaptive | None = None
     average: Literal["probabilities", "logits"] = "probabilities"
+    views: int = Field(default=1, ge=1)
 
     @property
     def optimises(self) -> bool:

@@ -25,7 +25,7 @@ __all__ = ["PRESETS", "has_own_epochs", "preset", "preset_values", "register_pre
 
 FOLDER = Path(__file__).parent
 
-ORDER = "mle ensemble snapshot swag sgld sghmc csgld csghmc rebapl rebapl-paper rebapl-authors svgd".split()
+ORDER = "mle tta ensemble snapshot swag sgld sghmc csgld csghmc rebapl rebapl-paper rebapl-authors svgd".split()
 """From plain to elaborate, as lists show them; others come after."""
 
 QUANTITIES = "epochs batch lr lr_without_momentum momentum weight_decay sampler burn_in warmup averaging".split()
