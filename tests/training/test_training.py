@@ -36,7 +36,7 @@ def resolve(method: str, inference: str, task: Task, **settings: Any) -> Resolve
 
 def repels_in_both(method: str) -> bool:
     """The released code compares image and text features together, which a method without common text has not."""
-    return method != "cocoop"
+    return method not in ("cocoop", "vamp")
 
 
 def quick(method: str, inference: str) -> dict[str, Any]:

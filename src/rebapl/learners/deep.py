@@ -78,11 +78,14 @@ class OpeningText:
         else:
             self.text = encoder.tokenize([[tokens, f"{name}."] for name in class_names])
 
-    def features(self, encoder: DualEncoder, prompts: Sequence[Tensor]) -> Tensor:
-        """Normalised text features (C, e) with prompts (b, d) of layers 1 … J."""
+    def features(self, encoder: DualEncoder, prompts: Sequence[Tensor], times: int = 1) -> Tensor:
+        """Normalised text features (C, e) with prompts (b, d) of layers 1 … J.
+
+        All classes `times` over, (times·C, e), may each have prompts of their own, (times·C, b, d).
+        """
         at, prompts = encoder.tokenizer.first, in_type(prompts, encoder.dtype)
         edits: dict[int, Edit] = {layer: Replace(prompt, at) for layer, prompt in enumerate(prompts) if layer > 0}
-        embedded = encoder.embed_text(self.text, prompts[0])
+        embedded = encoder.embed_text(self.text if times == 1 else self.text.repeated(times), prompts[0])
         return F.normalize(encoder.text.features(embedded, edits), dim=-1)
 
 
@@ -136,7 +139,7 @@ def draw_text_prompts(
 class StatesWithFeatures(States):
     """Images half-way through the frozen tower, with the features they would have at its end, for a loss to compare.
 
-    `features` (B, e) are those of the untouched model, normalised; nobody needs them outside of training.
+    `features` (B, e) are those of the untouched model, normalised; outside of training only VaMP needs them.
     """
 
     features: Tensor = field(kw_only=True)

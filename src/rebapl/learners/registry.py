@@ -81,6 +81,7 @@ PACKAGED = {
     "proda": "proda",
     "bpl": "bayesian",
     "app": "adaptable_prompts",
+    "vamp": "vamp",
 }
 """The methods of this package, and their files."""
 

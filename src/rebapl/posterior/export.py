@@ -161,7 +161,7 @@ def _program(posterior: Posterior) -> torch.export.ExportedProgram:
         raise UserError(
             f"a posterior of '{posterior.learner.method}' with its settings is no graph for any number of images "
             f"({type(error).__name__}). Methods that have other texts for every image cannot be exported: cocoop, app, "
-            "and bpl with conditional=true"
+            "vamp, and bpl with conditional=true"
         ) from error
 
 
