@@ -116,6 +116,7 @@ def test_unknown_settings_and_values_of_another_type_are_refused_in_one_line(bui
 
 OUT_OF_RANGE = {
     "app": [{"prior_weight": -1}, {"particle_share": 1.5}, {"tokens": 0}],
+    "vamp": [{"samples": 0}, {"divergence": -1}, {"depth": 5}],
     "bpl": [{"samples": 0}, {"divergence": -1}, {"position": "below"}],
     "proda": [{"prompts": 0}, {"at_once": 0}, {"prompts": 4, "at_once": 5}, {"orthogonality": 2.0, "prompts": 1}],
     "mmrl++": [{"width": 0}, {"class_share": 1.2}, {"consistency": -1}, {"mix": 2.0}, {"rank": 0}],
@@ -387,7 +388,7 @@ def test_training_draws_from_the_stream_that_was_given(build: Any, images: Tenso
         return learner(images).logits
 
     assert torch.equal(logits(1), logits(1))
-    assert torch.equal(logits(1), logits(2)) != (method in ("proda", "bpl"))
+    assert torch.equal(logits(1), logits(2)) != (method in ("proda", "bpl", "vamp"))
 
 
 @learned
@@ -404,7 +405,7 @@ def test_says_whether_its_space_has_a_row_per_image(build: Any, images: Tensor, 
 # What is computed once
 
 
-@pytest.mark.parametrize("method", ["cocoop", "proda", "bpl", "app"])
+@pytest.mark.parametrize("method", ["cocoop", "proda", "bpl", "vamp", "app"])
 def test_passes_over_few_sequences_change_nothing(
     build: Any, images: Tensor, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

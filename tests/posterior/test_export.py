@@ -166,8 +166,10 @@ def test_what_cannot_be_exported_leaves_no_file(make: Make, tmp_path: Path, monk
         make("coop").export(tmp_path / "x.pkl")
     with pytest.raises(UserError, match="'maple' with its settings is no matrix"):
         make("maple").export(tmp_path / "x.npy")
-    with pytest.raises(UserError, match=r"'cocoop' with its settings is no graph .*cocoop, app, and bpl"):
+    with pytest.raises(UserError, match=r"'cocoop' with its settings is no graph .*cocoop, app, vamp, and bpl"):
         make("cocoop", 1).export(tmp_path / "x.pt2")
+    with pytest.raises(UserError, match="'vamp' with its settings is no graph"):
+        make("vamp", 1).export(tmp_path / "x.pt2")
     monkeypatch.setattr("rebapl.posterior.export.find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'rebapl\[onnx\]'"):
         make("coop").export(tmp_path / "x.onnx")

@@ -29,6 +29,7 @@ def store(runs: Path, config: RunConfig, seconds: float = 3.0, **accuracy: float
             "accuracy": value,
             "nll": value / 100,
             "ece": 5.0,
+            "aurc": value / 10,
             "images": 9,
             "per_sample": [{"accuracy": value - 1, "nll": 1.0, "ece": 5.0}],
         }
@@ -127,10 +128,11 @@ def test_transfers_have_a_column_per_target_and_their_average(tmp_path: Path) ->
     few = CONFIG.changed(protocol="few-shot", method="coop")
     store(tmp_path, few, test=88.0)
     first, second = tables(tmp_path)
-    assert first.title == "few-shot, all classes, accuracy and ECE in %"
-    assert numbers(first.rows[0]) == [88.0, 0.88, 5.0, 3.0]
-    assert second.columns[3:7] == ["source ↑", "shapes ↑", "letters ↑", "average ↑"]
-    assert numbers(second.rows[0])[:4] == [90.0, 50.0, 40.0, 45.0]
+    assert first.title == "few-shot, all classes, accuracy, ECE and AURC in %"
+    assert numbers(first.rows[0]) == [88.0, 0.88, 5.0, 8.8, 3.0]
+    targets = ["source ↑", "shapes ↑", "letters ↑", "average ↑"]
+    assert second.columns[3:10] == [*targets, "NLL ↓", "ECE ↓", "AURC ↓"]
+    assert numbers(second.rows[0])[:7] == [90.0, 50.0, 40.0, 45.0, pytest.approx(0.45), 5.0, 4.5]
 
 
 def test_unfinished_runs_are_named(tmp_path: Path) -> None:

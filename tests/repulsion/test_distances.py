@@ -7,8 +7,9 @@ import numpy as np
 import ot
 import pytest
 import torch
-from scipy.spatial.distance import cdist
-from scipy.stats import energy_distance, wasserstein_distance
+from scipy.spatial.distance import cdist, jensenshannon
+from scipy.special import softmax
+from scipy.stats import energy_distance, entropy, wasserstein_distance
 from torch import Tensor
 
 from rebapl.errors import UserError
@@ -25,7 +26,8 @@ def stream() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-BETWEEN_DISTRIBUTIONS = [name for name in ALL if name != "paired"]
+ROW_BY_ROW = ("paired", "kullback-leibler", "jensen-shannon")
+BETWEEN_DISTRIBUTIONS = [name for name in ALL if name not in ROW_BY_ROW]
 
 
 def two_clouds(n: int = 9, m: int = 9, d: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -217,12 +219,41 @@ def test_paired_is_row_by_row() -> None:
         squared_distance(x, y[:5], "paired")
 
 
+def test_divergences_match_scipy() -> None:
+    x, y = (3 * cloud for cloud in two_clouds())
+    p, q = softmax(x.numpy(), -1), softmax(y.numpy(), -1)
+    js = np.mean(jensenshannon(p, q, axis=-1) ** 2)
+    assert squared_distance(x, y, "jensen-shannon").item() == pytest.approx(js, rel=1e-10)
+    both = (entropy(p, q, axis=-1) + entropy(q, p, axis=-1)) / 2
+    assert squared_distance(x, y, "kullback-leibler").item() == pytest.approx(both.mean(), rel=1e-10)
+    with pytest.raises(UserError, match="'jensen-shannon' compares row by row"):
+        squared_distance(x, y[:5], "jensen-shannon")
+
+
+@pytest.mark.parametrize("distance", ["kullback-leibler", "jensen-shannon"])
+def test_divergences_keep_their_digits_near_and_far(distance: str) -> None:
+    """Near coincidence both are ½·Var_p(Δlogits) times 1 and ¼: in float32, far below where 1 − 1 would be noise."""
+    x, y = two_clouds()
+    p, change = x.softmax(-1), 1e-4 * y
+    variance = (p * (change - (p * change).sum(-1, keepdim=True)).square()).sum(-1).mean()
+    expected = variance / (2 if distance == "kullback-leibler" else 8)
+    assert squared_distance((x + change).float(), x.float(), distance).item() == pytest.approx(
+        expected.item(), rel=0.02
+    )
+    sure = torch.tensor([[200.0, 0.0, 0.0]], requires_grad=True)
+    value = squared_distance(sure, sure.detach().roll(1, -1), distance)
+    value.backward()
+    assert value.item() == pytest.approx(200 if distance == "kullback-leibler" else math.log(2), rel=1e-6)
+    assert sure.grad is not None
+    assert sure.grad.isfinite().all()
+
+
 @pytest.mark.parametrize("unequal", [False, True])
 @pytest.mark.parametrize("distance", ALL)
 def test_gradient_matches_finite_differences(distance: str, unequal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinkhorn, "ITERATIONS", 300)  # the envelope theorem is for converged potentials
-    if distance == "paired" and unequal:
-        pytest.skip("paired needs equal sizes")
+    if distance in ROW_BY_ROW and unequal:
+        pytest.skip("it needs equal sizes")
     x, y = two_clouds(6, 4 if unequal else 6, 3)
     options = {"regularisation": 0.5} if distance == "sinkhorn" else {}
     variable = x.clone().requires_grad_()

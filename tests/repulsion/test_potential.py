@@ -53,6 +53,8 @@ def test_scale_is_the_squared_distance_to_the_model_before_learning(name: str) -
     expected = distance.between(anchor, distance.prepare(cloud, torch.Generator().manual_seed(3))).item()
     found = scale(name, cloud, anchor)
     assert found == pytest.approx(expected)
+    if distance.space == "logits":
+        return  # which have no units
     # and it follows the units of the features: squared, or linear for energy; MMD has none of its own
     power = {"mmd": 0, "energy": 1}.get(name, 2)
     assert scale(name, 3 * cloud, 3 * anchor) == pytest.approx(3**power * found, rel=1e-9)

@@ -27,6 +27,7 @@ from rebapl.sampling.settings import (
     Cold,
     Laplace,
     Repelling,
+    Swag,
     Warm,
     Warmup,
 )
@@ -42,6 +43,7 @@ STEPS_PER_EPOCH = 3
 
 OUTSIDE = {
     "average": "what a prediction averages over samples: it acts when one predicts",
+    "views": "over how many views of an image a prediction averages: it acts when one predicts",
     "pool_view": "which view of the training images the pool is of: training makes the pool, the loop is given it",
 }
 """The only settings that do not act in the loop."""
@@ -66,6 +68,7 @@ OTHERS: dict[str, list[Any]] = {
     "averaging": [{"mean": 1.0, "std": 1.0}, None],
     "laplace": [{"samples": 4}, None],
     "structure": ["diagonal"],  # `full` is what `auto` takes here
+    "swag": [{"start": 0.5, "snapshots": 3, "samples": 2}, None],
     "adaptive": [{"min_likelihood_gain": 9.0, "min_diversity_gain": 9.0, "patience": 1}, None],
     "min_likelihood_gain": [0.0],
     "min_diversity_gain": [0.0],
@@ -147,6 +150,8 @@ def base(name: str) -> dict[str, Any]:
     start, recipe, changes = BASES[name]
     repels = preset(start, RECIPES[recipe]).repulsion is not None
     small: dict[str, Any] = {"repulsion.every": 1, "epochs": 4} if repels else {}
+    if start == "swag":
+        small = {"swag.snapshots": 4}  # of the nine steps after its start
     if repels and "repulsion.images" not in changes:
         small |= {"repulsion.images": 6, "repulsion.pool": 16}
     return preset(start, RECIPES[recipe], **small, **changes).plain()
@@ -211,7 +216,7 @@ def with_needed(kind: str, settings: type[Settings]) -> dict[str, Any]:
 
 EVERY = [
     *(kind for kinds in KINDS.values() for kind in kinds.values()),
-    *(Inference, Adaptive, Averaging, Cold, Laplace, Repelling, Warm, Warmup),
+    *(Inference, Adaptive, Averaging, Cold, Laplace, Repelling, Swag, Warm, Warmup),
 ]
 WHOLE = {name for kind in EVERY for name, field in kind.model_fields.items() if field.annotation is int}
 
@@ -299,7 +304,7 @@ SAME = {
 """Changes that come to the same thing in one base."""
 
 NAMED = {
-    "sampler": ("averaging", "laplace", "cycles", "stage", "keep_momentum", "repulsion"),
+    "sampler": ("averaging", "laplace", "swag", "cycles", "stage", "keep_momentum", "repulsion"),
     "cycles": ("restart",),
     "chains": ("keep_momentum",),
     "images": ("pool",),

@@ -253,3 +253,12 @@ def test_a_preset_from_outside_extends_one_of_the_package(tmp_path, monkeypatch)
         preset(register_preset(tmp_path / "misspelt.yaml"), Recipe(lr=0.1, epochs=3, batch=4))
     with pytest.raises(UserError, match=r"the preset 'mle' of .* is taken: name the file otherwise"):
         register_preset(tmp_path / "mle.yaml")
+
+
+def test_a_distance_between_class_probabilities_compares_logits_on_images() -> None:
+    for per_image in (True, False):
+        chosen = preset("rebapl", MAPLE, "coop", per_image, **{"repulsion.distance": "jensen-shannon"}).repulsion
+        assert chosen is not None
+        assert (chosen.space, chosen.images) == ("logits", 32)
+    with pytest.raises(UserError, match="is image: the distance 'jensen-shannon' compares points of the space 'log"):
+        preset("rebapl", MAPLE, **{"repulsion.distance": "jensen-shannon", "repulsion.space": "image"})

@@ -105,11 +105,14 @@ def plain_samples(inference):
         epochs = inference.first_epochs if cycle == 0 and inference.first_epochs else inference.epochs
         total = epochs * EPOCH
         explore = total if inference.optimises else math.ceil(sampler.exploration * total - 1e-9)
-        kept = inference.samples_per_cycle
+        kept, path = inference.samples_per_cycle, []
+        if inference.swag:
+            explore = math.ceil(inference.swag.start * total - 1e-9)
+            kept = min(inference.swag.snapshots, total - explore)
         marks = {explore + (k * (total - explore)) // kept for k in range(1, kept + 1)}
         for t in range(total):
             lr = rate(inference, t, total, rounds if cold else cycle)
-            heat = 0.0 if t < explore else sampler.temperature
+            heat = 0.0 if inference.optimises or t < explore else sampler.temperature
             images, labels = doubled(step, inference.batch)
             loss = learner.loss(learner(images), labels)
             beside = [torch.zeros_like(p) for p in parameters]
@@ -133,7 +136,9 @@ def plain_samples(inference):
             for p, change, pull in zip(parameters, moved, beside, strict=True):
                 p.data += change - pull
             old_lr, step = lr, step + 1
-            if t + 1 in marks:
+            if t + 1 in marks and inference.swag:
+                path.append(torch.cat([p.detach().flatten() for p in parameters]))
+            elif t + 1 in marks:
                 samples.append(torch.cat([p.detach().flatten() for p in parameters]))
                 if settings is not None and cycle < inference.cycles - 1:
                     stored = settings.distance.prepare(
@@ -141,8 +146,23 @@ def plain_samples(inference):
                     )
                     scale = settings.distance.between(anchor, stored).item()
                     new.append((stored, settings.potential.epsilon * scale))
+        samples += swag_samples(path, inference.swag, parameters, streams["sampler"]) if path else []
         ends[chain] = [p.detach().clone() for p in parameters]
     return torch.stack(samples)
+
+
+def swag_samples(path, swag, parameters, stream):
+    """θ̄ + 1/√2·Σ_diag^½·z₁ + 1/√(2(T−1))·D·z₂, with the moments as the paper has them."""
+    path = torch.stack(path)
+    running = path.cumsum(0) / torch.arange(1, len(path) + 1)[:, None]
+    deviations, variance = path - running, path.square().mean(0) - path.mean(0).square()
+    samples = []
+    for _ in range(swag.samples):
+        z2 = torch.randn(len(path), generator=stream).double()
+        z1 = torch.cat([torch.randn(p.shape, generator=stream).flatten() for p in parameters]).double()
+        low_rank = deviations.T @ z2 / (len(path) - 1) ** 0.5
+        samples.append(path.mean(0) + (variance.clamp_min(0).sqrt() * z1 + low_rank) / 2**0.5)
+    return samples
 
 
 def rate(inference, t, total, cycle):

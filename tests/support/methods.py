@@ -129,6 +129,13 @@ CASES: dict[str, Case] = {
         ),
         noisy_training=True,
     ),
+    "vamp": Case(
+        plain_distributions.vamp,
+        counts=(({}, 9 * (2 * 84_000 + 2 * 768)), ({"depth": 3}, 3 * (2 * 84_000 + 2 * 768))),
+        settings={"samples": 3},
+        options=({"depth": 1, "tokens": 3, "divergence": 2.0}, {"depth": 2, "init": None}),
+        noisy_training=True,
+    ),
     "app": Case(
         plain_distributions.app,
         counts=(({}, 8_192 + 33_312),),

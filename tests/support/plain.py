@@ -150,12 +150,12 @@ def cocoop(task: Task, p: Parameters) -> tuple[Tensor, Tensor]:
     return torch.stack(logits), F.cross_entropy(torch.stack(logits), task.labels)
 
 
-def _layers(p: Parameters, kind: str) -> list[Tensor]:
+def layers_of(p: Parameters, kind: str) -> list[Tensor]:
     found = {int(name.split(".")[1]): x for name, x in p.items() if name.startswith(f"{kind}.")}
     return [found[layer] for layer in range(1, len(found) + 1)]
 
 
-def _deep_text(task: Task, prompts: list[Tensor], fixed: str) -> Tensor:
+def deep_text(task: Task, prompts: list[Tensor], fixed: str) -> Tensor:
     """`fixed`: the words between the prompts and the class name."""
     b = len(prompts[0])
 
@@ -165,7 +165,7 @@ def _deep_text(task: Task, prompts: list[Tensor], fixed: str) -> Tensor:
     return torch.stack([_filled(task, "x " * b + f"{fixed} {name}.", 1, prompts[0], change) for name in task.names])
 
 
-def _deep_images(task: Task, prompts: list[Tensor]) -> Tensor:
+def deep_images(task: Task, prompts: list[Tensor]) -> Tensor:
     def change(layer: int, x: Tensor) -> Tensor:
         if layer == 0:
             return torch.cat([x, prompts[0]])
@@ -174,34 +174,34 @@ def _deep_images(task: Task, prompts: list[Tensor]) -> Tensor:
     return unit(torch.stack([task.clip.image(image, change) for image in task.images]))
 
 
-def _fixed_words(b: int, init: str | None = "a photo of a") -> str:
+def fixed_words(b: int, init: str | None = "a photo of a") -> str:
     words = init.split() if init else []
     return " ".join(words[b:]) if b <= len(words) else ""
 
 
 def vpt(task: Task, p: Parameters) -> tuple[Tensor, Tensor]:
     template = task.settings.get("text", "a photo of a {}.") or task.template
-    return task.answer(_deep_images(task, _layers(p, "vision")), unit(task.templated(template)))
+    return task.answer(deep_images(task, layers_of(p, "vision")), unit(task.templated(template)))
 
 
 def ivlp(task: Task, p: Parameters) -> tuple[Tensor, Tensor]:
-    prompts = _layers(p, "text")
-    text = _deep_text(task, prompts, _fixed_words(len(prompts[0])))
-    return task.answer(_deep_images(task, _layers(p, "vision")), text)
+    prompts = layers_of(p, "text")
+    text = deep_text(task, prompts, fixed_words(len(prompts[0])))
+    return task.answer(deep_images(task, layers_of(p, "vision")), text)
 
 
 def maple(task: Task, p: Parameters) -> tuple[Tensor, Tensor]:
-    prompts = _layers(p, "text")
+    prompts = layers_of(p, "text")
     coupled = [prompt @ p[f"couple.{i}.weight"].T + p[f"couple.{i}.bias"] for i, prompt in enumerate(prompts, start=1)]
     init = task.settings.get("init", "a photo of a")
-    text = _deep_text(task, prompts, _fixed_words(len(prompts[0]), init))
-    return task.answer(_deep_images(task, coupled), text)
+    text = deep_text(task, prompts, fixed_words(len(prompts[0]), init))
+    return task.answer(deep_images(task, coupled), text)
 
 
 def promptsrc(task: Task, p: Parameters) -> tuple[Tensor, Tensor]:
-    prompts = _layers(p, "text")
-    text = _deep_text(task, prompts, _fixed_words(len(prompts[0])))
-    image = _deep_images(task, _layers(p, "vision"))
+    prompts = layers_of(p, "text")
+    text = deep_text(task, prompts, fixed_words(len(prompts[0])))
+    image = deep_images(task, layers_of(p, "vision"))
     logits, loss = task.answer(image, text)
     teacher_text = unit(torch.stack([task.templated(template) for template in PROMPTSRC_TEMPLATES]).mean(0))
     teacher_image = task.frozen_images()

@@ -1,9 +1,9 @@
-"""ProDA, variational Bayesian prompts and APP a second time, plainly; see `plain`. In training mode, as the suite runs
-them: with noise of seed 4."""
+"""ProDA, variational Bayesian prompts, VaMP and APP a second time, plainly; see `plain`. In training mode, as the suite
+runs them: with noise of seed 4."""
 
 import torch
 import torch.nn.functional as F
-from plain import Parameters, Task, around, unit
+from plain import Parameters, Task, around, deep_images, deep_text, fixed_words, layers_of, unit
 from torch import Tensor
 
 
@@ -74,6 +74,37 @@ def bpl(task: Task, p: Parameters) -> tuple[Tensor, Tensor]:
     log_probabilities = torch.stack(rows)
     likelihood = -log_probabilities[torch.arange(len(rows)), task.labels].mean()
     return log_probabilities, likelihood + task.settings.get("divergence", 0.001) * torch.stack(divergences).mean()
+
+
+def vamp(task: Task, p: Parameters) -> tuple[Tensor, Tensor]:
+    """With one draw for each image, as in training."""
+
+    def moments(kind: str, layer: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = F.elu(p[f"{kind}.{layer}.0.weight"] @ x + p[f"{kind}.{layer}.0.bias"])
+        made = p[f"{kind}.{layer}.2.weight"] @ hidden + p[f"{kind}.{layer}.2.bias"]
+        mean, log_variance = made.chunk(2)
+        return mean.view(tokens, -1), log_variance.view(tokens, -1).exp().sqrt()
+
+    prompts = layers_of(p, "vision")
+    depth, tokens = len(prompts), len(prompts[0])
+    width = p["posterior.1.2.bias"].numel() // (2 * tokens)
+    epsilon = torch.randn(1, depth, tokens, width, generator=_noise())[0]
+    prototypes = unit(task.templated(task.template))
+    words = fixed_words(tokens, task.settings.get("init", "a photo of a"))
+    rows, divergences = [], []
+    for x, image, y in zip(task.frozen_images(), deep_images(task, prompts), task.labels.tolist(), strict=True):
+        drawn = []
+        for layer in range(1, depth + 1):
+            q, prior = (
+                torch.distributions.Normal(*moments(kind, layer, given))
+                for kind, given in (("posterior", x), ("prior", prototypes[y]))
+            )
+            drawn.append(q.mean + q.stddev * epsilon[layer - 1])
+            divergences.append(torch.distributions.kl_divergence(q, prior).mean())
+        rows.append((task.clip.scale * deep_text(task, drawn, words) @ image).log_softmax(-1))
+    logits = torch.stack(rows)
+    divergence = torch.stack(divergences).sum() / len(rows)
+    return logits, F.cross_entropy(logits, task.labels) + task.settings.get("divergence", 0.001) * divergence
 
 
 def app(task: Task, p: Parameters) -> tuple[Tensor, Tensor]:

@@ -39,7 +39,7 @@ def repels_in_both(method: str) -> bool:
 
     A method without common text has not both, and where only a cache of images learns, neither changes.
     """
-    return method not in ("cocoop", "tip-adapter-f")
+    return method not in ("cocoop", "vamp", "tip-adapter-f")
 
 
 def quick(method: str, inference: str) -> dict[str, Any]:

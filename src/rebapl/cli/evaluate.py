@@ -28,10 +28,12 @@ def evaluate(
     uniform_weights: bool = False,
     fit_temperature: bool = False,
     no_temperature: bool = False,
+    views: Annotated[int | None, typer.Option(min=1)] = None,
     fit_threshold: str | None = None,
     fit_conformal: Annotated[str | None, typer.Option(metavar="LEVEL")] = None,
     fit_outside: Annotated[str | None, typer.Option(metavar="SCORE")] = None,
     outside: Annotated[list[str] | None, typer.Option(metavar="NAME")] = None,
+    corruptions: Annotated[str | None, typer.Option(metavar="NAMES")] = None,
     heat_map: bool = False,
     data: str | None = None,
     backbone: options.MovedBackbone = None,
@@ -47,6 +49,7 @@ def evaluate(
         targets: Score these data sets (or NAME=SPLITFILE), with commas, not the protocol's own.
         fit_weights: First weight the samples by their fit to the validation images.
         uniform_weights: First weight all samples alike, which undoes --fit-weights.
+        views: From now on, average answers over this number of views of each image.
         fit_temperature: First fit one temperature of the probabilities on the validation images.
         no_temperature: First take the temperature away, which undoes --fit-temperature.
         fit_threshold: First choose when to say 'I don't know' on them: risk=0.05[,confidence=0.9], or
@@ -54,7 +57,8 @@ def evaluate(
         fit_conformal: First fit prediction sets on them that hold the right class this often: 0.9, or
             0.9,score=aps (or raps), and by_class=true to keep it for each class.
         fit_outside: First choose when to say 'none of these' on them: mahalanobis, or mcm,rate=0.05 (of false alarms).
-        outside: Score how well others are told apart: novel, a data set, or a folder of images; may be repeated.
+        outside: Score how well others are told apart: novel, noise, a data set or a folder of images; may be repeated.
+        corruptions: Score corrupted test images: all, or names with commas; NAME@3 is one severity of five.
         heat_map: Draw how far apart samples are: diversity.png.
         data: Where the images are now, if they have moved.
     """
@@ -62,6 +66,7 @@ def evaluate(
 
     from rebapl.cli.progress import StepProgress, print_table
     from rebapl.posterior.storage import read_manifest
+    from rebapl.reports.corruptions import corruption_table
     from rebapl.reports.results import scores_table
     from rebapl.runs.folder import POSTERIOR, read_config, scored_as
     from rebapl.runs.run import evaluate_run
@@ -83,10 +88,12 @@ def evaluate(
             uniform_weights=uniform_weights,
             fit_temperature=fit_temperature,
             no_temperature=no_temperature,
+            views=views,
             fit_threshold=wanted,
             fit_conformal=sets,
             fit_outside=none_of_these,
             outside=outside or (),
+            corruptions=options.parse_names(corruptions) or (),
             track=trackers,
             progress=progress.begin(f"scoring {printable(str(run))}"),
         )
@@ -105,6 +112,8 @@ def evaluate(
         for by, scores in result.outside[name].items():
             found = (f"{title} {scores[key]:.1f}" for key, title in OUTSIDE_TITLES.items())
             print(f"outside {name} by {by}: {', '.join(found)}")
+    if corruptions:
+        print_table(corruption_table(result))
     if heat_map:
         if result.diversity is None:
             raise UserError(f"{run} has one sample: there are no distances to draw")

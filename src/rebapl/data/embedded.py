@@ -27,7 +27,9 @@ ENLARGED = 4
 MIN_CROP = 0.5
 """Less of these small pictures may not show the thing at all."""
 
-LETTERS = "letters"
+LETTERS, NOISE = "letters", "noise"
+
+NOISE_IMAGES = 300
 
 _SHAPES = ("circle", "square", "triangle", "star", "heart", "cross", "crescent", "arrow")
 _COLOURS = ("red", "green", "blue", "yellow", "purple", "orange")
@@ -100,6 +102,21 @@ def _digits() -> Dataset:
             part = SPLITS[np.searchsorted([5, 7], position % 10, side="right")]
             items[part].append(Item(f"{part}/{word}/{index:04d}", label, word))
     return Dataset("digits", "a photo of the number {}.", *Splits(*items.values()), load, MIN_CROP, flip=False)
+
+
+def noise_images() -> Dataset:
+    """Pictures of nothing: squares of uniformly random colours, from 7 to 224 squares a side. They are only tested on.
+
+    The squares have six sizes, so that noise is left when a backbone reduces the picture.
+    """
+
+    def load(key: str) -> Image.Image:
+        squares = 7 * 2 ** (int(key) % 6)
+        colours = _rng(f"{NOISE}/{key}").integers(256, size=(squares, squares, 3), dtype=np.uint8)
+        return Image.fromarray(colours).resize((224, 224), Image.Resampling.NEAREST)
+
+    items = [Item(f"{number:03d}", 0, NOISE) for number in range(NOISE_IMAGES)]
+    return Dataset(NOISE, "a photo of {}.", (), (), items, load)
 
 
 EMBEDDED: dict[str, Callable[[], Dataset]] = {

@@ -13,6 +13,8 @@ import torch
 from rebapl.backbones.features import features_of
 from rebapl.data.batches import LabelledImages
 from rebapl.data.catalogue import is_own, load_dataset
+from rebapl.data.corruptions import Corruption
+from rebapl.data.embedded import NOISE, noise_images
 from rebapl.data.own_images import is_flat, load_flat_folder
 from rebapl.data.task import TARGETS, Part, Task, split_of
 from rebapl.data.workers import portions
@@ -168,16 +170,22 @@ def bound_to(posterior: Posterior, task: Task, part: Part) -> Posterior:
     return dataclasses.replace(posterior, learner=learner).bind(part.class_names, part.dataset.template, transfer=True)
 
 
-def predict_part(posterior: Posterior, part: Part, progress: Callable[[int], None] | None = None) -> Prediction:
+def predict_part(
+    posterior: Posterior,
+    part: Part,
+    progress: Callable[[int], None] | None = None,
+    corruption: Corruption | None = None,
+) -> Prediction:
     """Predicts all images of a part, a portion of them at a time. The posterior must be bound to the part already.
 
-    `progress` is called with the number of images done.
+    `progress` is called with the number of images done. A `corruption` spoils the views first.
     """
 
     def views() -> Iterator[torch.Tensor]:
         done = 0
         for items in list(portions(part.items, IMAGES_AT_ONCE)) or [[]]:
-            yield part_views(posterior, dataclasses.replace(part, items=items))
+            clean = part_views(posterior, dataclasses.replace(part, items=items))
+            yield clean if corruption is None else corruption(clean, [item.key for item in items])
             done += len(items)
             if progress is not None:
                 progress(done)
@@ -247,8 +255,8 @@ def fit_on_validation(
     outside: Mapping[str, Any] | None = None,
 ) -> Posterior:
     """Fit a posterior on the task's validation images: its sample weights, its temperature, a threshold for `risk`
-    (with a `confidence`) or `coverage`, prediction `sets` (`level`, `score`, `by_class`), and when to say "none of these"
-    (`outside`: `by` and `rate`), whichever of them are named."""
+    (with a `confidence`) or `coverage`, prediction `sets` (`level`, `score`, `by_class`), and when to say "none of
+    these" (`outside`: `by` and `rate`), whichever of them are named."""
     if not task.val.items:
         raise UserError(f"data set '{task.dataset.name}' has no validation images to fit on")
     if sets is not None:
@@ -280,15 +288,12 @@ def score_outside(
 
     For each name in `outside`, it has the `all_outside_scores`. A name is that of a test part of the task with other
     classes (`novel`), or of another data set. A data set that is read from files lies below `root`, and NAME=FILE takes
-    another split file. It may also be a folder of images without classes, all of which are taken. All images are
-    predicted among the trained class names.
+    another split file. It may also be a folder of images without classes, all of which are taken, or `noise`, see
+    `noise_images`. All images are predicted among the trained class names.
     """
     others = {name: outside_part(name, task, root) for name in outside}
-    names = list(task.train.class_names)
-    inside = next((part for part in task.tests.values() if list(part.class_names) == names), None)
-    if inside is None:
-        raise UserError("this task has no test images of the trained classes")
-    bound = posterior.bind(names, task.dataset.template)
+    inside = trained_part(task)
+    bound = bound_to(posterior, task, inside)
     features, labels = _features(bound, task.train), part_labels(task.train)
     banks = {}
     for by, kind in FEATURE_SCORES.items():
@@ -310,6 +315,15 @@ def _features(posterior: Posterior, part: Part) -> torch.Tensor:
     return torch.cat([posterior.image_features(part_views(posterior, some)) for some in parts])
 
 
+def trained_part(task: Task) -> Part:
+    """The test images of the trained classes."""
+    names = list(task.train.class_names)
+    for part in task.tests.values():
+        if part.dataset is task.dataset and list(part.class_names) == names:
+            return part
+    raise UserError("this task has no test images of the trained classes")
+
+
 def outside_part(outside: str, task: Task, root: Path | None = None) -> Part:
     """The images that a name of `score_outside` stands for. Those of the trained classes are refused."""
     name, split = split_of(outside)
@@ -320,6 +334,8 @@ def outside_part(outside: str, task: Task, root: Path | None = None) -> Part:
             f"outside '{name}' is no outside here: the trained classes are among it, or this protocol has no such "
             "part; name another data set"
         )
+    if outside == NOISE:
+        return Part([NOISE], (noise := noise_images()).test, noise)
     flat = split is None and is_own(name) and is_flat(Path(name).expanduser())
     dataset = load_flat_folder(Path(name).expanduser()) if flat else load_dataset(name, root, split=split)
     return Part(dataset.class_names, dataset.test, dataset)

@@ -26,6 +26,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder, Edit, Insert, Replace, States
+from rebapl.backbones.text import Text
 from rebapl.errors import UserError
 from rebapl.learners.base import Learner, Output
 from rebapl.learners.initial import draw_tokens
@@ -69,6 +70,32 @@ def prompted_layers(depth: int | str, layers: int) -> int:
     return depth
 
 
+def opening_ids(encoder: DualEncoder, tokens: int, words: str | None) -> list[int]:
+    """The ids that the first text prompt starts from; none when it is drawn at random. Words in vain are refused."""
+    ids = encoder.tokenizer.words(words) if words else []
+    if words not in (None, OPENING) and tokens > len(ids):
+        raise UserError(
+            f"init = {words!r} is fewer than tokens = {tokens} tokens, so it would not be used: give more words, "
+            f"fewer tokens, or init=None to draw all prompts at random"
+        )
+    return ids[:tokens] if tokens <= len(ids) else []
+
+
+def opening_text(encoder: DualEncoder, class_names: Sequence[str], tokens: int, words: str | None) -> Text:
+    """Class names behind an opening of `tokens` learnable tokens."""
+    if opening_ids(encoder, tokens, words):
+        text = encoder.tokenize([[f"{words} {name}."] for name in class_names])
+        return replace(text, slots=encoder.tokenize([[tokens]] * len(class_names)).slots)
+    return encoder.tokenize([[tokens, f"{name}."] for name in class_names])
+
+
+def deep_text_features(encoder: DualEncoder, text: Text, prompts: Sequence[Tensor]) -> Tensor:
+    """Normalised text features (C, e) with prompts of layers 1 … J: (b, d) for all texts, or (C, b, d)."""
+    at, prompts = encoder.tokenizer.first, in_type(prompts, encoder.dtype)
+    edits: dict[int, Edit] = {layer: Replace(prompt, at) for layer, prompt in enumerate(prompts) if layer > 0}
+    return F.normalize(encoder.text.features(encoder.embed_text(text, prompts[0]), edits), dim=-1)
+
+
 def in_type(prompts: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
     """Prompts (b, d) in the type of a tower, all in one go: on a GPU that is one small kernel for many."""
     return prompts if prompts[0].dtype == dtype else torch.stack(list(prompts)).to(dtype).unbind()
@@ -97,11 +124,15 @@ class VisionPrompts(Learner[States]):
     def frozen(self, images: Tensor) -> States:
         return self.encoder.embed_images(images)
 
-    def respond(self, frozen: States, classes: Mapping[str, Tensor]) -> Output:
+    def prompted_image(self, frozen: States) -> Tensor:
+        """Normalised image features (B, e) with these prompts."""
         prompts = in_type(self.vision_prompts(), self.encoder.dtype)
         edits: dict[int, Edit] = {layer: Replace(prompt, -len(prompt)) for layer, prompt in enumerate(prompts)}
         edits[0] = Insert(prompts[0])
-        image = F.normalize(self.encoder.vision.features(frozen, edits), dim=-1)
+        return F.normalize(self.encoder.vision.features(frozen, edits), dim=-1)
+
+    def respond(self, frozen: States, classes: Mapping[str, Tensor]) -> Output:
+        image = self.prompted_image(frozen)
         return Output(self.encoder.logits(image, classes["text"]), {"image": image}, classes)
 
 
@@ -121,16 +152,8 @@ class DeepPrompts(VisionPrompts):
 
     def __init__(self, encoder: DualEncoder, config: DeepConfig, depth: int) -> None:
         super().__init__(encoder, config)
-        words, tokens = config.init, config.tokens
-        ids = encoder.tokenizer.words(words) if words else []
-        self.opening = ids[:tokens] if tokens <= len(ids) else []
-        """The ids that the first text prompt starts from; none when it is drawn at random."""
-        if words not in (None, OPENING) and not self.opening:
-            raise UserError(
-                f"init = {words!r} is fewer than tokens = {tokens} tokens, so it would not be used: give more words, "
-                f"fewer tokens, or init=None to draw all prompts at random"
-            )
-        self.text = prompt_parameters(depth, tokens, encoder.text.width, encoder.device)
+        self.opening = opening_ids(encoder, config.tokens, config.init)
+        self.text = prompt_parameters(depth, config.tokens, encoder.text.width, encoder.device)
 
     def draw_text(self, generator: torch.Generator) -> None:
         """The first prompt from the opening words where there are enough of them, the rest Normal(0.02)."""
@@ -138,25 +161,17 @@ class DeepPrompts(VisionPrompts):
             draw_tokens(prompt, self.encoder, self.opening if layer == 0 else [], generator)
 
     def prepare_text(self) -> None:
-        encoder, tokens = self.encoder, self.config.tokens
-        if self.opening:
-            text = encoder.tokenize([[f"{self.config.init} {name}."] for name in self.class_names])
-            self.sequences = replace(text, slots=encoder.tokenize([[tokens]] * len(self.class_names)).slots)
-        else:
-            self.sequences = encoder.tokenize([[tokens, f"{name}."] for name in self.class_names])
+        self.sequences = opening_text(self.encoder, self.class_names, self.config.tokens, self.config.init)
 
     def encode_classes(self) -> Mapping[str, Tensor]:
-        at, prompts = self.encoder.tokenizer.first, in_type(list(self.text.values()), self.encoder.dtype)
-        edits: dict[int, Edit] = {layer: Replace(prompt, at) for layer, prompt in enumerate(prompts) if layer > 0}
-        embedded = self.encoder.embed_text(self.sequences, prompts[0])
-        return {"text": F.normalize(self.encoder.text.features(embedded, edits), dim=-1)}
+        return {"text": deep_text_features(self.encoder, self.sequences, list(self.text.values()))}
 
 
 @dataclass(frozen=True)
 class StatesWithFeatures(States):
     """Images half-way through the frozen tower, with the features they would have at its end, for a loss to compare.
 
-    `features` (B, e) are those of the untouched model, normalised; nobody needs them outside of training.
+    `features` (B, e) are those of the untouched model, normalised; outside of training only VaMP needs them.
     """
 
     features: Tensor = field(kw_only=True)

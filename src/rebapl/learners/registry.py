@@ -113,6 +113,7 @@ PACKAGED = {
     "proda": "proda",
     "bpl": "bayesian",
     "app": "adaptable_prompts",
+    "vamp": "vamp",
     "linear": "linear",
     "gda": "gda",
     "tip-adapter": "tip_adapter",

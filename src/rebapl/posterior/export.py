@@ -47,6 +47,11 @@ def write_export(posterior: Posterior, path: Path) -> Path:
     check_form(path)
     if posterior.learner.encoder.dtype != torch.float32:
         raise UserError("a posterior is exported in float32: load it on the CPU, or with dtype=torch.float32")
+    if posterior.views > 1:
+        raise UserError(
+            f"this posterior answers from {posterior.views} views of each image, and an exported one sees one: export "
+            "posterior.with_views(1), or set the number back with `rebapl evaluate RUN --views 1`"
+        )
     FORMS[path.suffix](posterior.to("cpu"), path)
     return path
 
@@ -162,7 +167,7 @@ def _program(posterior: Posterior) -> torch.export.ExportedProgram:
         raise UserError(
             f"a posterior of '{posterior.learner.method}' with its settings is no graph for any number of images "
             f"({type(error).__name__}). Methods that have other texts for every image cannot be exported: cocoop, app, "
-            "and bpl with conditional=true"
+            "vamp, and bpl with conditional=true"
         ) from error
 
 

@@ -26,7 +26,7 @@ from rebapl.posterior.conformal import choose_conformal
 from rebapl.posterior.fitting import PRIOR, EarlierWeights, choose_threshold, stacking_weights
 from rebapl.posterior.images import AT_ONCE, Images, read_images
 from rebapl.posterior.outside import FEATURE_SCORES, RATE, Bank, check_outside, choose_outside, logit_scores
-from rebapl.posterior.passes import CHUNK, Passes, Spread, in_order
+from rebapl.posterior.passes import CHUNK, Finish, Passes, Spread, in_order
 from rebapl.posterior.per_sample import encode_classes, unstacked
 from rebapl.posterior.prediction import (
     Average,
@@ -41,6 +41,7 @@ from rebapl.posterior.selective import CONFIDENCE
 from rebapl.posterior.storage import about_learner, check_weights, read_posterior
 from rebapl.posterior.temperature import PRIOR as TEMPERATURE_PRIOR
 from rebapl.posterior.temperature import Temperature, check_temperature, distance_factor, fit_temperature
+from rebapl.posterior.views import mean_over_views, several_views
 from rebapl.wording import number_of
 
 Given = TypeVar("Given")
@@ -156,6 +157,11 @@ class Posterior:
         return self.about.get("inference", {}).get("average", "probabilities")
 
     @property
+    def views(self) -> int:
+        """How many views of an image an answer averages over: a setting of the inference, see `with_views`."""
+        return self.about.get("inference", {}).get("views", 1)
+
+    @property
     def class_names(self) -> list[str]:
         return self.learner.class_names
 
@@ -230,7 +236,7 @@ class Posterior:
     def sample_logits(self, views: Tensor | Iterable[Tensor]) -> Tensor:
         """Logits (S, N, C) of every sample for test-time views, uint8 (N, 3, H, W), or portions of them."""
         if isinstance(views, Tensor):
-            return self.passes.begin(views)()
+            return self._begin(views)()
         return torch.cat([logits for _, logits in self.portion_logits((None, each) for each in views)], dim=1)
 
     def portion_logits(self, portions: Iterable[tuple[Given, Tensor]]) -> Iterator[tuple[Given, Tensor]]:
@@ -239,7 +245,15 @@ class Posterior:
         On a GPU, the portion after it is asked for first, so that the GPU has work while this one is looked at.
         """
         ahead = 0 if self.learner.encoder.device.type == "cpu" and not self.copies else 1
-        return in_order(portions, self.passes.begin, ahead)
+        return in_order(portions, self._begin, ahead)
+
+    def _begin(self, views: Tensor) -> Finish:
+        """Begin the passes of these views, or of several versions of each."""
+        count = self.views
+        if count == 1 or not len(views):
+            return self.passes.begin(views)
+        finish = self.passes.begin(torch.cat(several_views(views, count)))
+        return lambda: mean_over_views(finish(), count)
 
     def predict(
         self,
@@ -366,12 +380,12 @@ class Posterior:
 
     @property
     def fingerprint(self) -> str:
-        """A checksum of the backbone, the method with its settings, the samples and their weights.
+        """A checksum of the backbone, the method with its settings, the samples, their weights and the number of views.
 
         Class names, template, averaging, temperature and thresholds are not in it.
         """
         learner = self.learner
-        about = (learner.encoder.fingerprint, learner.method, learner.config.plain(), self.weights.tolist())
+        about = (learner.encoder.fingerprint, learner.method, learner.config.plain(), self.weights.tolist(), self.views)
         found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
         for name in sorted(self.samples):
             found.update(name.encode() + self.samples[name].detach().cpu().contiguous().numpy().tobytes())
@@ -389,6 +403,18 @@ class Posterior:
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
         earlier = EarlierWeights(tuple(self.weights.tolist()), replaced_by=why, replaced_at=now)
         return replace(changed, earlier_weights=(*self.earlier_weights, earlier))
+
+    def with_views(self, count: int) -> Posterior:
+        """The same posterior, whose answers average over `count` views of each image; see `rebapl.posterior.views`.
+
+        A threshold and prediction sets do not stay, unless that is the number already.
+        """
+        if count < 1:
+            raise UserError(f"views = {count}: an answer needs at least one view of an image")
+        if count == self.views:
+            return self
+        inference = {**self.about.get("inference", {}), "views": count}
+        return replace(self, about={**self.about, "inference": inference}, threshold=None, conformal=None)
 
     def with_uniform_weights(self) -> Posterior:
         """All samples weighted alike, as they were before any fit; see `with_weights`."""

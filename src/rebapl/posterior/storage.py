@@ -70,6 +70,7 @@ class HowSampled(Settings):
 
     model_config = ConfigDict(extra="allow")
     average: Average = "probabilities"
+    views: int = Field(default=1, ge=1)
 
 
 class Manifest(Settings):

@@ -25,6 +25,7 @@ from rebapl.files import write_atomically
 from rebapl.learners import METHODS
 from rebapl.numbers import effective_samples, harmonic_mean, spread
 from rebapl.reports.comparison import HALVES, HARMONIC_MEAN, compare, resampled_harmonic_mean
+from rebapl.reports.corruptions import corruption_table
 from rebapl.reports.figures import Illustration, reliability_figure, risk_figure, training_figures
 from rebapl.reports.inspection import Answered, InspectedRun
 from rebapl.reports.pictures import Card, cards, dispute, sure_mistake
@@ -211,6 +212,10 @@ class RunPage:
         ]
         columns = ["outside images", "told apart by", "AUROC ↑", "FPR95 ↓", "AUPR ↑"]
         return Table("Outside images", columns, rows) if rows else None
+
+    def corruptions(self) -> Table | None:
+        """The scores on corrupted test images, where there are some."""
+        return corruption_table(self.result) if self.result.corruptions else None
 
     def each_sample(self) -> Table | None:
         """Each sample alone, on each test part."""

@@ -22,12 +22,15 @@ from rebapl.wording import number_of
 
 TITLES = {
     "base-to-novel": "base-to-novel, accuracy and ECE in %",
-    "few-shot": "few-shot, all classes, accuracy and ECE in %",
-    "cross-dataset": "cross-dataset, accuracy in %",
-    "domain-generalization": "domain generalization, accuracy in %",
+    "few-shot": "few-shot, all classes, accuracy, ECE and AURC in %",
+    "cross-dataset": "cross-dataset, accuracy, ECE and AURC in %",
+    "domain-generalization": "domain generalization, accuracy, ECE and AURC in %",
     "selection": "selection: base and novel within the base classes, validation images, accuracy and ECE in %",
 }
 SCORES = ("accuracy", "nll", "ece", "adaptive_ece", "brier", "aurc", "images")
+DOUBT = {"nll": "NLL ↓", "ece": "ECE ↓", "aurc": "AURC ↓"}
+"""The scores beside the accuracy on all classes and on targets, and the names of their columns."""
+
 BASE_NOVEL = {"base": "base ↑", "novel": "novel ↑", "hm": "HM ↑", "nll": "NLL ↓", "ece": "ECE ↓"}
 _HALVED = ("base-to-novel", "selection")
 Read = Callable[["Group", Run], float | None]
@@ -146,11 +149,17 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
 
 def _scored_with(run: Run) -> list[str]:
     """What changed the scores after the training: NAME=FILE for each target that was scored on another split file than
-    its own, and whether the weights of the samples were fitted."""
+    its own, whether the weights of the samples were fitted, and the number of views if that is not the trained one."""
     splits = [f"{name}={part.split}" for name, part in run.result.parts.items() if part.split]
     weights = run.result.weights
     fitted = bool(weights) and max(weights) - min(weights) > WEIGHT_TOLERANCE
-    return [*splits, *(["fitted weights"] if fitted else [])]
+    views = run.result.views
+    asked = run.resolved["inference"].get("views", 1)
+    return [
+        *splits,
+        *(["fitted weights"] if fitted else []),
+        *([number_of(views, "view")] if views != asked else []),
+    ]
 
 
 def _protocol_table(protocol: str, groups: Sequence[Group], hm: str) -> Table:
@@ -169,7 +178,7 @@ def _protocol_table(protocol: str, groups: Sequence[Group], hm: str) -> Table:
             how = "that of the two averages" if hm == HM_CONVENTIONS[0] else "the average of the data sets' own"
             notes.append(f"average over data sets: HM is {how} (--hm), the others are plain means")
     elif "average ↑" in columns:
-        notes.append("the average is over the row's targets, without the source")
+        notes.append("the average, NLL, ECE and AURC are means over the row's targets, without the source")
     return Table.sectioned(TITLES[protocol], ["data", *words.columns, *columns, "seeds"], rows, notes)
 
 
@@ -180,15 +189,24 @@ def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, Read]:
     parts = dict.fromkeys(part for group in groups for run in group.runs for part in run.protocols[protocol])
     targets = [part for part in parts if part != "test"]
     if not targets:
-        return {"accuracy ↑": _score("test"), "NLL ↓": _score("test", "nll"), "ECE ↓": _score("test", "ece")}
+        return {"accuracy ↑": _score("test"), **{title: _score("test", name) for name, title in DOUBT.items()}}
 
-    def average(group: Group, run: Run) -> float | None:
+    def average(score: str) -> Read:
         """The average over the targets of the run's group; None where the run lacks one of them."""
-        wanted = {*chain(*(each.protocols[protocol] for each in group.runs))} - {"test"}
-        known = [part.accuracy for name, part in run.result.parts.items() if name in wanted]
-        return statistics.fmean(known) if known and len(known) == len(wanted) else None
 
-    return {"source ↑": _score("test"), **{f"{each} ↑": _score(each) for each in targets}, "average ↑": average}
+        def read(group: Group, run: Run) -> float | None:
+            wanted = {*chain(*(each.protocols[protocol] for each in group.runs))} - {"test"}
+            values = [getattr(part, score) for name, part in run.result.parts.items() if name in wanted]
+            return statistics.fmean(values) if len(values) == len(wanted) and None not in values else None
+
+        return read
+
+    return {
+        "source ↑": _score("test"),
+        **{f"{each} ↑": _score(each) for each in targets},
+        "average ↑": average("accuracy"),
+        **{title: average(name) for name, title in DOUBT.items()},
+    }
 
 
 def _averages(groups: Sequence[Group], words: GroupWords, hm: str) -> list[list[Cell | str]]:
@@ -284,7 +302,7 @@ def scores_table(result: RunResult, title: str) -> Table:
 
     The harmonic mean of base and novel, or the average over the targets of a transfer, stands below the table.
     """
-    digits = {"accuracy": 2, "nll": 4, "ece": 2, "images": 0}
+    digits = {"accuracy": 2, "nll": 4, "ece": 2, "aurc": 2, "images": 0}
     rows: list[list[Cell | str]] = [
         [name, *(Cell(getattr(part, key), digits=count) for key, count in digits.items())]
         for name, part in result.parts.items()
@@ -295,4 +313,4 @@ def scores_table(result: RunResult, title: str) -> Table:
     targets = [part.accuracy for name, part in result.parts.items() if name not in ("test", "base", "novel")]
     if targets:
         notes = [f"average accuracy over targets {sum(targets) / len(targets):.2f}"]
-    return Table(title, ["classes", "accuracy ↑", "NLL ↓", "ECE ↓", "images"], rows, notes)
+    return Table(title, ["classes", "accuracy ↑", *DOUBT.values(), "images"], rows, notes)

@@ -4,6 +4,7 @@ Depends on nothing else of this package but its settings: use it in any training
 """
 
 from rebapl.repulsion.distances import DISTANCES, Distance, Paired, Stored, register_distance, squared_distance
+from rebapl.repulsion.divergences import JensenShannon, KullbackLeibler
 from rebapl.repulsion.force import (
     FORCES,
     POTENTIALS,
@@ -35,6 +36,8 @@ __all__ = [
     "Fading",
     "Force",
     "Inverse",
+    "JensenShannon",
+    "KullbackLeibler",
     "Log",
     "Normalised",
     "Paired",

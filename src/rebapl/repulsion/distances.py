@@ -105,6 +105,9 @@ class Stored:
 class Distance(Settings):
     """`prepare(cloud (m, d), generator)` is called once per stored sample, `between(x (n, d), stored)` at each step."""
 
+    space: ClassVar[str | None] = None
+    """The one feature space whose points it can compare; None: those of any."""
+
     rounding: ClassVar[float] = 0.0
     """Up to here d² may be nothing but float32 rounding, whatever the scale of the features."""
 
@@ -169,12 +172,17 @@ class Paired(Distance):
 
     def between(self, x: Tensor, stored: Stored) -> Tensor:
         """Mean squared distance between x (n, d) and each stored cloud (s, n, d), row by row; shape (s,)."""
-        if x.shape[0] != stored.cloud.shape[1]:
-            raise UserError(
-                f"the distance 'paired' compares row by row and needs equally many points; got {x.shape[0]} and "
-                f"{stored.cloud.shape[1]} stored ones (give rows=, the pool's indices of these points)"
-            )
+        check_rows(x, stored, self.kind)
         return (x - stored.cloud).square().sum(-1).mean(-1)
+
+
+def check_rows(x: Tensor, stored: Stored, kind: str) -> None:
+    """Refuses other numbers of points than the stored clouds have, for a distance that compares row by row."""
+    if x.shape[0] != stored.cloud.shape[1]:
+        raise UserError(
+            f"the distance '{kind}' compares row by row and needs equally many points; got {x.shape[0]} and "
+            f"{stored.cloud.shape[1]} stored ones (give rows=, the pool's indices of these points)"
+        )
 
 
 def get_distance(kind: str, **options: Any) -> Distance:

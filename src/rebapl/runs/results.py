@@ -7,11 +7,13 @@ a report tells that somebody has changed it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pydantic import ConfigDict
 
+from rebapl.data.corruptions import Corruption
 from rebapl.errors import UserError
 from rebapl.evaluation import base_novel_scores
 from rebapl.files import content_sha256, read_json, write_json
@@ -90,7 +92,8 @@ class RunResult(Record):
     """Everything that was scored of one run.
 
     `protocols` names the parts that each protocol scored; `outside` has, per outside data, AUROC and FPR95 by kind of
-    uncertainty. `weights` are those of the samples that were scored together. `run` is the hash of the run's settings.
+    uncertainty; `corruptions` has the scores by corruption and severity. `weights` are those of the samples that were
+    scored together, from this number of `views` of each image. `run` is the hash of the run's settings.
 
     >>> scores = {"accuracy": 60.0, "nll": 0.5, "ece": 2.0, "images": 9}
     >>> result = RunResult(parts={"base": scores, "novel": {**scores, "accuracy": 30.0}})
@@ -102,8 +105,10 @@ class RunResult(Record):
     protocols: dict[str, list[str]] = {}
     diversity: DiversityRecord | None = None
     outside: dict[str, dict[str, dict[str, Any]]] = {}
+    corruptions: dict[str, dict[str, Scores]] = {}
     samples: int | None = None
     weights: list[float] = []
+    views: int = 1
     seconds: Seconds = Seconds()
     device: str | None = None
     run: str | None = None
@@ -120,6 +125,10 @@ class RunResult(Record):
             raise UserError(f"there are no scores on base and novel classes, only on {', '.join(self.parts)}")
         base, novel = (self.parts[name] for name in ("base", "novel"))
         return base_novel_scores(base.as_json(), novel.as_json())
+
+    def lacking(self, corruptions: Iterable[Corruption]) -> list[Corruption]:
+        """Those of the corruptions that were not scored."""
+        return [each for each in corruptions if str(each.severity) not in self.corruptions.get(each.name, {})]
 
     def numbers(self) -> dict[str, float]:
         """The scores of all samples together, by names such as `novel/accuracy`, and `hm` where there is one.

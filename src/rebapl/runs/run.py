@@ -18,10 +18,12 @@ import torch
 
 from rebapl.backbones.features import FOLDER, features_kept_in
 from rebapl.data.catalogue import is_own
+from rebapl.data.corruptions import named_corruptions
 from rebapl.data.folds import ALL
 from rebapl.data.identity import recorded_images
 from rebapl.data.task import Task
 from rebapl.errors import UserError, printable
+from rebapl.evaluation.corrupted import score_corruptions
 from rebapl.evaluation.diversity import diversity_record
 from rebapl.evaluation.tasks import (
     Predicted,
@@ -87,6 +89,7 @@ def run(
     cycle: int | None = None,
     track: Sequence[str] = (),
     outside: Sequence[str] = (),
+    corruptions: Sequence[str] = (),
 ) -> Path:
     """Do what is missing of a run, and return its folder: train it and, unless `score` is false, score it.
 
@@ -94,15 +97,16 @@ def run(
     configuration is refused. Runs that train in the same way share a folder: the two transfer protocols train once, and
     each scores its own targets. `root` is the folder of data sets. If another process is at work in the folder, this is
     an error; with `wait`, it waits for that process instead. `track` names trackers that hear of the training and the
-    scores, see `Tracker`. `outside` names images that are scored, too, as those of none of the trained classes; see
-    `score_outside`.
+    scores, see `Tracker`. `outside` names images that are scored, too, as those of none of the trained classes, see
+    `score_outside`; `corruptions` names those that the test images are scored with, see `named_corruptions`.
 
     If `cycle` is given, only this cycle is sampled, in a folder below that of the run, and the run takes it over later.
     The cycle must not depend on the others, see `Inference.independent_cycles`.
     """
     check_trackers(track)
+    named_corruptions(corruptions)  # refuses a wrong name before the training
     out = out or run_folder(config, runs)
-    if cycle is None and score and is_finished(config, out, outside) and not _unfinished(out):
+    if cycle is None and score and is_finished(config, out, outside, corruptions) and not _unfinished(out):
         (out / ERROR).unlink(missing_ok=True)
         return out
     task = None if is_trained(config, out, cycle) else config.task(root, keep_split=True)
@@ -129,6 +133,7 @@ def run(
             posterior=posterior,
             task=task,
             outside=outside,
+            corruptions=corruptions,
             only_missing=True,
             wait=wait,
             track=track,
@@ -211,6 +216,8 @@ def evaluate_run(
     fit_conformal: Mapping[str, Any] | None = None,
     fit_outside: Mapping[str, Any] | None = None,
     outside: Sequence[str] = (),
+    corruptions: Sequence[str] = (),
+    views: int | None = None,
     only_missing: bool = False,
     progress: Predicted | None = None,
     wait: bool = False,
@@ -220,15 +227,18 @@ def evaluate_run(
 
     `config` is one that trains alike and asks for other parts, see `scored_as`: they are stored beside what is there;
     `only_missing` leaves out what is there already. `posterior` is the one that was just trained, and `task` that of
-    `config`; a posterior that is not the folder's own is read from there. `uniform_weights` first weights all samples
+    `config`; a posterior that is not the folder's own is read from there. `views` is over how many views of an image
+    answers average from now on, see `Posterior.with_views`. `uniform_weights` first weights all samples
     alike, and `no_temperature` leaves probabilities as they are averaged; `fit_weights`, `fit_temperature`,
     `fit_threshold` (arguments of `choose_threshold`), `fit_conformal` (`level`, `score`, `by_class`) and `fit_outside`
     (`by`, `rate`) first fit these on the run's validation images; all are stored in the posterior. `outside` names test
-    parts, data sets or folders of images to be told from the trained classes; scores of other ones stay. `progress`
+    parts, data sets or folders of images to be told from the trained classes, and `corruptions` what to
+    spoil the test images with, see `named_corruptions`; scores of other ones stay. `progress`
     hears of the images of the test parts. `wait` and `track` are as in `run`. Features of test images are kept beside
     the run, for others that see the same images through the same backbone; see `features_of`.
     """
     check_trackers(track)
+    spoiled = named_corruptions(corruptions)
     if fit_weights and uniform_weights:
         raise UserError("weights are either fitted (--fit-weights) or uniform (--uniform-weights): give one of them")
     if fit_temperature and no_temperature:
@@ -256,12 +266,16 @@ def evaluate_run(
         stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
         parts = missing_parts(stored, config) if only_missing else config.parts()
         outside = [name for name in outside if not (only_missing and name in stored.outside)]
-        if not parts and not outside:
+        spoiled = stored.lacking(spoiled) if only_missing else spoiled
+        if not parts and not outside and not spoiled:
             return stored
         device = best_device(device)
         if posterior is None or not is_stored(posterior, out / POSTERIOR):  # fitted by another process meanwhile
             posterior = load_posterior(out, kept_backbone(config.backbone_name, device), device)
         task, start = task or config.task(root), time.perf_counter()
+        before = posterior
+        if views is not None:
+            posterior = posterior.with_views(views)
         if uniform_weights:
             posterior = posterior.with_uniform_weights()
         if no_temperature:
@@ -277,10 +291,13 @@ def evaluate_run(
                 outside=fit_outside,
                 **(fit_threshold or {}),
             )
-        if uniform_weights or no_temperature or fitted:
+        if uniform_weights or no_temperature or fitted or posterior is not before:
             save_posterior(posterior, out / POSTERIOR)
             stored = RunResult(parts={})  # what is there was scored with other predictions
         told_apart = score_outside(posterior, task, outside, root) if outside else {}
+        by_corruption: dict[str, Mapping[str, object]] = {**stored.corruptions}
+        for name, found in (score_corruptions(posterior, task, spoiled, progress) if spoiled else {}).items():
+            by_corruption[name] = {**by_corruption.get(name, {}), **found}
         diversity: object = stored.diversity
         if len(posterior) > 1 and not (only_missing and diversity):
             diversity = diversity_record(diversity_on_test(posterior, task))
@@ -289,8 +306,10 @@ def evaluate_run(
             protocols={**stored.protocols, config.protocol: config.parts()},
             diversity=diversity,
             outside={**stored.outside, **told_apart},
+            corruptions=by_corruption,
             samples=len(posterior),
             weights=posterior.weights.tolist(),
+            views=posterior.views,
             device=device_name(device),
             run=hash_of(settings),
         )
@@ -310,8 +329,8 @@ AnyJob = TypeVar("AnyJob", bound="Job")
 class Job(Work):
     """A run as a piece of work for an engine: its folder, its configuration, the folder of data sets.
 
-    `score`, `wait`, `cycle`, `track` and `outside` are those of `run`. The folder of a job for one cycle lies below
-    that of the run, see `cycle_jobs`.
+    `score`, `wait`, `cycle`, `track`, `outside` and `corruptions` are those of `run`. The folder of a job for one cycle
+    lies below that of the run, see `cycle_jobs`.
 
     >>> job = Job.of(RunConfig("digits", "coop", backbone="mini"), Path("runs"))
     >>> Work.from_json(job.as_json()) == job
@@ -325,6 +344,7 @@ class Job(Work):
     cycle: int | None = None
     track: tuple[str, ...] = ()
     outside: tuple[str, ...] = ()
+    corruptions: tuple[str, ...] = ()
     noun: ClassVar[str] = "run"
     unit: ClassVar[str] = "step"
 
@@ -360,7 +380,7 @@ class Job(Work):
         if self.cycle is not None or not self.score:
             done = is_trained(self.config, self.run_folder, self.cycle)
         else:
-            done = is_finished(self.config, self.folder, self.outside)
+            done = is_finished(self.config, self.folder, self.outside, self.corruptions)
         return done and (self.cycle is not None or not _unfinished(self.folder))
 
     def do(self, device: str, progress: Progress | None) -> None:
@@ -376,6 +396,7 @@ class Job(Work):
             cycle=self.cycle,
             track=self.track,
             outside=self.outside,
+            corruptions=self.corruptions,
         )
 
     @functools.cached_property

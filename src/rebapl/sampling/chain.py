@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from rebapl.captured import Capturing, accelerated
 from rebapl.compiled import compiling
@@ -35,6 +36,7 @@ from rebapl.sampling.loop import Drawing, Loop, Sample, kept
 from rebapl.sampling.objective import Batch, Gradients, Objective, ReferencePool, evaluating
 from rebapl.sampling.schedule import build_schedule
 from rebapl.sampling.settings import Cold, Repelling, Warm
+from rebapl.sampling.swag import GaussianPath
 
 COMPILED_FROM = 10_000
 """Steps of a run from which on layers are compiled, which costs some ten seconds and saves one or two milliseconds a
@@ -84,6 +86,7 @@ class Chain(Loop):
             self.repulsions = [first, *(first.beside() for _ in range(inference.chains - 1))]
         average = inference.averaging
         self.average = None if average is None else EpochAverage(inference.epochs, average.mean, average.std)
+        self.path = None if inference.swag is None else GaussianPath()
         wanted = accelerated(self.device) if self.capture is None else self.capture
         self.capturing = Capturing([self.generators["chain/learner"]]) if wanted else None
         long = accelerated(self.device) and self.steps_in_all >= COMPILED_FROM
@@ -134,9 +137,14 @@ class Chain(Loop):
             epoch = (now // self.steps_per_epoch) % self.inference.epochs
             self.average.add(epoch, self.parameters)
         checked = self._checked(now, gradients.loss)
-        if self.schedule.at_sample:
-            self._keep(cycle, chain)
+        if self.schedule.at_sample and self.path is not None:
+            self.path.add(self.parameters)
+        elif self.schedule.at_sample:
+            self._keep(cycle, chain, None if self.average is None else self.average.sums)
         if self.schedule.at_cycle_end:
+            for _ in range(0 if self.path is None else self.inference.samples_per_cycle):
+                assert self.path is not None
+                self._keep(cycle, chain, self.path.draw(self.generators["chain/sampler"]))
             self._end_cycle(cycle, chain)
         return checked
 
@@ -155,6 +163,8 @@ class Chain(Loop):
                 kick(self.parameters.values(), restart.kick, self.generators["chain/restart"])
         if self.average is not None:
             self.average.restart()
+        if self.path is not None:
+            self.path = GaussianPath()
         if self.repulsion is not None:
             self.repulsion.begin_cycle(recall=self.chain == 0)
 
@@ -223,11 +233,11 @@ class Chain(Loop):
         if self._records(now):
             self.diagnostics.after(optimizer)
 
-    def _keep(self, cycle: int, chain: int) -> None:
-        """Take the current θ (or the average over epochs) as a sample, and remember its features."""
+    def _keep(self, cycle: int, chain: int, other: dict[str, Tensor] | None) -> None:
+        """Take the current θ, or `other` in its place, as a sample, and remember its features."""
         current = {name: p.detach().clone() for name, p in self.parameters.items()}
-        if self.average is not None:
-            self._set(self.average.sums)
+        if other is not None:
+            self._set(other)
         for parameters in self._drawn(cycle, chain):
             self.samples.append(Sample(parameters, cycle, chain, self.schedule.steps))
         with evaluating(self.learner):
@@ -275,6 +285,8 @@ class Chain(Loop):
             "parameters": self.parameters,
             "repulsions": [each.state_dict(memory=chain == 0) for chain, each in enumerate(self.repulsions)],
             "average": None if self.average is None else self.average.sums,
+            "path": None if self.path is None else self.path.state_dict(),
+            "deviations": [] if self.path is None else self.path.deviations,
             "ends": {str(chain): end for chain, end in self._ends.items()},
             "stopped": self.stopped,
             "predictions": self._predictions,
@@ -291,6 +303,9 @@ class Chain(Loop):
         self._ends = {int(chain): end for chain, end in state["ends"].items()}
         self.stopped = state["stopped"]
         self._predictions = list(state["predictions"])
+        if self.path is not None:
+            moved = tree_map(lambda leaf: leaf.to(self.device), (state["path"], state["deviations"]))
+            self.path.load_state_dict(*moved)
 
 
 def epoch_weights(epochs: int, mean: float, std: float) -> list[float]:

@@ -56,7 +56,7 @@ class Timetable(Settings):
             )
         if self.granularity == "epoch" and (not epoch or others % epoch or first % epoch):
             refuse("granularity", f"'epoch' needs steps_per_epoch dividing the steps of cycles ({first}, {others})")
-        stage = min(steps - _steps(self.exploration, steps) for steps in (first, others))
+        stage = min(steps - stage_steps(self.exploration, steps) for steps in (first, others))
         if not 1 <= self.samples_per_cycle <= max(stage, 1):
             refuse(
                 "samples_per_cycle",
@@ -86,7 +86,7 @@ class Timetable(Settings):
         """Whether a sample is kept after iteration `step`: evenly spaced over the sampling stage of its cycle."""
         cycle, before = self.locate(step)
         total, samples = self.steps(cycle), self.samples_per_cycle
-        explore = _steps(self.exploration, total)
+        explore = stage_steps(self.exploration, total)
         return any(before + 1 == explore + k * (total - explore) // samples for k in range(1, samples + 1))
 
     def lr(self, base: float, cycle: int, within: int) -> float:
@@ -99,7 +99,7 @@ class Timetable(Settings):
         return base * max(self.floor, 0.5 * (1 + math.cos(math.pi * within / self.steps(cycle))))
 
 
-def _steps(share: float, total: int) -> int:
+def stage_steps(share: float, total: int) -> int:
     """How many t have (t−1)/total < share, safe against 0.1·30 = 3.0000000000000004."""
     return math.ceil(share * total - 1e-9)
 
@@ -190,12 +190,12 @@ class CyclicalSchedule(LRScheduler):
         self.last_epoch = self.steps = step
         self.cycle, self.within = table.locate(step)
         total = table.steps(self.cycle)
-        self.exploring = self.within < _steps(table.exploration, total)
+        self.exploring = self.within < stage_steps(table.exploration, total)
         self.done = table.cycles is not None and self.cycle >= table.cycles
         self.at_cycle_start = self.within == 0
         self.at_cycle_end = step > 0 and self.within == 0
         self.at_sample = step > 0 and table.marks_sample(step - 1)
-        self._burn_in_steps = _steps(table.burn_in * table.exploration, total)
+        self._burn_in_steps = stage_steps(table.burn_in * table.exploration, total)
         burns_in = self._burner is not None and self.within < self._burn_in_steps
         self.current = self.optimizers[-1] if burns_in else self.optimizer
         groups = [group for each in self.optimizers for group in each.param_groups]
@@ -284,13 +284,18 @@ def build_schedule(
     """The schedule of a whole run: chains side by side are cycles of their own, one after the other."""
     sampler, curve, warmup, restart = inference.sampler, inference.curve, inference.warmup, inference.restart
     langevin = sampler if isinstance(sampler, LangevinSettings) else None
+    exploration, marks = 1.0 if langevin is None else langevin.exploration, inference.samples_per_cycle
+    if (swag := inference.swag) is not None:  # the marks of the schedule are its snapshots
+        shortest = min(inference.epochs, inference.first_epochs or inference.epochs) * steps_per_epoch
+        stage = shortest - stage_steps(swag.start, shortest)
+        exploration, marks = swag.start, min(swag.snapshots, stage)
     rounds = inference.cycles * inference.chains
     return CyclicalSchedule(
         optimizer or build_optimizer(inference, parameters, num_data, generator),
         inference.epochs * steps_per_epoch,
         cycles=rounds,
-        exploration=1.0 if langevin is None else langevin.exploration,
-        samples_per_cycle=inference.samples_per_cycle,
+        exploration=exploration,
+        samples_per_cycle=marks,
         first_steps=None if inference.first_epochs is None else inference.first_epochs * steps_per_epoch,
         first_cycles=inference.chains,
         floor=curve.floor if isinstance(curve, Cosine) else 1.0,

@@ -185,6 +185,18 @@ class Laplace(Settings):
     prior: Literal["evidence", "recipe"] = "evidence"
 
 
+class Swag(Settings):
+    """The cycle's samples are drawn from a Gaussian that is fitted to the path of the optimiser; see `GaussianPath`.
+
+    After the share `start` of a cycle, `snapshots` of the parameters are taken, evenly spaced (one at every step where
+    there are fewer steps), and `samples` are drawn at its end.
+    """
+
+    start: float = Field(default=0.7, ge=0, lt=1)
+    snapshots: int = Field(default=20, ge=2)
+    samples: int = Field(default=3, ge=1)
+
+
 class Repelling(RepulsionSettings):
     """The repulsion in the loop: that of `RepulsionSettings`, the feature space, and the images.
 
@@ -206,6 +218,12 @@ class Repelling(RepulsionSettings):
     @model_validator(mode="after")
     def _consistent(self) -> Repelling:
         _check_pool(self.space, self.images, self.pool)
+        if self.distance.space not in (None, self.space):
+            refuse(
+                "space",
+                f"is {self.space or 'not given'}: the distance '{self.distance.kind}' compares points of the space "
+                f"'{self.distance.space}', so set it to that",
+            )
         if self.space == "weights" and self.rows is not None:
             refuse("rows", "does nothing in the space 'weights', which is one point: set it to null")
         shape = (self.potential.kind, self.potential.epsilon)
@@ -231,9 +249,10 @@ class Inference(Settings):
 
     If `first_epochs` is given, the first cycle of each chain has that number of epochs instead. So a long first cycle
     can find a mode, and short later ones can explore around it and away from it. `restart` says how each cycle after
-    the first begins. `averaging` and `laplace` are for optimisers. `pool_view` says whether the repulsion compares
-    features on the training images as they are, or on one fixed augmented view of each. `average` says what predictions
-    average over the samples by default.
+    the first begins. `averaging`, `laplace` and `swag` are for optimisers. `pool_view` says whether the repulsion
+    compares features on the training images as they are, or on one fixed augmented view of each. `average` says what
+    predictions average over the samples by default, and `views` over how many views of each image (test-time
+    augmentation).
     """
 
     sampler: Annotated[SamplerSettings, SAMPLER]
@@ -247,10 +266,12 @@ class Inference(Settings):
     warmup: Warmup | None = None
     averaging: Averaging | None = None
     laplace: Laplace | None = None
+    swag: Swag | None = None
     repulsion: Repelling | None = None
     pool_view: Literal["plain", "augmented"] = "plain"
     adaptive: Adaptive | None = None
     average: Literal["probabilities", "logits"] = "probabilities"
+    views: int = Field(default=1, ge=1)
 
     @property
     def optimises(self) -> bool:
@@ -266,6 +287,8 @@ class Inference(Settings):
     @property
     def samples_per_cycle(self) -> int:
         """How many samples each chain keeps per cycle."""
+        if self.swag is not None:
+            return self.swag.samples
         return self.sampler.samples_per_cycle if isinstance(self.sampler, LangevinSettings) else 1
 
     @property
@@ -303,7 +326,7 @@ class Inference(Settings):
     @model_validator(mode="after")
     def _cycles_agree(self) -> Inference:
         kind = self.sampler.kind
-        alone = {"cycles": 1, "chains": 1, "repulsion": None, "adaptive": None, "averaging": None}
+        alone = {"cycles": 1, "chains": 1, "repulsion": None, "adaptive": None, "averaging": None, "swag": None}
         for name, value in alone.items():
             if kind == "svgd" and getattr(self, name) != value:
                 refuse(name, f"does not go with svgd, whose particles move together once: leave it {value or 'null'}")
@@ -324,12 +347,14 @@ class Inference(Settings):
     @model_validator(mode="after")
     def _lengths_agree(self) -> Inference:
         longest = self.first_epochs or self.epochs
-        for name in ("averaging", "laplace"):
+        for name in ("averaging", "laplace", "swag"):
             if getattr(self, name) is not None and not self.optimises:
                 refuse(name, f"is for sgd and adamw, and the sampler is {self.sampler.kind}: set it to null")
-        for name in ("repulsion", "adaptive"):
+        for name in ("repulsion", "adaptive", "swag"):
             if self.laplace is not None and getattr(self, name) is not None:
                 refuse("laplace", f"does not go with {name}: set one of them to null")
+        if self.averaging is not None and self.swag is not None:
+            refuse("swag", "does not go with averaging, which makes one sample of a cycle: set one of them to null")
         if self.first_epochs is not None and isinstance(self.restart, Cold):
             refuse("first_epochs", "is for warm restarts: cold ones all begin alike, so set it to null")
         if self.first_epochs is not None and self.averaging is not None:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from rebapl.errors import UserError
 from rebapl.plugins import Registry
-from rebapl.repulsion import Inverse
-from rebapl.sampling.settings import Inference
+from rebapl.repulsion import DISTANCES, Inverse
+from rebapl.sampling.settings import Inference, Repelling
 from rebapl.settings import leaves, nested
 from rebapl.yaml_files import Derived, SettingsFile, Value, combined, read_settings_file
 
@@ -26,7 +26,7 @@ __all__ = ["PRESETS", "has_own_epochs", "preset", "preset_values", "register_pre
 
 FOLDER = Path(__file__).parent
 
-ORDER = "mle laplace ensemble snapshot sgld sghmc csgld csghmc rebapl rebapl-paper rebapl-authors svgd".split()
+ORDER = "mle tta laplace ensemble snapshot swag sgld sghmc csgld csghmc rebapl rebapl-paper rebapl-authors svgd".split()
 """From plain to elaborate, as lists show them; others come after."""
 
 QUANTITIES = (
@@ -104,7 +104,8 @@ def preset(name: str, recipe: Recipe, method: str = "", per_image: bool = True, 
     change is changed with it: without exploration there is no burn-in and no mass matrix, a warm-up leaves at least one
     epoch, and a run of one cycle has no restart. Where a preset's first cycle is longer than the others, and the change
     makes all cycles begin alike (cold restarts, or one cycle), all are as long as the first. A normalised force does
-    not depend on the potential, so the preset's potential falls away with it.
+    not depend on the potential, so the preset's potential falls away with it. A distance between class probabilities
+    compares the logits of images.
 
     >>> from types import SimpleNamespace
     >>> recipe = SimpleNamespace(lr=0.0035, epochs=5, batch=4, optimizer="sgd", momentum=0.9, weight_decay=5e-4,
@@ -150,4 +151,9 @@ def _following(values: Mapping[str, Any]) -> dict[str, Any]:
     force = values.get("repulsion.force.kind", values.get("repulsion.force"))
     if force == "normalised" and values.get("repulsion.stage") != "both":
         follows["repulsion.potential"] = {"kind": Inverse.kind, "epsilon": Inverse().epsilon}
+    kind = values.get("repulsion.distance.kind", values.get("repulsion.distance"))
+    if isinstance(kind, str) and kind in DISTANCES and (space := DISTANCES[kind].space) is not None:
+        follows["repulsion.space"] = space
+        if values.get("repulsion.images") is None:
+            follows["repulsion.images"] = Repelling.model_fields["images"].default
     return follows

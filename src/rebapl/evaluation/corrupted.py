@@ -1,0 +1,29 @@
+"""Scores of a posterior on corrupted test images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rebapl.data.corruptions import Corruption
+from rebapl.data.task import Task
+from rebapl.evaluation.scores import scores
+from rebapl.evaluation.tasks import Predicted, bound_to, part_labels, predict_part, trained_part
+from rebapl.posterior import Posterior
+
+
+def score_corruptions(
+    posterior: Posterior, task: Task, corruptions: Sequence[Corruption], progress: Predicted | None = None
+) -> dict[str, dict[str, dict[str, float]]]:
+    """The `scores` by corruption and severity on the test images of the trained classes.
+
+    The draws are the same for every posterior, as if the corrupted images were a published data set.
+    """
+    part = trained_part(task)
+    bound, labels, images = bound_to(posterior, task, part), part_labels(part), len(part.items)
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for number, each in enumerate(corruptions):
+        probabilities = predict_part(bound, part, corruption=each).probabilities
+        found.setdefault(each.name, {})[str(each.severity)] = scores(probabilities, labels)
+        if progress is not None:
+            progress((number + 1) * images, len(corruptions) * images)
+    return found

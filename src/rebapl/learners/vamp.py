@@ -1,0 +1,144 @@
+"""VaMP: text prompts of many layers that are drawn for every image from a Gaussian, beside shared vision prompts.
+
+Cheng & Han, VaMP: Variational Multi-Modal Prompt Learning for Vision-Language Models, 2025. With f the feature that the
+frozen image tower has for an image x, and in each of the layers i = 1 … J b tokens, a posterior network φᵢ and a prior
+network ψᵢ,
+
+    [μᵢ, log σᵢ²] = φᵢ(f),    zᵢ = μᵢ + σᵢ·εᵢ,    [μ̂ᵢ, log σ̂ᵢ²] = ψᵢ(o_y)
+    L = −log p(y | x, z) + β·Σᵢ KL(N(μᵢ, σᵢ²) ‖ N(μ̂ᵢ, σ̂ᵢ²))
+
+zᵢ are the text prompts of this image (see `deep`), o_y is a prototype of its class, and the vision prompts are learned
+vectors that all images share. An answer averages the probabilities of S = 10 draws of z, so the logits are
+log-probabilities, and it costs S·C texts for every image. All images of a pass see the same ε; when predicting, the
+same ones every time.
+
+No code is public, and the description leaves open what follows. It is **assumed** here that
+
+* o_y is the frozen text feature of the class name in the template. The paper takes the mean feature of the training
+  images of the class, which a learner does not see;
+* a network is e → e/16 → 2·b·d_t with an ELU between. Its last bias starts at MaPLe's prompts and at σ = 0.02, the size
+  of those, its last weights at N(0, 0.02²), and ψᵢ as a copy of φᵢ;
+* the KL is a mean over coordinates, with β = 0.001, as in `bpl`; the paper's bound has the sum, and weighs it with 1;
+* training draws one z for each image;
+* depth, tokens and the training are those of MaPLe, one of the two models that the paper builds on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from rebapl.backbones import DualEncoder, States
+from rebapl.learners.base import Output
+from rebapl.learners.cocoop import REDUCTION
+from rebapl.learners.deep import (
+    StatesWithFeatures,
+    VisionPrompts,
+    deep_text_features,
+    opening_ids,
+    opening_text,
+    prompt_parameters,
+    prompted_layers,
+    with_features,
+)
+from rebapl.learners.initial import STD, draw_linear, draw_normal, draw_tokens, undrawn_linear
+from rebapl.learners.maple import MaPLeConfig
+from rebapl.learners.registry import register
+
+
+class VaMPConfig(MaPLeConfig):
+    """MaPLe's settings; `samples` is S, `divergence` is β."""
+
+    samples: int = Field(default=10, ge=1, le=1024)
+    divergence: float = Field(default=0.001, ge=0)
+
+
+@register("vamp", VaMPConfig)
+class VaMP(VisionPrompts):
+    config: VaMPConfig
+    uses_template = False
+
+    def __init__(self, encoder: DualEncoder, config: VaMPConfig) -> None:
+        super().__init__(encoder, config)
+        self.opening = opening_ids(encoder, config.tokens, config.init)
+        depth = prompted_layers(config.depth, min(len(encoder.text.layers), len(encoder.vision.layers)))
+        self.vision = prompt_parameters(depth, config.tokens, encoder.vision.width, encoder.device)
+        self.posterior, self.prior = (nn.ModuleDict({i: self._network() for i in self.vision}) for _ in range(2))
+
+    def _network(self) -> nn.Sequential:
+        encoder, hidden = self.encoder, max(1, self.encoder.joint_width // REDUCTION)
+        outputs = 2 * self.config.tokens * encoder.text.width
+        first, last = ((encoder.joint_width, hidden), (hidden, outputs))
+        return nn.Sequential(undrawn_linear(*first, encoder.device), nn.ELU(), undrawn_linear(*last, encoder.device))
+
+    def prepare_text(self) -> None:
+        self.sequences = opening_text(self.encoder, self.class_names, self.config.tokens, self.config.init)
+        self._prototypes: Tensor | None = None
+
+    @property
+    def prototypes(self) -> Tensor:
+        """o (C, e), computed when a loss first asks for them."""
+        if self._prototypes is None:
+            sentences = [[sentence] for sentence in self.sentences()]
+            self._prototypes = self.encoder.text_features(self.encoder.tokenize(sentences))
+        return self._prototypes
+
+    @torch.no_grad()
+    def reset(self, generator: torch.Generator) -> None:
+        shape = (2, self.config.tokens, self.encoder.text.width)
+        for layer, prompt in self.vision.items():
+            draw_normal(prompt, generator)
+            first, _, last = (cast(nn.Linear, each) for each in cast(nn.Sequential, self.posterior[layer]))
+            draw_linear(first, generator)
+            draw_normal(last.weight, generator)
+            mean, log_variance = last.bias.view(shape)
+            draw_tokens(mean, self.encoder, self.opening if layer == "1" else [], generator)
+            log_variance.fill_(2 * math.log(STD))
+            self.prior[layer].load_state_dict(self.posterior[layer].state_dict())
+
+    @torch.no_grad()
+    def frozen(self, images: Tensor) -> StatesWithFeatures:
+        return with_features(self.encoder, self.encoder.embed_images(images))
+
+    def encode_classes(self) -> Mapping[str, Tensor]:
+        """Nothing: text features wait for the image."""
+        return {}
+
+    def respond(self, frozen: States, classes: Mapping[str, Tensor]) -> Output:
+        """`mean` and `log_variance` are those of q, (B, J·b·d)."""
+        assert isinstance(frozen, StatesWithFeatures)
+        image = self.prompted_image(frozen)
+        mean, log_variance = self._moments(self.posterior, frozen.features)
+        count, noise = 1 if self.training else self.config.samples, self.noise_stream()
+        epsilon = torch.randn((count, *mean.shape[1:]), generator=noise, device=noise.device).to(mean.device)
+        prompts = mean.unsqueeze(1) + epsilon * (0.5 * log_variance).exp().unsqueeze(1)
+        text = self.in_portions(self._text_features, prompts.flatten(0, 1)).unflatten(0, (len(mean), count))
+        each = self.encoder.logits(image[:, None, None], text).squeeze(2).log_softmax(-1)
+        clouds = {"image": image, "mean": mean.flatten(1), "log_variance": log_variance.flatten(1)}
+        return Output(each.logsumexp(1) - math.log(count), clouds, classes)
+
+    def loss(self, output: Output, labels: Tensor) -> Tensor:
+        mean, log_variance = output.per_image["mean"], output.per_image["log_variance"]
+        center, log_width = (each.flatten(1) for each in self._moments(self.prior, self.prototypes[labels]))
+        ratio = (log_variance.exp() + (mean - center).square()) * (-log_width).exp()
+        divergence = 0.5 * (ratio - 1 + log_width - log_variance).mean() * len(self.vision)
+        return F.cross_entropy(output.logits, labels) + self.config.divergence * divergence
+
+    def _moments(self, networks: nn.ModuleDict, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and log-variances (B, J, b, d) of the prompts of all layers, from features (B, e)."""
+        shape = (2, self.config.tokens, self.encoder.text.width)
+        made = torch.stack([network(features).unflatten(1, shape) for network in networks.values()], 2)
+        return made[:, 0], made[:, 1]
+
+    def _text_features(self, prompts: Tensor) -> Tensor:
+        """Normalised text features (n, C, e) for prompts (n, J, b, d)."""
+        classes = len(self.class_names)
+        layers = [each.repeat_interleave(classes, 0) for each in prompts.unbind(1)]
+        text = self.sequences if len(prompts) == 1 else self.sequences.repeated(len(prompts))
+        return deep_text_features(self.encoder, text, layers).unflatten(0, (len(prompts), classes))

@@ -1,0 +1,71 @@
+"""SWAG: a Gaussian fitted to the path of an optimiser (Maddox et al., A Simple Baseline for Bayesian Uncertainty in
+Deep Learning, 2019).
+
+From T snapshots θ₁ … θ_T of the end of a training, where the step size is constant,
+
+    θ̄ = 1/T Σ θ_i        Σ_diag = diag(1/T Σ θ_i² − θ̄²)        D = (θ_i − θ̄_i)_i,    θ̄_i the mean of the first i
+    θ = θ̄ + 1/√2·Σ_diag^½·z₁ + 1/√(2(T−1))·D·z₂,               z₁ ~ N(0, I_d),  z₂ ~ N(0, I_T)
+
+that is N(θ̄, ½·(Σ_diag + D·Dᵀ/(T−1))). The paper keeps the last 20 deviations of D; here T is that number, and all are
+kept. The sum of squares is updated around the mean, which is the same and loses no digits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class GaussianPath:
+    """The Gaussian of the snapshots that were added.
+
+    >>> path = GaussianPath()
+    >>> for value in (1.0, 3.0):
+    ...     path.add({"theta": torch.tensor([value])})
+    >>> path.mean["theta"], path.squares["theta"] / path.count
+    (tensor([2.]), tensor([1.]))
+    """
+
+    def __init__(self) -> None:
+        self.mean: dict[str, Tensor] = {}
+        self.squares: dict[str, Tensor] = {}
+        self.deviations: list[dict[str, Tensor]] = []
+
+    @property
+    def count(self) -> int:
+        """How many snapshots were added."""
+        return len(self.deviations)
+
+    @torch.no_grad()
+    def add(self, parameters: Mapping[str, Tensor]) -> None:
+        """One more snapshot θ_i: name → tensor."""
+        deviations = {}
+        for name, value in parameters.items():
+            before = self.mean.get(name, torch.zeros_like(value))
+            self.mean[name] = before + (value - before) / (self.count + 1)
+            deviations[name] = value - self.mean[name]
+            self.squares[name] = self.squares.get(name, 0) + (value - before) * deviations[name]
+        self.deviations.append(deviations)
+
+    def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
+        """A sample of the Gaussian. One snapshot alone has no spread."""
+        like = next(iter(self.mean.values()))
+        z2 = torch.randn(self.count, generator=generator, device=generator.device).to(like)
+        drawn = {}
+        for name, mean in self.mean.items():
+            z1 = torch.randn(mean.shape, generator=generator, device=generator.device).to(mean)
+            stacked = torch.stack([each[name] for each in self.deviations], -1)
+            diagonal, low_rank = (self.squares[name] / self.count).sqrt() * z1, stacked @ z2
+            drawn[name] = mean + (diagonal + low_rank / math.sqrt(max(1, self.count - 1))) / math.sqrt(2)
+        return drawn
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean, "squares": self.squares}
+
+    def load_state_dict(self, state: dict[str, Any], deviations: list[dict[str, Tensor]]) -> None:
+        """Go on from a `state_dict` and the deviations, which only grow and so are kept apart."""
+        self.mean, self.squares, self.deviations = state["mean"], state["squares"], list(deviations)

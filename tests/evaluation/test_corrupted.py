@@ -1,0 +1,64 @@
+"""Scores on corrupted test images: those of predicting the corrupted views, stored beside the others."""
+
+from pathlib import Path
+
+import pytest
+from small_run import CONFIG
+
+from rebapl.backbones import load_backbone
+from rebapl.data.corruptions import named_corruptions
+from rebapl.errors import UserError
+from rebapl.evaluation.corrupted import score_corruptions
+from rebapl.evaluation.scores import scores
+from rebapl.evaluation.tasks import part_labels, part_views, score_outside
+from rebapl.reports.corruptions import corruption_table
+from rebapl.runs.results import RunResult, read_result
+from rebapl.runs.run import Job, evaluate_run, run
+from rebapl.training.fit import fit
+
+
+def test_scores_are_those_of_the_corrupted_views(nano: Path) -> None:
+    task = CONFIG.task()
+    posterior = fit(task, load_backbone(nano), "coop", "mle", epochs=1)
+    heard: list[tuple[int, int]] = []
+    chosen = named_corruptions(["contrast@5", "gaussian-noise@2"])
+    found = score_corruptions(posterior, task, chosen, lambda *moved: heard.append(moved))
+    assert heard == [(30, 60), (60, 60)]
+    assert found.keys() == {"contrast", "gaussian-noise"}
+    part = task.tests["base"]
+    views = chosen[1](part_views(posterior, part), [item.key for item in part.items])
+    assert found["gaussian-noise"]["2"] == scores(posterior.predict_views(views).probabilities, part_labels(part))
+    noise = score_outside(posterior, task, ["noise"])["noise"]
+    assert 0 <= noise["entropy"]["auroc"] <= 100
+
+
+def test_a_run_keeps_them_and_scores_only_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="corruption"):
+        run(CONFIG, tmp_path / "run", device="cpu", corruptions=["rain"])
+    assert not (tmp_path / "run").exists()
+    out = run(CONFIG, tmp_path / "run", device="cpu", corruptions=["fog@1"])
+    job = Job.of(CONFIG, tmp_path, out=out, corruptions=("fog@1", "fog@3"))
+    assert not job.is_done()
+    first = read_result(out)
+    run(CONFIG, out, device="cpu", corruptions=job.corruptions)
+    assert job.is_done()
+    both = read_result(out)
+    assert both.corruptions["fog"].keys() == {"1", "3"}
+    assert (both.corruptions["fog"]["1"], both.parts) == (first.corruptions["fog"]["1"], first.parts)
+    assert evaluate_run(out, device="cpu", uniform_weights=True).corruptions == {}  # of other predictions
+    with pytest.raises(UserError, match="severity '9'"):
+        evaluate_run(out, device="cpu", corruptions=["fog@9"])
+
+
+def test_the_table_has_plain_means() -> None:
+    def of(accuracy: float) -> dict[str, float]:
+        return {"accuracy": accuracy, "nll": accuracy / 100, "ece": 1.0, "aurc": 2.0}
+
+    found = {"fog": {"1": of(80), "5": of(40)}, "gaussian-noise": {"1": of(90)}}
+    table = corruption_table(RunResult(parts={}, corruptions=found))
+    shown = [[cell if isinstance(cell, str) else cell.value for cell in row] for row in table.rows]
+    assert shown == [
+        ["gaussian-noise", 90, None, None, None, None, 90, 0.9, 1, 2],
+        ["fog", 80, None, None, None, 40, 60, pytest.approx(0.6), 1, 2],
+        ["mean", 85, None, None, None, 40, 75, pytest.approx(0.75), 1, 2],
+    ]
