@@ -1,4 +1,4 @@
-"""Numbers of things, the first of many things, and durations."""
+"""Numbers of things, the first of many things, and durations in two ways: roughly, and in two units."""
 
 from __future__ import annotations
 
@@ -14,6 +14,17 @@ def number_of(count: int, noun: str) -> str:
     ('1 sample', '3 classes', '0 images')
     """
     return f"{count} {noun}{'' if count == 1 else 'es' if noun.endswith('s') else 's'}"
+
+
+def roughly(seconds: float) -> str:
+    """As a person says it of something that is to come.
+
+    >>> roughly(42), roughly(200), roughly(9000)
+    ('42 s', '3 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def in_two_units(seconds: float) -> str:

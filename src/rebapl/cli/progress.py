@@ -25,6 +25,7 @@ from rich.progress import (
 
 from rebapl.errors import printable
 from rebapl.runs.jobs import Event, Outcome, Retried, Stalled, Started, Stepped, Work
+from rebapl.wording import roughly
 
 if TYPE_CHECKING:
     from rebapl.reports.tables import Table
@@ -132,7 +133,7 @@ class StepProgress:
         self.states[outcome.folder] = outcome.state
         if not outcome.attempts:
             return
-        how = f"done in {roughly(outcome.seconds)}" if outcome.state == "done" else outcome.state
+        how = f"done in {clock(outcome.seconds)}" if outcome.state == "done" else outcome.state
         why = "" if outcome.failure is None else f", {outcome.failure}"
         there = list(self.states.values())
         counts = [f"{there.count(state)} {state}" for state in STATES if state in there]
@@ -179,12 +180,14 @@ class Steps:
             self.bar = None
 
 
-def roughly(seconds: float) -> str:
-    """A duration as a person says it.
+def clock(seconds: float) -> str:
+    """As a clock shows it, in a column that is renewed all the time.
 
-    >>> roughly(42), roughly(200), roughly(9000)
-    ('42 s', '3 min', '2.5 h')
+    >>> clock(7), clock(754), clock(9000)
+    ('7 s', '12:34', '2:30:00')
     """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
