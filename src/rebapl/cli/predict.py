@@ -15,6 +15,7 @@ import typer
 from rebapl.cli import options
 from rebapl.cli.run_notes import ONLY_DRAWINGS, one_sample
 from rebapl.errors import UserError, printable, unknown
+from rebapl.runs.workers import begin_server
 from rebapl.wording import number_of
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def predict(
         shard: Images in a shard; 2048 if not given, 128 on a CPU.
         device: cpu, cuda, or several, such as cuda:0,cuda:1, over which images are split; the GPU if there is one.
     """
-    options.expect_workers(None, jobs)
+    if (jobs or 1) > 1:
+        begin_server()
     from rebapl.cli.progress import StepProgress
     from rebapl.files import refuse_unwritable
     from rebapl.posterior import load_posterior
@@ -136,8 +138,8 @@ def _notes(run: Path, posterior: Posterior, files: ImageFiles, piped: bool) -> I
         yield one_sample(run)
     if posterior.learner.encoder.name == "mini" and not piped and _is_photo(next(iter(files))):
         yield ONLY_DRAWINGS
-    if said := files.said_of_others():
-        yield f"passed over: {said}"
+    if files.passed_over:
+        yield f"passed over: {files.said_of_others()}"
 
 
 def _is_photo(file: Path) -> bool:
