@@ -15,7 +15,6 @@ import typer
 from rebapl.cli import options
 from rebapl.cli.run_notes import ONLY_DRAWINGS, one_sample
 from rebapl.errors import UserError, printable, unknown
-from rebapl.runs.workers import begin_server
 from rebapl.wording import number_of
 
 if TYPE_CHECKING:
@@ -83,6 +82,8 @@ def predict(
         device: cpu, cuda, or several, such as cuda:0,cuda:1, over which images are split; the GPU if there is one.
     """
     if (jobs or 1) > 1:
+        from rebapl.runs.workers import begin_server
+
         begin_server()
     from rebapl.cli.progress import StepProgress
     from rebapl.files import refuse_unwritable
