@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -43,13 +44,13 @@ def is_compiling() -> bool:
     return _wanted.get()
 
 
+@dataclass
 class Compiled:
     """A pure function of tensors (and plain values, of which each combination is compiled for itself)."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.failed = False
-        self._fast: Callable[..., Any] | None = None
+    function: Callable[..., Any]
+    failed: bool = False
+    _fast: Callable[..., Any] | None = None
 
     def __call__(self, *given: Any) -> Any:
         if self.failed or not _wanted.get():

@@ -78,7 +78,10 @@ def predict(
         shard: Images in a shard; 2048 if not given, 128 on a CPU.
         device: cpu, cuda, or several, such as cuda:0,cuda:1, over which images are split; the GPU if there is one.
     """
-    options.expect_workers(None, jobs)
+    if (jobs or 1) > 1:
+        from rebapl.runs.workers import begin_server
+
+        begin_server()
     from rebapl.cli.progress import StepProgress
     from rebapl.files import refuse_unwritable
     from rebapl.learners import check_features
@@ -160,8 +163,8 @@ def _notes(run: Path, posterior: Posterior, question: Question, files: ImageFile
         yield one_sample(run)
     if posterior.learner.encoder.name == "mini" and not piped and files.known and _is_photo(next(iter(files))):
         yield ONLY_DRAWINGS
-    if said := files.said_of_others():
-        yield f"passed over: {said}"
+    if files.passed_over:
+        yield f"passed over: {files.said_of_others()}"
 
 
 def _is_photo(file: Path) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -189,7 +190,7 @@ class Chain(Loop):
                 capturing = None
             memory, decoupled = self.cycle, self._decoupled
         one = partial(self.objective.gradients, force, kind, decoupled)
-        with compiling(self.compiles):
+        with compiling() if self.compiles else nullcontext():
             if capturing is None:
                 gradients = one(batch, chosen, state)
             else:
