@@ -33,7 +33,7 @@ BLOCK = (
     ("mlp.c_proj", "mlp.fc2"),
 )
 """The names of open_clip and of transformers."""
-TEXT_ONLY = {"zero-shot", "coop", "proda"}
+TEXT_ONLY = {"zero-shot", "coop", "proda", "linear", "lp++"}
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +62,12 @@ def test_which_methods_are_a_matrix(make: Make, method: str) -> None:
             class_embeddings(posterior)
 
 
-def test_one_matrix_drops_into_a_clip_pipeline(make: Make, mini: DualEncoder, digits: Tensor, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["coop", "linear"])
+def test_one_matrix_drops_into_a_clip_pipeline(
+    make: Make, mini: DualEncoder, digits: Tensor, tmp_path: Path, method: str
+) -> None:
     """The formula that open_clip documents: softmax(scale · image_features @ text_features.T)."""
-    posterior = make("coop", 1, mini)
+    posterior = make(method, 1, mini)
     expected = posterior.predict(digits).probabilities.numpy()
     image, scale = image_features(mini, digits), mini.model.logit_scale.exp()
     stored = load_file(posterior.export(tmp_path / "classes.safetensors"))
