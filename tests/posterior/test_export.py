@@ -72,7 +72,8 @@ def test_one_matrix_drops_into_a_clip_pipeline(
     image, scale = image_features(mini, digits), mini.model.logit_scale.exp()
     stored = load_file(posterior.export(tmp_path / "classes.safetensors"))
     text = stored["text_features"]
-    torch.testing.assert_close(text.norm(dim=-1), torch.ones(4))
+    if method == "coop":  # a head's weights have lengths of their own
+        torch.testing.assert_close(text.norm(dim=-1), torch.ones(4))
     torch.testing.assert_close(stored["logit_scale"], scale)
     np.testing.assert_allclose((scale * image @ text.T).softmax(-1), expected, atol=1e-5)
     array = np.load(posterior.export(tmp_path / "classes.npy"))
