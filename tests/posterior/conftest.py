@@ -6,6 +6,7 @@ import pytest
 import small_clip
 import torch
 from methods import CASES
+from plain_heads import show
 from torch import Tensor
 
 from rebapl.backbones import DualEncoder
@@ -32,6 +33,7 @@ def make(encoder: DualEncoder) -> Make:
         stream = torch.Generator().manual_seed(5)
         template = "a drawing of a {}."
         learner = build_learner(method, backbone, NAMES, template, torch.Generator().manual_seed(2), settings)
+        show(learner)
         around = [
             {
                 name: x.detach().cpu() + 0.2 * torch.randn(x.shape, generator=stream)

@@ -75,8 +75,9 @@ def class_embeddings(posterior: Posterior) -> Tensor:
     if expected.shape != logits.shape or bool((expected - logits).abs().max() > TOLERANCE * encoder.logit_scale):
         raise UserError(
             f"a posterior of '{posterior.learner.method}' with its settings is no matrix of class embeddings: it also "
-            "changes how images are seen, has other texts for every image, or averages over several texts. Write it as "
-            ".onnx or .pt2; coop, proda and zero-shot can be written as .safetensors or .npy"
+            "changes how images are seen, has other texts for every image, adds something to the products with them, or "
+            "averages over several texts. Write it as .onnx or .pt2; coop, proda, zero-shot, linear and lp++ can be "
+            "written as .safetensors or .npy"
         )
     return text
 
@@ -172,8 +173,12 @@ def _program(posterior: Posterior) -> torch.export.ExportedProgram:
 
 
 def _mean(samples: Tensor, weights: Tensor) -> Tensor:
-    """The normalised weighted mean (C, e) of the samples' text features (S, C, e)."""
-    return F.normalize(torch.einsum("s,sce->ce", weights, samples), dim=-1)
+    """The weighted mean (C, e) of the samples' text features (S, C, e), made as long as these are on average.
+
+    Text features have length 1. The weights of a linear head are text features to the classifier, of any length.
+    """
+    lengths = torch.einsum("s,sc->c", weights, samples.norm(dim=-1))
+    return lengths[:, None] * F.normalize(torch.einsum("s,sce->ce", weights, samples), dim=-1)
 
 
 def _about(posterior: Posterior) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+"""Heads through `fit`: features encoded once, closed forms without a loop, resumed runs, other class names."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.data.batches import LabelledImages
+from rebapl.data.task import Task, load_task
+from rebapl.errors import UserError
+from rebapl.evaluation.tasks import evaluate
+from rebapl.interruption import Interrupted
+from rebapl.learners import METHODS
+from rebapl.posterior import load_posterior, save_posterior
+from rebapl.training import fit
+
+HEADS = [name for name, method in METHODS.items() if method.learner.learns_from_features]
+
+
+@pytest.fixture(scope="module")
+def mini() -> DualEncoder:
+    return load_backbone("mini")
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return load_task("digits", shots=8, seed=1, test_images=100)
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_a_head_is_better_than_zero_shot_on_base_classes_and_the_same_on_novel_ones(
+    mini: DualEncoder, task: Task, method: str
+) -> None:
+    before, after = (evaluate(fit(task, mini, each), task) for each in ("zero-shot", method))
+    assert after["base"]["nll"] < before["base"]["nll"]
+    assert after["novel"]["nll"] == pytest.approx(before["novel"]["nll"], abs=1e-5)
+
+
+def test_images_are_encoded_once(mini: DualEncoder, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    whole = type(mini).image_features
+    monkeypatch.setattr(
+        type(mini), "image_features", lambda self, pixels: seen.append(len(pixels)) or whole(self, pixels)
+    )
+    fit(task, mini, "linear", epochs=5)
+    assert sum(seen) == len(task.train.items)
+
+
+def test_the_features_are_those_of_the_test_time_views(mini: DualEncoder, task: Task) -> None:
+    posterior = fit(task, mini, "tip-adapter")
+    data = LabelledImages(task.dataset, task.train.items)
+    expected = mini.image_features(mini.preprocessing.normalize(data.views(mini.preprocessing)))
+    torch.testing.assert_close(posterior.samples["keys"][0], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_cache_is_read_back_with_its_size_and_moves_to_a_copy_of_the_backbone(
+    mini: DualEncoder, task: Task, tmp_path: Path
+) -> None:
+    posterior = fit(task, mini, "tip-adapter-f", "ensemble", epochs=1)
+    views = torch.randint(256, (3, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    again = load_posterior(save_posterior(posterior, tmp_path / "posterior"), mini)
+    assert again.samples["keys"].shape == (3, len(task.train.items), mini.joint_width)
+    expected = posterior.predict_views(views).probabilities
+    assert torch.equal(again.predict_views(views).probabilities, expected)
+    copied = again._learner_on(load_backbone("mini"))
+    assert copied.keys.shape == again.learner.keys.shape
+
+
+@pytest.mark.parametrize("inference", ["mle", "csghmc", "laplace"])
+def test_a_resumed_head_equals_an_uninterrupted_one(
+    mini: DualEncoder, task: Task, tmp_path: Path, inference: str
+) -> None:
+    expected = fit(task, mini, "linear", inference, epochs=12)
+
+    def stop(done: int, _total: int, _loss: float) -> None:
+        if done == 7:
+            raise KeyboardInterrupt
+
+    path = tmp_path / "checkpoint"
+    with pytest.raises((KeyboardInterrupt, Interrupted)):
+        fit(task, mini, "linear", inference, epochs=12, checkpoint=path, progress=stop)
+    resumed = fit(task, mini, "linear", inference, epochs=12, checkpoint=path)
+    assert resumed.samples.keys() == expected.samples.keys() == {"residual", "prior_std", "text_weight"}
+    assert all(torch.equal(resumed.samples[name], stack) for name, stack in expected.samples.items())
+
+
+def test_closed_forms_take_no_settings_of_an_inference(mini: DualEncoder, task: Task) -> None:
+    with pytest.raises(UserError, match="method 'gda' learns nothing in steps"):
+        fit(task, mini, "gda", "mle", epochs=3)
+
+
+def test_the_texts_count_as_examples_of_the_loop(mini: DualEncoder, task: Task) -> None:
+    posterior = fit(task, mini, "linear", epochs=2, method_settings={"texts_as_examples": True})
+    assert posterior.learner.examples == len(task.train.items) + len(task.train.class_names)
+
+
+def test_heads_repel_in_a_space_of_images_as_well(mini: DualEncoder, task: Task) -> None:
+    """The pool holds features, which share a pass with the batch."""
+    changes = {"chains": 1, "cycles": 2, "repulsion.space": "logits", "repulsion.images": 6, "repulsion.pool": 12}
+    posterior = fit(task, mini, "linear", "rebapl", epochs=10, inference_settings=changes)
+    assert len(posterior) == 2
+    assert not torch.equal(*posterior.samples["residual"])
