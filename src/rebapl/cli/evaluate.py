@@ -52,7 +52,7 @@ def evaluate(
         fit_threshold: First choose when to say 'I don't know' on them: risk=0.05, or coverage=0.9[,by=entropy].
         fit_conformal: First fit prediction sets on them that hold the right class this often: 0.9, or
             0.9,score=aps (or raps), and by_class=true to keep it for each class.
-        fit_outside: First choose when to say 'none of these' on them: mahalanobis, or energy,rate=0.05 (of false alarms).
+        fit_outside: First choose when to say 'none of these' on them: energy, or mahalanobis,rate=0.1 (false alarms).
         outside: Score how well others are told apart: novel, a data set, or a folder of images; may be repeated.
         heat_map: Draw how far apart samples are: diversity.png.
         data: Where the images are now, if they have moved.
