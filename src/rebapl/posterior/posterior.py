@@ -293,7 +293,9 @@ class Posterior:
 
     @torch.no_grad()
     def image_features(self, views: Tensor) -> Tensor:
-        """The frozen, normalised features (N, e) of views (N, 3, H, W), whatever was learned."""
+        """The frozen, normalised features (N, e) of views (N, 3, H, W); those that are stored stay as they are."""
+        if views.ndim == 2:
+            return views.float().cpu()
         encoder, found = self.learner.encoder, [torch.empty(0, self.learner.encoder.joint_width)]
         for some in views.split(CHUNK) if len(views) else ():
             pixels = encoder.preprocessing.normalize(some).to(encoder.device)
