@@ -39,7 +39,7 @@ from rebapl.cli.commands import app as commands
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.answers import Question, answer_files
-from rebapl.posterior.prediction import Conformal, Prediction, Threshold
+from rebapl.posterior.prediction import Conformal, Outside, Prediction, Threshold
 from rebapl.runs.run import run as do_run
 
 NAMES = ["cat", "dog", "zero"]
@@ -276,6 +276,22 @@ def test_it_says_when_it_does_not_know(posterior: Posterior, images: list[Path])
     assert answering.ask(Upload(view)).result(timeout=600)["images"][0]["answer"] is None
     among = answering.ask(Upload(view, tuple(NAMES))).result(timeout=600)
     assert among["images"][0]["answer"] in NAMES, "a threshold holds for the class names that it was fitted for"
+    answering.stop()
+
+
+def test_it_says_none_of_these_by_image_features_and_answers_at_the_temperature(
+    posterior: Posterior, images: list[Path]
+) -> None:
+    """A bank of one far image, so that every other one is strange."""
+    view = view_of(images[0].read_bytes(), posterior.learner.encoder.preprocessing)
+    strange = Outside("neighbours", 0.5, 0.05, "probabilities", tuple(posterior.class_names), 19)
+    bank = {"features": -posterior.image_features(view[None])}
+    answering = Answering(dataclasses.replace(posterior.with_temperature(2), outside=strange, bank=bank))
+    answering.start()
+    said = answering.ask(Upload(view)).result(timeout=600)
+    assert (said["images"][0]["answer"], said["images"][0]["outside"], said["temperature"]) == (None, True, 2)
+    among = answering.ask(Upload(view, tuple(NAMES))).result(timeout=600)
+    assert (among["images"][0]["answer"] in NAMES, among["images"][0]["outside"]) == (True, None)
     answering.stop()
 
 

@@ -126,6 +126,16 @@ def test_every_score_can_say_none_of_these_and_is_kept(make: Any, views: Tensor,
     assert not (folder / "outside.safetensors").exists()
 
 
+def test_image_features_are_the_frozen_ones_in_any_portion_and_stored_ones_stay(make: Any, views: Tensor) -> None:
+    posterior = make("maple")
+    encoder = posterior.learner.encoder
+    found = posterior.image_features(views)
+    torch.testing.assert_close(found, encoder.image_features(encoder.preprocessing.normalize(views)), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.norm(dim=-1), torch.ones(7))
+    assert torch.equal(posterior.image_features(found), found)
+    assert posterior.image_features(views[:0]).shape == (0, found.shape[1])
+
+
 def test_none_of_these_comes_before_i_dont_know(make: Any, views: Tensor) -> None:
     labels = torch.tensor([0, 1, 2, 3, 0, 1, 2])
     posterior = make("coop").fit_threshold(views, labels, coverage=0.5).fit_outside(views, "max-probability", rate=0.3)

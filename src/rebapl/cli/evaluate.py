@@ -56,7 +56,7 @@ def evaluate(
             coverage=0.9; by=entropy may follow.
         fit_conformal: First fit prediction sets on them that hold the right class this often: 0.9, or
             0.9,score=aps (or raps), and by_class=true to keep it for each class.
-        fit_outside: First choose when to say 'none of these' on them: mahalanobis, or mcm,rate=0.05 (of false alarms).
+        fit_outside: First choose when to say 'none of these' on them: energy, or mahalanobis,rate=0.1 (false alarms).
         outside: Score how well others are told apart: novel, noise, a data set or a folder of images; may be repeated.
         corruptions: Score corrupted test images: all, or names with commas; NAME@3 is one severity of five.
         heat_map: Draw how far apart samples are: diversity.png.

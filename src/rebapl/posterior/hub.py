@@ -136,9 +136,11 @@ def _metadata(
 
 def _limits(posterior: Posterior) -> list[str]:
     """What a person should know before trusting an answer."""
+    held = {"I don't know": posterior.threshold, "none of these": posterior.outside}
+    words = " or ".join(f"'{words}'" for words, threshold in held.items() if threshold is not None)
     limits = [
         "It always answers with one of the class names that it is given, also for an image of something else"
-        + ("." if posterior.threshold is None else ", unless the threshold that it holds says 'I don't know'."),
+        + (f", unless the threshold that it holds says {words}." if words else "."),
         "It was trained on few images, and its scores hold for images like those that it was tested on.",
         "What the backbone has learned from its own training data, wrong or unfair, is still there.",
     ]

@@ -120,7 +120,7 @@ def check_outside(by: str, rate: float, images: int) -> None:
         )
 
 
-def choose_outside(prediction: Prediction, by: str = "mcm", rate: float = RATE) -> Outside:
+def choose_outside(prediction: Prediction, by: str = "energy", rate: float = RATE) -> Outside:
     """Choose the threshold of a score at a false-alarm rate, on held-out images of the classes."""
     check_outside(by, rate, len(prediction))
     value = prediction.outside_score(by).sort().values[rank_of(1 - rate, len(prediction)) - 1]

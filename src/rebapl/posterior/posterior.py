@@ -27,7 +27,6 @@ from rebapl.posterior.fitting import PRIOR, EarlierWeights, choose_threshold, st
 from rebapl.posterior.images import AT_ONCE, Images, read_images
 from rebapl.posterior.outside import FEATURE_SCORES, RATE, Bank, check_outside, choose_outside, logit_scores
 from rebapl.posterior.passes import CHUNK, Finish, Passes, Spread, in_order
-from rebapl.posterior.per_sample import encode_classes, unstacked
 from rebapl.posterior.prediction import (
     Average,
     Conformal,
@@ -40,7 +39,7 @@ from rebapl.posterior.prediction import (
 from rebapl.posterior.selective import CONFIDENCE
 from rebapl.posterior.storage import about_learner, check_weights, read_posterior
 from rebapl.posterior.temperature import PRIOR as TEMPERATURE_PRIOR
-from rebapl.posterior.temperature import Temperature, check_temperature, distance_factor, fit_temperature
+from rebapl.posterior.temperature import Temperature, check_temperature, fit_temperature, text_factor
 from rebapl.posterior.views import mean_over_views, several_views
 from rebapl.wording import number_of
 
@@ -311,7 +310,9 @@ class Posterior:
 
     @torch.no_grad()
     def image_features(self, views: Tensor) -> Tensor:
-        """The frozen, normalised features (N, e) of views (N, 3, H, W), whatever was learned."""
+        """The frozen, normalised features (N, e) of views (N, 3, H, W); those that are stored stay as they are."""
+        if views.ndim == 2:
+            return views.float().cpu()
         encoder, found = self.learner.encoder, [torch.empty(0, self.learner.encoder.joint_width)]
         for some in views.split(CHUNK) if len(views) else ():
             pixels = encoder.preprocessing.normalize(some).to(encoder.device)
@@ -355,21 +356,7 @@ class Posterior:
     def _text_factor(self) -> float:
         """γ of the class names that it is bound to: 1 where the temperature was fitted with all of them."""
         assert self.temperature is not None
-        names, asked = self.temperature.class_names, self.learner
-        known = torch.tensor([name in names for name in asked.class_names])
-        if bool(known.all()):
-            return 1.0
-        samples, clouds, frozen = unstacked(self.samples, len(self)), [], []
-        for learner in (asked.bind(names), asked):
-            with torch.no_grad():
-                texts = [classes.get("text") for classes in encode_classes(learner.twin(), samples)]
-            untouched = learner.frozen_cloud("text", None)
-            if untouched is None or any(text is None or text.ndim != 2 for text in texts):
-                return 1.0
-            clouds.append(torch.stack([text.float().cpu() for text in texts if text is not None]))
-            frozen.append(untouched.float().cpu())
-        factors = distance_factor(clouds[0], clouds[1], known, (frozen[0], frozen[1]))
-        return min(1.0, (self.weights @ factors).exp().item())
+        return text_factor(self.learner, self.samples, self.weights, self.temperature.class_names)
 
     def said_of_temperature(self, average: Average | None = None) -> str:
         """The temperature of its probabilities in words; nothing where none was fitted."""
@@ -464,7 +451,7 @@ class Posterior:
         return replace(self, threshold=chosen)
 
     def fit_outside(
-        self, views: Tensor, by: str = "mcm", rate: float = RATE, train: tuple[Tensor, Tensor] | None = None
+        self, views: Tensor, by: str = "energy", rate: float = RATE, train: tuple[Tensor, Tensor] | None = None
     ) -> Posterior:
         """The same posterior with a threshold of "none of these", chosen on held-out views of the classes.
 

@@ -314,7 +314,7 @@ class Prediction:
         if self.outside is None:
             raise UserError(
                 "no threshold of 'none of these' was chosen for these class names, this template and this averaging: "
-                "choose one on held-out images (`fit_outside`, or `rebapl evaluate RUN --fit-outside mcm`)"
+                "choose one on held-out images (`fit_outside`, or `rebapl evaluate RUN --fit-outside energy`)"
             )
         return self.outside_score(self.outside.by) > self.outside.value
 

@@ -31,6 +31,7 @@ answered too surely.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -40,6 +41,8 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from rebapl.errors import UserError
+from rebapl.learners import Learner
+from rebapl.posterior.per_sample import encode_classes, unstacked
 from rebapl.wording import number_of
 
 RANGE = (0.05, 20.0)
@@ -105,6 +108,28 @@ def check_temperature(value: float) -> float:
     if not 0 < value < math.inf:
         raise UserError(f"temperature = {value}: it is a number above 0, and 1 changes nothing")
     return value
+
+
+def text_factor(learner: Learner, samples: Mapping[str, Tensor], weights: Tensor, fitted: Sequence[str]) -> float:
+    """γ of the class names that a learner is bound to, for stacked samples with weights (S,).
+
+    1 if the temperature was fitted with all of them, and where each image has texts of its own.
+    """
+    known = torch.tensor([name in fitted for name in learner.class_names])
+    if bool(known.all()):
+        return 1.0
+    on_device = {name: stack.to(learner.encoder.device) for name, stack in samples.items()}
+    each, clouds, frozen = unstacked(on_device, len(weights)), [], []
+    for bound in (learner.bind(fitted), learner.twin()):
+        with torch.no_grad():
+            texts = [classes.get("text") for classes in encode_classes(bound, each)]
+        untouched = bound.frozen_cloud("text", None)
+        if untouched is None or any(text is None or text.ndim != 2 for text in texts):
+            return 1.0
+        clouds.append(torch.stack([text.float().cpu() for text in texts if text is not None]))
+        frozen.append(untouched.float().cpu())
+    factors = distance_factor(clouds[0], clouds[1], known, (frozen[0], frozen[1]))
+    return min(1.0, (weights @ factors).exp().item())
 
 
 def distance_factor(fitted: Tensor, asked: Tensor, known: Tensor, frozen: tuple[Tensor, Tensor]) -> Tensor:
