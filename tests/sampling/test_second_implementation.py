@@ -205,8 +205,8 @@ def one_step(sampler, parameters, grads, velocity, lr, old_lr, heat, stream):
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name not in ("svgd", "laplace", "rebapl-authors")])
 def test_a_preset_is_what_it_says(name):
-    """`rebapl-authors` differs in its noise, tested by its temperature, and in rows; `svgd` has a loop of its own, and the
-    draws of `laplace` have tests of their own."""
+    """`rebapl-authors` differs in its noise, tested by its temperature, and in rows; `svgd` has a loop of its own, and
+    the draws of `laplace` have tests of their own."""
     recipe = ToyRecipe(lr=0.02, epochs=4, batch=8)
     changes = {"epochs": 4}
     if preset(name, recipe).repulsion is not None:

@@ -190,19 +190,27 @@ def base_novel_scores(base: Mapping[str, float], novel: Mapping[str, float]) -> 
     return {**base_novel_accuracies({"base": base, "novel": novel}), **means}
 
 
-def average_over_data(per_data: Sequence[Mapping[str, float]], convention: str = HM_CONVENTIONS[0]) -> dict[str, float]:
-    """The average over data sets of the base-to-novel scores of one seed.
+def average_over_data(
+    per_data: Sequence[Mapping[str, float | None]], convention: str = HM_CONVENTIONS[0]
+) -> dict[str, float | None]:
+    """The average over data sets of the scores of one seed; None for a score that some data set does not have.
 
-    `hm` follows the given convention of `HM_CONVENTIONS`. The values of both conventions are in `hm of-averages` and
-    `hm average`.
+    `hm`, where there are base and novel classes, follows the given convention of `HM_CONVENTIONS`. The values of both
+    conventions are in `hm of-averages` and `hm average`.
 
     >>> scores = [{"base": 60.0, "novel": 30.0, "hm": 40.0}, {"base": 80.0, "novel": 80.0, "hm": 80.0}]
     >>> {name: round(value, 2) for name, value in average_over_data(scores).items()}
     {'base': 70.0, 'novel': 55.0, 'hm': 61.6, 'hm of-averages': 61.6, 'hm average': 60.0}
     """
     check_hm_convention(convention)
-    means = {name: statistics.fmean(scores[name] for scores in per_data) for name in per_data[0]}
-    both = dict(zip(HM_CONVENTIONS, (harmonic_mean(means["base"], means["novel"]), means["hm"]), strict=True))
+    means: dict[str, float | None] = {}
+    for name in per_data[0]:
+        known = [value for scores in per_data if (value := scores[name]) is not None]
+        means[name] = statistics.fmean(known) if len(known) == len(per_data) else None
+    base, novel = means.get("base"), means.get("novel")
+    if base is None or novel is None:
+        return means
+    both = dict(zip(HM_CONVENTIONS, (harmonic_mean(base, novel), means["hm"]), strict=True))
     return {**means, "hm": both[convention], **{f"hm {name}": value for name, value in both.items()}}
 
 

@@ -223,7 +223,8 @@ def _averages(groups: Sequence[Group], words: GroupWords, hm: str) -> list[list[
         seeds = [seed for seed in by_seed[0] if all(seed in scores for scores in by_seed)]
         if seeds:
             averages = [average_over_data([scores[seed] for scores in by_seed], hm) for seed in seeds]
-            cells = (Cell.over([row[name] for row in averages], 3 if name == "nll" else 2) for name in BASE_NOVEL)
+            known = {name: [value for row in averages if (value := row[name]) is not None] for name in BASE_NOVEL}
+            cells = (Cell.over(values, 3 if name == "nll" else 2) for name, values in known.items())
             rows.append(["average", *words.cells(each[0]), *cells, Cell(None, digits=0), ranges(seeds)])
     return rows
 

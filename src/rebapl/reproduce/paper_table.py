@@ -208,7 +208,7 @@ class FilledTable:
                 for name in self.data:
                     sections |= table.read(context, suite.config(name, row, seed, table.protocol), row)
                 if len(self.data) > 1 or table.orientation:
-                    average: Any = average_over_data(list(sections.values()), context.hm)  # type: ignore[arg-type]
+                    average = average_over_data(list(sections.values()), context.hm)
                     sections = {AVERAGE: average, **sections}
                 per_seed.append(sections)
             collected[row.label] = {section: [sections[section] for sections in per_seed] for section in per_seed[0]}

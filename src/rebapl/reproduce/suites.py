@@ -245,7 +245,7 @@ MINI = Suite(
     data=("digits", "shapes", "letters"),
     data_by_target={
         **dict.fromkeys(("xi", "cycles", "latency", "efficiency", "overfitting"), "letters"),
-        **dict.fromkeys(("samples", "diversity", "plug-and-play"), "digits"),
+        **dict.fromkeys(("samples", "diversity", "plug-and-play", "doubt", "outside"), "digits"),
     },
     source="shapes",
     cross=("digits", "letters"),

@@ -23,6 +23,7 @@ from rebapl.learners import METHODS, published
 from rebapl.posterior import load_posterior
 from rebapl.reports.results import short_value
 from rebapl.reports.tables import EMPTY, Row, Table
+from rebapl.reproduce.doubt import DOUBT, OUTSIDE
 from rebapl.reproduce.paper import AVERAGE, paper_table, printed
 from rebapl.reproduce.paper_table import (
     BASE_NOVEL,
@@ -378,6 +379,8 @@ _TARGETS: tuple[Target, ...] = (
         figure=CurveFigure(("", "accuracy (%)"), scores=PARTS, x=None, aside=0.28).draw,
     ),
     MeasuredTarget("toy", "the two-mode example", toy_target),
+    DOUBT,
+    OUTSIDE,
 )
 
 PAPER_TARGETS: dict[str, Target] = {target.name: target for target in _TARGETS}
