@@ -68,8 +68,8 @@ def class_embeddings(posterior: Posterior) -> Tensor:
     if expected.shape != logits.shape or bool((expected - logits).abs().max() > TOLERANCE * encoder.logit_scale):
         raise UserError(
             f"a posterior of '{posterior.learner.method}' with its settings is no matrix of class embeddings: it also "
-            "changes how images are seen, has other texts for every image, adds something to the products with them, or "
-            "averages over several texts. Write it as .onnx or .pt2; coop, proda, zero-shot, linear and lp++ can be "
+            "changes how images are seen, has other texts for every image, adds something to the products with them, "
+            "or averages over several texts. Write it as .onnx or .pt2; coop, proda, zero-shot, linear and lp++ can be "
             "written as .safetensors or .npy"
         )
     return text
