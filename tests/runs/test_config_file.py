@@ -256,7 +256,7 @@ def test_every_resolved_run_passes(validator: Draft202012Validator, method: str,
     """All settings that there are, with the values that they have by default."""
     resolved = build_config({"data": "digits", "method": method, "inference": inference}).resolved().settings
     chosen: dict[str, Any] = {"data": "digits", "method": resolved["method"]}
-    if method != "zero-shot":
+    if resolved["inference"]["name"] != "none":  # a method that learns nothing in steps
         chosen["inference"] = resolved["inference"]
     assert [error.message for error in validator.iter_errors(chosen)] == []
 

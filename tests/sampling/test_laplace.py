@@ -1,6 +1,5 @@
 """Laplace's approximation against closed forms, SciPy, laplace-torch and the sampler."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -259,9 +258,3 @@ def test_laplace_torch_has_the_same_posterior(points: tuple[Tensor, Tensor], str
     log_likelihood = -N * learner.loss(learner(x), y).item()
     evidence = curvature.evidence(log_likelihood, learner.weight.square().sum().item(), 2.0)
     assert approximation.log_marginal_likelihood().item() == pytest.approx(evidence, rel=1e-4)
-
-
-def test_the_module_stands_alone() -> None:
-    """`rebapl.curvature` is below every folder: learners and samplers both use it."""
-    text = (Path(__file__).parents[2] / "src" / "rebapl" / "curvature.py").read_text(encoding="utf-8")
-    assert "from rebapl" not in text

@@ -67,10 +67,11 @@ class TableRow:
 def learns(method: str) -> bool:
     """Whether a method learns something, so that another seed may give another result.
 
-    >>> learns("zero-shot"), learns("coop")
-    (False, True)
+    >>> learns("zero-shot"), learns("coop"), learns("gda")
+    (False, True, True)
     """
-    return METHODS.find(method).learner.recipe.epochs > 0
+    learner = METHODS.find(method).learner
+    return learner.recipe.epochs > 0 or learner.learns_from_features
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from rebapl.reproduce.paper_table import (
     base_novel,
 )
 from rebapl.reproduce.study_figures import CurveFigure, heat_maps
-from rebapl.reproduce.suites import Suite, TableRow, learns
+from rebapl.reproduce.suites import Suite, TableRow
 from rebapl.reproduce.timing import LATENCY, OVERHEAD, distance_name
 from rebapl.reproduce.toy_figures import toy_target
 from rebapl.runs.config import RunConfig
@@ -89,10 +89,14 @@ def _transfer(name: str, what: str, protocol: str) -> PaperTable:
 
 
 def _plugged(suite: Suite) -> list[TableRow]:
-    """ReBaPL against maximum likelihood on every method that learns something, or on those that a user named."""
-    methods = [method for method in suite.methods or METHODS if learns(method)]
+    """ReBaPL against maximum likelihood on every method that learns prompts, or on those that a user named.
+
+    Of these, closed forms are left out, in which nothing is sampled.
+    """
+    prompts = [name for name, method in METHODS.items() if not method.learner.learns_from_features]
+    methods = [method for method in suite.methods or prompts if METHODS.find(method).learner.recipe.epochs > 0]
     if not methods:
-        raise UserError(f"{', '.join(suite.methods)} learns nothing: name a method that does with --methods")
+        raise UserError(f"{', '.join(suite.methods)} learns nothing in steps: name a method that does with --methods")
     both = ((TableRow(method, method, "mle"), suite.rebapl(method, over=method)) for method in methods)
     return [row for pair in both for row in pair]
 
@@ -298,7 +302,7 @@ _TARGETS: tuple[Target, ...] = (
     ),
     PaperTable(
         "plug-and-play",
-        "ReBaPL minus maximum likelihood, for every method that learns",
+        "ReBaPL minus maximum likelihood, for every method that learns prompts",
         "Plug and play: ReBaPL and maximum likelihood, by method, on {data}",
         ("method",),
         _plugged,
