@@ -180,6 +180,7 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is forgotten after it."""
     for each in gc.get_objects():
         if isinstance(each, Registry):
+            list(each.values())  # imports what comes with the package, which would be forgotten as well
             monkeypatch.setattr(each, "known", dict(each.known))
 
 
