@@ -30,8 +30,6 @@ from rebapl.reproduce.timing import milliseconds
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import run_folder
 from rebapl.runs.machine import best_device, kept_backbone
-from rebapl.runs.results import RunResult
-from rebapl.runs.run import evaluate_run
 
 NEAR, FAR = "novel", "noise"
 CORRUPTIONS = ("all@3",)
@@ -43,6 +41,9 @@ TIMED = 32
 
 HEADS = (("zero-shot", None), ("gda", None), ("linear", "mle"), ("linear", "laplace"))
 RIVALS = ("mle", "tta", "laplace", "swag", "ensemble", "csghmc", "rebapl")
+SAMPLES = 9
+"""Draws of Laplace where each costs a pass through the image tower: as many as `rebapl` has."""
+
 STOCHASTIC = ("bpl", "vamp")
 """Methods that are variational themselves, run as they were published."""
 
@@ -54,27 +55,20 @@ def rivals(suite: Suite) -> list[TableRow]:
     pairs += [(method, inference) for method in methods for inference in RIVALS]
     pairs += [] if suite.methods else [(method, None) for method in STOCHASTIC]
     return [
-        TableRow(f"{method} · {inference or '–'}", method, inference, words=(method, inference or "–"))
+        TableRow(
+            f"{method} · {inference or '–'}",
+            method,
+            inference,
+            {"laplace.samples": SAMPLES} if inference == "laplace" and method in methods else {},
+            words=(method, inference or "–"),
+        )
         for method, inference in pairs
     ]
 
 
-def _result(context: Context, config: RunConfig) -> RunResult:
-    """The result of a finished run, with its outside images and corrupted images."""
-    return evaluate_run(
-        run_folder(config, context.runs),
-        root=context.root,
-        device=context.device,
-        config=config,
-        outside=(NEAR, FAR),
-        corruptions=CORRUPTIONS,
-        only_missing=True,
-    )
-
-
 def read_doubt(context: Context, config: RunConfig, row: TableRow) -> dict[str, Scores]:  # noqa: ARG001
     """The scores of a run and what its answers cost."""
-    result, cost = _result(context, config), measured(context, config)
+    result, cost = context.result(config), measured(context, config)
     part, corrupted = result.parts["base"], [each for by in result.corruptions.values() for each in by.values()]
     told = {name: result.outside[name]["max-probability"]["auroc"] for name in (NEAR, FAR)}
     scores: dict[str, float | None] = {
@@ -94,7 +88,7 @@ def read_doubt(context: Context, config: RunConfig, row: TableRow) -> dict[str, 
 
 def read_outside(context: Context, config: RunConfig, row: TableRow) -> dict[str, Scores]:  # noqa: ARG001
     """The AUROC of every outside score of a run, against near and far images."""
-    outside = _result(context, config).outside
+    outside = context.result(config).outside
     return {
         config.data: {
             f"{by} {name}": outside[source].get(by, {}).get("auroc")
@@ -194,6 +188,8 @@ DOUBT = PaperTable(
         ScoreColumn("milliseconds", "ms", 1),
     ),
     read=read_doubt,
+    outside=(NEAR, FAR),
+    corruptions=CORRUPTIONS,
     notes=_notes,
     figure=curves,
 )
@@ -206,4 +202,5 @@ OUTSIDE = PaperTable(
     rivals,
     scores=tuple(ScoreColumn(f"{by} {name}", f"{by}, {name}", 1) for by in OUTSIDE_SCORES for name in ("near", "far")),
     read=read_outside,
+    outside=(NEAR, FAR),
 )

@@ -33,7 +33,15 @@ def make_target(
     `README.md` then shows everything that was made in that folder, and says where a result is opposite to the paper's.
     """
     configs = target.runs(context.suite)
-    run_all(configs, context.runs, root=context.root, engine=engine or LocalEngine(context.devices), on_event=on_event)
+    run_all(
+        configs,
+        context.runs,
+        root=context.root,
+        engine=engine or LocalEngine(context.devices),
+        on_event=on_event,
+        outside=target.outside,
+        corruptions=target.corruptions,
+    )
     product = target.make(context)
     product.table.write(out, target.name)
     for name, figure in product.figures.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from matplotlib.figure import Figure
 
@@ -77,6 +77,8 @@ class MeasuredTarget:
     name: str
     what: str
     make: Callable[[Context], Product]
+    outside: ClassVar[Sequence[str]] = ()
+    corruptions: ClassVar[Sequence[str]] = ()
 
     def runs(self, suite: Suite) -> list[RunConfig]:  # noqa: ARG002
         """None."""
@@ -130,6 +132,7 @@ class PaperTable:
     * `measure`: instead of runs, for a table that trains nothing: several measurements of the scores of each row.
     * `orientation`: the paper's numbers are shown also where ours are of other data sets, but no differences.
     * `merged`: how many of the first columns leave out words that repeat those above.
+    * `outside`, `corruptions`: what its runs are scored with, beside their test images, see `run`.
     * `notes`, `claims`, `figure`: further remarks, differences whose sign is compared with the paper's, a figure.
     """
 
@@ -144,6 +147,8 @@ class PaperTable:
     measure: Callable[[Context], Mapping[str, Sequence[Scores]]] | None = None
     orientation: bool = False
     merged: int = 0
+    outside: Sequence[str] = ()
+    corruptions: Sequence[str] = ()
     notes: Callable[[FilledTable], Sequence[str]] = lambda _: ()
     claims: Callable[[Sequence[str]], Sequence[Claim]] = lambda _: ()
     figure: Callable[[FilledTable], Figure] | None = None

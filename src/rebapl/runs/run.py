@@ -461,12 +461,15 @@ def run_all(
     root: Path | None = None,
     engine: Engine | None = None,
     on_event: OnEvent | None = None,
+    outside: Sequence[str] = (),
+    corruptions: Sequence[str] = (),
 ) -> list[Path]:
     """Train and score all these runs, as far as that is not done, and return their folders.
 
-    `engine` decides where, by default one run at a time in this process. A run that fails does not stop the others: a
+    `outside` and `corruptions` are those of `run`. `engine` decides where, by default one run at a time in this process. A run that fails does not stop the others: a
     `UserError` at the end names every failure, and calling this again does only what is missing.
     """
-    wanted = [Job.of(config, runs, root=root) for config in configs]
+    also = {"outside": tuple(outside), "corruptions": tuple(corruptions)}
+    wanted = [Job.of(config, runs, root=root, **also) for config in configs]
     check_outcomes(list((engine or LocalEngine()).run(wanted, on_event)))
     return [job.folder for job in wanted]
