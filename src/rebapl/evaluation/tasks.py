@@ -184,7 +184,7 @@ def predict_part(
     def views() -> Iterator[torch.Tensor]:
         done = 0
         for items in list(portions(part.items, IMAGES_AT_ONCE)) or [[]]:
-            clean = part_views(posterior, dataclasses.replace(part, items=items))
+            clean = part_views(posterior, dataclasses.replace(part, items=items), images=corruption is not None)
             yield clean if corruption is None else corruption(clean, [item.key for item in items])
             done += len(items)
             if progress is not None:
@@ -193,16 +193,23 @@ def predict_part(
     return posterior.predict_views(views(), names=[item.key for item in part.items])
 
 
-def part_views(posterior: Posterior, part: Part) -> torch.Tensor:
+def part_views(posterior: Posterior, part: Part, images: bool = False) -> torch.Tensor:
     """The test-time views, uint8 (N, 3, H, W), of a part, as the posterior's backbone wants them.
 
     A posterior that sees images through the frozen tower alone gets their features (N, e), which may be kept from
-    before; see `features_of`.
+    before, see `features_of`; not so if the `images` themselves are needed, to be spoiled or seen in several views.
     """
     learner, data = posterior.learner, LabelledImages(part.dataset, part.items)
+    images = images or posterior.views > 1
     if part.dataset.features is not None:
         check_features(learner, part.dataset.features)
-    return features_of(learner.encoder, data) if takes_features(learner) else data.views(learner.encoder.preprocessing)
+        if images:
+            raise UserError(
+                f"{part.dataset.name} has features: corruptions and further views need the images themselves"
+            )
+    if takes_features(learner) and not images:
+        return features_of(learner.encoder, data)
+    return data.views(learner.encoder.preprocessing)
 
 
 def part_labels(part: Part) -> torch.Tensor:

@@ -466,10 +466,12 @@ def run_all(
 ) -> list[Path]:
     """Train and score all these runs, as far as that is not done, and return their folders.
 
-    `outside` and `corruptions` are those of `run`. `engine` decides where, by default one run at a time in this process. A run that fails does not stop the others: a
-    `UserError` at the end names every failure, and calling this again does only what is missing.
+    `outside` and `corruptions` are those of `run`. `engine` decides where, by default one run at a time in this process.
+    A run that fails does not stop the others: a `UserError` at the end names every failure, and calling this again does
+    only what is missing.
     """
-    also = {"outside": tuple(outside), "corruptions": tuple(corruptions)}
-    wanted = [Job.of(config, runs, root=root, **also) for config in configs]
-    check_outcomes(list((engine or LocalEngine()).run(wanted, on_event)))
-    return [job.folder for job in wanted]
+    jobs = [
+        Job.of(config, runs, root=root, outside=tuple(outside), corruptions=tuple(corruptions)) for config in configs
+    ]
+    check_outcomes(list((engine or LocalEngine()).run(jobs, on_event)))
+    return [job.folder for job in jobs]
