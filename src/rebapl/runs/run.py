@@ -466,7 +466,8 @@ def run_all(
 ) -> list[Path]:
     """Train and score all these runs, as far as that is not done, and return their folders.
 
-    `outside` and `corruptions` are those of `run`. `engine` decides where, by default one run at a time in this process.
+    `outside` and `corruptions` are those of `run`. `engine` decides where, by default one run at a time in this
+    process.
     A run that fails does not stop the others: a `UserError` at the end names every failure, and calling this again does
     only what is missing.
     """
