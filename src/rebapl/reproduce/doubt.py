@@ -41,6 +41,8 @@ TIMED = 32
 
 HEADS = (("zero-shot", None), ("gda", None), ("linear", "mle"), ("linear", "laplace"))
 RIVALS = ("mle", "tta", "laplace", "swag", "ensemble", "csghmc", "rebapl")
+DASHES = ("-", "--", ":")
+
 SAMPLES = 9
 """Draws of Laplace where each costs a pass through the image tower: as many as `rebapl` has."""
 
@@ -155,10 +157,11 @@ def curves(filled: FilledTable) -> Figure:
     for index, row in enumerate(filled.rows):
         config = filled.suite.config(filled.data[0], row, filled.suite.seeds_of(row, filled.of.name)[0])
         found: Mapping[str, Sequence[Any]] = measured(filled.context, config)
-        color, dash = line_style(index)
-        risk.plot([2 * i for i in range(51)], [100 * r for r in found["risks"]], color=color, ls=dash, lw=1)
+        color, marker = line_style(index)
+        style: dict[str, Any] = {"color": color, "marker": marker, "ms": 3, "lw": 0.9, "ls": DASHES[index // 7 % 3]}
+        risk.plot([2 * i for i in range(51)], [100 * r for r in found["risks"]], markevery=10, **style)
         points = [[100 * value for value in column] for column in zip(*found["reliability"], strict=True)]
-        sure.plot(*points, color=color, ls=dash, lw=1, marker=".", ms=3, label=" · ".join(row.shown))
+        sure.plot(*points, label=" · ".join(row.shown), **style)
     sure.plot([0, 100], [0, 100], color=GREY, lw=0.8, zorder=0)
     risk.set(xlabel="images answered, the surest first (%)", ylabel="wrong answers (%)")
     sure.set(xlabel="confidence (%)", ylabel="right answers (%)")

@@ -1,0 +1,70 @@
+"""The bench of doubt: its rows, what it reads from runs, and what an answer costs."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from rebapl.backbones import load_backbone
+from rebapl.files import read_json
+from rebapl.learners import METHODS, build_learner
+from rebapl.posterior import Posterior, load_posterior
+from rebapl.reproduce import doubt
+from rebapl.reproduce.doubt import DOUBT, OUTSIDE, image_passes, rivals
+from rebapl.reproduce.make import make_target
+from rebapl.reproduce.paper_table import Context
+from rebapl.reproduce.suites import MINI
+from rebapl.runs.folder import run_folder
+from rebapl.runs.results import read_result
+from rebapl.sampling import PRESETS
+
+SMALL = MINI.changed(data=["digits"], methods=["maple"], seeds=[1], epochs=1, shots=2, test_images=12)
+
+
+def test_every_rival_has_a_method_and_an_inference_that_there_are() -> None:
+    rows = rivals(MINI)
+    assert {row.method for row in rows} <= {*METHODS}
+    assert {row.inference for row in rows if row.inference} <= {*PRESETS}
+    assert {"zero-shot", "linear", "gda", "maple", "bpl", "vamp"} <= {row.method for row in rows}
+    assert len({row.label for row in rows}) == len(rows)
+    assert {row.method for row in rivals(SMALL)} == {"maple"}
+
+
+def test_the_tables_have_the_scores_of_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doubt, "RIVALS", ("mle", "tta"))
+    context = Context(SMALL, tmp_path / "runs", devices=["cpu"])
+    table = replace(DOUBT, corruptions=("fog@3", "contrast@3"))
+    made = {each.name: make_target(each, context, tmp_path / "out") for each in (table, OUTSIDE)}
+    configs = DOUBT.runs(SMALL)
+    assert len(configs) == 2
+    for config, row in zip(configs, rivals(SMALL), strict=True):
+        folder = run_folder(config, tmp_path / "runs")
+        result = read_result(folder)
+        (found,) = made["doubt"].data["scores"][row.label]["digits"]
+        assert (found["accuracy"], found["nll"]) == (result.parts["base"].accuracy, result.parts["base"].nll)
+        assert found["corrupted"] == pytest.approx(statistics.fmean(by["3"].nll for by in result.corruptions.values()))
+        assert result.corruptions.keys() == {"fog", "contrast"}
+        assert found["near"] == result.outside["novel"]["max-probability"]["auroc"]
+        (outside,) = made["outside"].data["scores"][row.label]["digits"]
+        assert outside["entropy far"] == result.outside["noise"]["entropy"]["auroc"]
+        cost = read_json(folder / doubt.COST, "cost")
+        assert cost["passes"] == found["passes"] == result.views
+        assert cost["risks"][-1] == pytest.approx(1 - result.parts["base"].accuracy / 100)
+        posterior = load_posterior(folder)
+        assert cost["parameters"] == sum(p.numel() for p in posterior.learner.parameters())
+    page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "The bench of doubt: trained classes of digits" in page
+    assert (tmp_path / "out" / "doubt.png").exists()
+
+
+@pytest.mark.parametrize(("method", "each"), [("maple", 3), ("coop", 1)])
+def test_samples_that_leave_the_image_tower_alone_share_one_pass(method: str, each: int) -> None:
+    mini, stream = load_backbone("mini"), torch.Generator().manual_seed(0)
+    learner = build_learner(method, mini, ["cat", "dog"], None, stream).eval()
+    posterior = Posterior.of(learner, [dict(learner.named_parameters())] * 3)
+    assert image_passes(posterior) == each
+    assert image_passes(posterior.with_views(2)) == 2 * each
