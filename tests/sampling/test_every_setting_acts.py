@@ -17,7 +17,7 @@ import torch
 
 from rebapl.errors import UserError
 from rebapl.repulsion import DISTANCES, FORCES, POTENTIALS
-from rebapl.sampling import PRESETS, SVGD, Chain, Inference, preset
+from rebapl.sampling import PRESETS, SVGD, Chain, Inference, mass_matrix, preset, rule
 from rebapl.sampling.settings import (
     CURVES,
     RESTARTS,
@@ -219,6 +219,13 @@ EVERY = [
     *(Inference, Adaptive, Averaging, Cold, Laplace, Repelling, Swag, Warm, Warmup),
 ]
 WHOLE = {name for kind in EVERY for name, field in kind.model_fields.items() if field.annotation is int}
+
+
+@pytest.fixture(autouse=True)
+def _few_gradients_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs of these tests are too short for a mass matrix otherwise."""
+    for module in (mass_matrix, rule):
+        monkeypatch.setattr(module, "FEWEST", 1)
 
 
 def literals(tree: dict[str, Any], path: tuple[str, ...]) -> list[str]:

@@ -227,3 +227,18 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UserError, match="no step yet"):
         inverse_mass_of_adamw(torch.optim.AdamW([theta]))
     assert math.isfinite(theta.sum().item())
+
+
+@pytest.mark.parametrize("gradients", [9, 10])
+def test_few_gradients_make_no_mass_matrix(gradients: int) -> None:
+    """Where they happened to be small, a first large one would throw the parameters far."""
+    theta = torch.nn.Parameter(torch.zeros(2))
+    adamw = torch.optim.AdamW([theta], lr=1e-3)
+    rule = SGHMC([theta], lr=1e-3, num_data=N, mass_matrix="diagonal", momentum=0.9, temperature=0.0)
+    for _ in range(gradients):
+        theta.grad = torch.tensor([1e-3, 0.0])
+        adamw.step()
+        rule.step()
+    rule.freeze_mass()
+    for mass in (inverse_mass_of_adamw(adamw)[theta], rule.inverse_mass(theta)):
+        assert torch.equal(mass, torch.ones(2)) == (gradients < 10)

@@ -15,6 +15,9 @@ of squared gradients and ε' = `DAMPING`·mean √v̂, which bounds P where ther
 
     after AdamW     P_i = (1−momentum)/(√v̂_i + ε')     a step without noise is as long as AdamW's at the same lr
     after SGD       P_i = c/(√v̂_i + ε')                c such that Σ P_i²·v̂_i = Σ v̂_i: as long as SGD's at the same lr
+
+Fewer than `FEWEST` gradients say too little: where they happened to be small, the first large one would throw θ far.
+After fewer, P is 1.
 """
 
 from __future__ import annotations
@@ -31,6 +34,9 @@ DECAY = 0.999
 
 DAMPING = 0.01
 """The share of the mean √v̂ that is added to each √v̂."""
+
+FEWEST = 10
+"""The gradients that a mass matrix is made of at least."""
 
 
 def inverse_mass_of_gradients(second_moments: Sequence[Tensor], damping: float = DAMPING) -> list[Tensor]:
@@ -50,7 +56,7 @@ def inverse_mass_of_gradients(second_moments: Sequence[Tensor], damping: float =
 def inverse_mass_of_adamw(
     optimizer: torch.optim.Optimizer, momentum: float = 0.0, damping: float = DAMPING
 ) -> dict[Tensor, Tensor]:
-    """P for each parameter of an AdamW (or Adam) that has had a gradient.
+    """P for each parameter of an AdamW (or Adam) that has had a gradient; 1 after fewer than `FEWEST` of them.
 
     `momentum` is that of the sampler that is to use P.
     """
@@ -62,6 +68,8 @@ def inverse_mass_of_adamw(
                 moments[p] = state["exp_avg_sq"] / (1 - group["betas"][1] ** state["step"].to(p))
     if not moments:
         raise UserError("a mass matrix is made of an Adam's second moments, and this one has made no step yet")
+    if max(float(optimizer.state[p]["step"]) for p in moments) < FEWEST:
+        return {p: torch.ones_like(p) for p in moments}
     scales = _scales(list(moments.values()), damping)
     return {p: (1 - momentum) / scale for p, scale in zip(moments, scales, strict=True)}
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError, unknown
-from rebapl.sampling.mass_matrix import DECAY, inverse_mass_of_adamw, inverse_mass_of_gradients
+from rebapl.sampling.mass_matrix import DECAY, FEWEST, inverse_mass_of_adamw, inverse_mass_of_gradients
 from rebapl.sampling.settings import SCHEDULED, LangevinSettings
 
 NOISE_DECAY = 0.99
@@ -211,7 +211,10 @@ class Rule(torch.optim.Optimizer):
                         "(`exploration` of a schedule), or call freeze_mass(adamw) with an AdamW that has made steps"
                     )
                 moments = [state["second_moment"] / state["moment_weight"] for state in states.values()]
-                masses = dict(zip(states, inverse_mass_of_gradients(moments), strict=True))
+                weight = max(float(state["moment_weight"]) for state in states.values())  # 1 − DECAY^gradients
+                few = weight < 1 - DECAY ** (FEWEST - 0.5)
+                made = [torch.ones_like(v) for v in moments] if few else inverse_mass_of_gradients(moments)
+                masses = dict(zip(states, made, strict=True))
             for p in group["params"]:
                 if p in masses:
                     self.state[p]["inverse_mass"] = masses[p]
