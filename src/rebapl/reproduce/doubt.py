@@ -117,7 +117,7 @@ def measured(context: Context, config: RunConfig) -> dict[str, Any]:
         "passes": image_passes(bound),
         "milliseconds": statistics.median(_times(bound, part)) / TIMED,
         "risks": [risks[round(share * (len(risks) - 1))].item() for share in (i / 50 for i in range(51))],
-        "reliability": [[each.confidence, each.accuracy] for each in reliability(confidence, right, bins=10)],
+        "reliability": [[b.confidence, b.accuracy] for b in reliability(confidence, right, bins=10) if b.images >= 5],
     }
     write_json(folder / COST, found)
     return found
@@ -151,7 +151,10 @@ def _first(filled: FilledTable) -> RunConfig:
 
 @rc_context(PAPER_FONTS)
 def curves(filled: FilledTable) -> Figure:
-    """Risk by coverage, and the share of right answers by confidence, on the first data set with the first seed."""
+    """Risk by coverage, and the share of right answers by confidence, on the first data set with the first seed.
+
+    Of the ten bins of confidence, those with fewer than five images are left out.
+    """
     figure = Figure(figsize=(BOTH_COLUMNS, 3.2), layout="constrained")
     risk, sure = figure.subplots(1, 2)
     for index, row in enumerate(filled.rows):
@@ -160,7 +163,7 @@ def curves(filled: FilledTable) -> Figure:
         color, marker = line_style(index)
         style: dict[str, Any] = {"color": color, "marker": marker, "ms": 3, "lw": 0.9, "ls": DASHES[index // 7 % 3]}
         risk.plot([2 * i for i in range(51)], [100 * r for r in found["risks"]], markevery=10, **style)
-        points = [[100 * value for value in column] for column in zip(*found["reliability"], strict=True)]
+        points = [[100 * pair[place] for pair in found["reliability"]] for place in (0, 1)]
         sure.plot(*points, label=" · ".join(row.shown), **style)
     sure.plot([0, 100], [0, 100], color=GREY, lw=0.8, zorder=0)
     risk.set(xlabel="images answered, the surest first (%)", ylabel="wrong answers (%)")
