@@ -184,8 +184,7 @@ def predict_part(
     def views() -> Iterator[torch.Tensor]:
         done = 0
         for items in list(portions(part.items, IMAGES_AT_ONCE)) or [[]]:
-            clean = part_views(posterior, dataclasses.replace(part, items=items))
-            yield clean if corruption is None else corruption(clean, [item.key for item in items])
+            yield part_views(posterior, dataclasses.replace(part, items=items), corruption)
             done += len(items)
             if progress is not None:
                 progress(done)
@@ -193,16 +192,20 @@ def predict_part(
     return posterior.predict_views(views(), names=[item.key for item in part.items])
 
 
-def part_views(posterior: Posterior, part: Part) -> torch.Tensor:
+def part_views(posterior: Posterior, part: Part, corruption: Corruption | None = None) -> torch.Tensor:
     """The test-time views, uint8 (N, 3, H, W), of a part, as the posterior's backbone wants them.
 
     A posterior that sees images through the frozen tower alone gets their features (N, e), which may be kept from
-    before; see `features_of`.
+    before; see `features_of`. One that averages over several views of an image needs its pixels, and so does a
+    `corruption`, which spoils the view.
     """
     learner, data = posterior.learner, LabelledImages(part.dataset, part.items)
     if part.dataset.features is not None:
         check_features(learner, part.dataset.features)
-    return features_of(learner.encoder, data) if takes_features(learner) else data.views(learner.encoder.preprocessing)
+    if corruption is None and posterior.views == 1 and takes_features(learner):
+        return features_of(learner.encoder, data)
+    views = data.views(learner.encoder.preprocessing)
+    return views if corruption is None else corruption(views, [item.key for item in part.items])
 
 
 def part_labels(part: Part) -> torch.Tensor:

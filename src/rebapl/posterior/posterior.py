@@ -394,14 +394,14 @@ class Posterior:
     def with_views(self, count: int) -> Posterior:
         """The same posterior, whose answers average over `count` views of each image; see `rebapl.posterior.views`.
 
-        A threshold and prediction sets do not stay, unless that is the number already.
+        A threshold, prediction sets and "none of these" do not stay, unless that is the number already.
         """
         if count < 1:
             raise UserError(f"views = {count}: an answer needs at least one view of an image")
         if count == self.views:
             return self
         inference = {**self.about.get("inference", {}), "views": count}
-        return replace(self, about={**self.about, "inference": inference}, threshold=None, conformal=None)
+        return replace(self, about={**self.about, "inference": inference}, **NOTHING_CHOSEN)
 
     def with_uniform_weights(self) -> Posterior:
         """All samples weighted alike, as they were before any fit; see `with_weights`."""
