@@ -52,7 +52,6 @@ from rebapl.learners.initial import STD, draw_linear, draw_normal, draw_tokens, 
 from rebapl.learners.maple import MaPLeConfig
 from rebapl.learners.registry import register
 
-
 WIDEST = 20
 """The greatest absolute log-variance: σ is between 4.5e-5 and 2.2e4."""
 
