@@ -265,7 +265,7 @@ def fit_on_validation(
     if sets is not None:
         check_level(sets["level"], len(task.val.items), sets.get("score", "probability"))
     if outside is not None:
-        check_outside(outside["by"], outside["rate"], len(task.val.items))
+        check_outside(outside["by"], outside["rate"], len(task.val.items), posterior.logits_are_products)
     if risk is not None:
         check_promise(risk, confidence, len(task.val.items))
     views, labels = part_views(posterior, task.val), part_labels(task.val)

@@ -67,6 +67,7 @@ class VaMPConfig(MaPLeConfig):
 class VaMP(VisionPrompts):
     config: VaMPConfig
     uses_template = False
+    logits_are_products = False
 
     def __init__(self, encoder: DualEncoder, config: VaMPConfig) -> None:
         super().__init__(encoder, config)
