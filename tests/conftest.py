@@ -1,7 +1,9 @@
 """What all tests share: one thread per process, the reference material where there is some, a skip without a GPU."""
 
 import os
+import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start; read when torch is imported
@@ -22,6 +24,18 @@ LONGEST = {"test_ray_engine.py", "test_slurm_engine.py", "test_installed_package
 def _one_thread() -> None:
     """Every test begins with one thread, whatever the test before it left: sums split otherwise have other digits."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _signals_arrive() -> Iterator[None]:
+    """Ctrl-C and SIGHUP act in every test, also where whatever began the tests lets them be ignored (nohup, &)."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    ignored = [number for number in handlers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, handlers[number])
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _shared_folder() -> Path:

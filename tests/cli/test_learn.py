@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from rebapl.backbones import DualEncoder, features
 from rebapl.cli.commands import app
 from rebapl.errors import UserError
-from rebapl.posterior import load_posterior
-from rebapl.posterior.prediction import predicted
+from rebapl.posterior import Posterior, load_posterior
 from rebapl.runs.folder import changed_files, is_finished, read_config
 from rebapl.runs.learn import _threshold
 
@@ -87,6 +86,31 @@ def test_the_same_command_again_says_that_it_is_done(learned: tuple[Path, Result
     assert again.stdout.splitlines()[1:] == learned[1].stdout.splitlines()[1:]
 
 
+def test_another_risk_chooses_the_threshold_again_from_the_answers_that_are_kept(tmp_path: Path) -> None:
+    """It is the one that learning with that risk chooses, and nothing is trained."""
+    class_folders(tmp_path / "photos", cat=9, dog=9, emu=9)
+
+    def learned(*words: str, out: str = "runs/photos") -> Posterior:
+        result = rebapl("learn", "photos", *QUICK, "--out", out, *words)
+        assert result.exit_code == 0, result.output
+        return load_posterior(tmp_path / out / "posterior")
+
+    first = learned("--risk", "0.6", "--confidence", "0")
+    samples = (tmp_path / "runs/photos/posterior/samples.safetensors").stat().st_mtime_ns
+    chosen = [first.threshold]
+    for words in (("--risk", "0.4", "--confidence", "0"), ("--risk", "0.8"), ("--confidence", "0"), ("--risk", "0")):
+        expected = learned(*words, out="runs/" + "-".join(words))
+        again = learned(*words)
+        assert again.threshold == expected.threshold
+        assert again.temperature == first.temperature
+        assert learned().threshold == again.threshold, "what is not asked for stays"
+        chosen.append(again.threshold)
+    assert len(set(chosen)) >= 3, "the risks make a difference"
+    assert (tmp_path / "runs/photos/posterior/samples.safetensors").stat().st_mtime_ns == samples
+    refused = rebapl("learn", "photos", *QUICK, "--no-temperature")
+    assert "was learned with a temperature: give --anew" in str(refused.exception)
+
+
 def test_it_cannot_be_scored_on_what_it_was_learned_from(learned: tuple[Path, Result]) -> None:  # noqa: ARG001
     assert "there are none left to score it on" in str(rebapl("evaluate", "runs/photos").exception)
 
@@ -139,22 +163,19 @@ def test_prediction_sets_are_fitted_on_request(tmp_path: Path) -> None:
 
 def test_the_threshold_keeps_the_risk_and_leaves_the_least_sure_unanswered() -> None:
     """Of 40 answers with ever less confidence, all right: 38 are answered. With three wrong ones first: none can be."""
-    sure = torch.linspace(0.99, 0.6, 40)
-    logits = torch.stack([sure, 1 - sure], dim=1).log()[None]
-    prediction = predicted(logits, torch.ones(1), ["cat", "dog"], [str(number) for number in range(40)])
-    labels = torch.zeros(40, dtype=torch.long)
-    found = _threshold(prediction, labels, 0.05, 0.9)
+    given = (torch.linspace(0.01, 0.4, 40), wrong := torch.zeros(40, dtype=torch.bool), ["cat", "dog"], "probabilities")
+    found = _threshold(*given, 0.05, 0.9)
     assert found is not None
     assert (found.coverage, found.risk, found.promised) == (0.95, 0.0, None), "38 answers are too few for a promise"
-    found = _threshold(prediction, labels, 0.1, 0.9)
+    found = _threshold(*given, 0.1, 0.9)
     assert found is not None
     assert (found.coverage, found.promised, found.confidence) == (0.95, 0.1, 0.9), "0.9^22 is below a tenth"
-    labels[10:20] = 1
-    found = _threshold(prediction, labels, 0.05, 0.9)
+    wrong[10:20] = True
+    found = _threshold(*given, 0.05, 0.9)
     assert found is not None
     assert (found.coverage, found.risk) == (0.25, 0.0)
-    labels[:3] = 1
-    assert _threshold(prediction, labels, 0.05, 0.9) is None
+    wrong[:3] = True
+    assert _threshold(*given, 0.05, 0.9) is None
 
 
 @pytest.mark.parametrize(

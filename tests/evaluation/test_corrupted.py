@@ -6,28 +6,40 @@ import pytest
 from small_run import CONFIG
 
 from rebapl.backbones import load_backbone
+from rebapl.backbones.features import features_kept_in
+from rebapl.data.batches import LabelledImages
 from rebapl.data.corruptions import named_corruptions
 from rebapl.errors import UserError
 from rebapl.evaluation.corrupted import score_corruptions
 from rebapl.evaluation.scores import scores
-from rebapl.evaluation.tasks import part_labels, part_views, score_outside
+from rebapl.evaluation.tasks import evaluate, part_labels, score_outside
 from rebapl.reports.corruptions import corruption_table
 from rebapl.runs.results import RunResult, read_result
 from rebapl.runs.run import Job, evaluate_run, run
 from rebapl.training.fit import fit
 
 
-def test_scores_are_those_of_the_corrupted_views(nano: Path) -> None:
-    task = CONFIG.task()
-    posterior = fit(task, load_backbone(nano), "coop", "mle", epochs=1)
+@pytest.mark.parametrize("method", ["coop", "linear", "vpt"])  # the first two may see features of clean images
+def test_scores_are_those_of_the_corrupted_views(nano: Path, tmp_path: Path, method: str) -> None:
+    task, encoder = CONFIG.task(), load_backbone(nano)
+    posterior = fit(task, encoder, method, "mle", epochs=1)
     heard: list[tuple[int, int]] = []
     chosen = named_corruptions(["contrast@5", "gaussian-noise@2"])
-    found = score_corruptions(posterior, task, chosen, lambda *moved: heard.append(moved))
+    with features_kept_in(tmp_path):
+        clean = evaluate(posterior, task, ["base"])["base"]  # keeps the features of the clean images
+        found = score_corruptions(posterior, task, chosen, lambda *moved: heard.append(moved))
     assert heard == [(30, 60), (60, 60)]
     assert found.keys() == {"contrast", "gaussian-noise"}
     part = task.tests["base"]
-    views = chosen[1](part_views(posterior, part), [item.key for item in part.items])
-    assert found["gaussian-noise"]["2"] == scores(posterior.predict_views(views).probabilities, part_labels(part))
+    views = LabelledImages(part.dataset, part.items).views(encoder.preprocessing)
+    spoiled = chosen[1](views, [item.key for item in part.items])
+    assert found["gaussian-noise"]["2"] == scores(posterior.predict_views(spoiled).probabilities, part_labels(part))
+    assert found["gaussian-noise"]["2"]["nll"] != clean["nll"]
+
+
+def test_outside_scores_of_noise(nano: Path) -> None:
+    task = CONFIG.task()
+    posterior = fit(task, load_backbone(nano), "coop", "mle", epochs=1)
     noise = score_outside(posterior, task, ["noise"])["noise"]
     assert 0 <= noise["entropy"]["auroc"] <= 100
 

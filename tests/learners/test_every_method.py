@@ -40,6 +40,15 @@ def same(given: Output, expected: Output, tolerance: float = 1e-5) -> None:
 
 
 @every_method
+def test_logits_that_are_log_probabilities_or_have_an_extra_term_are_no_products(
+    build: Any, images: Tensor, method: str
+) -> None:
+    output = build(method, CASES[method].settings).eval()(images)
+    normalised = bool((output.logits.logsumexp(-1).abs() < 1e-4).all())
+    assert METHODS[method].learner.logits_are_products == (not normalised and "extra" not in output.per_image)
+
+
+@every_method
 def test_has_an_entry_in_the_table(method: str) -> None:
     assert method in CASES, f"add '{method}' to CASES in tests/support/methods.py"
 

@@ -64,6 +64,16 @@ def test_energy_and_mcm_by_their_definitions(make: Any, views: Tensor) -> None:
         found.outside_score("mahalanobis")
 
 
+def test_energy_and_mcm_are_refused_where_logits_are_no_products(make: Any, views: Tensor) -> None:
+    """The energy of log-probabilities is −log 1 for every image."""
+    for posterior in (make("bpl"), make("vamp"), make("gda"), make("coop").with_views(2)):
+        for by in ("energy", "mcm"):
+            with pytest.raises(UserError, match=f"{by} needs logits that are scaled cosines.*take another score"):
+                posterior.fit_outside(views, by, rate=0.5)
+        assert posterior.predict_views(views).scores == {}
+        assert posterior.fit_outside(views, "entropy", rate=0.5).outside is not None
+
+
 def of_scores(scores: np.ndarray) -> Prediction:
     """A prediction whose uncertainty is 1 − the given numbers, which lie between 0.5 and 1."""
     sure = torch.tensor(np.stack([scores, 1 - scores], axis=1))

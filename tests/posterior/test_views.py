@@ -50,6 +50,8 @@ def test_a_posterior_answers_with_the_mean_over_its_views(make: Any, views: Tens
     torch.testing.assert_close(alone, found.probabilities[1:2], rtol=1e-4, atol=1e-6)
     assert several.fingerprint != posterior.fingerprint
     assert several.with_views(3) is several
+    chosen = posterior.fit_outside(views, "entropy", rate=0.5)
+    assert (chosen.outside is None, chosen.with_views(3).outside) == (False, None)
     with pytest.raises(UserError, match="at least one view"):
         posterior.with_views(0)
     with pytest.raises(UserError, match="3 views of each image, and an exported one sees one"):
@@ -64,8 +66,9 @@ def test_the_number_of_views_is_kept_on_disk(make: Any, views: Tensor, tmp_path:
     assert torch.equal(again.predict_views(views).probabilities, several.predict_views(views).probabilities)
 
 
-def test_evaluating_with_views_scores_the_run_anew(tmp_path: Path) -> None:
-    config = CONFIG.changed(inference="tta", inference_settings={})
+@pytest.mark.parametrize("method", ["maple", "coop"])  # with one view, features of an image suffice coop
+def test_evaluating_with_views_scores_the_run_anew(tmp_path: Path, method: str) -> None:
+    config = CONFIG.changed(method=method, inference="tta", inference_settings={})
     out = run(config, tmp_path / "run", device="cpu")
     before = read_result(out)
     assert (before.views, load_posterior(out).views) == (3, 3)

@@ -159,7 +159,7 @@ def test_a_prediction_in_shards_survives_its_worker_and_goes_on(
     rows, whole = rows_of(out), tmp_path / "x.parquet"
     answer_all(run, names, whole)
     pandas.testing.assert_frame_equal(rows, pandas.read_parquet(whole), rtol=1e-5, atol=1e-6)
-    shards[1].file.unlink()
+    shards[1].files[0].unlink()
     assert [outcome.attempts for outcome in engine.run(small_shards(run, names, out, size=40))] == [0, 1]
     pandas.testing.assert_frame_equal(rows_of(out), rows, rtol=1e-5, atol=1e-6)
 

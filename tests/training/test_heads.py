@@ -39,9 +39,9 @@ def test_a_head_is_better_than_zero_shot_on_base_classes_and_the_same_on_novel_o
 
 def test_images_are_encoded_once(mini: DualEncoder, task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    whole = type(mini).image_features
+    whole = type(mini).embed_images
     monkeypatch.setattr(
-        type(mini), "image_features", lambda self, pixels: seen.append(len(pixels)) or whole(self, pixels)
+        type(mini), "embed_images", lambda self, pixels: seen.append(len(pixels)) or whole(self, pixels)
     )
     fit(task, mini, "linear", epochs=5)
     assert sum(seen) == len(task.train.items)

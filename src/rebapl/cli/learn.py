@@ -23,7 +23,7 @@ def learn(
     best: bool = False,
     backbone: str | None = None,
     out: Path | None = None,
-    risk: Annotated[float, typer.Option(min=0, max=0.99)] = RISK,
+    risk: Annotated[float | None, typer.Option(min=0, max=0.99)] = None,
     confidence: Annotated[float | None, typer.Option(min=0, max=0.999)] = None,
     set_level: float | None = None,
     no_temperature: bool = False,
@@ -48,7 +48,8 @@ def learn(
         backbone: A local Hugging Face folder, a hub id, or mini (which knows only drawings).
             openai/clip-vit-base-patch16 if not given.
         out: Folder to keep it in; runs/ and the name of the photos' folder.
-        risk: Share of wrong answers to allow before it says 'I don't know'.
+        risk: Share of wrong answers to allow before it says 'I don't know': 0.05 if not given. Given for what is
+            learned already, this or --confidence chooses the threshold again, without a training.
         confidence: How sure to be that no larger share is wrong: 0.9 if not given; 0 promises nothing.
         set_level: Also fit prediction sets, which hold the right class of this share of images: 0.9.
         no_temperature: Leave the probabilities as they are; otherwise a temperature is fitted on the held-out answers.
@@ -68,13 +69,14 @@ def learn(
     from rebapl.runs.config import RunConfig
     from rebapl.runs.engine import LocalEngine
     from rebapl.runs.folder import folder_name
+    from rebapl.runs.learn import choose_again, read_learned
     from rebapl.runs.learn import learn as do_lesson
-    from rebapl.runs.learn import read_learned
     from rebapl.runs.learn_choice import plan_lessons
 
     if quick + best + (method is not None or inference is not None) > 1:
         raise UserError("--quick, --best and --method (with --inference) each say what to learn: give one of them")
-    confidence = CONFIDENCE if confidence is None else confidence
+    other_threshold = risk is not None or confidence is not None
+    risk, confidence = RISK if risk is None else risk, CONFIDENCE if confidence is None else confidence
     config = RunConfig(
         photos, method or "", inference, shots=shots, backbone=backbone, epochs=epochs, template=template
     )
@@ -91,12 +93,16 @@ def learn(
                 "give --anew; to keep what was learned before, too, give --out FOLDER"
             )
         if lesson.is_done():
-            sets = read_learned(lesson.out)[2]
+            _, _, sets, fitted = read_learned(lesson.out)
             if set_level is not None and (sets is None or sets.level != set_level):
                 raise UserError(
                     f"{lesson.out} was learned without prediction sets of level {set_level:g}, and the answers that "
                     "choose them are not kept: give --anew to learn it again"
                 )
+            if no_temperature and fitted is not None:
+                raise UserError(f"{lesson.out} was learned with a temperature: give --anew to learn it without one")
+            if other_threshold:
+                choose_again(lesson, engine.devices[0], risk, confidence)
             print(f"already learned: {lesson.out} (--anew learns it again)")
         else:
             refuse_unwritable(lesson.out / "config.json")

@@ -6,9 +6,16 @@ from collections.abc import Sequence
 
 from rebapl.data.corruptions import Corruption
 from rebapl.data.task import Task
+from rebapl.errors import UserError
 from rebapl.evaluation.scores import scores
 from rebapl.evaluation.tasks import Predicted, bound_to, part_labels, predict_part, trained_part
 from rebapl.posterior import Posterior
+
+
+def check_corruptible(task: Task) -> None:
+    """Refuse a task of stored features: corruptions spoil images."""
+    if (stored := task.dataset.features) is not None:
+        raise UserError(f"corruptions spoil images, and {stored.folder} has only features of them: name the images")
 
 
 def score_corruptions(
@@ -18,6 +25,7 @@ def score_corruptions(
 
     The draws are the same for every posterior, as if the corrupted images were a published data set.
     """
+    check_corruptible(task)
     part = trained_part(task)
     bound, labels, images = bound_to(posterior, task, part), part_labels(part), len(part.items)
     found: dict[str, dict[str, dict[str, float]]] = {}

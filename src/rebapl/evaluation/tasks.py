@@ -184,8 +184,7 @@ def predict_part(
     def views() -> Iterator[torch.Tensor]:
         done = 0
         for items in list(portions(part.items, IMAGES_AT_ONCE)) or [[]]:
-            clean = part_views(posterior, dataclasses.replace(part, items=items), images=corruption is not None)
-            yield clean if corruption is None else corruption(clean, [item.key for item in items])
+            yield part_views(posterior, dataclasses.replace(part, items=items), corruption)
             done += len(items)
             if progress is not None:
                 progress(done)
@@ -193,23 +192,24 @@ def predict_part(
     return posterior.predict_views(views(), names=[item.key for item in part.items])
 
 
-def part_views(posterior: Posterior, part: Part, images: bool = False) -> torch.Tensor:
+def part_views(posterior: Posterior, part: Part, corruption: Corruption | None = None) -> torch.Tensor:
     """The test-time views, uint8 (N, 3, H, W), of a part, as the posterior's backbone wants them.
 
     A posterior that sees images through the frozen tower alone gets their features (N, e), which may be kept from
-    before, see `features_of`; not so if the `images` themselves are needed, to be spoiled or seen in several views.
+    before; see `features_of`. One that averages over several views of an image needs its pixels, and so does a
+    `corruption`, which spoils the view.
     """
     learner, data = posterior.learner, LabelledImages(part.dataset, part.items)
-    images = images or posterior.views > 1
     if part.dataset.features is not None:
         check_features(learner, part.dataset.features)
-        if images:
+        if corruption is not None or posterior.views > 1:
             raise UserError(
                 f"{part.dataset.name} has features: corruptions and further views need the images themselves"
             )
-    if takes_features(learner) and not images:
+    if corruption is None and posterior.views == 1 and takes_features(learner):
         return features_of(learner.encoder, data)
-    return data.views(learner.encoder.preprocessing)
+    views = data.views(learner.encoder.preprocessing)
+    return views if corruption is None else corruption(views, [item.key for item in part.items])
 
 
 def part_labels(part: Part) -> torch.Tensor:
@@ -269,7 +269,7 @@ def fit_on_validation(
     if sets is not None:
         check_level(sets["level"], len(task.val.items), sets.get("score", "probability"))
     if outside is not None:
-        check_outside(outside["by"], outside["rate"], len(task.val.items))
+        check_outside(outside["by"], outside["rate"], len(task.val.items), posterior.logits_are_products)
     if risk is not None:
         check_promise(risk, confidence, len(task.val.items))
     views, labels = part_views(posterior, task.val), part_labels(task.val)

@@ -123,6 +123,12 @@ class Learner(nn.Module, Generic[Frozen]):
     learns_from_features: ClassVar[bool] = False
     """Whether it learns from the features of un-augmented images, which are encoded once: a head; see `see`."""
 
+    logits_are_products: ClassVar[bool] = True
+    """Whether its logits are the scaled products of image features with a vector of each class, as those of CLIP are.
+
+    Log-probabilities, or sums with something else, do not say how near an image is to the classes.
+    """
+
     template: str = DEFAULT_TEMPLATE
 
     transfer: bool = False

@@ -51,6 +51,7 @@ def _network(encoder: DualEncoder) -> nn.Sequential:
 @register("bpl", BayesianConfig)
 class BayesianPrompts(CoOp):
     config: BayesianConfig
+    logits_are_products = False
 
     @classmethod
     def per_image(cls, config: Settings) -> bool:

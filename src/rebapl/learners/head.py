@@ -27,6 +27,7 @@ class Head(TextLearner):
 
     repels_in: ClassVar[str | None] = None
     learns_from_features = True
+    logits_are_products = False
     owners: Sequence[str] = ()
     """The classes that it was built for, in the order of its parameters."""
 

@@ -56,6 +56,7 @@ class Linear(Head):
     config: LinearConfig
     repels_in = "text"
     repels_per_image = False
+    logits_are_products = True
     prior_precision = 1.0
     """That of the prior of the residuals, which is a part of the loss."""
 

@@ -32,6 +32,7 @@ class LPPlus(Head):
     config: LPPlusConfig
     repels_in = "text"
     repels_per_image = False
+    logits_are_products = True
     start: tuple[Tensor, float] | None = None
     """The weights (T, e) and the κ that `see` found to start from."""
 

@@ -18,6 +18,7 @@ No code is public, and the description leaves open what follows. It is **assumed
   images of the class, which a learner does not see;
 * a network is e → e/16 → 2·b·d_t with an ELU between. Its last bias starts at MaPLe's prompts and at σ = 0.02, the size
   of those, its last weights at N(0, 0.02²), and ψᵢ as a copy of φᵢ;
+* log σ² lies within ±20, so that a network with large weights, such as a draw of Laplace's, has finite prompts;
 * the KL is a mean over coordinates, with β = 0.001, as in `bpl`; the paper's bound has the sum, and weighs it with 1;
 * training draws one z for each image;
 * depth, tokens and the training are those of MaPLe, one of the two models that the paper builds on.
@@ -51,6 +52,9 @@ from rebapl.learners.initial import STD, draw_linear, draw_normal, draw_tokens, 
 from rebapl.learners.maple import MaPLeConfig
 from rebapl.learners.registry import register
 
+WIDEST = 20
+"""The greatest absolute log-variance: σ is between 4.5e-5 and 2.2e4."""
+
 
 class VaMPConfig(MaPLeConfig):
     """MaPLe's settings; `samples` is S, `divergence` is β."""
@@ -63,6 +67,7 @@ class VaMPConfig(MaPLeConfig):
 class VaMP(VisionPrompts):
     config: VaMPConfig
     uses_template = False
+    logits_are_products = False
 
     def __init__(self, encoder: DualEncoder, config: VaMPConfig) -> None:
         super().__init__(encoder, config)
@@ -134,7 +139,7 @@ class VaMP(VisionPrompts):
         """Means and log-variances (B, J, b, d) of the prompts of all layers, from features (B, e)."""
         shape = (2, self.config.tokens, self.encoder.text.width)
         made = torch.stack([network(features).unflatten(1, shape) for network in networks.values()], 2)
-        return made[:, 0], made[:, 1]
+        return made[:, 0], made[:, 1].clamp(-WIDEST, WIDEST)
 
     def _text_features(self, prompts: Tensor) -> Tensor:
         """Normalised text features (n, C, e) for prompts (n, J, b, d)."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -75,31 +75,45 @@ def choose_threshold(
         raise UserError("choose a threshold by risk or by coverage: give one of them, or both")
     if len(labels) != len(prediction) or len(labels) == 0:
         raise UserError(f"{len(labels)} labels for {len(prediction)} images: as many are needed, and at least one")
+    doubt, wrong, names = prediction.uncertainty(by), prediction.labels != labels, prediction.class_names
+    return threshold_on(doubt, wrong, by, names, prediction.average, risk, coverage, confidence)
+
+
+def threshold_on(
+    uncertainty: Tensor,
+    wrong: Tensor,
+    by: str,
+    class_names: Sequence[str],
+    average: str,
+    risk: float | None,
+    coverage: float | None,
+    confidence: float,
+) -> Threshold:
+    """As `choose_threshold`, from the uncertainties (N,) named `by` and which answers are wrong (N,) alone."""
     if coverage is not None and not 0 < coverage <= 1:
         raise UserError(f"coverage = {coverage}: the share of images to answer is above 0 and at most 1")
-    uncertainty, wrong = prediction.uncertainty(by), prediction.labels != labels
-    ordered = uncertainty.sort().values
-    share = len(labels) if coverage is None else math.ceil(coverage * len(labels) - 1e-9)
+    images, ordered = len(wrong), uncertainty.sort().values
+    share = images if coverage is None else math.ceil(coverage * images - 1e-9)
     if risk is None:
         answered = int((uncertainty <= ordered[share - 1]).sum())
     else:
-        check_promise(risk, confidence, len(labels))
+        check_promise(risk, confidence, images)
         answered = answered_within(uncertainty, wrong, risk, confidence, share)
     if risk is not None and answered == 0:
         promise, less = (f", at confidence {confidence:g},", " or less confidence") if confidence else ("", "")
         raise UserError(
-            f"no threshold keeps the risk at {risk:g}{promise} on these {len(labels)} images: even their surest "
+            f"no threshold keeps the risk at {risk:g}{promise} on these {images} images: even their surest "
             f"answers are wrong too often; allow more risk{less}, or choose by coverage"
         )
     answers = uncertainty <= ordered[answered - 1]
     return Threshold(
         by=by,
         value=float(ordered[answered - 1]),
-        average=prediction.average,
-        class_names=tuple(prediction.class_names),
+        average=average,
+        class_names=tuple(class_names),
         risk=wrong[answers].double().mean().item(),
-        coverage=answered / len(labels),
-        images=len(labels),
+        coverage=answered / images,
+        images=images,
         promised=risk if confidence else None,
         confidence=confidence if risk is not None else 0.0,
     )

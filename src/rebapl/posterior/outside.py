@@ -8,12 +8,13 @@ z_s of the samples, with weights ω and the backbone's logit scale a,
 
 and two of the frozen normalised image features f, which compare an image with the training images:
 
-    neighbours     ‖f − f_(k)‖, f_(k) the k-th nearest feature of a training image; k = 3 is ours      (Sun et al.,
-    2022) mahalanobis    min_c (f − μ_c)ᵀ Σ⁻¹ (f − μ_c)                              (Lee et al., 2018)
+    neighbours     ‖f − f_(k)‖, f_(k) the k-th nearest of a training image; k = 3 is ours   (Sun et al., 2022)
+    mahalanobis    min_c (f − μ_c)ᵀ Σ⁻¹ (f − μ_c)                                           (Lee et al., 2018)
 
 μ_c are the means of the classes, and Σ is the covariance around them of all classes together, which is shrunk after
 Ledoit and Wolf (2004), because there are far fewer training images than features; that it is shrunk is ours.
-Logit-based scores do not depend on the temperature of the probabilities.
+`energy` and `mcm` do not depend on the temperature of the probabilities. They need logits that are scaled products of
+features (`Learner.logits_are_products`), of one view of an image: the energy of log-probabilities is 0 for every image.
 
 **The threshold** is an order statistic. Let s_1 … s_n be the scores of n held-out images of the classes, and
 k = ⌈(n + 1)(1 − rate)⌉:
@@ -102,14 +103,25 @@ FEATURE_SCORES = {
     "mahalanobis": FeatureScore(_keep_gaussians, _to_gaussians),
 }
 
-OUTSIDE_SCORES = (*UNCERTAINTIES, "energy", "mcm", *FEATURE_SCORES)
+LOGIT_SCORES = ("energy", "mcm")
+
+OUTSIDE_SCORES = (*UNCERTAINTIES, *LOGIT_SCORES, *FEATURE_SCORES)
 """The names of all scores."""
 
 
-def check_outside(by: str, rate: float, images: int) -> None:
-    """Refuse a score that is none, and a rate that is none or that so few held-out images cannot promise."""
+def check_outside(by: str, rate: float, images: int, products: bool = True) -> None:
+    """Refuse a score that is none, and a rate that is none or that so few held-out images cannot promise.
+
+    `products` says whether the logits are such that `energy` and `mcm` can be had; otherwise these are refused, too.
+    """
     if by not in OUTSIDE_SCORES:
         raise unknown("outside score", by, OUTSIDE_SCORES)
+    if by in LOGIT_SCORES and not products:
+        others = ", ".join(name for name in OUTSIDE_SCORES if name not in LOGIT_SCORES)
+        raise UserError(
+            f"{by} needs logits that are scaled cosines, and those of this method, or the mean over several views of "
+            f"an image, are not: take another score ({others})"
+        )
     if not 0 < rate < 1:
         raise UserError(f"rate = {rate}: the share of false alarms is above 0 and below 1")
     if rank_of(1 - rate, images) > images:

@@ -161,6 +161,11 @@ class Posterior:
         return self.about.get("inference", {}).get("views", 1)
 
     @property
+    def logits_are_products(self) -> bool:
+        """Whether logits are scaled products of features, so that `energy` and `mcm` can be had; see `Learner`."""
+        return self.learner.logits_are_products and self.views == 1
+
+    @property
     def class_names(self) -> list[str]:
         return self.learner.class_names
 
@@ -329,7 +334,9 @@ class Posterior:
         average, outside = average or self.average, self.outside
         tau = self.temperature_for(average)
         found = predicted(logits, self.weights, self.class_names, names, average, self.threshold, self.conformal, tau)
-        scores = logit_scores(logits, self.weights, self.learner.encoder.logit_scale)
+        scores: dict[str, Tensor] = {}
+        if self.logits_are_products:
+            scores = logit_scores(logits, self.weights, self.learner.encoder.logit_scale)
         if outside is None or not outside.suits(self.class_names, average):
             return replace(found, scores=scores)
         if outside.by in FEATURE_SCORES:
@@ -394,14 +401,14 @@ class Posterior:
     def with_views(self, count: int) -> Posterior:
         """The same posterior, whose answers average over `count` views of each image; see `rebapl.posterior.views`.
 
-        A threshold and prediction sets do not stay, unless that is the number already.
+        A threshold, prediction sets and "none of these" do not stay, unless that is the number already.
         """
         if count < 1:
             raise UserError(f"views = {count}: an answer needs at least one view of an image")
         if count == self.views:
             return self
         inference = {**self.about.get("inference", {}), "views": count}
-        return replace(self, about={**self.about, "inference": inference}, threshold=None, conformal=None)
+        return replace(self, about={**self.about, "inference": inference}, **NOTHING_CHOSEN)
 
     def with_uniform_weights(self) -> Posterior:
         """All samples weighted alike, as they were before any fit; see `with_weights`."""
@@ -458,7 +465,7 @@ class Posterior:
         At most the share `rate` of images like these is then called so; see `rebapl.posterior.outside`. A score of
         features needs `train`: views and labels of training images.
         """
-        check_outside(by, rate, len(views))
+        check_outside(by, rate, len(views), self.logits_are_products)
         bank: Bank = {}
         prediction = replace(self, outside=None).predict_views(views)
         if by in FEATURE_SCORES:

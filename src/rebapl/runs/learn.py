@@ -34,7 +34,7 @@ from rebapl.files import alone_in, write_atomically
 from rebapl.learners import published
 from rebapl.posterior import Prediction, load_posterior, save_posterior
 from rebapl.posterior.conformal import check_level, choose_conformal
-from rebapl.posterior.fitting import choose_threshold
+from rebapl.posterior.fitting import threshold_on
 from rebapl.posterior.prediction import Conformal, Threshold
 from rebapl.posterior.selective import CONFIDENCE, check_risk
 from rebapl.posterior.storage import read_manifest
@@ -205,7 +205,8 @@ def _learn(
             tau = fit_temperature(prediction.probabilities, labels, PRIOR)
             fitted = Temperature(tau, prediction.average, tuple(prediction.class_names), images=len(labels))
             prediction = prediction.tempered(tau)
-        threshold = _threshold(prediction, labels, risk, confidence)
+        doubt, wrong = prediction.uncertainty(), prediction.labels != labels
+        threshold = _threshold(doubt, wrong, posterior.class_names, posterior.average, risk, confidence)
         sets = None if set_level is None else choose_conformal(prediction, labels, set_level)
         posterior = dataclasses.replace(posterior, temperature=fitted, threshold=threshold, conformal=sets)
         save_posterior(posterior, lesson.out / POSTERIOR)
@@ -240,16 +241,36 @@ def _held_out(lesson: Lesson, jobs: Sequence[Job], device: str) -> tuple[Predict
     return joined, torch.cat(labels)
 
 
-def _threshold(prediction: Prediction, labels: Tensor, risk: float, confidence: float) -> Threshold | None:
+def choose_again(lesson: Lesson, device: str, risk: float, confidence: float = CONFIDENCE) -> None:
+    """Choose the threshold of a lesson that is done anew, on the answers in its `held-out.csv`, and store it.
+
+    It is the one that `learn` would have chosen. Without held-out answers there is none to choose.
+    """
+    check_risk(risk, confidence)
+    with alone_in(lesson.out):
+        answers, before, *_ = read_learned(lesson.out)
+        if not answers:
+            return
+        posterior = load_posterior(lesson.out, kept_backbone(lesson.final.backbone_name, device), device)
+        doubt = torch.tensor([answer.uncertainty for answer in answers], dtype=torch.float64)
+        wrong = torch.tensor([not answer.right for answer in answers])
+        threshold = _threshold(doubt, wrong, posterior.class_names, posterior.average, risk, confidence)
+        if threshold != before:
+            save_posterior(dataclasses.replace(posterior, threshold=threshold), lesson.out / POSTERIOR)
+
+
+def _threshold(
+    doubt: Tensor, wrong: Tensor, class_names: Sequence[str], average: str, risk: float, confidence: float
+) -> Threshold | None:
     """The threshold for this risk, without a promise where there can be none; None if even the surest answers are wrong
-    more often.
+    more often. doubt (N,) and wrong (N,) are those of held-out answers, by their largest probability.
 
     It leaves the least sure of the held-out images unanswered in any case, so that where nearly all of them were right
     it still says for which images it knows too little.
     """
     for promised in (confidence, 0.0):
         with contextlib.suppress(UserError):
-            return choose_threshold(prediction, labels, risk=risk, confidence=promised, coverage=COVERAGE)
+            return threshold_on(doubt, wrong, "max-probability", class_names, average, risk, COVERAGE, promised)
     return None
 
 

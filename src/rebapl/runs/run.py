@@ -23,7 +23,7 @@ from rebapl.data.folds import ALL
 from rebapl.data.identity import recorded_images
 from rebapl.data.task import Task
 from rebapl.errors import UserError, printable
-from rebapl.evaluation.corrupted import score_corruptions
+from rebapl.evaluation.corrupted import check_corruptible, score_corruptions
 from rebapl.evaluation.diversity import diversity_record
 from rebapl.evaluation.tasks import (
     Predicted,
@@ -111,6 +111,8 @@ def run(
         return out
     task = None if is_trained(config, out, cycle) else config.task(root, keep_split=True)
     if task is not None:
+        if corruptions:
+            check_corruptible(task)
         for name in outside:
             outside_part(name, task, root)  # refuses a wrong name before the training
     posterior = None
