@@ -184,8 +184,7 @@ def predict_part(
     def views() -> Iterator[torch.Tensor]:
         done = 0
         for items in list(portions(part.items, IMAGES_AT_ONCE)) or [[]]:
-            clean = part_views(posterior, dataclasses.replace(part, items=items))
-            yield clean if corruption is None else corruption(clean, [item.key for item in items])
+            yield part_views(posterior, dataclasses.replace(part, items=items), corruption)
             done += len(items)
             if progress is not None:
                 progress(done)
@@ -193,16 +192,24 @@ def predict_part(
     return posterior.predict_views(views(), names=[item.key for item in part.items])
 
 
-def part_views(posterior: Posterior, part: Part) -> torch.Tensor:
+def part_views(posterior: Posterior, part: Part, corruption: Corruption | None = None) -> torch.Tensor:
     """The test-time views, uint8 (N, 3, H, W), of a part, as the posterior's backbone wants them.
 
-    A posterior that sees images through the frozen tower alone gets their features (N, e), which may be kept from
-    before; see `features_of`.
+    A posterior that sees one view of an image, through the frozen tower alone, gets the `part_features` instead. A
+    `corruption` spoils the views, of which no features are kept.
     """
-    learner, data = posterior.learner, LabelledImages(part.dataset, part.items)
-    if part.dataset.features is not None:
-        check_features(learner, part.dataset.features)
-    return features_of(learner.encoder, data) if takes_features(learner) else data.views(learner.encoder.preprocessing)
+    learner, stored = posterior.learner, part.dataset.features
+    if stored is not None:
+        check_features(learner, stored)
+    if takes_features(learner) and corruption is None and (stored is not None or posterior.views == 1):
+        return part_features(posterior, part)
+    views = LabelledImages(part.dataset, part.items).views(learner.encoder.preprocessing)
+    return views if corruption is None else corruption(views, [item.key for item in part.items])
+
+
+def part_features(posterior: Posterior, part: Part) -> torch.Tensor:
+    """The frozen image features (N, e) of a part, which may be kept from before; see `features_of`."""
+    return features_of(posterior.learner.encoder, LabelledImages(part.dataset, part.items))
 
 
 def part_labels(part: Part) -> torch.Tensor:
@@ -294,25 +301,19 @@ def score_outside(
     others = {name: outside_part(name, task, root) for name in outside}
     inside = trained_part(task)
     bound = bound_to(posterior, task, inside)
-    features, labels = _features(bound, task.train), part_labels(task.train)
+    features, labels = part_features(bound, task.train), part_labels(task.train)
     banks = {}
     for by, kind in FEATURE_SCORES.items():
         with contextlib.suppress(UserError):  # with one image of each class, some cannot be had
             banks[by] = kind.keep(features, labels)
 
     def scored(part: Part) -> Prediction:
-        prediction, features = predict_part(bound, part), _features(bound, part)
+        prediction, features = predict_part(bound, part), part_features(bound, part)
         by_features = {by: FEATURE_SCORES[by].score(features, bank) for by, bank in banks.items()}
         return dataclasses.replace(prediction, scores={**prediction.scores, **by_features})
 
     known = scored(inside)
     return {name: all_outside_scores(known, scored(other)) for name, other in others.items()}
-
-
-def _features(posterior: Posterior, part: Part) -> torch.Tensor:
-    """The frozen image features (N, e) of a part."""
-    parts = [dataclasses.replace(part, items=items) for items in portions(part.items, IMAGES_AT_ONCE)]
-    return torch.cat([posterior.image_features(part_views(posterior, some)) for some in parts])
 
 
 def trained_part(task: Task) -> Part:

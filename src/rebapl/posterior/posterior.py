@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rebapl.backbones import Dtype, DualEncoder, clean_class_names
+from rebapl.backbones.features import encode
 from rebapl.data.dataset import refuse_repeats
 from rebapl.errors import UserError
 from rebapl.learners import Learner
@@ -308,16 +309,12 @@ class Posterior:
         both = (((given, self.image_features(views if needed else views[:0])), views) for given, views in portions)
         return ((given, logits, features) for (given, features), logits in self.portion_logits(both))
 
-    @torch.no_grad()
     def image_features(self, views: Tensor) -> Tensor:
         """The frozen, normalised features (N, e) of views (N, 3, H, W); those that are stored stay as they are."""
         if views.ndim == 2:
             return views.float().cpu()
-        encoder, found = self.learner.encoder, [torch.empty(0, self.learner.encoder.joint_width)]
-        for some in views.split(CHUNK) if len(views) else ():
-            pixels = encoder.preprocessing.normalize(some).to(encoder.device)
-            found.append(encoder.image_features(pixels).float().cpu())
-        return torch.cat(found)
+        encoder, portions = self.learner.encoder, views.split(CHUNK) if len(views) else ()
+        return torch.cat([torch.empty(0, encoder.joint_width), *(encode(encoder, some) for some in portions)])
 
     def predict_logits(
         self, logits: Tensor, names: Sequence[str], average: Average | None = None, features: Tensor | None = None
@@ -381,7 +378,7 @@ class Posterior:
     def with_weights(self, weights: Tensor, why: str = "weights given by hand") -> Posterior:
         """The same samples weighted otherwise; the present weights join `earlier_weights`, with the reason `why`.
 
-        A temperature, a threshold and prediction sets do not stay: they were chosen for other probabilities. Weights
+        A temperature, thresholds and prediction sets do not stay: they were chosen for other probabilities. Weights
         that are the present ones change nothing.
         """
         changed = replace(self, weights=weights, temperature=None, **NOTHING_CHOSEN)
@@ -394,14 +391,15 @@ class Posterior:
     def with_views(self, count: int) -> Posterior:
         """The same posterior, whose answers average over `count` views of each image; see `rebapl.posterior.views`.
 
-        A threshold and prediction sets do not stay, unless that is the number already.
+        A temperature, thresholds and prediction sets do not stay: they were chosen for other probabilities. The number
+        that it has already changes nothing.
         """
         if count < 1:
             raise UserError(f"views = {count}: an answer needs at least one view of an image")
         if count == self.views:
             return self
         inference = {**self.about.get("inference", {}), "views": count}
-        return replace(self, about={**self.about, "inference": inference}, threshold=None, conformal=None)
+        return replace(self, about={**self.about, "inference": inference}, temperature=None, **NOTHING_CHOSEN)
 
     def with_uniform_weights(self) -> Posterior:
         """All samples weighted alike, as they were before any fit; see `with_weights`."""
@@ -416,7 +414,7 @@ class Posterior:
     def with_temperature(self, value: float) -> Posterior:
         """The same posterior at a temperature that is given by hand; 1 undoes every fit.
 
-        A threshold and prediction sets do not stay: they were chosen for other probabilities. A temperature that is the
+        Thresholds and prediction sets do not stay: they were chosen for other probabilities. A temperature that is the
         present one changes nothing.
         """
         return self._at(Temperature(check_temperature(value), self.average, tuple(self.class_names), images=0))
@@ -424,7 +422,7 @@ class Posterior:
     def fit_temperature(self, views: Tensor, labels: Tensor, prior: float = TEMPERATURE_PRIOR) -> Posterior:
         """At the temperature at which held-out labels (N,) of views (N, 3, H, W) are likely, held near 1 by `prior`.
 
-        See `rebapl.posterior.temperature`. A threshold and prediction sets do not stay, as in `with_temperature`.
+        See `rebapl.posterior.temperature`. Thresholds and prediction sets do not stay, as in `with_temperature`.
         """
         probabilities = replace(self, temperature=None).predict_views(views).probabilities
         tau = fit_temperature(probabilities, labels, prior)
