@@ -110,7 +110,7 @@ class Linear(Head):
 def mode(
     inputs: Tensor, offset: Tensor, labels: Tensor, std: Tensor, start: Tensor, weight: float = 1.0
 ) -> tuple[Tensor, float]:
-    """The r (C, d) and κ with the least Σ_n cross-entropy(κ·offset_n + (std·r) inputs_n, label_n) + ½‖r‖² + ½(κ − 1)²."""
+    """The r (C, d) and κ with the least Σ_n cross-entropy(κ·offset_n + (std·r) inputs_n, label_n) + ½‖r‖² + ½(κ−1)²."""
     residual, kappa = start.clone().requires_grad_(), offset.new_full((1,), weight).requires_grad_()
     optimizer = torch.optim.LBFGS([residual, kappa], max_iter=50, tolerance_grad=1e-5, line_search_fn="strong_wolfe")
 
