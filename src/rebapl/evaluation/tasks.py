@@ -195,21 +195,17 @@ def predict_part(
 def part_views(posterior: Posterior, part: Part, corruption: Corruption | None = None) -> torch.Tensor:
     """The test-time views, uint8 (N, 3, H, W), of a part, as the posterior's backbone wants them.
 
-    A posterior that sees one view of an image, through the frozen tower alone, gets the `part_features` instead. A
-    `corruption` spoils the views, of which no features are kept.
+    A posterior that sees images through the frozen tower alone gets their features (N, e), which may be kept from
+    before; see `features_of`. One that averages over several views of an image needs its pixels, and so does a
+    `corruption`, which spoils the view.
     """
-    learner, stored = posterior.learner, part.dataset.features
-    if stored is not None:
-        check_features(learner, stored)
-    if takes_features(learner) and corruption is None and (stored is not None or posterior.views == 1):
-        return part_features(posterior, part)
-    views = LabelledImages(part.dataset, part.items).views(learner.encoder.preprocessing)
+    learner, data = posterior.learner, LabelledImages(part.dataset, part.items)
+    if part.dataset.features is not None:
+        check_features(learner, part.dataset.features)
+    if corruption is None and posterior.views == 1 and takes_features(learner):
+        return features_of(learner.encoder, data)
+    views = data.views(learner.encoder.preprocessing)
     return views if corruption is None else corruption(views, [item.key for item in part.items])
-
-
-def part_features(posterior: Posterior, part: Part) -> torch.Tensor:
-    """The frozen image features (N, e) of a part, which may be kept from before; see `features_of`."""
-    return features_of(posterior.learner.encoder, LabelledImages(part.dataset, part.items))
 
 
 def part_labels(part: Part) -> torch.Tensor:
@@ -314,6 +310,11 @@ def score_outside(
 
     known = scored(inside)
     return {name: all_outside_scores(known, scored(other)) for name, other in others.items()}
+
+
+def part_features(posterior: Posterior, part: Part) -> torch.Tensor:
+    """The frozen image features (N, e) of a part, whatever the method; see `features_of`."""
+    return features_of(posterior.learner.encoder, LabelledImages(part.dataset, part.items))
 
 
 def trained_part(task: Task) -> Part:

@@ -8,10 +8,9 @@ z_s of the samples, with weights ω and the backbone's logit scale a,
 
 and two of the frozen normalised image features f, which compare an image with the training images:
 
-    neighbours     ‖f − f_(k)‖                                                 (Sun et al., 2022)
-    mahalanobis    min_c (f − μ_c)ᵀ Σ⁻¹ (f − μ_c)                              (Lee et al., 2018)
+    neighbours     ‖f − f_(k)‖, f_(k) the k-th nearest feature of a training image; k = 3 is ours      (Sun et al.,
+    2022) mahalanobis    min_c (f − μ_c)ᵀ Σ⁻¹ (f − μ_c)                              (Lee et al., 2018)
 
-f_(k) is the k-th nearest feature of a training image; k = 3 is ours.
 μ_c are the means of the classes, and Σ is the covariance around them of all classes together, which is shrunk after
 Ledoit and Wolf (2004), because there are far fewer training images than features; that it is shrunk is ours.
 Logit-based scores do not depend on the temperature of the probabilities.

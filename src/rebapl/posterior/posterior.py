@@ -46,7 +46,13 @@ from rebapl.wording import number_of
 
 Given = TypeVar("Given")
 
-NOTHING_CHOSEN: dict[str, Any] = {"threshold": None, "conformal": None, "outside": None, "bank": {}}
+NOTHING_CHOSEN: dict[str, Any] = {
+    "temperature": None,
+    "threshold": None,
+    "conformal": None,
+    "outside": None,
+    "bank": {},
+}
 """What was chosen for certain probabilities, and does not stay with others."""
 
 
@@ -183,7 +189,7 @@ class Posterior:
         bound = self.learner.bind(class_names, template, transfer)
         if alike:
             return replace(self, learner=bound)
-        return replace(self, learner=bound, temperature=None, **NOTHING_CHOSEN)
+        return replace(self, learner=bound, **NOTHING_CHOSEN)
 
     def among(self, class_names: Sequence[str] | None = None, template: str | None = None) -> Posterior:
         """The posterior that answers among other class names, which must differ; where nothing is given, itself."""
@@ -230,7 +236,7 @@ class Posterior:
     def sample(self, index: int) -> Posterior:
         """One of the samples as a posterior of its own."""
         alone = {name: stack[index : index + 1] for name, stack in self.samples.items()}
-        plain = replace(self, temperature=None, earlier_weights=(), **NOTHING_CHOSEN)
+        plain = replace(self, earlier_weights=(), **NOTHING_CHOSEN)
         return replace(plain, samples=alone, weights=torch.ones(1))
 
     def sample_logits(self, views: Tensor | Iterable[Tensor]) -> Tensor:
@@ -381,7 +387,7 @@ class Posterior:
         A temperature, thresholds and prediction sets do not stay: they were chosen for other probabilities. Weights
         that are the present ones change nothing.
         """
-        changed = replace(self, weights=weights, temperature=None, **NOTHING_CHOSEN)
+        changed = replace(self, weights=weights, **NOTHING_CHOSEN)
         if torch.equal(changed.weights, self.weights):
             return self
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -391,15 +397,14 @@ class Posterior:
     def with_views(self, count: int) -> Posterior:
         """The same posterior, whose answers average over `count` views of each image; see `rebapl.posterior.views`.
 
-        A temperature, thresholds and prediction sets do not stay: they were chosen for other probabilities. The number
-        that it has already changes nothing.
+        A threshold, prediction sets and "none of these" do not stay, unless that is the number already.
         """
         if count < 1:
             raise UserError(f"views = {count}: an answer needs at least one view of an image")
         if count == self.views:
             return self
         inference = {**self.about.get("inference", {}), "views": count}
-        return replace(self, about={**self.about, "inference": inference}, temperature=None, **NOTHING_CHOSEN)
+        return replace(self, about={**self.about, "inference": inference}, **NOTHING_CHOSEN)
 
     def with_uniform_weights(self) -> Posterior:
         """All samples weighted alike, as they were before any fit; see `with_weights`."""
@@ -431,7 +436,7 @@ class Posterior:
     def _at(self, fitted: Temperature) -> Posterior:
         if fitted.value == (1.0 if self.temperature is None else self.temperature.value):
             return self
-        return replace(self, temperature=None if fitted.value == 1 else fitted, **NOTHING_CHOSEN)
+        return replace(self, **{**NOTHING_CHOSEN, "temperature": None if fitted.value == 1 else fitted})
 
     def fit_threshold(
         self,
