@@ -171,6 +171,23 @@ def test_learning_from_features(exact: Path, tmp_path: Path) -> None:
     assert set(answers["class"]) == {"cat", "dog"}
 
 
+def test_several_views_of_features_are_refused_before_anything_is_done(exact: Path, tmp_path: Path) -> None:
+    words = ("--data", exact, "--method", "coop", "--quiet", "epochs=1", "protocol=few-shot", "shots=2")
+    with pytest.raises(UserError, match="3 views of an image need its pixels"):
+        rebapl("train", *words, "--inference", "tta", "--out", tmp_path / "tta")
+    rebapl("train", *words, "--inference", "mle", "--out", tmp_path / "mle")
+    with pytest.raises(UserError, match="2 views of an image need its pixels"):
+        rebapl("evaluate", tmp_path / "mle", "--views", 2)
+    assert load_posterior(tmp_path / "mle").views == 1
+
+
+def test_photos_and_their_features_are_two_runs(images: Path, exact: Path, tmp_path: Path) -> None:
+    words = ("--backbone", "mini", "--quiet", "--device", "cpu", "--out", tmp_path / "run")
+    rebapl("learn", images, *words)
+    with pytest.raises(UserError, match="choose another --out"):
+        rebapl("learn", exact, *words)
+
+
 def test_test_images_are_encoded_once_for_all_runs(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,15 +86,33 @@ def test_images_and_their_features_give_the_same(encoder: DualEncoder, images: T
     assert torch.equal(learner(images).logits, learner(encoder.image_features(images)).logits)
 
 
-def test_the_blend_has_the_least_cross_entropy_of_all_pairs() -> None:
+def test_the_blend_has_the_least_loss_of_all_pairs() -> None:
     stream = np.random.default_rng(0)
     labels = stream.integers(3, size=60)
     first, second = (scale * np.eye(3)[labels] + stream.normal(size=(60, 3)) for scale in (1.0, 0.7))
     kappa, alpha, loss = blended(torch.tensor(first), torch.tensor(second), torch.tensor(labels))
-    best = minimize_scalar(lambda k: minimize_scalar(lambda a: nll(k * first + a * second, labels)).fun)
+    ratio = np.sqrt(np.var(second, axis=1).mean() / np.var(first, axis=1).mean())
+
+    def objective(k: float, a: float) -> float:
+        return nll(k * first + a * second, labels) + ((k - 1) ** 2 + (ratio * a) ** 2) / (2 * 60)
+
+    best = minimize_scalar(lambda k: minimize_scalar(lambda a: objective(k, a)).fun)
     assert loss == pytest.approx(best.fun, abs=1e-8)
     assert kappa == pytest.approx(best.x, abs=1e-3)
-    assert nll(kappa * first + alpha * second, labels) == pytest.approx(loss, abs=1e-10)
+    assert objective(kappa, alpha) == pytest.approx(loss, abs=1e-10)
+
+
+@every_head
+def test_a_few_images_that_zero_shot_knows_leave_no_head_endlessly_sure(encoder: DualEncoder, method: str) -> None:
+    """Each image is the text of its class with a little noise: any κ answers them rightly, a larger one more surely."""
+    learner = built(method, encoder)
+    labels = torch.arange(len(NAMES)).repeat(4)
+    noise = torch.randn(len(labels), encoder.joint_width, generator=torch.Generator().manual_seed(0))
+    features = unit(learner.text_features[labels] + 0.02 * noise)
+    learner.see(features, labels)
+    zero_shot = encoder.logits(features, learner.text_features)
+    assert bool((zero_shot.argmax(-1) == labels).all())
+    assert learner(features).logits.std() < 4 * zero_shot.std()
 
 
 def test_what_does_not_help_has_no_weight_in_the_blend() -> None:

@@ -10,11 +10,16 @@ import torch
 from small_run import CONFIG
 from torch import Tensor
 
+from rebapl.backbones import load_backbone
+from rebapl.data.batches import LabelledImages
 from rebapl.errors import UserError
+from rebapl.evaluation.scores import scores
+from rebapl.evaluation.tasks import evaluate, part_labels
 from rebapl.posterior import load_posterior, save_posterior
 from rebapl.posterior.views import LEAST, mean_over_views, several_views
 from rebapl.runs.results import read_result
 from rebapl.runs.run import evaluate_run, run
+from rebapl.training.fit import fit
 
 
 def test_a_mean_of_probabilities() -> None:
@@ -56,6 +61,24 @@ def test_a_posterior_answers_with_the_mean_over_its_views(make: Any, views: Tens
         posterior.with_views(0)
     with pytest.raises(UserError, match="3 views of each image, and an exported one sees one"):
         several.export("x.onnx")
+
+
+def test_what_was_chosen_for_one_view_does_not_stay_with_several(make: Any, views: Tensor) -> None:
+    labels = torch.arange(len(views)) % 2
+    fitted = make("coop", 2).with_temperature(2.0)
+    fitted = fitted.fit_threshold(views, labels, coverage=0.9).fit_outside(views, "entropy", rate=0.9)
+    several = fitted.with_views(2)
+    assert (several.temperature, several.threshold, several.outside) == (None, None, None)
+    assert fitted.with_views(1) is fitted
+
+
+def test_a_method_on_frozen_features_is_scored_on_several_views_of_the_pixels(nano: Path) -> None:
+    task = CONFIG.task()
+    posterior = fit(task, load_backbone(nano), "coop", "mle", epochs=1).with_views(2)
+    part = task.tests["base"]
+    pixels = LabelledImages(part.dataset, part.items).views(posterior.learner.encoder.preprocessing)
+    expected = scores(posterior.predict_views(pixels).probabilities, part_labels(part))
+    assert evaluate(posterior, task, ["base"])["base"]["nll"] == pytest.approx(expected["nll"], rel=1e-5)
 
 
 def test_the_number_of_views_is_kept_on_disk(make: Any, views: Tensor, tmp_path: Path) -> None:

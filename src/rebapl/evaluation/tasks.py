@@ -301,14 +301,14 @@ def score_outside(
     others = {name: outside_part(name, task, root) for name in outside}
     inside = trained_part(task)
     bound = bound_to(posterior, task, inside)
-    features, labels = _features(bound, task.train), part_labels(task.train)
+    features, labels = part_features(bound, task.train), part_labels(task.train)
     banks = {}
     for by, kind in FEATURE_SCORES.items():
         with contextlib.suppress(UserError):  # with one image of each class, some cannot be had
             banks[by] = kind.keep(features, labels)
 
     def scored(part: Part) -> Prediction:
-        prediction, features = predict_part(bound, part), _features(bound, part)
+        prediction, features = predict_part(bound, part), part_features(bound, part)
         by_features = {by: FEATURE_SCORES[by].score(features, bank) for by, bank in banks.items()}
         return dataclasses.replace(prediction, scores={**prediction.scores, **by_features})
 
@@ -316,10 +316,9 @@ def score_outside(
     return {name: all_outside_scores(known, scored(other)) for name, other in others.items()}
 
 
-def _features(posterior: Posterior, part: Part) -> torch.Tensor:
-    """The frozen image features (N, e) of a part."""
-    parts = [dataclasses.replace(part, items=items) for items in portions(part.items, IMAGES_AT_ONCE)]
-    return torch.cat([posterior.image_features(part_views(posterior, some)) for some in parts])
+def part_features(posterior: Posterior, part: Part) -> torch.Tensor:
+    """The frozen image features (N, e) of a part, whatever the method; see `features_of`."""
+    return features_of(posterior.learner.encoder, LabelledImages(part.dataset, part.items))
 
 
 def trained_part(task: Task) -> Part:

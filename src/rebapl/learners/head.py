@@ -7,6 +7,10 @@ keeps what was learned of it, wherever it stands now, and every other class has 
 
 with the zero-shot logits s·x·t_c, which one number κ makes less sure or surer, and g_c(x), what the images of the
 class say (`extra`). For classes without images, κ is 1 and g is 0.
+
+κ has a prior, N(1, 1), and so has the weight of g where it has one; see `blended`. Many images do not feel it. A few
+images of classes that are easy to tell apart would be answered rightly however sure the logits are, and the greatest
+likelihood alone would make them endlessly sure.
 """
 
 from __future__ import annotations
@@ -71,24 +75,31 @@ class Head(TextLearner):
 
 @torch.no_grad()
 def blended(zero_shot: Tensor, extra: Tensor, labels: Tensor) -> tuple[float, float, float]:
-    """κ and α ≥ 0 with the least mean cross-entropy of κ·zero_shot + α·extra (N, C), and that cross-entropy.
+    """κ and α ≥ 0 with the least loss, and that loss: of logits κ·zero_shot + α·extra (N, C),
 
-    The `extra` logits of an image must not have been learned from that image. Two numbers, by Newton's method: the
-    problem is convex.
+        mean cross-entropy + ((κ − 1)² + (ρ·α)²) / 2N.
+
+    ρ is how far the extra logits of an image lie apart, in terms of how far those of zero-shot do (the ratio of their
+    standard deviations over classes), so that ρ·α has the same prior of width 1 as κ. The `extra` logits of an image
+    must not have been learned from that image. Two numbers, by Newton's method: the problem is convex.
     """
     parts = torch.stack([zero_shot, extra]).double()
-    weights = torch.tensor([1.0, 0.0], dtype=torch.float64, device=parts.device)
+    start = weights = torch.tensor([1.0, 0.0], dtype=torch.float64, device=parts.device)
+    apart = (parts - parts.mean(-1, keepdim=True)).square().mean((1, 2))
+    precision = torch.stack([torch.ones_like(apart[0]), apart[1] / apart[0].clamp(min=1e-12)]) / len(labels)
 
     def loss(weights: Tensor) -> Tensor:
-        return F.cross_entropy(torch.einsum("k,knc->nc", weights, parts), labels)
+        prior = (precision * (weights - start).square()).sum() / 2
+        return F.cross_entropy(torch.einsum("k,knc->nc", weights, parts), labels) + prior
 
     least = loss(weights)
     for _ in range(100):
         p = torch.einsum("k,knc->nc", weights, parts).softmax(-1)
         mean = torch.einsum("nc,knc->kn", p, parts)
         own = parts[:, torch.arange(len(labels), device=labels.device), labels]
-        gradient = (mean - own).mean(-1)
+        gradient = (mean - own).mean(-1) + precision * (weights - start)
         hessian = (torch.einsum("nc,knc,lnc->kln", p, parts, parts) - mean[:, None] * mean[None]).mean(-1)
+        hessian = hessian + precision.diag()
         ridge = 1e-9 * hessian.diagonal().max() * torch.eye(2, dtype=hessian.dtype, device=hessian.device)
         step, size = torch.linalg.solve(hessian + ridge + 1e-12 * torch.eye(2, device=hessian.device), gradient), 1.0
         while size > 1e-6 and loss((weights - size * step).clamp(min=0)) > least:

@@ -6,7 +6,7 @@ The logits of a normalised feature x are s·x·w_c with the backbone's scale s (
 
 with the text feature t_c of the class, or 0 where `start` is "zero". The r_c are the parameters, and their prior is a
 part of the mean loss, cross-entropy + ‖r‖²/2N, of which exp(−N·loss) is the posterior's density. It has one mode. One
-number κ for all classes corrects how sure the texts are; it has the greatest likelihood together with the mode of r.
+number κ ~ N(1, 1) for all classes corrects how sure the texts are; its value is that of the mode of κ and r together.
 
 * Residuals of the text features with a scale are TaskRes (Yu et al., Task Residual for Tuning Vision-Language Models,
   2023). There w is normalised again, and the scale α is 0.5 or searched on validation images, with weight decay on r.
@@ -111,14 +111,15 @@ class Linear(Head):
 def mode(
     inputs: Tensor, offset: Tensor, labels: Tensor, std: Tensor, start: Tensor, weight: float = 1.0
 ) -> tuple[Tensor, float]:
-    """The r (C, d) and κ with the least Σ_n cross-entropy(κ·offset_n + (std·r) inputs_n, label_n) + ½‖r‖²."""
+    """The r (C, d) and κ with the least Σ_n cross-entropy(κ·offset_n + (std·r) inputs_n, label_n) + ½‖r‖² + ½(κ−1)²."""
     residual, kappa = start.clone().requires_grad_(), offset.new_full((1,), weight).requires_grad_()
     optimizer = torch.optim.LBFGS([residual, kappa], max_iter=50, tolerance_grad=1e-5, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimizer.zero_grad()
         logits = kappa * offset + inputs @ (std * residual).mT
-        loss = F.cross_entropy(logits, labels, reduction="sum") + residual.square().sum() / 2
+        prior = (residual.square().sum() + (kappa - 1).square().sum()) / 2
+        loss = F.cross_entropy(logits, labels, reduction="sum") + prior
         loss.backward()
         return loss
 
@@ -134,7 +135,7 @@ def best_width(inputs: Tensor, offset: Tensor, labels: Tensor, scale: Tensor) ->
     for width in WIDTHS:
         std = width / length * scale
         residual, weight = mode(inputs, offset, labels, std, residual, weight)
-        found.append(log_evidence(inputs, weight * offset, labels, std, residual))
+        found.append(log_evidence(inputs, weight * offset, labels, std, residual) - (weight - 1) ** 2 / 2)
         residual = residual / 2  # the next width is twice this one
     best = max(range(len(WIDTHS)), key=found.__getitem__)
     if not 0 < best < len(WIDTHS) - 1:

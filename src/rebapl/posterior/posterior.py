@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rebapl.backbones import Dtype, DualEncoder, clean_class_names
+from rebapl.backbones.features import encode
 from rebapl.data.dataset import refuse_repeats
 from rebapl.errors import UserError
 from rebapl.learners import Learner
@@ -45,7 +46,13 @@ from rebapl.wording import number_of
 
 Given = TypeVar("Given")
 
-NOTHING_CHOSEN: dict[str, Any] = {"threshold": None, "conformal": None, "outside": None, "bank": {}}
+NOTHING_CHOSEN: dict[str, Any] = {
+    "temperature": None,
+    "threshold": None,
+    "conformal": None,
+    "outside": None,
+    "bank": {},
+}
 """What was chosen for certain probabilities, and does not stay with others."""
 
 
@@ -187,7 +194,7 @@ class Posterior:
         bound = self.learner.bind(class_names, template, transfer)
         if alike:
             return replace(self, learner=bound)
-        return replace(self, learner=bound, temperature=None, **NOTHING_CHOSEN)
+        return replace(self, learner=bound, **NOTHING_CHOSEN)
 
     def among(self, class_names: Sequence[str] | None = None, template: str | None = None) -> Posterior:
         """The posterior that answers among other class names, which must differ; where nothing is given, itself."""
@@ -234,7 +241,7 @@ class Posterior:
     def sample(self, index: int) -> Posterior:
         """One of the samples as a posterior of its own."""
         alone = {name: stack[index : index + 1] for name, stack in self.samples.items()}
-        plain = replace(self, temperature=None, earlier_weights=(), **NOTHING_CHOSEN)
+        plain = replace(self, earlier_weights=(), **NOTHING_CHOSEN)
         return replace(plain, samples=alone, weights=torch.ones(1))
 
     def sample_logits(self, views: Tensor | Iterable[Tensor]) -> Tensor:
@@ -313,16 +320,12 @@ class Posterior:
         both = (((given, self.image_features(views if needed else views[:0])), views) for given, views in portions)
         return ((given, logits, features) for (given, features), logits in self.portion_logits(both))
 
-    @torch.no_grad()
     def image_features(self, views: Tensor) -> Tensor:
         """The frozen, normalised features (N, e) of views (N, 3, H, W); those that are stored stay as they are."""
         if views.ndim == 2:
             return views.float().cpu()
-        encoder, found = self.learner.encoder, [torch.empty(0, self.learner.encoder.joint_width)]
-        for some in views.split(CHUNK) if len(views) else ():
-            pixels = encoder.preprocessing.normalize(some).to(encoder.device)
-            found.append(encoder.image_features(pixels).float().cpu())
-        return torch.cat(found)
+        encoder, portions = self.learner.encoder, views.split(CHUNK) if len(views) else ()
+        return torch.cat([torch.empty(0, encoder.joint_width), *(encode(encoder, some) for some in portions)])
 
     def predict_logits(
         self, logits: Tensor, names: Sequence[str], average: Average | None = None, features: Tensor | None = None
@@ -388,10 +391,10 @@ class Posterior:
     def with_weights(self, weights: Tensor, why: str = "weights given by hand") -> Posterior:
         """The same samples weighted otherwise; the present weights join `earlier_weights`, with the reason `why`.
 
-        A temperature, a threshold and prediction sets do not stay: they were chosen for other probabilities. Weights
+        A temperature, thresholds and prediction sets do not stay: they were chosen for other probabilities. Weights
         that are the present ones change nothing.
         """
-        changed = replace(self, weights=weights, temperature=None, **NOTHING_CHOSEN)
+        changed = replace(self, weights=weights, **NOTHING_CHOSEN)
         if torch.equal(changed.weights, self.weights):
             return self
         now = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -423,7 +426,7 @@ class Posterior:
     def with_temperature(self, value: float) -> Posterior:
         """The same posterior at a temperature that is given by hand; 1 undoes every fit.
 
-        A threshold and prediction sets do not stay: they were chosen for other probabilities. A temperature that is the
+        Thresholds and prediction sets do not stay: they were chosen for other probabilities. A temperature that is the
         present one changes nothing.
         """
         return self._at(Temperature(check_temperature(value), self.average, tuple(self.class_names), images=0))
@@ -431,7 +434,7 @@ class Posterior:
     def fit_temperature(self, views: Tensor, labels: Tensor, prior: float = TEMPERATURE_PRIOR) -> Posterior:
         """At the temperature at which held-out labels (N,) of views (N, 3, H, W) are likely, held near 1 by `prior`.
 
-        See `rebapl.posterior.temperature`. A threshold and prediction sets do not stay, as in `with_temperature`.
+        See `rebapl.posterior.temperature`. Thresholds and prediction sets do not stay, as in `with_temperature`.
         """
         probabilities = replace(self, temperature=None).predict_views(views).probabilities
         tau = fit_temperature(probabilities, labels, prior)
@@ -440,7 +443,7 @@ class Posterior:
     def _at(self, fitted: Temperature) -> Posterior:
         if fitted.value == (1.0 if self.temperature is None else self.temperature.value):
             return self
-        return replace(self, temperature=None if fitted.value == 1 else fitted, **NOTHING_CHOSEN)
+        return replace(self, **{**NOTHING_CHOSEN, "temperature": None if fitted.value == 1 else fitted})
 
     def fit_threshold(
         self,

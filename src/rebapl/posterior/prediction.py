@@ -2,12 +2,12 @@
 
 With samples' probabilities p_s(c|x), weights ω and H[p] = −Σ_c p_c log p_c in nats:
 
-    average           p = Σ_s ω_s p_s               or, with average="logits", p = softmax(Σ_s ω_s z_s) temperature
-    p^(1/τ) and p_s^(1/τ), normalised, take the place of p and p_s        see `rebapl.posterior.temperature` predictive
-    H[p]                          all uncertainty expected          Σ_s ω_s H[p_s]                what samples
-    themselves are unsure of: ambiguous images mutual            H[Σ_s ω_s p_s] − Σ_s ω_s H[p_s] ≥ 0        what they
-    disagree about: unfamiliar images disagreement      1 − Σ_c v_c²,   v_c = Σ_s ω_s·[argmax p_s = c]      the
-    probability that two samples, drawn
+    average           p = Σ_s ω_s p_s               or, with average="logits", p = softmax(Σ_s ω_s z_s)
+    temperature       p^(1/τ) and p_s^(1/τ), normalised, in the place of p and p_s: see `rebapl.posterior.temperature`
+    predictive        H[p]                          all uncertainty
+    expected          Σ_s ω_s H[p_s]                what samples themselves are unsure of: ambiguous images
+    mutual            H[Σ_s ω_s p_s] − Σ_s ω_s H[p_s] ≥ 0        what they disagree about: unfamiliar images
+    disagreement      1 − Σ_c v_c²,   v_c = Σ_s ω_s·[argmax p_s = c]      the probability that two samples, drawn
                                                                        by their weights, give different answers
 
 The interval of a class at level 1 − α goes from the smallest p_s at or below which samples of weight ≥ α/2 lie to the

@@ -1,8 +1,8 @@
 """What is said of each image: a record of plain values, and the same as a flat row for tables.
 
-    image               the path or name that was given answer              the likeliest class; None where the
-    posterior should not answer outside             whether the image belongs to none of the classes, which is then why
-    there is no answer; None where no
+    image               the path or name that was given
+    answer              the likeliest class; None where the posterior should not answer
+    outside             whether there is no answer because the image belongs to none of the classes; None where no
                         threshold for that was fitted, or where it should answer always
     entropy, expected_entropy, mutual_information, disagreement        see `Prediction`
     set                 the classes of the prediction set, likeliest first; None where no sets were fitted or asked for

@@ -23,10 +23,18 @@ LEAST = 0.5
 """The smallest share of the area that a crop has: less of a small picture may not show the thing at all."""
 
 
+def check_views(count: int, pixels: bool) -> None:
+    """Refuse several views of images that have no pixels."""
+    if count > 1 and not pixels:
+        raise UserError(
+            f"{count} views of an image need its pixels, and stored features have none: take one view "
+            "(inference.views=1 in a training, `rebapl evaluate RUN --views 1` for a run that has more)"
+        )
+
+
 def several_views(views: Tensor, count: int) -> list[Tensor]:
     """`count` versions of test-time views, uint8 (N, 3, H, W): themselves, and crops of the same size."""
-    if views.ndim != 4:
-        raise UserError(f"{count} views of an image need its pixels, and stored features have none: use one view")
+    check_views(count, pixels=views.ndim == 4)
     height, width = views.shape[-2:]
     found, rng = [views], python_random(0, "views")
     for _ in range(count - 1):

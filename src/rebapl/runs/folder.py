@@ -19,6 +19,7 @@ from typing import Any
 
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.corruptions import named_corruptions
+from rebapl.data.features import is_features
 from rebapl.data.identity import changes, touched
 from rebapl.data.images import NO_IMAGES
 from rebapl.data.task import TARGETS, split_of
@@ -126,11 +127,13 @@ def folder_name(data: str) -> str:
 def data_changes(config: RunConfig, out: Path) -> str | None:
     """What has changed of somebody's own images since the run in `out` was begun, in words, or None.
 
-    `config.data` says where they are now. They may have moved: that is no change.
+    `config.data` says where they are now. They may have moved: that is no change. Stored features are no images, and
+    their identity is among the settings.
     """
-    if not is_own(config.data) or not (out / DATA).exists():
+    path = Path(config.data).expanduser()
+    if not is_own(config.data) or is_features(path) or not (out / DATA).exists():
         return None
-    recorded, path = read_json(out / DATA, "a run"), Path(config.data).expanduser()
+    recorded = read_json(out / DATA, "a run")
     try:
         begun_with = read_json(out / CONFIG, "a run").get("resolved", {}).get("data")
         if begun_with == config.resolved().settings["data"] and not touched(

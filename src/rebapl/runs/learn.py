@@ -27,7 +27,7 @@ from rebapl.data.batches import LabelledImages
 from rebapl.data.checking import broken_images
 from rebapl.data.dataset import Dataset
 from rebapl.data.folds import ALL, folds_for
-from rebapl.data.task import Part, load_task
+from rebapl.data.task import Part, Task, load_task
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import part_labels, predict_part, prediction_scores
 from rebapl.files import alone_in, write_atomically
@@ -120,9 +120,13 @@ class Lesson:
         counts = Counter(item.class_name for item in self.dataset.train)
         return [] if self.dataset.test else [name for name, count in counts.items() if count == 1]
 
+    def task(self, fold: str) -> Task:
+        """The images that the training without a fold learns from, and those of the fold, which it is measured on."""
+        return load_task(self.dataset, self.final.shots, self.final.seed, "few-shot", fold=fold)
+
     def held_out(self, fold: str) -> Part:
-        """The images of a fold, which the training without them is measured on."""
-        return load_task(self.dataset, self.final.shots, self.final.seed, "few-shot", fold=fold).tests["test"]
+        """The images of a fold."""
+        return self.task(fold).tests["test"]
 
     def jobs(self, root: Path | None = None) -> list[Job]:
         """The trainings: on everything first, then without each fold in turn."""

@@ -20,6 +20,7 @@ import torch
 from rebapl.backbones import DualEncoder
 from rebapl.backbones.features import encode
 from rebapl.data.batches import LabelledImages
+from rebapl.data.folds import ALL
 from rebapl.errors import UserError
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import CONFIG
@@ -70,9 +71,8 @@ class Timing(NamedTuple):
         inference = lesson.final.resolved().training.inference
         if inference is None:
             return 0.0
-        whole, parts = len(lesson.dataset.train), [len(lesson.held_out(fold).items) for fold in lesson.folds]
         seconds = 0.0
-        for images in [whole, *(whole - part for part in parts)]:
+        for images in (len(lesson.task(fold).train.items) for fold in (ALL, *lesson.folds)):
             steps = max(1, images // inference.batch)
             seconds += 3 * inference.all_epochs * (images * self.image + steps * self.classes)
         return seconds

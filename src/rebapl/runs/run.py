@@ -36,6 +36,7 @@ from rebapl.evaluation.tasks import (
 from rebapl.files import alone_in, finish_replacement, is_leftover, remove_leftovers, sha256, write_json
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.posterior.storage import is_stored
+from rebapl.posterior.views import check_views
 from rebapl.runs.config import RunConfig, hash_of, with_full_paths
 from rebapl.runs.engine import Engine, LocalEngine
 from rebapl.runs.folder import (
@@ -277,6 +278,7 @@ def evaluate_run(
         task, start = task or config.task(root), time.perf_counter()
         before = posterior
         if views is not None:
+            check_views(views, pixels=task.dataset.features is None)
             posterior = posterior.with_views(views)
         if uniform_weights:
             posterior = posterior.with_uniform_weights()

@@ -25,6 +25,7 @@ from rebapl.data.task import Task, load_task, task_of
 from rebapl.errors import UserError
 from rebapl.learners import Learner, build_learner, check_features
 from rebapl.posterior import Posterior
+from rebapl.posterior.views import check_views
 from rebapl.randomness import generator
 from rebapl.sampling import LOOPS, Inference, Loop
 from rebapl.sampling.loop import kept
@@ -69,6 +70,7 @@ class Training:
         begin, data, examples = time.monotonic(), LabelledImages(task.dataset, task.train.items), None
         if task.dataset.features is not None:
             check_features(self.learner, task.dataset.features)
+            check_views(1 if resolved.inference is None else resolved.inference.views, pixels=False)
         if self.learner.learns_from_features or task.dataset.features is not None:
             features = features_of(encoder, data).to(encoder.device)
             examples = self.learner.see(features, data.labels.to(encoder.device))
