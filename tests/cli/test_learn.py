@@ -274,10 +274,10 @@ def test_where_nothing_is_said_a_head_is_learned_in_seconds_and_prompts_are_offe
     class_folders(Path("photos"), cat=4, dog=4)
     result = rebapl("learn", "photos", "--backbone", "mini", "--device", "cpu")
     assert result.exit_code == 0, result.output
-    assert "learns all classes by linear · laplace, backbone mini" in result.stderr
+    assert "learns all classes by tip-adapter-f · mle, backbone mini" in result.stderr
     assert "here to encode 8 images, and some seconds to learn; prompts (mmrl · rebapl) would take" in result.stderr
     assert not Path("runs/photos-best").exists()
-    assert load_posterior("runs/photos").about["method"] == "linear"
+    assert load_posterior("runs/photos").about["method"] == "tip-adapter-f"
     assert "already learned: runs/photos" in rebapl("learn", "photos", "--backbone", "mini", "--device", "cpu").stdout
 
 
@@ -288,7 +288,7 @@ def test_the_best_is_prompts_after_a_head_and_both_are_compared() -> None:
     assert result.exit_code == 0, result.output
     assert "then prompts (mmrl · rebapl), about " in result.stderr
     both = [load_posterior(f"runs/{name}").about["method"] for name in ("photos", "photos-best")]
-    assert both == ["linear", "mmrl"]
+    assert both == ["tip-adapter-f", "mmrl"]
     compared = result.stdout.splitlines()[-1]
     nll = {name: json.loads(Path(f"runs/{name}/results.json").read_text())["parts"]["test"]["nll"] for name in BOTH}
     assert compared.endswith(f"The lower NLL has runs/{min(nll, key=nll.__getitem__)}")

@@ -28,7 +28,7 @@ from rebapl.runs.learn import Lesson
 from rebapl.runs.machine import kept_backbone
 from rebapl.wording import number_of, roughly
 
-HEAD = {"method": "linear", "inference": "laplace"}
+HEAD = {"method": "tip-adapter-f", "inference": "mle"}
 PROMPTS = {"method": "mmrl", "inference": "rebapl"}
 """What is learned, both as the benchmarks chose them (docs/benchmarks.md)."""
 
