@@ -44,7 +44,7 @@ def learn(
     Parameters:
         photos: A folder with a folder of images for each class, a CSV file, or a folder that `rebapl embed` wrote.
         quick: A head on the features of the photos, and nothing else: seconds once they are encoded.
-        best: After the head prompts as well, in a folder whose name ends in -best: minutes on a GPU, hours without.
+        best: After the head prompts as well, in a folder whose name ends in -best: minutes on a GPU, longer without.
         backbone: A local Hugging Face folder, a hub id, or mini (which knows only drawings).
             openai/clip-vit-base-patch16 if not given.
         out: Folder to keep it in; runs/ and the name of the photos' folder.
