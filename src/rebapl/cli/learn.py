@@ -43,8 +43,8 @@ def learn(
 
     Parameters:
         photos: A folder with a folder of images for each class, a CSV file, or a folder that `rebapl embed` wrote.
-        quick: A head on the features of the photos: seconds.
-        best: After the head prompts as well, in a folder of their own: minutes on a GPU, longer without one.
+        quick: A head on the features of the photos, and nothing else: seconds once they are encoded.
+        best: After the head prompts as well, in a folder whose name ends in -best: minutes on a GPU, longer without.
         backbone: A local Hugging Face folder, a hub id, or mini (which knows only drawings).
             openai/clip-vit-base-patch16 if not given.
         out: Folder to keep it in; runs/ and the name of the photos' folder.
@@ -56,7 +56,7 @@ def learn(
         anew: Delete what was learned before in this folder.
         shots: Learn from at most this many images of each class.
         method: What is learned, instead of the choice by time; `rebapl list` names the methods.
-        inference: How; `rebapl list` names the kinds of inference.
+        inference: How, alone for the head; `rebapl list` names the kinds of inference.
         template: Text with {} for the class name.
         jobs: Trainings at a time on each device.
     """

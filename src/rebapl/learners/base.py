@@ -327,15 +327,20 @@ def check_features(learner: Learner[Any], stored: StoredFeatures) -> None:
 def rows_of(owners: Sequence[str], class_names: Sequence[str]) -> list[int | None]:
     """Which of the classes trained on, the `owners`, each class is: its index, or None if it was not trained.
 
-    Where two owners have the same name, each class of that name has its own, in their order.
+    Where two owners have the same name, each class of that name has its own, in their order. Capital and small letters
+    count only where owners differ by them alone: backbones read both alike.
 
     >>> rows_of(["cat", "dog", "cat"], ["dog", "cat", "fish", "cat"])
     [1, 0, None, 2]
+    >>> rows_of(["Coast", "Forest"], ["forest", "coast"])
+    [1, 0]
     """
     indices: dict[str, list[int]] = {}
+    alike: dict[str, list[int]] = {}
     for index, name in enumerate(owners):
         indices.setdefault(name, []).append(index)
-    own = (indices.get(name) for name in class_names)
+        alike.setdefault(name.casefold(), indices[name])
+    own = (indices.get(name, alike.get(name.casefold())) for name in class_names)
     return [None if each is None else each.pop(0) if len(each) > 1 else each[0] for each in own]
 
 

@@ -241,6 +241,7 @@ def _held_out(lesson: Lesson, jobs: Sequence[Job], device: str) -> tuple[Predict
         names=[name for each in predictions for name in each.names],
         probabilities=torch.cat([each.probabilities for each in predictions]),
         per_sample=torch.cat([each.per_sample for each in predictions], dim=1),
+        scores={},  # those of the first training are not those of the others
     )
     return joined, torch.cat(labels)
 
