@@ -31,6 +31,9 @@ PUBLISHED = (1.0, 1.0, 0.0, 5.5)
 """κ, α, no loss, and β before anything is searched."""
 
 
+LARGEST_EXPONENT = 20.0
+
+
 class Cache(Head):
     """A head with a key (e,) for each of the N training images, and what each says of the classes: values (N, T)."""
 
@@ -88,5 +91,8 @@ class TipAdapter(Cache):
 
 
 def kernel(features: Tensor, keys: Tensor, sharpness: Tensor | float) -> Tensor:
-    """exp(−β (1 − x·f)) (B, N) of features (B, e) and keys (N, e)."""
-    return (sharpness * (features @ keys.mT - 1)).exp()
+    """exp(−β (1 − x·f)) (B, N) of features (B, e) and keys (N, e).
+
+    The exponent is at most 0 for keys of length 1. That of keys which a sampler has thrown far is bounded.
+    """
+    return (sharpness * (features @ keys.mT - 1)).clamp(max=LARGEST_EXPONENT).exp()
