@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from functools import cache
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import study
 from rebapl.files import read_json, write_json
 from rebapl.reports.tables import Cell
 from rebapl.sampling.settings import Inference
@@ -21,16 +20,6 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 
 
-def load_study() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("study", ROOT / "tools" / "study.py")
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules["study"] = module = importlib.util.module_from_spec(spec)  # its named tuples look themselves up
-    spec.loader.exec_module(module)
-    return module
-
-
-study = load_study()
 RECORDS = read_json(ROOT / "docs" / "benchmarks" / "choice.json", "a study")["records"]
 
 

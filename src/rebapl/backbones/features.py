@@ -33,7 +33,7 @@ FOLDER = ".features"
 """The folder of kept features in a folder of runs."""
 
 AT_ONCE = 256
-"""Images in a portion. It is that of a prediction, so that the features are the same to the last bit."""
+"""Images in a portion, and in a pass of a prediction."""
 
 SUM = 32
 """The bytes of a SHA-256."""

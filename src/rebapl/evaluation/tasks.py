@@ -202,10 +202,6 @@ def part_views(posterior: Posterior, part: Part, corruption: Corruption | None =
     learner, data = posterior.learner, LabelledImages(part.dataset, part.items)
     if part.dataset.features is not None:
         check_features(learner, part.dataset.features)
-        if corruption is not None or posterior.views > 1:
-            raise UserError(
-                f"{part.dataset.name} has features: corruptions and further views need the images themselves"
-            )
     if corruption is None and posterior.views == 1 and takes_features(learner):
         return features_of(learner.encoder, data)
     views = data.views(learner.encoder.preprocessing)

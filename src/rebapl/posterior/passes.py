@@ -24,13 +24,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from rebapl.backbones.features import AT_ONCE
 from rebapl.captured import Capturing, accelerated, current
 from rebapl.compiled import compiling, is_compiling
 from rebapl.learners import Learner
 from rebapl.posterior.per_sample import AtSamples
 
-CHUNK = 256
-"""Images in one pass."""
+CHUNK = AT_ONCE
+"""Images in one pass; as many as are encoded at once where features are kept, so that these are the same to the bit."""
 
 IN_FLIGHT = 4
 """Passes that are begun at most before the first of them has ended; their images are in pinned memory."""

@@ -404,7 +404,7 @@ class Posterior:
     def with_views(self, count: int) -> Posterior:
         """The same posterior, whose answers average over `count` views of each image; see `rebapl.posterior.views`.
 
-        A threshold, prediction sets and "none of these" do not stay, unless that is the number already.
+        A temperature, thresholds and prediction sets do not stay, unless that is the number already.
         """
         if count < 1:
             raise UserError(f"views = {count}: an answer needs at least one view of an image")

@@ -181,51 +181,39 @@ def learn(
     chosen without a promise. `set_level` asks for prediction sets of this level, chosen on the same images. The
     temperature is fitted on them first, unless it is not wanted, and all else is measured with it.
     """
-    with features_kept_in(lesson.out.parent / FOLDER, LabelledImages(lesson.dataset, lesson.dataset.train)):
-        _learn(lesson, engine, risk, on_event, root, confidence, set_level, temperature)
-
-
-def _learn(
-    lesson: Lesson,
-    engine: LocalEngine,
-    risk: float,
-    on_event: OnEvent | None,
-    root: Path | None,
-    confidence: float,
-    set_level: float | None,
-    temperature: bool,
-) -> None:
-    jobs = lesson.jobs(root)
-    for some in (jobs[:1], jobs[1:]):
-        check_outcomes(list(engine.run(some, on_event)))
-    if not lesson.folds:
-        return
-    device = engine.devices[0]
-    with alone_in(lesson.out):
-        prediction, labels = _held_out(lesson, jobs[1:], device)
-        posterior = load_posterior(lesson.out, kept_backbone(lesson.final.backbone_name, device), device)
-        fitted = None
-        if temperature:
-            tau = fit_temperature(prediction.probabilities, labels, PRIOR)
-            fitted = Temperature(tau, prediction.average, tuple(prediction.class_names), images=len(labels))
-            prediction = prediction.tempered(tau)
-        doubt, wrong = prediction.uncertainty(), prediction.labels != labels
-        threshold = _threshold(doubt, wrong, posterior.class_names, posterior.average, risk, confidence)
-        sets = None if set_level is None else choose_conformal(prediction, labels, set_level)
-        posterior = dataclasses.replace(posterior, temperature=fitted, threshold=threshold, conformal=sets)
-        save_posterior(posterior, lesson.out / POSTERIOR)
-        write_atomically(lesson.out / HELD_OUT, _as_csv(prediction, labels))
-        note_checksum(lesson.out, HELD_OUT)
-        result = RunResult(
-            parts={"test": PartScores(**prediction_scores(prediction, labels))},
-            protocols={"few-shot": ["test"]},
-            samples=len(posterior),
-            weights=posterior.weights.tolist(),
-            device=device_name(device),
-            run=lesson.final.hash(),
-        )
-        write_result(lesson.out, result)
-        shutil.rmtree(lesson.out / ESTIMATE)
+    images = LabelledImages(lesson.dataset, lesson.dataset.train)
+    with features_kept_in(lesson.out.parent / FOLDER, images):
+        jobs = lesson.jobs(root)
+        for some in (jobs[:1], jobs[1:]):
+            check_outcomes(list(engine.run(some, on_event)))
+        if not lesson.folds:
+            return
+        device = engine.devices[0]
+        with alone_in(lesson.out):
+            prediction, labels = _held_out(lesson, jobs[1:], device)
+            posterior = load_posterior(lesson.out, kept_backbone(lesson.final.backbone_name, device), device)
+            fitted = None
+            if temperature:
+                tau = fit_temperature(prediction.probabilities, labels, PRIOR)
+                fitted = Temperature(tau, prediction.average, tuple(prediction.class_names), images=len(labels))
+                prediction = prediction.tempered(tau)
+            doubt, wrong = prediction.uncertainty(), prediction.labels != labels
+            threshold = _threshold(doubt, wrong, posterior.class_names, posterior.average, risk, confidence)
+            sets = None if set_level is None else choose_conformal(prediction, labels, set_level)
+            posterior = dataclasses.replace(posterior, temperature=fitted, threshold=threshold, conformal=sets)
+            save_posterior(posterior, lesson.out / POSTERIOR)
+            write_atomically(lesson.out / HELD_OUT, _as_csv(prediction, labels))
+            note_checksum(lesson.out, HELD_OUT)
+            result = RunResult(
+                parts={"test": PartScores(**prediction_scores(prediction, labels))},
+                protocols={"few-shot": ["test"]},
+                samples=len(posterior),
+                weights=posterior.weights.tolist(),
+                device=device_name(device),
+                run=lesson.final.hash(),
+            )
+            write_result(lesson.out, result)
+            shutil.rmtree(lesson.out / ESTIMATE)
 
 
 def _held_out(lesson: Lesson, jobs: Sequence[Job], device: str) -> tuple[Prediction, Tensor]:
