@@ -17,9 +17,15 @@ by seed.
    few-shot at 16 shots, seeds 1 and 2 (Caltech101, which costs as much as the others together: base-to-novel, seed 1).
    Of the candidates whose mean accuracy over cells is at most 0.25 points below the ensemble's, the one of the lowest
    mean NLL is the preset; if there is none, that of the highest accuracy.
-2. The mass matrix is for recipes with AdamW. Recipes with SGD have it too if, on MaPLe, `mass matrix` is better than
+2. Second choice, because the first left out what people do most: few images of many classes. To the cells come few-shot
+   at 4 shots on all development tasks (Caltech101: seed 1) and at 16 shots on Caltech101 (seed 1), the candidates are
+   those of `SECOND`, and the rule is the first one. (Before these runs a stricter one stood here: an accuracy not below
+   the ensemble's, and on Caltech101 at most 0.25 points below it. No candidate meets it, and what it named for that
+   case, the highest accuracy, is `one long chain, gentle force`, whose NLL is above the ensemble's. That would give up
+   what sampling is for, so the first rule stands. This was decided before any run on the tasks that only report.)
+3. The mass matrix is for recipes with AdamW. Recipes with SGD have it too if, on MaPLe, `mass matrix` is better than
    `before` in accuracy and in NLL.
-3. Report, on the three tasks that had no part in choosing, and beside them on the development tasks: all rows of
+4. Report, on the three tasks that had no part in choosing, and beside them on the development tasks: all rows of
    `reported` in the three protocols, seeds 1 to 3, MaPLe and MMRL; CoOp, IVLP and PromptSRC on DTD and SCENE-15.
    Nothing is chosen by these runs. Seed 1 on the three tasks comes first, in case that the time ends before the rest.
 
@@ -108,6 +114,9 @@ BEFORE: dict[str, Any] = {
 }  # fmt: skip
 """What the preset was before this study, written out so that these runs stay what they are when the preset changes."""
 
+GENTLE = {"repulsion": {**BEFORE["repulsion"], "force": {"kind": "fading", "fraction": 0.3}}}
+HOTTER = {"sampler.temperature": 0.03}
+
 SHORT_FIRST = {"first_epochs": 0.6, "epochs": 0.2}
 LONG_FIRST = {"first_epochs": 0.8, "epochs": 0.2}
 FULL_FIRST = {"first_epochs": 1.0, "epochs": 0.2}
@@ -124,17 +133,25 @@ def ours(shares: Mapping[str, float], *changes: Mapping[str, Any]) -> Setting:
 CANDIDATES = {
     "before": ours(SHORT_FIRST),
     "mass matrix": ours(SHORT_FIRST, MASS),
-    "mass matrix, T = 0.03": ours(SHORT_FIRST, MASS, {"sampler.temperature": 0.03}),
-    "mass matrix, gentle force": ours(
-        SHORT_FIRST, MASS, {"repulsion": {**BEFORE["repulsion"], "force": {"kind": "fading", "fraction": 0.3}}}
-    ),
+    "mass matrix, T = 0.03": ours(SHORT_FIRST, MASS, HOTTER),
+    "mass matrix, gentle force": ours(SHORT_FIRST, MASS, GENTLE),
     "long first cycle": ours(LONG_FIRST, MASS, {"cycles": 2}),
     "long first cycle, published schedule": ours(LONG_FIRST, MASS, PUBLISHED, {"cycles": 2}),
     "two chains, full first cycle": ours(FULL_FIRST, MASS, {"chains": 2}),
     "two chains, full first cycle, published schedule": ours(FULL_FIRST, MASS, PUBLISHED, {"chains": 2}),
 }
 """Layouts of about 3·E epochs with a force. All but `before` have the mass matrix where the recipe has AdamW; `mass
-matrix` has it everywhere, by which the second point of the rule is decided."""
+matrix` has it everywhere, by which the third point of the rule is decided."""
+
+THREE_EACH = {"sampler.samples_per_cycle": 3}
+SECOND = {
+    **{row: CANDIDATES[row] for row in ("mass matrix, T = 0.03", "mass matrix, gentle force", "long first cycle")},
+    "long first cycle, gentle force": ours(LONG_FIRST, MASS, HOTTER, GENTLE, {"cycles": 2}),
+    "two chains, full first cycle, gentle force": ours(FULL_FIRST, MASS, HOTTER, GENTLE, {"chains": 2}),
+    "fresh starts": ours({"epochs": 1.0}, MASS, HOTTER, THREE_EACH, {"chains": 1, "restart": {"kind": "cold"}}),
+    "one long chain, gentle force": ours({"epochs": 1.0}, MASS, HOTTER, GENTLE, THREE_EACH, {"chains": 1}),
+}
+"""The second choice: three rows of the first, and four that give a chain more time before its first sample."""
 
 ENSEMBLE, OURS, NULL = "ensemble", "rebapl", "no force"
 
@@ -150,7 +167,7 @@ def without_mass(setting: Setting) -> Setting:
 
 def candidate_for(name: str, method: str, sgd_too: bool = False) -> Setting:
     """A candidate as a method has it: without the mass matrix where its recipe has SGD, unless `sgd_too`."""
-    setting = CANDIDATES[name]
+    setting = (CANDIDATES | SECOND)[name]
     adamw = published(method, "base-to-novel", "")[1].optimizer == "adamw"
     return setting if adamw or sgd_too or name == "mass matrix" else without_mass(setting)
 
@@ -162,9 +179,9 @@ def reported(chosen: str, method: str, sgd_too: bool) -> dict[str, Setting]:
         OURS: repelled,
         ENSEMBLE: Setting("ensemble"),
         NULL: without_force(repelled),
-        "zero-shot": Setting("mle"),
-        "mle": Setting("mle"),
         "mle, 3× epochs": Setting("mle", times=3),
+        "mle": Setting("mle"),
+        "zero-shot": Setting("mle"),
         "csghmc": Setting("csghmc"),
     }
 
@@ -333,8 +350,15 @@ def by_rule(records: Sequence[Record], rows: Iterable[str]) -> list[str]:
     return [*near, *sorted((row for row in gain if row not in near), key=lambda row: -gain[row])]
 
 
+def by_second_rule(records: Sequence[Record]) -> list[str]:
+    """The candidates of the second choice, those that have all of its cells, the best first."""
+    records = of(records, stage=("choice", "second"))
+    cells = cells_of(of(records, row=ENSEMBLE))
+    return by_rule(records, [row for row in SECOND if cells_of(of(records, row=row)) == cells])
+
+
 def sgd_has_it_too(records: Sequence[Record]) -> bool:
-    """The second point of the rule: whether the mass matrix also pays where the recipe has SGD."""
+    """The third point of the rule: whether the mass matrix also pays where the recipe has SGD."""
     own = of(records, method="maple")
     gain, nll = (difference(own, "mass matrix", "before", score).value for score in ("accuracy", "nll"))
     return gain > 0 and nll < 0
@@ -440,67 +464,74 @@ def report_tables(records: Sequence[Record]) -> dict[str, str]:
 def tables(records: Sequence[Record]) -> str:
     """What there is to say of the choice and of the report."""
     choice = of(records, stage="choice")
-    parts = [
-        "## choice\n",
-        scores_table(choice),
-        f"{ENSEMBLE} against the others\n",
-        differences_table(choice, ENSEMBLE),
-    ]
-    parts += [f"### {title}\n\n{scores_table(of(choice, method=method))}" for method, title in METHODS.items()]
+    first = of(choice, row=(ENSEMBLE, *CANDIDATES))
+    second = of(records, stage=("choice", "second"), row=(ENSEMBLE, *SECOND))
+    parts = []
+    for name, own in {"choice": first, "second choice": second}.items():
+        parts += [
+            f"## {name}\n",
+            scores_table(own),
+            f"{ENSEMBLE} against the others\n",
+            differences_table(own, ENSEMBLE),
+        ]
+    parts += [f"by the second rule: {', then '.join(by_second_rule(records))}\n"]
+    parts += ["on Caltech101, second choice\n", scores_table(of(second, task="caltech101"))]
+    parts += [f"### {title}\n\n{scores_table(of(second, method=method))}" for method, title in METHODS.items()]
     parts += ["## report\n", *(f"### {name}\n\n{text}" for name, text in report_tables(records).items())]
     return "\n".join(parts)
 
 
 def choice_runs(study: Study) -> list[Wanted]:
-    """The runs of the first point of the rule."""
-    cells = [
-        (task, protocol, seed)
-        for seed in (1, 2)
-        for protocol in (NOVEL, SIXTEEN)
-        for task in DEVELOPMENT
-        if task != "caltech101" or (protocol == NOVEL and seed == 1)
-    ]
+    """The runs of both choices. Those of cells that only the second has are of the stage `second`."""
+    seeds = {task: (1,) if task == "caltech101" else (1, 2) for task in DEVELOPMENT}
+    first = {(task, NOVEL) for task in DEVELOPMENT} | {(task, SIXTEEN) for task in DEVELOPMENT if len(seeds[task]) > 1}
+    rows = {ENSEMBLE: None, **CANDIDATES, **SECOND}
     runs = [
         study.wanted(
-            "choice", task, method, row,
+            "choice" if (task, protocol) in first else "second", task, method, row,
             Setting("ensemble") if row == ENSEMBLE else candidate_for(row, method), protocol, seed,
         )
-        for task, protocol, seed in cells
+        for task in DEVELOPMENT
+        for protocol in (NOVEL, SIXTEEN, FOUR)
+        for seed in seeds[task]
         for method in METHODS
-        for row in (ENSEMBLE, *CANDIDATES)
+        for row in rows
+        if (task, protocol) in first or row == ENSEMBLE or row in SECOND
     ]  # fmt: skip
     return sorted(runs, key=cost, reverse=True)
 
 
 def report_runs(study: Study, chosen: str, sgd_too: bool) -> list[Wanted]:
-    """The runs of the third point: a seed after the other, so that what the time allows is balanced."""
-    wanted: list[Wanted] = []
-    for seed, tasks, protocols in (
-        (1, REPORT_ONLY, (NOVEL, SIXTEEN, FOUR)),
-        (2, REPORT_ONLY, (NOVEL, SIXTEEN, FOUR)),
-        (1, DEVELOPMENT[:4], (NOVEL, SIXTEEN, FOUR)),
-        (2, DEVELOPMENT[:4], (NOVEL, SIXTEEN, FOUR)),
-        (3, REPORT_ONLY, (NOVEL, FOUR)),
-        (3, DEVELOPMENT[:4], (NOVEL, SIXTEEN, FOUR)),
-        (3, REPORT_ONLY, (SIXTEEN,)),
-    ):
-        part = [
+    """The runs of the fourth point: a seed after the other, so that what the time allows is balanced."""
+
+    def part(seed: int, tasks: Sequence[str], protocols: Sequence[Protocol], rest: bool = False) -> list[Wanted]:
+        runs = [
             study.wanted("report", task, method, row, setting, protocol, seed)
             for task in tasks
             for protocol in protocols
             for method in METHODS
             for row, setting in reported(chosen, method, sgd_too).items()
+            if (row == "csghmc") == rest
         ]
-        wanted += sorted(part, key=cost, reverse=True)
-        if tasks == DEVELOPMENT[:4]:
-            wanted += [
-                study.wanted("report", task, method, row, setting, NOVEL, seed)
-                for task in ("dtd", "scene15")
-                for method in OTHER_METHODS
-                for row, setting in reported(chosen, method, sgd_too).items()
-                if row != "zero-shot"
-            ]
-    return wanted
+        return sorted(runs, key=cost, reverse=True)
+
+    def others(seed: int) -> list[Wanted]:
+        return [
+            study.wanted("report", task, method, row, setting, NOVEL, seed)
+            for task in ("dtd", "scene15")
+            for method in OTHER_METHODS
+            for row, setting in reported(chosen, method, sgd_too).items()
+            if row != "zero-shot"
+        ]
+
+    every = (NOVEL, SIXTEEN, FOUR)
+    wanted = part(1, REPORT_ONLY, every) + part(2, REPORT_ONLY, every) + others(1)
+    wanted += part(3, REPORT_ONLY, (NOVEL, FOUR)) + part(3, REPORT_ONLY, (SIXTEEN,)) + others(2)
+    for seed in (1, 2, 3):
+        wanted += part(seed, REPORT_ONLY, every, rest=True)
+    for seed in (1, 2, 3):
+        wanted += part(seed, DEVELOPMENT[:4], every) + part(seed, DEVELOPMENT[:4], every, rest=True)
+    return [*wanted, *others(3)]
 
 
 def cost(run: Wanted) -> float:
@@ -516,8 +547,7 @@ def run(asked: argparse.Namespace) -> None:
     study = Study(asked)
     if not study.do(choice_runs(study)) or asked.only_choice:
         return
-    choice = of(study.records, stage="choice")
-    chosen, sgd_too = by_rule(choice, CANDIDATES)[0], sgd_has_it_too(choice)
+    chosen, sgd_too = by_second_rule(study.records)[0], sgd_has_it_too(of(study.records, stage="choice"))
     print(f"chosen: {chosen}; mass matrix for SGD recipes: {sgd_too}", flush=True)
     study.do(report_runs(study, chosen, sgd_too))
 

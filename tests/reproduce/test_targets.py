@@ -98,12 +98,12 @@ def test_base_to_novel_and_what_shares_its_runs(tiny: Suite, tmp_path: Path) -> 
     times = rows(tmp_path, "efficiency")
     assert [(row["epochs"], row["steps"]) for row in times] == [
         ("1", "5"),
-        ("9", "45"),
-        ("9 × 1", "45"),
-        ("9 × 1", "45"),
+        ("6", "30"),
+        ("6 × 1", "30"),
+        ("6 × 1", "30"),
     ]
     assert all(float(row["seconds"]) > 0 for row in times)
-    assert [row["epochs"] for row in rows(tmp_path, "overfitting")] == ["1", "9", "9 × 1"]
+    assert [row["epochs"] for row in rows(tmp_path, "overfitting")] == ["1", "6", "6 × 1"]
     assert [row["K"] for row in rows(tmp_path, "samples")] == ["1", "2"]
 
 

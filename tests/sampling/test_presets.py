@@ -87,7 +87,7 @@ def test_what_the_literature_compares_with_is_the_same_loop():
     assert shape["snapshot"] == (3, Warm(), "sgd", False)
     assert shape["sgld"] == (1, None, "sgld", False)
     assert shape["csghmc"] == (3, Warm(), "sghmc", False)
-    assert shape["rebapl"] == (3, Warm(kick=0.01), "sghmc", True)
+    assert shape["rebapl"] == (2, Warm(kick=0.01), "sghmc", True)
     assert shape["rebapl-paper"] == (3, Warm(kick=0.01), "sghmc", True)
     assert preset("sghmc", MAPLE).curve == Constant()
     assert preset("sgld", MAPLE).sampler.lr == pytest.approx(0.035)  # lr/(1 − momentum)
@@ -149,30 +149,30 @@ def test_what_follows_from_a_setting_follows_its_change():
     assert preset("csghmc", MAPLE, cycles=1).restart is None
 
 
-def test_ours_is_three_chains_of_a_long_and_two_short_cycles_three_times_the_recipe_in_all():
+def test_ours_is_three_chains_of_a_long_and_a_short_cycle_three_times_the_recipe_in_all():
     ours = preset("rebapl", MAPLE)
-    assert (ours.chains, ours.cycles, ours.first_epochs, ours.epochs) == (3, 3, 3, 1)
-    assert (ours.all_epochs, ours.samples) == (3 * MAPLE.epochs, 9)
+    assert (ours.chains, ours.cycles, ours.first_epochs, ours.epochs) == (3, 2, 4, 1)
+    assert (ours.all_epochs, ours.samples) == (3 * MAPLE.epochs, 6)
     longer = preset("rebapl", PROMPTSRC)
-    assert (longer.first_epochs, longer.epochs, longer.all_epochs) == (12, 4, 3 * PROMPTSRC.epochs)
+    assert (longer.first_epochs, longer.epochs, longer.all_epochs) == (16, 4, 3 * PROMPTSRC.epochs)
     least = preset("rebapl", Recipe(lr=0.01, epochs=1, batch=4))
     assert (least.first_epochs, least.epochs) == (1, 1)
 
 
 def test_cycles_that_begin_alike_are_all_as_long_as_the_first():
     cold = preset("rebapl", MAPLE, restart="cold")
-    assert (cold.restart, cold.first_epochs, cold.epochs) == (Cold(), None, 3)
+    assert (cold.restart, cold.first_epochs, cold.epochs) == (Cold(), None, 4)
     assert preset("rebapl", MAPLE, **{"restart.kind": "cold"}) == cold
     assert preset("rebapl", MAPLE, restart="cold", epochs=7).epochs == 7
     one = preset("rebapl", MAPLE, cycles=1, repulsion=None)
-    assert (one.restart, one.first_epochs, one.epochs, one.samples) == (None, None, 3, 3)
+    assert (one.restart, one.first_epochs, one.epochs, one.samples) == (None, None, 4, 3)
     with pytest.raises(UserError, match=r"^repulsion does nothing in one cycle: ask for more `cycles`"):
         preset("rebapl", MAPLE, cycles=1)
     with pytest.raises(UserError, match=r"^first_epochs is for warm restarts"):
         preset("rebapl", MAPLE, restart="cold", first_epochs=3)
-    more = preset("rebapl", MAPLE, cycles=2, chains=1)
-    assert (more.first_epochs, more.epochs, more.samples) == (3, 1, 2)
-    assert preset("rebapl", MAPLE, **{"restart.kick": 0.1}).first_epochs == 3
+    more = preset("rebapl", MAPLE, cycles=3, chains=1)
+    assert (more.first_epochs, more.epochs, more.samples) == (4, 1, 3)
+    assert preset("rebapl", MAPLE, **{"restart.kick": 0.1}).first_epochs == 4
 
 
 def test_a_normalised_force_leaves_the_presets_potential_behind():
