@@ -43,7 +43,7 @@ HEADS = (("zero-shot", None), ("gda", None), ("linear", "mle"), ("linear", "lapl
 RIVALS = ("mle", "tta", "laplace", "swag", "ensemble", "csghmc", "rebapl")
 DASHES = ("-", "--", ":")
 
-SAMPLES = 9
+SAMPLES = 6
 """Draws of Laplace where each costs a pass through the image tower: as many as `rebapl` has."""
 
 STOCHASTIC = ("bpl", "vamp")
