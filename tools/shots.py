@@ -1,10 +1,13 @@
 """Heads and prompts by the number of shots: accuracy, likelihood, calibration and cost on real tasks.
 
     python tools/shots.py run  --root DATA --photo BACKBONE --runs RUNS --out docs/benchmarks/shots.csv [--device cpu]
+                               [--learned heads|prompts] [--shots 1,2] [--seeds 1]
+    python tools/shots.py take --study docs/benchmarks/choice.json --out docs/benchmarks/shots.csv
     python tools/shots.py show --out docs/benchmarks/shots.csv
 
-Few-shot over all classes with 1, 2, 4, 8 and 16 images of each, on test images, seeds 1 and 2. `HEADS` are run on every
-task, `PROMPTS` where the device is a GPU. A run that is done is not done again, and rows of other devices stay.
+Few-shot over all classes with 1, 2, 4, 8 and 16 images of each, on test images, seeds 1 and 2. `run` does what is
+missing of `HEADS` or of `PROMPTS`; `take` takes rows of `PROMPTS` with 4 and 16 images from the records of `study.py`.
+A run that is done is not done again, and other rows stay.
 
 **The rule** for the head that `rebapl learn` takes, written down before the runs: on the development tasks (DTD,
 SCENE-15, EuroSAT, Caltech101), 4 and 16 shots, of the heads whose mean accuracy is at most 0.25 points below the
@@ -17,16 +20,16 @@ import argparse
 import csv
 import io
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rebapl.files import write_atomically
+from rebapl.files import read_json, write_atomically
 from rebapl.reports.tables import Cell, Row, Table
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.results import read_result
 from rebapl.runs.run import Job
-from study import REPORT_ONLY, Protocol, Setting, config
+from study import METHODS, OURS, REPORT_ONLY, Protocol, Setting, by_second_rule, config
 
 TASKS = ("dtd", "scene15", "eurosat", "caltech101", *REPORT_ONLY)
 CHOOSING = ("dtd", "scene15", "eurosat", "caltech101")
@@ -41,9 +44,11 @@ HEADS = (
     ("linear", "mle"),
     ("linear", "laplace"),
 )
-PROMPTS = (("coop", "mle"), ("maple", "mle"), ("mmrl", "mle"), ("mmrl", "ensemble"), ("mmrl", "rebapl"))
+PROMPTS = tuple((method, inference) for method in METHODS for inference in ("mle", "ensemble", "rebapl"))
 FIELDS = ("task", "shots", "method", "inference", "seed", "accuracy", "nll", "ece", "aurc", "seconds", "device")
 LEEWAY = 0.25
+STUDIED_ON = "NVIDIA H200, fifteen runs at a time"
+"""The device of the records that `take` reads."""
 
 
 def record(folder: Path, task: str, shots: int, method: str, inference: str | None, seed: int) -> dict[str, Any]:
@@ -56,12 +61,11 @@ def record(folder: Path, task: str, shots: int, method: str, inference: str | No
 
 def run(asked: argparse.Namespace) -> None:
     """Run what is missing, and write a row for each run."""
-    gpu = asked.device is not None and asked.device.startswith("cuda")
     wanted = [
-        (task, shots, method, inference, seed)
-        for method, inference in (*HEADS, *(PROMPTS if gpu else ()))
-        for seed in SEEDS
-        for shots in reversed(SHOTS)
+        (task, int(shots), method, inference, int(seed))
+        for method, inference in {"heads": HEADS, "prompts": PROMPTS}[asked.learned]
+        for seed in asked.seeds.split(",")
+        for shots in asked.shots.split(",")
         for task in asked.tasks.split(",")
     ]
     jobs = {}
@@ -75,14 +79,36 @@ def run(asked: argparse.Namespace) -> None:
     for outcome in engine.run(list(jobs.values())):
         if outcome.failure is not None:
             print(f"{outcome.folder.name}: {outcome.failure}", flush=True)
-    rows = [record(job.folder, *key) for key, job in jobs.items() if job.is_done()]
+    write([record(job.folder, *key) for key, job in jobs.items() if job.is_done()], asked.out)
+
+
+def take(asked: argparse.Namespace) -> None:
+    """Take the prompts with 4 and 16 images from the records of a study."""
+    records = read_json(asked.study, "a study")["records"]
+    ours = {"choice": by_second_rule(records)[0], "second": by_second_rule(records)[0], "report": OURS}
+    rows: list[dict[str, Any]] = []
+    for each in records:
+        protocol, _, shots = each["protocol"].partition("@")
+        inference = "rebapl" if each["row"] == ours[each["stage"]] else each["row"]
+        wanted = each["task"] in (CHOOSING if each["stage"] != "report" else REPORT_ONLY)
+        if wanted and protocol == "few-shot" and (each["method"], inference) in PROMPTS:
+            what = {"task": each["task"], "shots": shots, "method": each["method"], "inference": inference}
+            scores = {name: each[name] for name in ("accuracy", "nll", "ece", "aurc")}
+            seconds = round(each["seconds"], 1)
+            rows.append({**what, "seed": each["seed"], **scores, "seconds": seconds, "device": STUDIED_ON})
+    write(rows, asked.out)
+
+
+def write(rows: Sequence[Mapping[str, Any]], out: Path) -> None:
+    """Write these rows, and those that are there of other runs."""
     done = {tuple(str(row[key]) for key in FIELDS[:5]) for row in rows}
-    rows += [row for row in read(asked.out) if tuple(row[key] for key in FIELDS[:5]) not in done]
+    others = [row for row in read(out) if tuple(row[key] for key in FIELDS[:5]) not in done]
+    order = [f"{method} · {inference or '–'}" for method, inference in (*HEADS, *PROMPTS)]
     text = io.StringIO()
     writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(asked.out, text.getvalue())
+    writer.writerows(sorted([*rows, *others], key=lambda row: order.index(f"{row['method']} · {row['inference']}")))
+    write_atomically(out, text.getvalue())
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -134,17 +160,23 @@ def chosen(rows: Sequence[dict[str, str]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "show"])
+    parser.add_argument("what", choices=["run", "take", "show"])
     parser.add_argument("--root", type=Path, help="folder of the data sets")
     parser.add_argument("--photo", help="backbone")
     parser.add_argument("--runs", type=Path, default=Path("runs/shots"), help="where runs are kept")
     parser.add_argument("--out", type=Path, default=Path("docs/benchmarks/shots.csv"), help="the table as CSV")
     parser.add_argument("--tasks", default=",".join(TASKS), help="with commas")
+    parser.add_argument("--learned", choices=["heads", "prompts"], default="heads", help="what is run")
+    parser.add_argument("--shots", default=",".join(map(str, reversed(SHOTS))), help="with commas")
+    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)), help="with commas")
+    parser.add_argument("--study", type=Path, default=Path("docs/benchmarks/choice.json"), help="records of study.py")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--device", help="cpu, cuda …")
     asked = parser.parse_args()
     if asked.what == "run":
         run(asked)
+    elif asked.what == "take":
+        take(asked)
     rows = read(asked.out)
     print("development\n", table(rows, CHOOSING), "reports only\n", table(rows, REPORT_ONLY), sep="\n")
     print(f"by the rule: {chosen(rows)}")
