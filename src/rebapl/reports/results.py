@@ -1,4 +1,5 @@
-"""Tables of scores: of all runs in a folder with means over seeds, of one run, and of methods; and one long list."""
+"""Tables of scores: of all runs in a folder with means over seeds, and of one run, also on corrupted
+images; and one long list."""
 
 from __future__ import annotations
 
@@ -9,14 +10,15 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, groupby
-from typing import Any, NamedTuple
+from typing import Any
 
+from rebapl.data.corruptions import CORRUPTIONS, SEVERITIES
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
 from rebapl.posterior.storage import WEIGHT_TOLERANCE
-from rebapl.reports.tables import Cell, Table
+from rebapl.reports.tables import Cell, Row, Table, cells
 from rebapl.runs.config import data_name, first_difference
 from rebapl.runs.folder import Found, Run
-from rebapl.runs.results import RunResult
+from rebapl.runs.results import RunResult, Scores
 from rebapl.settings import leaves
 from rebapl.wording import number_of
 
@@ -28,10 +30,28 @@ TITLES = {
     "selection": "selection: base and novel within the base classes, validation images, accuracy and ECE in %",
 }
 SCORES = ("accuracy", "nll", "ece", "adaptive_ece", "brier", "aurc", "images")
-DOUBT = {"nll": "NLL ↓", "ece": "ECE ↓", "aurc": "AURC ↓"}
-"""The scores beside the accuracy on all classes and on targets, and the names of their columns."""
+COLUMNS = {
+    "images": "images",
+    "base": "base ↑",
+    "novel": "novel ↑",
+    "hm": "HM ↑",
+    "accuracy": "accuracy ↑",
+    "nll": "NLL ↓",
+    "ece": "ECE ↓",
+    "brier": "Brier ↓",
+    "aurc": "AURC ↓",
+    "tempered_nll": "NLL at τ ↓",
+    "tempered_ece": "ECE at τ ↓",
+}
+"""The names that scores have as columns of a table. An arrow says whether more or less is better."""
 
-BASE_NOVEL = {"base": "base ↑", "novel": "novel ↑", "hm": "HM ↑", "nll": "NLL ↓", "ece": "ECE ↓"}
+BASE_NOVEL = ("base", "novel", "hm", "nll", "ece")
+DOUBT = ("nll", "ece", "aurc")
+"""The scores beside the accuracy on all classes and on targets."""
+
+CORRUPTED = {"accuracy": 1, "nll": 3, "ece": 1, "aurc": 1}
+"""The scores on corrupted images that are averaged over severities, and their digits."""
+
 _HALVED = ("base-to-novel", "selection")
 Read = Callable[["Group", Run], float | None]
 
@@ -185,11 +205,11 @@ def _protocol_table(protocol: str, groups: Sequence[Group], hm: str) -> Table:
 def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, Read]:
     """The scores of a protocol by the names of their columns, and how each is read from a run."""
     if protocol in _HALVED:
-        return {title: _base_novel(name) for name, title in BASE_NOVEL.items()}
+        return {COLUMNS[name]: _base_novel(name) for name in BASE_NOVEL}
     parts = dict.fromkeys(part for group in groups for run in group.runs for part in run.protocols[protocol])
     targets = [part for part in parts if part != "test"]
     if not targets:
-        return {"accuracy ↑": _score("test"), **{title: _score("test", name) for name, title in DOUBT.items()}}
+        return {COLUMNS[name]: _score("test", name) for name in ("accuracy", *DOUBT)}
 
     def average(score: str) -> Read:
         """The average over the targets of the run's group; None where the run lacks one of them."""
@@ -205,7 +225,7 @@ def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, Read]:
         "source ↑": _score("test"),
         **{f"{each} ↑": _score(each) for each in targets},
         "average ↑": average("accuracy"),
-        **{title: average(name) for name, title in DOUBT.items()},
+        **{COLUMNS[name]: average(name) for name in DOUBT},
     }
 
 
@@ -266,52 +286,46 @@ def _score(part: str, name: str = "accuracy") -> Read:
     return lambda _, run: getattr(run.result.parts.get(part), name, None)
 
 
-class MethodScores(NamedTuple):
-    """Base-to-novel scores of one method on one task, with the seconds that its training took."""
-
-    task: str
-    method: str
-    scores: Mapping[str, float]
-    seconds: float
-
-
-def by_task(rows: Iterable[MethodScores]) -> dict[str, list[MethodScores]]:
-    """The same grouped by their task, in order."""
-    groups: dict[str, list[MethodScores]] = {}
-    for row in rows:
-        groups.setdefault(row.task, []).append(row)
-    return groups
-
-
-def base_novel_table(rows: Sequence[MethodScores], title: str, seconds: bool = True) -> Table:
-    """A section per task with its best scores in bold, and with the `seconds` of training unless they are left out."""
-    lines: list[list[Cell | str]] = []
-    for task, group in by_task(rows).items():
-        for row in group:
-            cells = [Cell(row.scores[name], digits=3 if name == "nll" else 1) for name in BASE_NOVEL]
-            lines.append([task, row.method, *cells, *([Cell(row.seconds, digits=0)] if seconds else [])])
-    return Table.sectioned(title, ["task", "method", *BASE_NOVEL.values(), *(["s"] if seconds else [])], lines)
-
-
-def base_novel_markdown(rows: Sequence[MethodScores]) -> str:
-    """The same table in Markdown, without the seconds, which differ each time."""
-    return base_novel_table(rows, "", seconds=False).to_markdown(bare=True)
-
-
 def scores_table(result: RunResult, title: str) -> Table:
     """The scores of one run, a row per test part.
 
     The harmonic mean of base and novel, or the average over the targets of a transfer, stands below the table.
     """
     digits = {"accuracy": 2, "nll": 4, "ece": 2, "aurc": 2, "images": 0}
-    rows: list[list[Cell | str]] = [
-        [name, *(Cell(getattr(part, key), digits=count) for key, count in digits.items())]
-        for name, part in result.parts.items()
-    ]
+    columns = ["classes", *(COLUMNS[name] for name in digits)]
+    rows: list[Row] = [[name, *cells(dict(part), digits)] for name, part in result.parts.items()]
     notes = []
     if result.has_base_novel:
         notes = [f"harmonic mean {result.base_novel['hm']:.2f}"]
     targets = [part.accuracy for name, part in result.parts.items() if name not in ("test", "base", "novel")]
     if targets:
         notes = [f"average accuracy over targets {sum(targets) / len(targets):.2f}"]
-    return Table(title, ["classes", "accuracy ↑", *DOUBT.values(), "images"], rows, notes)
+    return Table(title, columns, rows, notes)
+
+
+def corruption_table(result: RunResult) -> Table:
+    """A row for each corruption: its accuracy at each severity, and the means of the scores over the severities.
+
+    The last row has the means over the corruptions. They are plain means: unlike the mCE of ImageNet-C, they are not
+    divided by the errors of a reference network.
+    """
+    found = {name: [result.corruptions[name]] for name in CORRUPTIONS if name in result.corruptions}
+    rules = [len(found)] if len(found) > 1 else []
+    if len(found) > 1:
+        found["mean"] = [by_severity for (by_severity,) in found.values()]
+    rows: list[Row] = [[name, *_corruption_cells(corruptions)] for name, corruptions in found.items()]
+    columns = ["corruption", *(f"@{severity}" for severity in SEVERITIES), *(COLUMNS[name] for name in CORRUPTED)]
+    notes = ["@1 to @5 are the accuracy at each severity; the other columns are means over the severities"]
+    return Table("Corrupted test images", columns, rows, notes, rules=rules)
+
+
+def _corruption_cells(corruptions: Sequence[dict[str, Scores]]) -> list[Cell]:
+    """The numbers of a row, averaged over some corruptions, each of which weighs the same."""
+    at = [[found[key].accuracy for found in corruptions if key in found] for key in map(str, SEVERITIES)]
+    means = {
+        name: statistics.fmean(
+            statistics.fmean(getattr(each, name) for each in found.values()) for found in corruptions
+        )
+        for name in CORRUPTED
+    }
+    return [*(Cell(statistics.fmean(values) if values else None, digits=1) for values in at), *cells(means, CORRUPTED)]

@@ -129,7 +129,7 @@ class PaperTable:
 
     * `what`: a line for `--list`. `words`: the headings of the columns in front of the numbers.
     * `read`: from a finished run, for a row, the scores by section.
-    * `measure`: instead of runs, for a table that trains nothing: several measurements of the scores of each row.
+    * `measure`: instead of runs, for a table that trains nothing: several measurements of the scores of a row.
     * `orientation`: the paper's numbers are shown also where ours are of other data sets, but no differences.
     * `merged`: how many of the first columns leave out words that repeat those above.
     * `outside`, `corruptions`: what its runs are scored with, beside their test images, see `run`.
@@ -144,7 +144,7 @@ class PaperTable:
     scores: Sequence[ScoreColumn] = BASE_NOVEL
     protocol: str = "base-to-novel"
     read: Callable[[Context, RunConfig, TableRow], Mapping[str, Scores]] = base_novel
-    measure: Callable[[Context], Mapping[str, Sequence[Scores]]] | None = None
+    measure: Callable[[Context, TableRow], Sequence[Scores]] | None = None
     orientation: bool = False
     merged: int = 0
     outside: Sequence[str] = ()
@@ -204,7 +204,7 @@ class FilledTable:
         """The scores of every row in every section, for each seed or measurement."""
         table, context, suite = self.of, self.context, self.suite
         if table.measure is not None:
-            return {row: {"": scores} for row, scores in table.measure(context).items()}
+            return {row.label: {"": table.measure(context, row)} for row in self.rows}
         collected = {}
         for row in self.rows:
             per_seed = []
@@ -218,6 +218,10 @@ class FilledTable:
                 per_seed.append(sections)
             collected[row.label] = {section: [sections[section] for sections in per_seed] for section in per_seed[0]}
         return collected
+
+    def first_run(self, row: TableRow) -> RunConfig:
+        """The run of a row on the first data set with the first seed."""
+        return self.suite.config(self.data[0], row, self.seeds[0], self.of.protocol)
 
     def column(self, score: str) -> ScoreColumn:
         """The column of a score."""
@@ -266,11 +270,9 @@ class FilledTable:
                 rows.append(cells)
                 if row.over in self.collected:
                     rows.append([*front, "Δ", *self._numbers(row.label, section, row.over)])
-        merged = 1 if by_section else self.of.merged
-        changes = [number for number in range(1, len(rows)) if rows[number][:merged] != rows[number - 1][:merged]]
         data = printed(self.data[0]) if len(self.data) == 1 else f"{len(self.data)} data sets"
-        title = self.of.title.format(data=data)
-        return Table(title, columns, rows, self._notes(), groups, [*changes, len(rows)], merged)
+        title, merged = self.of.title.format(data=data), 1 if by_section else self.of.merged
+        return Table(title, columns, rows, self._notes(), groups, merged=merged)
 
     def _numbers(self, row: str, section: str, over: str = "") -> list[Cell]:
         """The cells of a row, or of the row Δ that says how far it is above another."""

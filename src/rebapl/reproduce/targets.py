@@ -235,12 +235,12 @@ def _diversity_notes(filled: FilledTable) -> list[str]:
 
 def _diversity_figure(filled: FilledTable) -> Figure:
     """Heat maps of the first seed's distances between samples."""
-    data, seed = filled.data[0], filled.seeds[0]
-    results = {row.label: filled.context.result(filled.suite.config(data, row, seed)) for row in filled.rows}
+    results = {row.label: filled.context.result(filled.first_run(row)) for row in filled.rows}
     records = {label: result.diversity for label, result in results.items() if result.diversity is not None}
     images = max(record.images for record in records.values())
     matrices = {label: record.distance for label, record in records.items()}
-    return heat_maps(matrices, f"Wasserstein-2, {images} images of {printed(data)}, seed {seed}")
+    about = f"{images} images of {printed(filled.data[0])}, seed {filled.seeds[0]}"
+    return heat_maps(matrices, f"Wasserstein-2, {about}")
 
 
 REBAPL_PRESETS = ("rebapl-paper", "rebapl-authors", "rebapl")
@@ -252,7 +252,6 @@ def settings(context: Context) -> Product:
     section = paper_table("settings")
     titles, presets = section["titles"], list(dict.fromkeys((*REBAPL_PRESETS, context.suite.inference)))
     rows: list[Row] = []
-    rules = []
     stored: dict[str, Any] = {}
     for column, method in enumerate(section["columns"]):
         chosen, recipe = published(method, "base-to-novel", "", context.suite.shots)
@@ -267,9 +266,8 @@ def settings(context: Context) -> Product:
             ours = (values[preset].get(name) for preset in presets)
             shown = (f"{short_value(each.value)} ({each.origin})" if each is not None else EMPTY for each in ours)
             rows.append([printed(method), titles.get(name, name), theirs, *shown])
-        rules.append(len(rows))
     title, columns = "Settings of ReBaPL: the paper's table and the presets", ["method", "setting", "paper", *presets]
-    return Product(Table(title, columns, rows, section["notes"], rules=rules, merged=1), data={"presets": stored})
+    return Product(Table(title, columns, rows, section["notes"], merged=1), data={"presets": stored})
 
 
 _TARGETS: tuple[Target, ...] = (
