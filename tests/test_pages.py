@@ -21,7 +21,7 @@ import small_run
 import typer
 import yaml
 from huggingface_hub import HfApi, constants
-from pages import DOCS, ROOT, blocks, in_backticks, text_of, without_blocks
+from pages import DOCS, ROOT, blocks, in_backticks, run_code, text_of, without_blocks
 from typer.testing import CliRunner
 
 import rebapl
@@ -155,13 +155,6 @@ def test_contributing_names_what_there_is() -> None:
         found = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         assert outer in found, f"{path}: {name}"
         assert not inner or inner in {getattr(node, "name", "") for node in found[outer].body}, f"{path}: {name}"
-
-
-def run_code(code: str, page: str) -> dict[str, Any]:
-    """The names that the code of a page leaves."""
-    names: dict[str, Any] = {"__name__": "page"}
-    exec(compile(code, page, "exec"), names)
-    return names
 
 
 def replaced(code: str, changes: dict[str, str]) -> str:

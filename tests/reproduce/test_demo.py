@@ -14,15 +14,15 @@ from rebapl.reproduce.suites import TableRow
 
 
 def test_the_demo_leaves_a_table_a_figure_and_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "SHOTS", 2)
-    monkeypatch.setattr(demo, "TEST_IMAGES", 20)
     selection = (demo.SELECTION[0], TableRow("maple · rebapl", "maple", "rebapl", {"epochs": 1}))
+    for name, value in {"SHOTS": 2, "TEST_IMAGES": 20, "TASKS": ["digits"], "SELECTION": selection}.items():
+        monkeypatch.setattr(demo, name, value)
     bars: dict[str, int] = {}
 
     def bar(title: str):
         return lambda done, total, _: bars.__setitem__(title, done - total)
 
-    table = demo.run_demo(tmp_path, bar, ("digits",), selection)
+    table = demo.run_demo(tmp_path, bar)
     assert bars == {"digits: maple · rebapl": 0}
     stored = json.loads((tmp_path / "results.json").read_text())
     assert [row[:2] for row in table.rows] == [["digits", each["method"]] for each in stored]

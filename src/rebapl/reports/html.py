@@ -30,7 +30,7 @@ from rebapl.reports.inspection import Answered, InspectedRun
 from rebapl.reports.pictures import disputed, sure_mistakes
 from rebapl.reports.results import COLUMNS, asked_settings, corruption_table, result_tables, short_value
 from rebapl.reports.style import BLUE, GREEN, ORANGE, SKY, VERMILION, inline_svg
-from rebapl.reports.tables import Cell, Row, Table, cells
+from rebapl.reports.tables import Cell, Row, Table, score_cells
 from rebapl.runs.config import data_name
 from rebapl.runs.folder import POSTERIOR, Found
 from rebapl.sampling import PRESETS
@@ -55,6 +55,12 @@ OF_SAMPLE = {"accuracy": 2, "nll": 3, "ece": 2}
 OF_PART = {"images": 0, **OF_SAMPLE, "brier": 3, "aurc": 2, "tempered_nll": 3, "tempered_ece": 2}
 """The scores of a sample and of a test part that the page shows, each with the number of its digits."""
 
+INTERVALS = (
+    "Below each score is its 95 % interval: how far it would move with other test images of the same kind. Another "
+    "seed of the training is not in it. With few images ECE is too high, since chance adds to it: its interval is that "
+    "of the ECE that endlessly many images would have, and begins at 0 where a calibrated predictor could have this "
+    "ECE."
+)
 
 PAGES = Environment(
     loader=PackageLoader("rebapl.reports", "page"),
@@ -154,18 +160,11 @@ class RunPage:
 
     def scores(self) -> Table:
         """Every score of every test part of all samples together, with its interval where its images are there."""
-        rows: list[Row] = [[name, *self._score_cells(part)] for name, part in self.parts.items()]
-        notes = ["Accuracy, ECE and AURC are in percent, NLL in nats; “at τ” means after a temperature."]
-        if rows:
-            notes.insert(
-                0,
-                "Below each score is its 95 % interval: how far it would move with other test images of the same kind. "
-                "Another seed of the training is not in it. With few images ECE is too high, since chance adds to it: "
-                "its interval is that of the ECE that endlessly many images would have, and begins at 0 where a "
-                "calibrated predictor could have this ECE.",
-            )
+        rows: list[Row] = [[name, *self._part_cells(part)] for name, part in self.parts.items()]
+        notes = [INTERVALS] if rows else []
+        notes.append("Accuracy, ECE and AURC are in percent, NLL in nats; “at τ” means after a temperature.")
         for name in (each for each in self.result.parts if each not in self.parts):
-            rows.append([name, *cells(dict(self.result.parts[name]), OF_PART)])
+            rows.append([name, *score_cells(dict(self.result.parts[name]), OF_PART)])
             notes.append(f"{name}: as stored in the run; intervals need its test images.")
         if set(HALVES) <= self.parts.keys():
             mean = harmonic_mean(*(self.parts[half].scores["accuracy"] for half in HALVES))
@@ -173,7 +172,7 @@ class RunPage:
             rows.append([HARMONIC_MEAN, "", Cell(mean, interval=interval), *[""] * (len(OF_PART) - 2)])
         return Table("All samples together", ["classes", *(COLUMNS[key] for key in OF_PART)], rows, notes)
 
-    def _score_cells(self, part: Answered) -> list[Cell]:
+    def _part_cells(self, part: Answered) -> list[Cell]:
         """The scores of one test part, also after the temperature, with their intervals."""
         found: dict[str, Cell] = {"images": Cell(len(part.labels))}
         for before, each in zip(("", "tempered_"), self._versions(part).values(), strict=False):
@@ -193,7 +192,7 @@ class RunPage:
         """How well outside images are told apart, where that was scored."""
         digits = dict.fromkeys(("auroc", "fpr95", "aupr"), 1)
         rows: list[Row] = [
-            [name, by, *cells(found, digits)]
+            [name, by, *score_cells(found, digits)]
             for name, kinds in self.result.outside.items()
             for by, found in kinds.items()
         ]
@@ -207,7 +206,7 @@ class RunPage:
             weights = part.prediction.weights.tolist()
             for number, (alone, weight) in enumerate(zip(part.prediction.per_sample, weights, strict=True), 1):
                 found = scores(alone, part.labels)
-                rows.append([f"sample {number}", name, *cells(found, OF_SAMPLE), Cell(weight, digits=3)])
+                rows.append([f"sample {number}", name, *score_cells(found, OF_SAMPLE), Cell(weight, digits=3)])
         columns = ["sample", "classes", *(COLUMNS[key] for key in OF_SAMPLE), "weight"]
         return Table("Each sample alone", columns, rows) if self.samples > 1 and rows else None
 
@@ -263,9 +262,9 @@ class RunPage:
 
 
 def _confusion_matrix(name: str, part: Answered) -> Table:
-    names = list(part.part.class_names)
-    counts = torch.zeros(len(names), len(names))
-    counts.index_put_((part.labels, part.prediction.labels), torch.tensor(1.0), accumulate=True)
+    names = part.part.class_names
+    pairs = part.labels * len(names) + part.prediction.labels
+    counts = pairs.bincount(minlength=len(names) ** 2).view(len(names), -1).float()
     shares = counts / counts.sum(1, keepdim=True).clamp_min(1)
     return _heat_map(f"Confusion on {name}", "true class", names, counts, shares)
 

@@ -52,16 +52,12 @@ Pictures = tuple[Sequence[Card], Sequence[str]]
 
 def disputed(parts: Mapping[str, Answered]) -> Pictures:
     """The images that samples answer differently, those of the highest mutual information first."""
-
-    def dispute(prediction: Prediction, _: Tensor) -> Tensor:
-        return prediction.mutual_information.masked_fill(prediction.disagreement <= 1e-6, -1)
-
-    return _cards(parts, dispute)
+    return _cards(parts, lambda found, _: found.mutual_information.masked_fill(found.disagreement <= 1e-6, -1))
 
 
 def sure_mistakes(parts: Mapping[str, Answered]) -> Pictures:
     """The images that are answered wrongly, the answers of the highest probability first."""
-    return _cards(parts, lambda prediction, right: prediction.probabilities.amax(-1).masked_fill(right, -1))
+    return _cards(parts, lambda found, right: found.probabilities.amax(-1).masked_fill(right, -1))
 
 
 def _cards(parts: Mapping[str, Answered], measure: Callable[[Prediction, Tensor], Tensor]) -> Pictures:

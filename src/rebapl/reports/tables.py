@@ -101,10 +101,10 @@ class Cell:
 Row = Sequence["Cell | str"]
 
 
-def cells(values: Mapping[str, float | None], digits: Mapping[str, int]) -> list[Cell]:
+def score_cells(values: Mapping[str, float | None], digits: Mapping[str, int]) -> list[Cell]:
     """The values of these names, each with its number of digits; a dash for one that is not there.
 
-    >>> [str(cell) for cell in cells({"nll": 0.5, "ece": 2.0}, {"ece": 1, "nll": 3, "aurc": 1})]
+    >>> [str(cell) for cell in score_cells({"nll": 0.5, "ece": 2.0}, {"ece": 1, "nll": 3, "aurc": 1})]
     ['2.0', '0.500', '–']
     """
     return [Cell(values.get(name), digits=count) for name, count in digits.items()]

@@ -17,7 +17,7 @@ from rebapl.evaluation import base_novel_scores, evaluate
 from rebapl.files import write_atomically, write_json
 from rebapl.reports.results import BASE_NOVEL, COLUMNS
 from rebapl.reports.style import BLACK, BLUE, GREEN, GREY, ORANGE, bare_axes, save_figure
-from rebapl.reports.tables import Cell, Table, cells
+from rebapl.reports.tables import Cell, Table, score_cells
 from rebapl.reproduce.suites import TableRow
 from rebapl.training.checkpoint import Progress
 from rebapl.training.fit import fit
@@ -49,9 +49,7 @@ class MethodScores(NamedTuple):
     seconds: float
 
 
-def run_demo(
-    out: Path, bar: Callable[[str], Progress], tasks: Sequence[str] = TASKS, selection: Sequence[TableRow] = SELECTION
-) -> Table:
+def run_demo(out: Path, bar: Callable[[str], Progress]) -> Table:
     """Base-to-novel for every choice on every task; leaves `results.json`, `table.md` and `figure.png` in `out`.
 
     `bar(title)` gives the progress callback for one training. The stored table is without the seconds of training,
@@ -59,13 +57,12 @@ def run_demo(
     """
     encoder = load_backbone("mini")
     rows = []
-    for name in tasks:
+    for name in TASKS:
         task = load_task(name, SHOTS, SEED, test_images=TEST_IMAGES)
-        for choice in selection:
+        for choice in SELECTION:
             start = time.perf_counter()
-            progress, settings = bar(f"{name}: {choice.label}"), choice.settings
-            how = (choice.method, choice.inference)
-            posterior = fit(task, encoder, *how, inference_settings=settings, progress=progress)
+            how, progress = (choice.method, choice.inference), bar(f"{name}: {choice.label}")
+            posterior = fit(task, encoder, *how, inference_settings=choice.settings, progress=progress)
             seconds = time.perf_counter() - start
             parts = evaluate(posterior, task)
             rows.append(MethodScores(name, choice.label, base_novel_scores(parts["base"], parts["novel"]), seconds))
@@ -81,7 +78,7 @@ def demo_table(rows: Sequence[MethodScores]) -> Table:
     """A section per task with its best scores in bold, and the seconds of training."""
     digits = {**dict.fromkeys(BASE_NOVEL, 1), "nll": 3}
     lines: list[list[Cell | str]] = [
-        [row.task, row.method, *cells(row.scores, digits), Cell(row.seconds, digits=0)] for row in rows
+        [row.task, row.method, *score_cells(row.scores, digits), Cell(row.seconds, digits=0)] for row in rows
     ]
     title = f"base-to-novel, {SHOTS} shots, seed {SEED}, embedded backbone"
     return Table.sectioned(title, ["task", "method", *(COLUMNS[name] for name in BASE_NOVEL), "s"], lines)

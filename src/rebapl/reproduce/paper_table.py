@@ -252,20 +252,18 @@ class FilledTable:
         """The table: a section for each data set with the best numbers bold, and Δ rows below rows of ReBaPL."""
         by_section = len(self.sections) > 1
         columns = [*(["data set"] if by_section else []), *self.of.words]
-        words, groups = len(columns), [("", len(columns))]
+        groups, marked = [("", len(columns))], []
         for score in self.of.scores:
             width = self.widths[score.name]
+            marked += [len(columns)] if score.best else []
             columns += [score.title] if width == 1 else ["ours", "paper", "diff."][:width]
             groups.append(("" if width == 1 else score.title, width))
         rows: list[list[Cell | str]] = []
         for section in self.sections:
             front: list[Cell | str] = [printed(section)] if by_section else []
             block = [[*front, *row.shown, *self._numbers(row.label, section)] for row in self.rows]
-            place = words
-            for score in self.of.scores:
-                if score.best:
-                    mark_column(block, place)
-                place += self.widths[score.name]
+            for column in marked:
+                mark_column(block, column)
             for row, cells in zip(self.rows, block, strict=True):
                 rows.append(cells)
                 if row.over in self.collected:

@@ -98,7 +98,7 @@ class Suite:
     inference: str = "rebapl-paper"
     data: tuple[str, ...] = ELEVEN
     data_by_target: Mapping[str, str] = field(default_factory=lambda: PAPER_STUDIES)
-    source: str | None = SOURCE
+    source: str = SOURCE
     cross: tuple[str, ...] = TARGETS["cross-dataset"]
     shifted: tuple[str, ...] = TARGETS["domain-generalization"]
     seeds: tuple[int, ...] = (1, 2, 3)
@@ -152,11 +152,11 @@ class Suite:
     def trained_on(self, target: str, protocol: str = "base-to-novel") -> tuple[str, ...]:
         """The data sets whose runs a table needs: the source of a transfer, the one of a study, or all of the suite.
 
-        A transfer without a source or without targets is refused.
+        A transfer without targets is refused.
         """
         if protocol == "base-to-novel":
             return (self.data_by_target[target],) if target in self.data_by_target else self.data
-        if self.source is None or not self.targets(protocol):
+        if not self.targets(protocol):
             needed = "two of the data sets" if protocol == "cross-dataset" else "ImageNet and one of its variants"
             raise UserError(f"{protocol} needs {needed} below --root: `rebapl data list` names them")
         return (self.source,)
