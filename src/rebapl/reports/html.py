@@ -72,8 +72,8 @@ PAGES = Environment(
 )
 PAGES.filters |= {"few": few, "in_two_units": in_two_units, "number_of": number_of}
 PAGES.globals |= {"methods": METHODS, "presets": PRESETS, "colours": COLOURS, "version": __version__}
-SHOWN = (corruption_table, disputed, inline_svg, sure_mistakes, training_figures)
-PAGES.globals |= {each.__name__: each for each in SHOWN}
+PAGES.globals |= {"corruption_table": corruption_table, "training_figures": training_figures, "inline_svg": inline_svg}
+PAGES.globals |= {"disputed": disputed, "sure_mistakes": sure_mistakes}
 
 
 def write_report(inspected: Sequence[InspectedRun], out: Path) -> Path:

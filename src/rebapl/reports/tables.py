@@ -240,9 +240,9 @@ class Table:
         for top, name, right in zip(tops or self.columns, self.columns, self.numeric, strict=True):
             header = "\n".join(map(TERMINAL.word, [top, name] if grouped else [name]))
             table.add_column(header, justify="right" if right else "left", no_wrap=True)
-        lines = self.lines
+        drawn = self.lines
         for number, row in enumerate(self._written(TERMINAL, self.merged), 1):
-            table.add_row(*row, end_section=number in lines)
+            table.add_row(*row, end_section=number in drawn)
         return table
 
     def to_markdown(self, bare: bool = False) -> str:
@@ -283,8 +283,9 @@ class Table:
             lines.append(" & ".join(spans) + r" \\")
         lines.append(" & ".join(map(latex, self.columns)) + r" \\")
         lines.append(r"\midrule")
+        drawn = self.lines
         for number, row in enumerate(self._written(LATEX, self.merged), 1):
-            lines += [" & ".join(row) + r" \\", *([r"\midrule"] if number in self.lines else [])]
+            lines += [" & ".join(row) + r" \\", *([r"\midrule"] if number in drawn else [])]
         lines += [r"\bottomrule", r"\end{tabular}"]
         lines += [rf"\par\footnotesize {latex(remark)}" for remark in self.remarks()]
         return "\n".join([*lines, r"\end{table}"]) + "\n"

@@ -19,7 +19,7 @@ from rebapl.evaluation.scores import confidence_and_right, reliability, risk_by_
 from rebapl.evaluation.tasks import bound_to, part_labels, predict_part, trained_part
 from rebapl.files import read_json, write_json
 from rebapl.learners import takes_features
-from rebapl.posterior import Posterior, load_posterior
+from rebapl.posterior import Posterior
 from rebapl.posterior.outside import OUTSIDE_SCORES
 from rebapl.reports.style import BOTH_COLUMNS, GREY, PAPER_FONTS, bare_axes, line_style
 from rebapl.reproduce.paper_table import Context, FilledTable, PaperTable, ScoreColumn, Scores
@@ -27,7 +27,6 @@ from rebapl.reproduce.suites import Suite, TableRow
 from rebapl.reproduce.timing import milliseconds
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import run_folder
-from rebapl.runs.machine import best_device, kept_backbone
 
 NEAR, FAR = "novel", "noise"
 CORRUPTIONS = ("all@3",)
@@ -103,8 +102,7 @@ def measured(context: Context, config: RunConfig) -> dict[str, Any]:
     folder = run_folder(config, context.runs)
     if (folder / COST).exists():
         return read_json(folder / COST, "what answers cost")
-    device, task = best_device(context.device), config.task(context.root)
-    posterior = load_posterior(folder, kept_backbone(config.backbone_name, device), device)
+    task, posterior = config.task(context.root), context.posterior(config)
     part = trained_part(task)
     bound = bound_to(posterior, task, part)
     views = LabelledImages(part.dataset, part.items[:TIMED]).views(bound.learner.encoder.preprocessing)

@@ -15,11 +15,13 @@ from matplotlib.figure import Figure
 
 from rebapl.data.task import SOURCE
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
+from rebapl.posterior import Posterior, load_posterior
 from rebapl.reports.tables import Cell, Table, mark_column
 from rebapl.reproduce.paper import AVERAGE, paper_table, printed, quote_section
 from rebapl.reproduce.suites import PAPER, Suite, TableRow, learns
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import run_folder
+from rebapl.runs.machine import best_device, kept_backbone
 from rebapl.runs.results import RunResult, read_result
 
 PARTS = ("base", "novel", "hm")
@@ -48,13 +50,18 @@ class Context:
     hm: str = HM_CONVENTIONS[0]
 
     @property
-    def device(self) -> str | None:
-        """The first of the devices. None stands for the GPU if there is one, and the CPU if not."""
-        return self.devices[0] if self.devices else None
+    def device(self) -> str:
+        """The first of the devices, or the GPU if there is one, and the CPU if not."""
+        return best_device(self.devices[0] if self.devices else None)
 
     def result(self, config: RunConfig) -> RunResult:
         """The stored result of a finished run."""
         return read_result(run_folder(config, self.runs))
+
+    def posterior(self, config: RunConfig) -> Posterior:
+        """The stored posterior of a finished run."""
+        backbone = kept_backbone(config.backbone_name, self.device)
+        return load_posterior(run_folder(config, self.runs), backbone, self.device)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from rebapl.evaluation.scores import scores as all_scores
 from rebapl.evaluation.tasks import bound_to, part_labels, predict_part
 from rebapl.files import read_json, write_json
 from rebapl.learners import METHODS, published
-from rebapl.posterior import load_posterior
 from rebapl.reports.results import short_value
 from rebapl.reports.tables import EMPTY, Row, Table
 from rebapl.reproduce.doubt import DOUBT, OUTSIDE
@@ -45,7 +44,6 @@ from rebapl.reproduce.timing import LATENCY, OVERHEAD, distance_name
 from rebapl.reproduce.toy_figures import toy_target
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import run_folder
-from rebapl.runs.machine import best_device
 from rebapl.sampling.presets import preset_values
 
 TRANSFERRED = ("promptsrc", "maple", "mmrl")
@@ -150,8 +148,7 @@ def _first_cycles(context: Context, config: RunConfig, row: TableRow) -> dict[st
 
 def _prefix_scores(context: Context, config: RunConfig) -> dict[str, dict[str, dict[str, float]]]:
     """Number of cycles → test part → scores, of every number that the suite has."""
-    task = config.task(context.root)
-    posterior = load_posterior(run_folder(config, context.runs), config.backbone_name, best_device(context.device))
+    task, posterior = config.task(context.root), context.posterior(config)
     inference = config.resolved().training.inference
     assert inference is not None
     per_cycle = inference.samples_per_cycle * inference.chains
@@ -315,9 +312,7 @@ _TARGETS: tuple[Target, ...] = (
         ("distance", "n", "ξ"),
         _strengths,
         merged=2,
-        figure=CurveFigure(
-            (r"repulsion strength $\xi$", "harmonic mean (%)"), panel=0, curve=1, x=2, log="x", aside=0.1
-        ).draw,
+        figure=CurveFigure((r"repulsion strength $\xi$", "harmonic mean (%)"), log="x", aside=0.1).draw,
     ),
     PaperTable(
         "cycles",
@@ -378,7 +373,7 @@ _TARGETS: tuple[Target, ...] = (
         ("method", "epochs"),
         _overfitting,
         claims=lambda rows: [Claim(rows[1], rows[0]), Claim(rows[2], rows[1])],
-        figure=CurveFigure(("", "accuracy (%)"), scores=PARTS, x=None, aside=0.28).draw,
+        figure=CurveFigure(("", "accuracy (%)"), scores=PARTS, in_words=True, aside=0.28).draw,
     ),
     MeasuredTarget("toy", "the two-mode example", toy_target),
     DOUBT,

@@ -55,7 +55,7 @@ def _distance_times(context: Context, row: TableRow) -> list[Scores]:
     """The median milliseconds of a distance between two clouds of n points, alone and with its gradient."""
     distance, count = DISTANCES[row.settings["of"]](), row.settings["n"]
     points = torch.randn(2, count, WIDTH, generator=generator(1, "overhead", str(count)))
-    points = points.to(best_device(context.device))
+    points = points.to(context.device)
     x, stored = points / points.norm(dim=-1, keepdim=True)
     known = distance.prepare(stored, generator(1, "sliced"))
     x.requires_grad_()
@@ -73,7 +73,7 @@ def _distance_times(context: Context, row: TableRow) -> list[Scores]:
 
 
 def _overhead_notes(filled: FilledTable) -> list[str]:
-    calls = f"Median of {filled.suite.repeats} calls on {device_name(best_device(filled.context.device))}"
+    calls = f"Median of {filled.suite.repeats} calls on {device_name(filled.context.device)}"
     points = f"points of {WIDTH} dimensions; the stored side is prepared once, as in training"
     return [f"{calls}; {points}. The paper's are of another machine."]
 
@@ -90,11 +90,7 @@ OVERHEAD = PaperTable(
     merged=1,
     notes=_overhead_notes,
     figure=CurveFigure(
-        ("points $n$ in each cloud", "milliseconds per comparison\nof two clouds"),
-        scores=("alone",),
-        x=1,
-        curve=0,
-        log="xy",
+        ("points $n$ in each cloud", "milliseconds per comparison\nof two clouds"), scores=("alone",), log="xy"
     ).draw,
 )
 
@@ -119,10 +115,9 @@ def _prediction_times(context: Context, row: TableRow) -> list[Scores]:
 
 def _devices(context: Context) -> list[str]:
     """The devices to spread work over: those that the user named, or the cores of the CPU, or the one GPU."""
-    first = best_device(context.device)
     if context.devices and len(context.devices) > 1:
         return [best_device(device) for device in context.devices]
-    return ["cpu"] * (os.cpu_count() or 1) if first == "cpu" else [first]
+    return ["cpu"] * (os.cpu_count() or 1) if context.device == "cpu" else [context.device]
 
 
 def _latency_notes(filled: FilledTable) -> list[str]:
