@@ -24,20 +24,18 @@ from rebapl.evaluation.scores import proportion_interval, scores
 from rebapl.files import write_atomically
 from rebapl.learners import METHODS
 from rebapl.numbers import effective_samples, harmonic_mean, spread
+from rebapl.reports import style
 from rebapl.reports.comparison import HALVES, HARMONIC_MEAN, compare, resampled_harmonic_mean
 from rebapl.reports.figures import Illustration, reliability_figure, risk_figure, training_figures
 from rebapl.reports.inspection import Answered, InspectedRun
 from rebapl.reports.pictures import disputed, sure_mistakes
 from rebapl.reports.results import COLUMNS, asked_settings, corruption_table, result_tables, short_value
-from rebapl.reports.style import BLUE, GREEN, ORANGE, SKY, VERMILION, inline_svg
 from rebapl.reports.tables import Cell, Row, Table, score_cells
 from rebapl.runs.config import data_name
 from rebapl.runs.folder import POSTERIOR, Found
 from rebapl.sampling import PRESETS
 from rebapl.settings import leaves
 from rebapl.wording import few, in_two_units, number_of
-
-COLOURS = {"blue": BLUE, "orange": ORANGE, "green": GREEN, "vermilion": VERMILION, "sky": SKY}
 
 DETAILED = 10
 """The most runs of which a report shows more than the comparison of their stored scores."""
@@ -71,8 +69,8 @@ PAGES = Environment(
     finalize=lambda value: printable(value, keep="\n") if type(value) is str else value,
 )
 PAGES.filters |= {"few": few, "in_two_units": in_two_units, "number_of": number_of}
-PAGES.globals |= {"methods": METHODS, "presets": PRESETS, "colours": COLOURS, "version": __version__}
-PAGES.globals |= {"corruption_table": corruption_table, "training_figures": training_figures, "inline_svg": inline_svg}
+PAGES.globals |= {"methods": METHODS, "presets": PRESETS, "style": style, "version": __version__}
+PAGES.globals |= {"corruption_table": corruption_table, "training_figures": training_figures}
 PAGES.globals |= {"disputed": disputed, "sure_mistakes": sure_mistakes}
 
 

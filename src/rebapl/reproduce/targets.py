@@ -232,12 +232,11 @@ def _diversity_notes(filled: FilledTable) -> list[str]:
 
 def _diversity_figure(filled: FilledTable) -> Figure:
     """Heat maps of the first seed's distances between samples."""
-    results = {row.label: filled.context.result(filled.first_run(row)) for row in filled.rows}
-    records = {label: result.diversity for label, result in results.items() if result.diversity is not None}
+    found = {row.label: filled.context.result(filled.first_run(row)).diversity for row in filled.rows}
+    records = {label: record for label, record in found.items() if record is not None}
     images = max(record.images for record in records.values())
-    matrices = {label: record.distance for label, record in records.items()}
     about = f"{images} images of {printed(filled.data[0])}, seed {filled.seeds[0]}"
-    return heat_maps(matrices, f"Wasserstein-2, {about}")
+    return heat_maps({label: record.distance for label, record in records.items()}, f"Wasserstein-2, {about}")
 
 
 REBAPL_PRESETS = ("rebapl-paper", "rebapl-authors", "rebapl")
