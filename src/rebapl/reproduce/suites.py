@@ -44,7 +44,7 @@ class TableRow:
 
     * `label`: the name of the row, here and in `paper.json`.
     * `method`: "" in a table that is measured. `inference` None is the one that the method was published with.
-    * `settings`: replace those of the inference.
+    * `settings`: replace those of the inference; in a table that is measured, what is measured.
     * `words`: stand in front of the numbers; without them, the label as the paper prints it.
     * `over`: the label of another row. A row Δ below this one is the difference of both, between runs of the same seed.
     * `name`: what a sentence calls the row, if not by its words.

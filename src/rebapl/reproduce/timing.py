@@ -44,8 +44,13 @@ def distance_name(metric: str) -> str:
 
 
 def _distances(suite: Suite) -> list[TableRow]:
+    """Every distance, between clouds of each number of points."""
     return [
-        TableRow(f"{metric} {count}", words=(distance_name(metric), str(count)), settings={"of": metric, "n": count})
+        TableRow(
+            f"{metric} {count}",
+            words=(distance_name(metric), str(count)),
+            settings={"distance": metric, "points": count},
+        )
         for metric in DISTANCES
         for count in suite.points
     ]
@@ -53,9 +58,8 @@ def _distances(suite: Suite) -> list[TableRow]:
 
 def _distance_times(context: Context, row: TableRow) -> list[Scores]:
     """The median milliseconds of a distance between two clouds of n points, alone and with its gradient."""
-    distance, count = DISTANCES[row.settings["of"]](), row.settings["n"]
-    points = torch.randn(2, count, WIDTH, generator=generator(1, "overhead", str(count)))
-    points = points.to(context.device)
+    distance, count = DISTANCES[row.settings["distance"]](), row.settings["points"]
+    points = torch.randn(2, count, WIDTH, generator=generator(1, "overhead", str(count))).to(context.device)
     x, stored = points / points.norm(dim=-1, keepdim=True)
     known = distance.prepare(stored, generator(1, "sliced"))
     x.requires_grad_()
