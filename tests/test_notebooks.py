@@ -49,9 +49,9 @@ def test_the_samplers() -> None:
 
 def test_photos() -> None:
     names = small("photos")
-    assert len(names["posterior"]) == 9
+    assert len(names["posterior"]) == 6
     assert names["posterior"].class_names == ["C", "D", "G", "O", "Q"]
-    assert names["prediction"].per_sample.shape == (9, 20, 5)
+    assert names["prediction"].per_sample.shape == (6, 20, 5)
     assert (names["kept"] / "posterior.json").exists()
 
 

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -21,7 +21,7 @@ import small_run
 import typer
 import yaml
 from huggingface_hub import HfApi, constants
-from pages import DOCS, ROOT, blocks, in_backticks, text_of, without_blocks
+from pages import DOCS, ROOT, blocks, in_backticks, run_code, text_of, without_blocks
 from typer.testing import CliRunner
 
 import rebapl
@@ -135,12 +135,6 @@ def test_the_table_of_published_data_sets_is_the_catalogue() -> None:
         assert Path(images) == Path(entry.folder, entry.images)
 
 
-def test_the_page_on_sharing_names_every_method() -> None:
-    table = text_of("docs/sharing.md").split("| method | class embeddings")[1].split("\n\n")[0]
-    named = in_backticks(" ".join(line.split("|")[1] for line in table.splitlines()[2:]))
-    assert sorted(named) == sorted(METHODS)
-
-
 def test_the_reference_has_every_public_name_once() -> None:
     named = re.findall(r"^::: rebapl\.(\w+)$", text_of("docs/api.md"), flags=re.MULTILINE)
     assert sorted(named) == sorted({*rebapl.__all__} - {"__version__"})
@@ -161,13 +155,6 @@ def test_contributing_names_what_there_is() -> None:
         found = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         assert outer in found, f"{path}: {name}"
         assert not inner or inner in {getattr(node, "name", "") for node in found[outer].body}, f"{path}: {name}"
-
-
-def run_code(code: str, page: str) -> dict[str, Any]:
-    """The names that the code of a page leaves."""
-    names: dict[str, Any] = {"__name__": "page"}
-    exec(compile(code, page, "exec"), names)
-    return names
 
 
 def replaced(code: str, changes: dict[str, str]) -> str:
@@ -210,46 +197,30 @@ def test_the_python_in_the_readme_runs(code: str) -> None:
         assert "harmonic mean of the accuracies" in shown.getvalue()
 
 
-def test_the_python_of_the_first_page_runs() -> None:
-    (code,) = blocks("docs/index.md")
-    changes = {
-        'inference="rebapl"': 'inference="rebapl", epochs=1',
-        "shots=4, test_images=100": "shots=1, test_images=10",
-    }
-    names = run_code(replaced(code, changes), "docs/index.md")
-    assert names["top"].labels.shape == (1, 3)
+EXAMPLES: dict[str, tuple[dict[str, str], Callable[[dict[str, Any], str], bool]]] = {
+    "docs/index.md": (
+        {'inference="rebapl"': 'inference="rebapl", epochs=1', "shots=4, test_images=100": "shots=1, test_images=10"},
+        lambda names, _: names["top"].labels.shape == (1, 3),
+    ),
+    "docs/data.md": ({}, lambda _, said: said == "nine a photo of the number {}. 908 (64, 64)\nTrue\n"),
+    "docs/loading.md": ({}, lambda names, _: np.shape(names["images"]) == (8, 3, 64, 64)),
+    "docs/prediction.md": (
+        {},
+        lambda names, said: said.startswith("zero tensor(") and names["prediction"].probabilities.shape == (1, 5),
+    ),
+    "docs/report.md": ({}, lambda *_: Path("report.html").is_file()),
+}
+"""The pages with one example in Python: what is made smaller in it, and whether it did what the page says."""
 
 
-def test_the_example_of_the_page_on_data_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("page", EXAMPLES)
+def test_the_example_of_a_page_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (code,) = blocks("docs/data.md")
+    (code,) = blocks(page)
+    smaller, holds = EXAMPLES[page]
     monkeypatch.chdir(tmp_path)
-    run_code(code, "docs/data.md")
-    assert capsys.readouterr().out == "nine a photo of the number {}. 908 (64, 64)\nTrue\n"
-
-
-def test_the_example_of_the_page_on_prediction_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (code,) = blocks("docs/prediction.md")
-    monkeypatch.chdir(tmp_path)
-    names = run_code(code, "docs/prediction.md")
-    assert capsys.readouterr().out.startswith("zero tensor(")
-    assert names["prediction"].probabilities.shape == (1, 5)
-    assert (tmp_path / "runs/digits/posterior/posterior.json").is_file()
-
-
-def test_the_example_of_the_page_on_reports_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = blocks("docs/report.md")
-    monkeypatch.chdir(tmp_path)
-    run_code(code, "docs/report.md")
-    assert (tmp_path / "report.html").exists()
-
-
-def test_the_example_of_the_page_on_loading_runs() -> None:
-    (code,) = blocks("docs/loading.md")
-    assert np.shape(run_code(code, "docs/loading.md")["images"]) == (8, 3, 64, 64)
+    assert holds(run_code(replaced(code, smaller), page), capsys.readouterr().out)
 
 
 def sharing(word: str) -> str:

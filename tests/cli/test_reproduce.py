@@ -10,8 +10,6 @@ from rebapl.cli.commands import app
 from rebapl.errors import UserError
 from rebapl.reproduce.targets import PAPER_TARGETS
 
-DOCS = Path(__file__).parents[2] / "docs" / "reproduce.md"
-
 
 def reproduce(*words: str) -> str:
     result = CliRunner().invoke(app, ["reproduce", *words])
@@ -20,11 +18,8 @@ def reproduce(*words: str) -> str:
     return result.output
 
 
-def test_list_names_every_target_and_so_does_the_page() -> None:
-    listed = reproduce("--list")
-    for name in PAPER_TARGETS:
-        assert name in listed
-        assert f"`{name}`" in DOCS.read_text(encoding="utf-8")
+def test_list_names_every_target() -> None:
+    assert [line.split()[0] for line in reproduce("--list").splitlines()] == [*PAPER_TARGETS]
 
 
 def test_a_dry_run_shows_the_runs_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from rebapl.errors import UserError
 from rebapl.evaluation.corrupted import score_corruptions
 from rebapl.evaluation.scores import scores
 from rebapl.evaluation.tasks import evaluate, part_labels, score_outside
-from rebapl.reports.corruptions import corruption_table
+from rebapl.reports.results import corruption_table
 from rebapl.runs.results import RunResult, read_result
 from rebapl.runs.run import Job, evaluate_run, run
 from rebapl.training.fit import fit

@@ -1,10 +1,10 @@
 """The engine of docs/engine.md, run as it stands there."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import blocks, run_code
 
 from rebapl.errors import UserError
 from rebapl.runs.engine import LocalEngine, build_engine
@@ -12,20 +12,15 @@ from rebapl.runs.jobs import Event, Outcome
 from rebapl.runs.results import read_result
 from rebapl.runs.run import run_all
 
-PAGE = Path(__file__).parents[2] / "docs" / "engine.md"
-
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The names of the page after its code has run, in an empty folder and with one seed."""
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    names: dict[str, Any] = {"__name__": "page", "folder": tmp_path_factory.mktemp("engine")}
+    folder, code = tmp_path_factory.mktemp("engine"), "\n".join(blocks("docs/engine.md"))
+    assert "seed in (1, 2)" in code
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(names["folder"])
-        code = "\n".join(blocks)
-        assert "seed in (1, 2)" in code
-        exec(compile(code.replace("seed in (1, 2)", "seed in (1,)"), str(PAGE), "exec"), names)
-    return names
+        patch.chdir(folder)
+        return {**run_code(code.replace("seed in (1, 2)", "seed in (1,)"), "docs/engine.md"), "folder": folder}
 
 
 def test_it_gives_what_the_local_engine_gives(page: dict[str, Any], tmp_path: Path) -> None:

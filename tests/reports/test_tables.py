@@ -4,8 +4,8 @@ import csv
 import io
 
 import pytest
-from rich.console import Console
 
+from rebapl.cli.progress import print_table
 from rebapl.reports.html import PAGES
 from rebapl.reports.tables import Cell, Table, latex
 
@@ -19,15 +19,8 @@ TABLE = Table(
     ],
     notes=["one seed"],
     groups=[("", 2), ("base", 3)],
-    rules=[2],
     merged=1,
 )
-
-
-def shown(table: Table) -> str:
-    console = Console(width=200, file=io.StringIO(), no_color=True)
-    console.print(table.to_rich())
-    return console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_csv_is_unrounded_and_says_every_row_in_full() -> None:
@@ -39,8 +32,9 @@ def test_csv_is_unrounded_and_says_every_row_in_full() -> None:
     assert rows[1]["notes"] == "a slip; another"
 
 
-def test_a_terminal_leaves_out_what_repeats_and_numbers_footnotes_once() -> None:
-    text = shown(TABLE)
+def test_a_terminal_leaves_out_what_repeats_and_numbers_footnotes_once(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(TABLE)
+    text = capsys.readouterr().out
     assert text.count("digits") == 1
     assert "80.00 [1]" in text
     assert "79.00 [1,2]" in text
@@ -71,7 +65,7 @@ def test_the_best_of_a_section_is_what_looks_best() -> None:
     table = Table.sectioned("t", ["data", "accuracy ↑", "NLL ↓"], rows)
     best = [[cell.best for cell in row if isinstance(cell, Cell)] for row in table.rows]
     assert best == [[True, False], [True, True], [False, False], [False, False]]
-    assert table.rules == [3, 4]
+    assert table.lines == {3}
 
 
 def test_rows_that_do_not_fit_are_refused() -> None:

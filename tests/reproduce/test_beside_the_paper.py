@@ -5,10 +5,9 @@ import io
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from pages import blocks
+from pages import blocks, run_code
 from tiny_suite import TINY
 
 from rebapl.files import write_json
@@ -21,7 +20,6 @@ from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import RESULTS, run_folder
 
 SHIFT = 1.5
-PAGE = Path(__file__).parents[2] / "docs" / "reproduce.md"
 
 
 def invent(runs: Path, config: RunConfig, parts: dict[str, float]) -> None:
@@ -163,8 +161,7 @@ def test_the_paper_s_latency_of_maple_stands_beside_that_of_rebapl(tmp_path: Pat
 def test_a_table_of_one_s_own_is_one_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The example of the page: its runs, then its table, a section for each data set and one for the average."""
     (block,) = blocks("docs/reproduce.md")
-    names: dict[str, Any] = {}
-    exec(compile(block, PAGE.name, "exec"), names)
+    names = run_code(block, "docs/reproduce.md")
     assert "letters maple rebapl 2" in capsys.readouterr().out
     table = names["table"]
     for config in table.runs(MINI):

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
-from scipy.stats import binomtest, fisher_exact, multivariate_normal
+from scipy.stats import fisher_exact, multivariate_normal
 
-from rebapl.evaluation.scores import proportion_interval
 from rebapl.reports.tables import Cell
 from rebapl.reproduce import toy, toy_figures
 from rebapl.reproduce.paper_table import Context
@@ -77,12 +76,6 @@ def test_far_too_strong_a_repulsion_leaves_the_modes() -> None:
     good, strong = ((toy.run_many(s, seed=6, runs=100, cycles=3)[1:] >= 0).double().mean() for s in (GOOD, TOO_STRONG))
     assert good > 0.9
     assert strong < 0.5
-
-
-def test_wilson_interval_matches_scipy() -> None:
-    low, high = proportion_interval(3, 40)
-    expected = binomtest(3, 40).proportion_ci(0.95, method="wilson")
-    assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pages import blocks, run_code, text_of
 
 from rebapl.repulsion import DISTANCES, FORCES, POTENTIALS
-from rebapl.sampling import PRESETS, Inference, preset
-from rebapl.sampling.presets import preset_values
+from rebapl.sampling import PRESETS, Inference
 from rebapl.sampling.settings import SAMPLERS
-from rebapl.settings import leaves
 
-from .toy import ToyRecipe
-
-PAGE = Path(__file__).parents[2] / "docs" / "sampling.md"
+PAGE = "docs/sampling.md"
 
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
     """What is defined after all blocks of the page, one after the other."""
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
-    found: dict[str, Any] = {"__name__": "page"}
-    state = torch.get_rng_state()
-    exec(compile("\n".join(blocks), str(PAGE), "exec", dont_inherit=True), found)
-    torch.set_rng_state(state)
-    return found
+    found = blocks(PAGE)
+    assert len(found) == 3
+    with torch.random.fork_rng():
+        return run_code("\n".join(found), PAGE)
 
 
 def test_the_loop_of_ones_own_gives_a_sample_per_cycle_and_is_repelled(names: dict[str, Any]) -> None:
@@ -54,32 +46,6 @@ def test_the_prior_that_the_page_recommends_is_accepted(names: dict[str, Any]) -
 
 
 def test_the_tables_name_every_preset_sampler_force_potential_and_distance() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+    text = text_of(PAGE)
     for name in (*PRESETS, *SAMPLERS, *FORCES, *POTENTIALS, *DISTANCES):
         assert f"`{name}`" in text, name
-
-
-FIDELITY = (PAGE.parent / "fidelity.md").read_text(encoding="utf-8")
-
-
-def test_the_page_on_fidelity_names_settings_that_there_are():
-    groups = "sampler|repulsion|curve|restart|warmup"
-    named = set(re.findall(rf"`(?:inference\.)?((?:{groups})\.[\w.]+)", FIDELITY))
-    assert {"sampler.integrator", "repulsion.memory", "curve.every"} <= named
-    known = set()
-    for name in PRESETS:
-        known |= preset_values(name, ToyRecipe(lr=0.1, epochs=10, batch=4)).keys()
-        known |= {key for key, _ in leaves(preset(name, ToyRecipe(lr=0.1, epochs=10, batch=4)).plain())}
-    known |= {key.rpartition(".")[0] for key in known}
-    assert named <= known
-
-
-def test_the_page_on_fidelity_has_the_presets_numbers():
-    table = {row.split(" | ")[0].strip("| "): row for row in FIDELITY.splitlines() if row.startswith("| ")}
-    ours = {key: each.value for key, each in preset_values("rebapl", ToyRecipe(lr=0.1, epochs=10, batch=4)).items()}
-    assert table["temperature"].endswith(f"| {ours['sampler.temperature']:g} |")
-    assert table["chains × cycles × samples"].endswith(f"| {ours['chains']} × {ours['cycles']} × 1 |")
-    assert table["ε"].endswith(f"| {ours['repulsion.potential.epsilon']:g} × d² to the frozen model |")
-    assert ours["restart.kind"] in table["restart"].split(" | ")[-1]
-    assert ours["repulsion.distance.kind"] in table["distance"].split(" | ")[-1].lower()
-    assert "printed, ξ = .001" in table["force"]

@@ -1,7 +1,8 @@
-"""The pages of the documentation, read as text."""
+"""The pages of the documentation, read as text, and their code."""
 
 import re
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -12,10 +13,18 @@ def text_of(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 
 
-def blocks(page: str, language: str = "python") -> list[str]:
-    """The fenced blocks of one language on a page."""
-    found = re.findall(r"^ *```(\w*)\n(.*?)^ *```", text_of(page), flags=re.MULTILINE | re.DOTALL)
-    return [block for each, block in found if each == language]
+def blocks(page: str, heading: str = "") -> list[str]:
+    """The blocks of Python on a page, or below one of its headings."""
+    parts = re.split(r"^## ", text_of(page), flags=re.MULTILINE) if heading else [text_of(page)]
+    (text,) = [part for part in parts if part.startswith(heading)]
+    return re.findall(r"^ *```python\n(.*?)^ *```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def run_code(code: str, page: str) -> dict[str, Any]:
+    """The names that the code of a page leaves."""
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(code, page, "exec", dont_inherit=True), names)
+    return names
 
 
 def without_blocks(text: str) -> str:

@@ -159,12 +159,11 @@ def demo(
         out: Folder for the table and the figure.
     """
     from rebapl.cli.progress import StepProgress, print_table
-    from rebapl.reports.results import base_novel_table
-    from rebapl.reproduce.demo import REMARK, SEED, SHOTS, run_demo
+    from rebapl.reproduce.demo import REMARK, run_demo
 
     with StepProgress() as progress:
-        rows = run_demo(out, progress.begin)
-    print_table(base_novel_table(rows, f"base-to-novel, {SHOTS} shots, seed {SEED}, embedded backbone"))
+        table = run_demo(out, progress.begin)
+    print_table(table)
     print(REMARK)
     print(f"the table is in {out / 'table.md'}, the figure in {out / 'figure.png'}")
 

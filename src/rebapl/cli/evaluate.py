@@ -66,8 +66,7 @@ def evaluate(
 
     from rebapl.cli.progress import StepProgress, print_table
     from rebapl.posterior.storage import read_manifest
-    from rebapl.reports.corruptions import corruption_table
-    from rebapl.reports.results import scores_table
+    from rebapl.reports.results import corruption_table, scores_table
     from rebapl.runs.folder import POSTERIOR, read_config, scored_as
     from rebapl.runs.run import evaluate_run
 

@@ -42,7 +42,7 @@ note."""
 
 def print_table(table: Table) -> None:
     """Print a whole table. If the terminal is too narrow, it breaks the lines; no number is cut off."""
-    console, drawn = Console(), table.to_rich(bare=True)
+    console, drawn = Console(), table.to_rich()
     console.print(printable(table.title), style="italic", highlight=False, markup=False, soft_wrap=True)
     wide = console.measure(drawn, options=console.options.update(width=10_000)).maximum
     if wide > console.width:

@@ -12,11 +12,11 @@ from torch import Tensor
 from rebapl.evaluation.intervals import Interval, around, mean_interval
 from rebapl.numbers import harmonic_mean
 from rebapl.reports.inspection import InspectedRun
-from rebapl.reports.results import GroupWords, grouped
+from rebapl.reports.results import COLUMNS, GroupWords, grouped
 from rebapl.reports.tables import Cell, Table
 
-SCORES = {"accuracy": ("accuracy", 2), "nll": ("NLL", 4), "ece": ("ECE", 2), "brier": ("Brier", 4)}
-"""The scores that are compared: how they are called, and with how many digits."""
+SCORES = {"accuracy": 2, "nll": 4, "ece": 2, "brier": 4}
+"""The scores that are compared, and with how many digits."""
 
 HARMONIC_MEAN = "harmonic mean"
 HALVES = ("base", "novel")
@@ -53,7 +53,7 @@ def compare(inspected: Sequence[InspectedRun], stored: bool = False) -> Comparis
             left_out.append(f"“{name(kind)}” has no test images and seed in common with “{name(first)}”.")
     if not rows:
         return Comparison(None, left_out)
-    columns = ["run", "classes", *(f"Δ {name}" for name, _ in SCORES.values()), "interval over"]
+    columns = ["run", "classes", *(f"Δ {COLUMNS[name].split()[0]}" for name in SCORES), "interval over"]
     notes = [
         "Below each difference is its 95 % interval: Student's over seeds, or by a paired bootstrap over images. If "
         "there is no difference, 1 of 20 intervals leaves out 0 by chance. Accuracy and ECE are in percent; higher "
@@ -115,7 +115,7 @@ def _rows(pairs: Sequence[Pair], stored: bool) -> list[list[Cell | str]]:
         means = {key: statistics.fmean(each) for key, each in differences.items()}
         cells = (
             Cell(means.get(key), digits=digits, signed=True, interval=intervals.get(key))
-            for key, (_, digits) in SCORES.items()
+            for key, digits in SCORES.items()
         )
         rows.append([name, *cells, over])
     return rows

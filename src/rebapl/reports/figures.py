@@ -1,7 +1,7 @@
 """Figures of results, as functions from numbers to a figure under one style.
 
-Base-to-novel scores by method, how far apart the samples of a posterior are, and the figures of a report on a run: how
-reliable its answers are, which share of them is wrong, and how its training went.
+How far apart the samples of a posterior are, and the figures of a report on a run: how reliable its answers are, which
+share of them is wrong, and how its training went.
 """
 
 from __future__ import annotations
@@ -20,25 +20,17 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from rebapl.evaluation.scores import proportion_interval, reliability, risk_by_coverage
 from rebapl.reports.inspection import Answered, Course
-from rebapl.reports.results import MethodScores, by_task
 from rebapl.reports.style import (
-    BLACK,
     BLUE,
-    GREEN,
     GREY,
     ORANGE,
     PAGE_FONTS,
     VERMILION,
-    bare_axes,
-    inline_svg,
     page_axes,
     page_legend,
     save_figure,
 )
 from rebapl.runs.results import DiversityRecord
-
-ASIDE = 0.14
-"""How far the points of base and novel lie above and below the middle of their row, whose height is 1."""
 
 NUMBERED = 10
 """The most samples whose heat map has its numbers written in its cells."""
@@ -48,43 +40,6 @@ ALONE = 20
 
 POINTS = 240
 """The most points of a line over the steps of a training."""
-
-
-def base_novel_figure(rows: Sequence[MethodScores], path: Path, note: str) -> Path:
-    """A panel per task: accuracy on base and novel classes with their harmonic mean, and the calibration error.
-
-    In each row base is a little higher than novel, so that both are seen where they are equal. `note` says what the
-    numbers are of.
-    """
-    groups = by_task(rows)
-    methods = max(len(group) for group in groups.values())
-    figure = Figure(figsize=(8, 1.1 + len(groups) * (0.55 + 0.32 * methods)), layout="constrained")
-    axes = figure.subplots(len(groups), 2, squeeze=False, width_ratios=(2, 1), sharex="col")
-    for (accuracy, error), (task, group) in zip(axes, groups.items(), strict=True):
-        heights = range(len(group) - 1, -1, -1)
-        for height, row in zip(heights, group, strict=True):
-            base, novel, hm, ece = (row.scores[name] for name in ("base", "novel", "hm", "ece"))
-            accuracy.plot([novel, base], [height - ASIDE, height + ASIDE], color=GREY, linewidth=2, zorder=1)
-            accuracy.scatter(base, height + ASIDE, color=BLUE, s=45, zorder=2, label="base")
-            accuracy.scatter(novel, height - ASIDE, color=ORANGE, s=45, marker="s", zorder=2, label="novel")
-            accuracy.scatter(hm, height, color=BLACK, s=260, marker="|", zorder=1, label="harmonic mean")
-            error.barh(height, ece, color=GREEN, height=0.6)
-            offset = {"xytext": (3, 0), "textcoords": "offset points"}
-            error.annotate(f"{ece:.1f}", (ece, height), **offset, va="center", fontsize=8)
-        accuracy.set_title(task, loc="left", fontweight="bold")
-        accuracy.set_yticks(list(heights), [row.method for row in group])
-        accuracy.set_ylim(-0.6, len(group) - 0.4)
-        accuracy.grid(axis="x", alpha=0.3)
-        error.set_yticks([])
-        error.set_ylim(-0.6, len(group) - 0.4)
-        error.margins(x=0.18)
-        bare_axes(accuracy, error)
-    axes[-1][0].set_xlabel("accuracy (%)")
-    axes[-1][1].set_xlabel("calibration error (%)")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles[:3], labels[:3], loc="outside upper right", ncols=3, frameon=False)
-    figure.supxlabel(note, fontsize=8)
-    return save_figure(figure, path)
 
 
 def diversity_figure(record: DiversityRecord, path: Path) -> Path:
@@ -126,10 +81,6 @@ class Illustration(NamedTuple):
     about: str
     caption: str = ""
     wide: bool = False
-
-    def svg(self, salt: str) -> str:
-        """The figure as an element of the page. Each figure of a page needs a `salt` of its own."""
-        return inline_svg(self.figure, self.about, salt)
 
 
 @rc_context(PAGE_FONTS)

@@ -24,21 +24,18 @@ from rebapl.evaluation.scores import proportion_interval, scores
 from rebapl.files import write_atomically
 from rebapl.learners import METHODS
 from rebapl.numbers import effective_samples, harmonic_mean, spread
+from rebapl.reports import style
 from rebapl.reports.comparison import HALVES, HARMONIC_MEAN, compare, resampled_harmonic_mean
-from rebapl.reports.corruptions import corruption_table
 from rebapl.reports.figures import Illustration, reliability_figure, risk_figure, training_figures
 from rebapl.reports.inspection import Answered, InspectedRun
-from rebapl.reports.pictures import Card, cards, dispute, sure_mistake
-from rebapl.reports.results import asked_settings, result_tables, short_value
-from rebapl.reports.style import BLUE, GREEN, ORANGE, SKY, VERMILION
-from rebapl.reports.tables import Cell, Row, Table
+from rebapl.reports.pictures import disputed, sure_mistakes
+from rebapl.reports.results import COLUMNS, asked_settings, corruption_table, result_tables, short_value
+from rebapl.reports.tables import Cell, Row, Table, score_cells
 from rebapl.runs.config import data_name
 from rebapl.runs.folder import POSTERIOR, Found
 from rebapl.sampling import PRESETS
 from rebapl.settings import leaves
 from rebapl.wording import few, in_two_units, number_of
-
-COLOURS = {"blue": BLUE, "orange": ORANGE, "green": GREEN, "vermilion": VERMILION, "sky": SKY}
 
 DETAILED = 10
 """The most runs of which a report shows more than the comparison of their stored scores."""
@@ -52,18 +49,16 @@ MISTAKES = 15
 NUMBERED, SQUARES = 12, 40
 """The most samples whose distances are shown as numbers, and the most that are shown at all, evenly spread."""
 
-SCORES = {
-    "images": ("images", 0),
-    "accuracy": ("accuracy ↑", 2),
-    "nll": ("NLL ↓", 3),
-    "ece": ("ECE ↓", 2),
-    "brier": ("Brier ↓", 3),
-    "aurc": ("AURC ↓", 2),
-    "tempered_nll": ("NLL at τ ↓", 3),
-    "tempered_ece": ("ECE at τ ↓", 2),
-}
-"""The scores of a test part, each with its name in the page and the number of its digits."""
+OF_SAMPLE = {"accuracy": 2, "nll": 3, "ece": 2}
+OF_PART = {"images": 0, **OF_SAMPLE, "brier": 3, "aurc": 2, "tempered_nll": 3, "tempered_ece": 2}
+"""The scores of a sample and of a test part that the page shows, each with the number of its digits."""
 
+INTERVALS = (
+    "Below each score is its 95 % interval: how far it would move with other test images of the same kind. Another "
+    "seed of the training is not in it. With few images ECE is too high, since chance adds to it: its interval is that "
+    "of the ECE that endlessly many images would have, and begins at 0 where a calibrated predictor could have this "
+    "ECE."
+)
 
 PAGES = Environment(
     loader=PackageLoader("rebapl.reports", "page"),
@@ -74,7 +69,9 @@ PAGES = Environment(
     finalize=lambda value: printable(value, keep="\n") if type(value) is str else value,
 )
 PAGES.filters |= {"few": few, "in_two_units": in_two_units, "number_of": number_of}
-PAGES.globals |= {"methods": METHODS, "presets": PRESETS, "colours": COLOURS, "version": __version__}
+PAGES.globals |= {"methods": METHODS, "presets": PRESETS, "style": style, "version": __version__}
+PAGES.globals |= {"corruption_table": corruption_table, "training_figures": training_figures}
+PAGES.globals |= {"disputed": disputed, "sure_mistakes": sure_mistakes}
 
 
 def write_report(inspected: Sequence[InspectedRun], out: Path) -> Path:
@@ -161,27 +158,19 @@ class RunPage:
 
     def scores(self) -> Table:
         """Every score of every test part of all samples together, with its interval where its images are there."""
-        rows: list[Row] = [[name, *self._score_cells(part)] for name, part in self.parts.items()]
-        notes = ["Accuracy, ECE and AURC are in percent, NLL in nats; “at τ” means after a temperature."]
-        if rows:
-            notes.insert(
-                0,
-                "Below each score is its 95 % interval: how far it would move with other test images of the same kind. "
-                "Another seed of the training is not in it. With few images ECE is too high, since chance adds to it: "
-                "its interval is that of the ECE that endlessly many images would have, and begins at 0 where a "
-                "calibrated predictor could have this ECE.",
-            )
+        rows: list[Row] = [[name, *self._part_cells(part)] for name, part in self.parts.items()]
+        notes = [INTERVALS] if rows else []
+        notes.append("Accuracy, ECE and AURC are in percent, NLL in nats; “at τ” means after a temperature.")
         for name in (each for each in self.result.parts if each not in self.parts):
-            stored = self.result.parts[name].as_json()
-            rows.append([name, *(Cell(stored.get(key), digits=digits) for key, (_, digits) in SCORES.items())])
+            rows.append([name, *score_cells(dict(self.result.parts[name]), OF_PART)])
             notes.append(f"{name}: as stored in the run; intervals need its test images.")
         if set(HALVES) <= self.parts.keys():
             mean = harmonic_mean(*(self.parts[half].scores["accuracy"] for half in HALVES))
             interval = around(mean, resampled_harmonic_mean(self.seen))
-            rows.append([HARMONIC_MEAN, "", Cell(mean, interval=interval), *[""] * (len(SCORES) - 2)])
-        return Table("All samples together", ["classes", *(name for name, _ in SCORES.values())], rows, notes)
+            rows.append([HARMONIC_MEAN, "", Cell(mean, interval=interval), *[""] * (len(OF_PART) - 2)])
+        return Table("All samples together", ["classes", *(COLUMNS[key] for key in OF_PART)], rows, notes)
 
-    def _score_cells(self, part: Answered) -> list[Cell]:
+    def _part_cells(self, part: Answered) -> list[Cell]:
         """The scores of one test part, also after the temperature, with their intervals."""
         found: dict[str, Cell] = {"images": Cell(len(part.labels))}
         for before, each in zip(("", "tempered_"), self._versions(part).values(), strict=False):
@@ -189,7 +178,7 @@ class RunPage:
             intervals["accuracy"] = accuracy_interval(each.right)
             intervals["ece"] = calibration_interval(each.prediction.probabilities.amax(-1), each.right)
             found |= {before + key: Cell(value, interval=intervals.get(key)) for key, value in each.scores.items()}
-        return [replace(found.get(key, Cell(None)), digits=digits) for key, (_, digits) in SCORES.items()]
+        return [replace(found.get(key, Cell(None)), digits=digits) for key, digits in OF_PART.items()]
 
     def _versions(self, part: Answered) -> dict[str, Answered]:
         """The answers to a test part as they are given, and with the temperature where there is one."""
@@ -199,23 +188,14 @@ class RunPage:
 
     def outside(self) -> Table | None:
         """How well outside images are told apart, where that was scored."""
+        digits = dict.fromkeys(("auroc", "fpr95", "aupr"), 1)
         rows: list[Row] = [
-            [
-                name,
-                by,
-                Cell(found["auroc"], digits=1),
-                Cell(found["fpr95"], digits=1),
-                Cell(found.get("aupr"), digits=1),
-            ]
+            [name, by, *score_cells(found, digits)]
             for name, kinds in self.result.outside.items()
             for by, found in kinds.items()
         ]
         columns = ["outside images", "told apart by", "AUROC ↑", "FPR95 ↓", "AUPR ↑"]
         return Table("Outside images", columns, rows) if rows else None
-
-    def corruptions(self) -> Table | None:
-        """The scores on corrupted test images, where there are some."""
-        return corruption_table(self.result) if self.result.corruptions else None
 
     def each_sample(self) -> Table | None:
         """Each sample alone, on each test part."""
@@ -224,9 +204,8 @@ class RunPage:
             weights = part.prediction.weights.tolist()
             for number, (alone, weight) in enumerate(zip(part.prediction.per_sample, weights, strict=True), 1):
                 found = scores(alone, part.labels)
-                cells = (Cell(found[key], digits=SCORES[key][1]) for key in ("accuracy", "nll", "ece"))
-                rows.append([f"sample {number}", name, *cells, Cell(weight, digits=3)])
-        columns = ["sample", "classes", "accuracy ↑", "NLL ↓", "ECE ↓", "weight"]
+                rows.append([f"sample {number}", name, *score_cells(found, OF_SAMPLE), Cell(weight, digits=3)])
+        columns = ["sample", "classes", *(COLUMNS[key] for key in OF_SAMPLE), "weight"]
         return Table("Each sample alone", columns, rows) if self.samples > 1 and rows else None
 
     def reliability(self) -> list[Illustration]:
@@ -258,10 +237,6 @@ class RunPage:
             for name, part in self.parts.items()
         ]
 
-    def training(self) -> list[Illustration]:
-        """The schedule, and the columns of the log."""
-        return training_figures(self.seen.log, self.seen.course)
-
     def diversity(self) -> list[Table]:
         """Distances and disagreements of all pairs of samples."""
         record = self.seen.diversity
@@ -278,14 +253,6 @@ class RunPage:
             tables.append(_heat_map(title, "sample", names, numbers, values / values.max().clamp_min(1e-12), digits))
         return tables
 
-    def disputed(self) -> tuple[Sequence[Card], Sequence[str]]:
-        """The images that samples disagree about most, and a sentence for each that is lost."""
-        return cards(self.parts, dispute)
-
-    def mistakes(self) -> tuple[Sequence[Card], Sequence[str]]:
-        """The wrong answers of highest probability, and a sentence for each image that is lost."""
-        return cards(self.parts, sure_mistake)
-
     @property
     def bytes_on_disk(self) -> int:
         """The size of the posterior; 0 where it is not there."""
@@ -293,9 +260,9 @@ class RunPage:
 
 
 def _confusion_matrix(name: str, part: Answered) -> Table:
-    names = list(part.part.class_names)
-    counts = torch.zeros(len(names), len(names))
-    counts.index_put_((part.labels, part.prediction.labels), torch.tensor(1.0), accumulate=True)
+    names = part.part.class_names
+    pairs = part.labels * len(names) + part.prediction.labels
+    counts = pairs.bincount(minlength=len(names) ** 2).view(len(names), -1).float()
     shares = counts / counts.sum(1, keepdim=True).clamp_min(1)
     return _heat_map(f"Confusion on {name}", "true class", names, counts, shares)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rebapl.data.dataset import Dataset
 from rebapl.errors import UserError
+from rebapl.posterior import Prediction
 from rebapl.reports.inspection import Answered
 
 SHOWN = 12
@@ -45,23 +46,26 @@ class Card(NamedTuple):
     votes: Mapping[str, str]
 
 
-def dispute(answered: Answered) -> Tensor:
-    """The mutual information (N,) of the images that samples answer differently; −1 for the others."""
-    prediction = answered.prediction
-    return prediction.mutual_information.masked_fill(prediction.disagreement <= 1e-6, -1)
+Pictures = tuple[Sequence[Card], Sequence[str]]
+"""Images, and a sentence for each that is lost."""
 
 
-def sure_mistake(answered: Answered) -> Tensor:
-    """The probability (N,) of the answers that are wrong; −1 for the others."""
-    return answered.prediction.probabilities.amax(-1).masked_fill(answered.right, -1)
+def disputed(parts: Mapping[str, Answered]) -> Pictures:
+    """The images that samples answer differently, those of the highest mutual information first."""
+    return _cards(parts, lambda found, _: found.mutual_information.masked_fill(found.disagreement <= 1e-6, -1))
 
 
-def cards(parts: Mapping[str, Answered], measure: Callable[[Answered], Tensor]) -> tuple[Sequence[Card], Sequence[str]]:
-    """The images of the highest measure, as far as it is above −1, and a sentence for each that is lost."""
+def sure_mistakes(parts: Mapping[str, Answered]) -> Pictures:
+    """The images that are answered wrongly, the answers of the highest probability first."""
+    return _cards(parts, lambda found, right: found.probabilities.amax(-1).masked_fill(right, -1))
+
+
+def _cards(parts: Mapping[str, Answered], measure: Callable[[Prediction, Tensor], Tensor]) -> Pictures:
+    """The images of the highest measure (N,) of their answers and of which are right, as far as it is above −1."""
     found = [
         (-value, name, index)
         for name, answered in parts.items()
-        for index, value in enumerate(measure(answered).tolist())
+        for index, value in enumerate(measure(answered.prediction, answered.right).tolist())
         if value > -1
     ]
     shown, lost = [], []

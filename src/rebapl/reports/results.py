@@ -1,22 +1,23 @@
-"""Tables of scores: of all runs in a folder with means over seeds, of one run, and of methods; and one long list."""
+"""Tables of scores: of the runs in a folder with means over seeds, of one run, and of one on corrupted images; and one
+long list."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import chain, groupby
-from typing import Any, NamedTuple
+from typing import Any
 
+from rebapl.data.corruptions import CORRUPTIONS, SEVERITIES
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
 from rebapl.posterior.storage import WEIGHT_TOLERANCE
-from rebapl.reports.tables import Cell, Table
+from rebapl.reports.tables import Cell, Row, Table, score_cells
 from rebapl.runs.config import data_name, first_difference
 from rebapl.runs.folder import Found, Run
-from rebapl.runs.results import RunResult
+from rebapl.runs.results import RunResult, Scores
 from rebapl.settings import leaves
 from rebapl.wording import number_of
 
@@ -28,10 +29,28 @@ TITLES = {
     "selection": "selection: base and novel within the base classes, validation images, accuracy and ECE in %",
 }
 SCORES = ("accuracy", "nll", "ece", "adaptive_ece", "brier", "aurc", "images")
-DOUBT = {"nll": "NLL ↓", "ece": "ECE ↓", "aurc": "AURC ↓"}
-"""The scores beside the accuracy on all classes and on targets, and the names of their columns."""
+COLUMNS = {
+    "images": "images",
+    "base": "base ↑",
+    "novel": "novel ↑",
+    "hm": "HM ↑",
+    "accuracy": "accuracy ↑",
+    "nll": "NLL ↓",
+    "ece": "ECE ↓",
+    "brier": "Brier ↓",
+    "aurc": "AURC ↓",
+    "tempered_nll": "NLL at τ ↓",
+    "tempered_ece": "ECE at τ ↓",
+}
+"""The names that scores have as columns of a table. An arrow says whether more or less is better."""
 
-BASE_NOVEL = {"base": "base ↑", "novel": "novel ↑", "hm": "HM ↑", "nll": "NLL ↓", "ece": "ECE ↓"}
+BASE_NOVEL = ("base", "novel", "hm", "nll", "ece")
+DOUBT = ("nll", "ece", "aurc")
+"""The scores beside the accuracy on all classes and on targets."""
+
+CORRUPTED = {"accuracy": 1, "nll": 3, "ece": 1, "aurc": 1}
+"""The scores on corrupted images that are averaged over severities, and their digits."""
+
 _HALVED = ("base-to-novel", "selection")
 Read = Callable[["Group", Run], float | None]
 
@@ -47,21 +66,19 @@ def result_tables(found: Found, hm: str = HM_CONVENTIONS[0]) -> list[Table]:
 
 def long_list(runs: Sequence[Run]) -> str:
     """Every score of every run as CSV, unrounded: a line per run, part and sample (`all`: all samples together)."""
-    text = io.StringIO()
     words = ("data", "method", "inference", "shots", "seed", "backbone")
-    columns = ["run", "protocol", *words, "settings", "part", "sample", *SCORES, "training_seconds"]
-    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
+    numbers = (*SCORES, "training_seconds")
+    rows: list[Row] = []
     for run in runs:
         protocol = {part: name for name, parts in run.protocols.items() for part in parts}
-        settings = ", ".join([*asked_settings(run.config), *_scored_with(run)])
-        about = {**run.config, "run": run.folder.name, "inference": run.resolved["inference"]["name"]}
-        about |= {"settings": settings, "training_seconds": run.result.seconds.training}
+        about = {**run.config, "inference": run.resolved["inference"]["name"]}
+        asked = ["" if about.get(word) is None else str(about[word]) for word in words]
         for part, scores in run.result.parts.items():
-            about |= {"part": part, "protocol": protocol.get(part, ""), "images": scores.images}
+            front = [run.folder.name, protocol.get(part, ""), *asked, ", ".join(chosen_settings(run)), part]
+            of_part = {"images": scores.images, "training_seconds": run.result.seconds.training}
             for sample, each in [("all", scores), *enumerate(scores.per_sample, 1)]:
-                writer.writerow({**about, "sample": sample, **each.as_json()})
-    return text.getvalue()
+                rows.append([*front, str(sample), *score_cells({**dict(each), **of_part}, dict.fromkeys(numbers, 0))])
+    return Table("", ["run", "protocol", *words, "settings", "part", "sample", *numbers], rows).to_csv()
 
 
 def asked_settings(config: Mapping[str, Any]) -> list[str]:
@@ -72,6 +89,11 @@ def asked_settings(config: Mapping[str, Any]) -> list[str]:
     if config.get("test_images") is not None:
         words.append(f"{config['test_images']} test images")
     return words
+
+
+def chosen_settings(run: Run) -> list[str]:
+    """The settings that the user of a finished run chose, those of its scoring included."""
+    return [*asked_settings(run.config), *_scored_with(run)]
 
 
 def short_value(value: Any) -> str:
@@ -85,22 +107,23 @@ def short_value(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Runs that differ only in their seed."""
+    """Runs that differ only in their seed. `apart` is a setting that tells them from others of the same words."""
 
     runs: Sequence[Run]
-    settings: Sequence[str]
+    apart: str = ""
 
     @property
     def data(self) -> str:
         return data_name(self.runs[0].config["data"])
 
-    @property
+    @cached_property
     def words(self) -> tuple[str, ...]:
         """Method, inference, shots, backbone, and every other setting that the user chose."""
         config, resolved = self.runs[0].config, self.runs[0].resolved
         backbone = str(resolved["backbone"]).partition(":")[0]
-        shots = number_of(config["shots"], "shot")
-        return config["method"], resolved["inference"]["name"], shots, backbone, *self.settings
+        shots, chosen = number_of(config["shots"], "shot"), chosen_settings(self.runs[0])
+        apart = [self.apart] if self.apart else []
+        return config["method"], resolved["inference"]["name"], shots, backbone, *chosen, *apart
 
     @property
     def seeds(self) -> list[int]:
@@ -131,35 +154,27 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
     for run in runs:
         rest = {**run.resolved, "seed": None, "scored": _scored_with(run)}
         by_rest.setdefault(json.dumps(rest, sort_keys=True), []).append(run)
-    groups = [
-        Group(
-            sorted(each, key=lambda run: run.config["seed"]), [*asked_settings(each[0].config), *_scored_with(each[0])]
-        )
-        for each in by_rest.values()
-    ]
+    groups = [Group(sorted(each, key=lambda run: run.config["seed"])) for each in by_rest.values()]
     seen: dict[tuple[str, ...], Group] = {}
     for index, group in enumerate(groups):
         twin = seen.setdefault((group.data, *group.words), group)
         if twin is not group:
             theirs, own = ({**each.runs[0].resolved, "seed": 0} for each in (twin, group))
             name, _, ours = first_difference(theirs, own) or ("run", "", group.runs[0].folder.name)
-            groups[index] = dataclasses.replace(group, settings=[*group.settings, f"{name}={short_value(ours)}"])
+            groups[index] = dataclasses.replace(group, apart=f"{name}={short_value(ours)}")
     return sorted(groups, key=lambda group: group.data)
 
 
 def _scored_with(run: Run) -> list[str]:
     """What changed the scores after the training: NAME=FILE for each target that was scored on another split file than
     its own, whether the weights of the samples were fitted, and the number of views if that is not the trained one."""
-    splits = [f"{name}={part.split}" for name, part in run.result.parts.items() if part.split]
-    weights = run.result.weights
-    fitted = bool(weights) and max(weights) - min(weights) > WEIGHT_TOLERANCE
-    views = run.result.views
-    asked = run.resolved["inference"].get("views", 1)
-    return [
-        *splits,
-        *(["fitted weights"] if fitted else []),
-        *([number_of(views, "view")] if views != asked else []),
-    ]
+    weights, views = run.result.weights, run.result.views
+    words = [f"{name}={part.split}" for name, part in run.result.parts.items() if part.split]
+    if weights and max(weights) - min(weights) > WEIGHT_TOLERANCE:
+        words.append("fitted weights")
+    if views != run.resolved["inference"].get("views", 1):
+        words.append(number_of(views, "view"))
+    return words
 
 
 def _protocol_table(protocol: str, groups: Sequence[Group], hm: str) -> Table:
@@ -185,11 +200,11 @@ def _protocol_table(protocol: str, groups: Sequence[Group], hm: str) -> Table:
 def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, Read]:
     """The scores of a protocol by the names of their columns, and how each is read from a run."""
     if protocol in _HALVED:
-        return {title: _base_novel(name) for name, title in BASE_NOVEL.items()}
+        return {COLUMNS[name]: _base_novel(name) for name in BASE_NOVEL}
     parts = dict.fromkeys(part for group in groups for run in group.runs for part in run.protocols[protocol])
     targets = [part for part in parts if part != "test"]
     if not targets:
-        return {"accuracy ↑": _score("test"), **{title: _score("test", name) for name, title in DOUBT.items()}}
+        return {COLUMNS[name]: _score("test", name) for name in ("accuracy", *DOUBT)}
 
     def average(score: str) -> Read:
         """The average over the targets of the run's group; None where the run lacks one of them."""
@@ -205,7 +220,7 @@ def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, Read]:
         "source ↑": _score("test"),
         **{f"{each} ↑": _score(each) for each in targets},
         "average ↑": average("accuracy"),
-        **{title: average(name) for name, title in DOUBT.items()},
+        **{COLUMNS[name]: average(name) for name in DOUBT},
     }
 
 
@@ -266,52 +281,46 @@ def _score(part: str, name: str = "accuracy") -> Read:
     return lambda _, run: getattr(run.result.parts.get(part), name, None)
 
 
-class MethodScores(NamedTuple):
-    """Base-to-novel scores of one method on one task, with the seconds that its training took."""
-
-    task: str
-    method: str
-    scores: Mapping[str, float]
-    seconds: float
-
-
-def by_task(rows: Iterable[MethodScores]) -> dict[str, list[MethodScores]]:
-    """The same grouped by their task, in order."""
-    groups: dict[str, list[MethodScores]] = {}
-    for row in rows:
-        groups.setdefault(row.task, []).append(row)
-    return groups
-
-
-def base_novel_table(rows: Sequence[MethodScores], title: str, seconds: bool = True) -> Table:
-    """A section per task with its best scores in bold, and with the `seconds` of training unless they are left out."""
-    lines: list[list[Cell | str]] = []
-    for task, group in by_task(rows).items():
-        for row in group:
-            cells = [Cell(row.scores[name], digits=3 if name == "nll" else 1) for name in BASE_NOVEL]
-            lines.append([task, row.method, *cells, *([Cell(row.seconds, digits=0)] if seconds else [])])
-    return Table.sectioned(title, ["task", "method", *BASE_NOVEL.values(), *(["s"] if seconds else [])], lines)
-
-
-def base_novel_markdown(rows: Sequence[MethodScores]) -> str:
-    """The same table in Markdown, without the seconds, which differ each time."""
-    return base_novel_table(rows, "", seconds=False).to_markdown(bare=True)
-
-
 def scores_table(result: RunResult, title: str) -> Table:
     """The scores of one run, a row per test part.
 
     The harmonic mean of base and novel, or the average over the targets of a transfer, stands below the table.
     """
     digits = {"accuracy": 2, "nll": 4, "ece": 2, "aurc": 2, "images": 0}
-    rows: list[list[Cell | str]] = [
-        [name, *(Cell(getattr(part, key), digits=count) for key, count in digits.items())]
-        for name, part in result.parts.items()
-    ]
+    columns = ["classes", *(COLUMNS[name] for name in digits)]
+    rows: list[Row] = [[name, *score_cells(dict(part), digits)] for name, part in result.parts.items()]
     notes = []
     if result.has_base_novel:
         notes = [f"harmonic mean {result.base_novel['hm']:.2f}"]
     targets = [part.accuracy for name, part in result.parts.items() if name not in ("test", "base", "novel")]
     if targets:
         notes = [f"average accuracy over targets {sum(targets) / len(targets):.2f}"]
-    return Table(title, ["classes", "accuracy ↑", *DOUBT.values(), "images"], rows, notes)
+    return Table(title, columns, rows, notes)
+
+
+def corruption_table(result: RunResult) -> Table:
+    """A row for each corruption: its accuracy at each severity, and the means of the scores over the severities.
+
+    The last row has the means over the corruptions. They are plain means: unlike the mCE of ImageNet-C, they are not
+    divided by the errors of a reference network.
+    """
+    found = {name: [result.corruptions[name]] for name in CORRUPTIONS if name in result.corruptions}
+    rules = [len(found)] if len(found) > 1 else []
+    if len(found) > 1:
+        found["mean"] = [by_severity for (by_severity,) in found.values()]
+    rows: list[Row] = [[name, *_means(corruptions)] for name, corruptions in found.items()]
+    columns = ["corruption", *(f"@{severity}" for severity in SEVERITIES), *(COLUMNS[name] for name in CORRUPTED)]
+    notes = ["@1 to @5 are the accuracy at each severity; the other columns are means over the severities"]
+    return Table("Corrupted test images", columns, rows, notes, rules=rules)
+
+
+def _means(corruptions: Sequence[Mapping[str, Scores]]) -> list[Cell]:
+    """The numbers of a row, averaged over some corruptions, each of which weighs the same."""
+    row = []
+    for severity in map(str, SEVERITIES):
+        known = [by[severity].accuracy for by in corruptions if severity in by]
+        row.append(Cell(statistics.fmean(known) if known else None, digits=1))
+    for name, digits in CORRUPTED.items():
+        means = [statistics.fmean(getattr(each, name) for each in by.values()) for by in corruptions]
+        row.append(Cell(statistics.fmean(means), digits=digits))
+    return row

@@ -8,9 +8,9 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 
 import rich.markup
@@ -101,6 +101,15 @@ class Cell:
 Row = Sequence["Cell | str"]
 
 
+def score_cells(values: Mapping[str, float | None], digits: Mapping[str, int]) -> list[Cell]:
+    """The values of these names, each with its number of digits; a dash for one that is not there.
+
+    >>> [str(cell) for cell in score_cells({"nll": 0.5, "ece": 2.0}, {"ece": 1, "nll": 3, "aurc": 1})]
+    ['2.0', '0.500', '–']
+    """
+    return [Cell(values.get(name), digits=count) for name, count in digits.items()]
+
+
 @dataclass(frozen=True)
 class Markup:
     """How a format writes a word, a bold number, the numbers of footnotes, a gain and a loss."""
@@ -140,9 +149,10 @@ def mark_column(rows: Sequence[list[Cell | str]], column: int, better: Callable[
 class Table:
     """Rows of numbers and words under named columns.
 
-    `groups` are headings over the columns, (heading, number of columns) in order, "" for none; `rules` are the numbers
-    of rows after which a line is drawn, counted from 1; `notes` are remarks below, before the cells' own footnotes.
-    Where the words of a row's first `merged` columns repeat those above, a terminal and LaTeX leave them out.
+    `groups` are headings over the columns, (heading, number of columns) in order, "" for none; `notes` are remarks
+    below, before the cells' own footnotes. Where the words of a row's first `merged` columns repeat those above, a
+    terminal and LaTeX leave them out, and where they do not, a line is drawn before the row. `rules` are the numbers of
+    other rows after which a line is drawn, counted from 1.
 
     >>> table = Table("scores", ["method", "base"], [["maple", Cell(81.0, notes=("one seed",))]])
     >>> print(table.to_markdown(), end="")
@@ -178,19 +188,18 @@ class Table:
 
         Where a section has several rows, the best numbers of the columns whose names end with ↑ or ↓ are marked.
         """
-        rules = [number for number, row in enumerate(rows, 1) if number == len(rows) or rows[number][0] != row[0]]
-        for first, last in zip([0, *rules], rules, strict=False):
-            for column, name in enumerate(columns if last - first > 1 else ()):
+        for _, group in groupby(rows, lambda row: row[0]):
+            section = list(group)
+            for column, name in enumerate(columns if len(section) > 1 else ()):
                 better = {"↑": max, "↓": min}.get(name[-1:])
                 if better:
-                    mark_column(rows[first:last], column, better)
-        return cls(title, columns, rows, notes, rules=rules, merged=1)
+                    mark_column(section, column, better)
+        return cls(title, columns, rows, notes, merged=1)
 
     @property
     def footnotes(self) -> list[str]:
         """The cells' notes, each once, in the order of reading."""
-        cells = (cell for row in self.rows for cell in row if isinstance(cell, Cell))
-        return list(dict.fromkeys(note for cell in cells for note in cell.notes))
+        return _footnotes(self.rows)
 
     def remarks(self) -> list[str]:
         """All lines below the table."""
@@ -206,6 +215,12 @@ class Table:
         """Which columns have numbers in them, and so stand to the right."""
         return [any(isinstance(row[column], Cell) for row in self.rows) for column in range(len(self.columns))]
 
+    @property
+    def lines(self) -> set[int]:
+        """The numbers of the rows, counted from 1, after which a line is drawn."""
+        front = [row[: self.merged] for row in self.rows]
+        return {*self.rules, *(number for number in range(1, len(front)) if front[number] != front[number - 1])}
+
     def _written(self, markup: Markup, merged: int = 0) -> list[list[str]]:
         """The cells in a format. Words that repeat those above are left out in the first `merged` columns."""
         footnotes, written = self.footnotes, []
@@ -217,19 +232,17 @@ class Table:
             before = row
         return written
 
-    def to_rich(self, bare: bool = False) -> rich.table.Table:
-        """For a terminal, with the title above and the remarks below; `bare` leaves these to the caller."""
-        table = rich.table.Table(title_justify="left", caption_justify="left")
-        if not bare:
-            table.title = TERMINAL.word(self.title)
-            table.caption = "\n".join(map(TERMINAL.word, self.remarks())) or None
+    def to_rich(self) -> rich.table.Table:
+        """The table alone for a terminal; `rebapl.cli.progress.print_table` prints its title and its remarks, too."""
+        table = rich.table.Table()
         grouped = any(heading for heading, _ in self.groups)
         tops = [top for heading, count in self.groups for top in (heading, *[""] * (count - 1))]
         for top, name, right in zip(tops or self.columns, self.columns, self.numeric, strict=True):
             header = "\n".join(map(TERMINAL.word, [top, name] if grouped else [name]))
             table.add_column(header, justify="right" if right else "left", no_wrap=True)
+        drawn = self.lines
         for number, row in enumerate(self._written(TERMINAL, self.merged), 1):
-            table.add_row(*row, end_section=number in self.rules)
+            table.add_row(*row, end_section=number in drawn)
         return table
 
     def to_markdown(self, bare: bool = False) -> str:
@@ -244,18 +257,15 @@ class Table:
 
     def to_csv(self) -> str:
         """Unrounded; a column that has deviations is followed by one with them, and notes stand last, in words."""
-        columns: list[list[str]] = []
+        columns: list[list[str | float | None]] = []
         for index, name in enumerate(self.full_columns()):
             cells = [row[index] for row in self.rows]
-            columns.append([name, *(cell if isinstance(cell, str) else _plain(cell.value) for cell in cells)])
-            spread = ["" if isinstance(cell, str) else _plain(cell.std) for cell in cells]
-            columns += [[f"{name} std", *spread]] if any(spread) else []
+            columns.append([name, *(cell if isinstance(cell, str) else cell.value for cell in cells)])
+            spread = [None if isinstance(cell, str) else cell.std for cell in cells]
+            if any(each is not None for each in spread):
+                columns.append([f"{name} std", *spread])
         if self.footnotes:
-            notes = (
-                dict.fromkeys(note for cell in row if isinstance(cell, Cell) for note in cell.notes)
-                for row in self.rows
-            )
-            columns.append(["notes", *map("; ".join, notes)])
+            columns.append(["notes", *("; ".join(_footnotes([row])) for row in self.rows)])
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(zip(*columns, strict=True))
         return text.getvalue()
@@ -273,10 +283,9 @@ class Table:
             lines.append(" & ".join(spans) + r" \\")
         lines.append(" & ".join(map(latex, self.columns)) + r" \\")
         lines.append(r"\midrule")
+        drawn = self.lines
         for number, row in enumerate(self._written(LATEX, self.merged), 1):
-            lines.append(" & ".join(row) + r" \\")
-            if number in self.rules and number < len(self.rows):
-                lines.append(r"\midrule")
+            lines += [" & ".join(row) + r" \\", *([r"\midrule"] if number in drawn else [])]
         lines += [r"\bottomrule", r"\end{tabular}"]
         lines += [rf"\par\footnotesize {latex(remark)}" for remark in self.remarks()]
         return "\n".join([*lines, r"\end{table}"]) + "\n"
@@ -298,8 +307,9 @@ def latex(text: str) -> str:
     return "".join(_LATEX.get(sign, sign) for sign in text)
 
 
-def _plain(value: float | None) -> str:
-    return "" if value is None else repr(value)
+def _footnotes(rows: Sequence[Row]) -> list[str]:
+    cells = (cell for row in rows for cell in row if isinstance(cell, Cell))
+    return list(dict.fromkeys(note for cell in cells for note in cell.notes))
 
 
 TERMINAL = Markup(

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
 
 from rebapl.backbones import load_backbone
 from rebapl.data.task import load_task
 from rebapl.evaluation import base_novel_scores, evaluate
 from rebapl.files import write_atomically, write_json
-from rebapl.reports.figures import base_novel_figure
-from rebapl.reports.results import MethodScores, base_novel_markdown
+from rebapl.reports.results import BASE_NOVEL, COLUMNS
+from rebapl.reports.style import BLACK, BLUE, GREEN, GREY, ORANGE, bare_axes, save_figure
+from rebapl.reports.tables import Cell, Table, score_cells
 from rebapl.reproduce.suites import TableRow
 from rebapl.training.checkpoint import Progress
 from rebapl.training.fit import fit
@@ -30,29 +36,86 @@ REMARK = (
     "One seed on small tasks: this shows what the software does, not what is better. On real tasks an ensemble is at "
     "least as good as rebapl with MaPLe, and rebapl has the better probabilities with MMRL (docs/which-inference.md)."
 )
+ASIDE = 0.14
+"""How far the points of base and novel lie above and below the middle of their row, whose height is 1."""
 
 
-def run_demo(
-    out: Path, bar: Callable[[str], Progress], tasks: Sequence[str] = TASKS, selection: Sequence[TableRow] = SELECTION
-) -> list[MethodScores]:
+class MethodScores(NamedTuple):
+    """Base-to-novel scores of one method on one task, with the seconds that its training took."""
+
+    task: str
+    method: str
+    scores: Mapping[str, float]
+    seconds: float
+
+
+def run_demo(out: Path, bar: Callable[[str], Progress]) -> Table:
     """Base-to-novel for every choice on every task; leaves `results.json`, `table.md` and `figure.png` in `out`.
 
-    `bar(title)` gives the progress callback for one training.
+    `bar(title)` gives the progress callback for one training. The stored table is without the seconds of training,
+    which differ each time.
     """
     encoder = load_backbone("mini")
     rows = []
-    for name in tasks:
+    for name in TASKS:
         task = load_task(name, SHOTS, SEED, test_images=TEST_IMAGES)
-        for choice in selection:
+        for choice in SELECTION:
             start = time.perf_counter()
-            progress, settings = bar(f"{name}: {choice.label}"), choice.settings
-            how = (choice.method, choice.inference)
-            posterior = fit(task, encoder, *how, inference_settings=settings, progress=progress)
+            how, progress = (choice.method, choice.inference), bar(f"{name}: {choice.label}")
+            posterior = fit(task, encoder, *how, inference_settings=choice.settings, progress=progress)
             seconds = time.perf_counter() - start
             parts = evaluate(posterior, task)
             rows.append(MethodScores(name, choice.label, base_novel_scores(parts["base"], parts["novel"]), seconds))
+    table = demo_table(rows)
+    stored = replace(table, columns=table.columns[:-1], rows=[row[:-1] for row in table.rows])
     write_json(out / "results.json", [row._asdict() for row in rows])
-    write_atomically(out / "table.md", base_novel_markdown(rows))
+    write_atomically(out / "table.md", stored.to_markdown(bare=True))
+    save_figure(demo_figure(rows), out / "figure.png")
+    return table
+
+
+def demo_table(rows: Sequence[MethodScores]) -> Table:
+    """A section per task with its best scores in bold, and the seconds of training."""
+    digits = {**dict.fromkeys(BASE_NOVEL, 1), "nll": 3}
+    lines: list[list[Cell | str]] = [
+        [row.task, row.method, *score_cells(row.scores, digits), Cell(row.seconds, digits=0)] for row in rows
+    ]
+    title = f"base-to-novel, {SHOTS} shots, seed {SEED}, embedded backbone"
+    return Table.sectioned(title, ["task", "method", *(COLUMNS[name] for name in BASE_NOVEL), "s"], lines)
+
+
+def demo_figure(rows: Sequence[MethodScores]) -> Figure:
+    """A panel per task: accuracy on base and novel classes with their harmonic mean, and the calibration error.
+
+    In each row base is a little higher than novel, so that both are seen where they are equal.
+    """
+    groups = {task: list(group) for task, group in groupby(rows, lambda row: row.task)}
+    methods = max(map(len, groups.values()))
+    figure = Figure(figsize=(8, 1.1 + len(groups) * (0.55 + 0.32 * methods)), layout="constrained")
+    axes = figure.subplots(len(groups), 2, squeeze=False, width_ratios=(2, 1), sharex="col")
+    for (accuracy, error), (task, group) in zip(axes, groups.items(), strict=True):
+        heights = range(len(group) - 1, -1, -1)
+        for height, row in zip(heights, group, strict=True):
+            base, novel, hm, ece = (row.scores[name] for name in ("base", "novel", "hm", "ece"))
+            accuracy.plot([novel, base], [height - ASIDE, height + ASIDE], color=GREY, linewidth=2, zorder=1)
+            accuracy.scatter(base, height + ASIDE, color=BLUE, s=45, zorder=2, label="base")
+            accuracy.scatter(novel, height - ASIDE, color=ORANGE, s=45, marker="s", zorder=2, label="novel")
+            accuracy.scatter(hm, height, color=BLACK, s=260, marker="|", zorder=1, label="harmonic mean")
+            error.barh(height, ece, color=GREEN, height=0.6)
+            offset = {"xytext": (3, 0), "textcoords": "offset points"}
+            error.annotate(f"{ece:.1f}", (ece, height), **offset, va="center", fontsize=8)
+        accuracy.set_title(task, loc="left", fontweight="bold")
+        accuracy.set_yticks(list(heights), [row.method for row in group])
+        accuracy.set_ylim(-0.6, len(group) - 0.4)
+        accuracy.grid(axis="x", alpha=0.3)
+        error.set_yticks([])
+        error.set_ylim(-0.6, len(group) - 0.4)
+        error.margins(x=0.18)
+        bare_axes(accuracy, error)
+    axes[-1][0].set_xlabel("accuracy (%)")
+    axes[-1][1].set_xlabel("calibration error (%)")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles[:3], labels[:3], loc="outside upper right", ncols=3, frameon=False)
     note = f"{SHOTS} images per class, one seed, {TEST_IMAGES} test images per half of the classes"
-    base_novel_figure(rows, out / "figure.png", note)
-    return rows
+    figure.supxlabel(note, fontsize=8)
+    return figure

@@ -9,19 +9,17 @@ and of *far* noise from them. The table `outside` has that for every outside sco
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from rebapl.data.batches import LabelledImages
-from rebapl.data.task import Part
 from rebapl.evaluation.scores import confidence_and_right, reliability, risk_by_coverage
 from rebapl.evaluation.tasks import bound_to, part_labels, predict_part, trained_part
 from rebapl.files import read_json, write_json
 from rebapl.learners import takes_features
-from rebapl.posterior import Posterior, load_posterior
+from rebapl.posterior import Posterior
 from rebapl.posterior.outside import OUTSIDE_SCORES
 from rebapl.reports.style import BOTH_COLUMNS, GREY, PAPER_FONTS, bare_axes, line_style
 from rebapl.reproduce.paper_table import Context, FilledTable, PaperTable, ScoreColumn, Scores
@@ -29,7 +27,6 @@ from rebapl.reproduce.suites import Suite, TableRow
 from rebapl.reproduce.timing import milliseconds
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import run_folder
-from rebapl.runs.machine import best_device, kept_backbone
 
 NEAR, FAR = "novel", "noise"
 CORRUPTIONS = ("all@3",)
@@ -105,28 +102,23 @@ def measured(context: Context, config: RunConfig) -> dict[str, Any]:
     folder = run_folder(config, context.runs)
     if (folder / COST).exists():
         return read_json(folder / COST, "what answers cost")
-    device, task = best_device(context.device), config.task(context.root)
-    posterior = load_posterior(folder, kept_backbone(config.backbone_name, device), device)
+    task, posterior = config.task(context.root), context.posterior(config)
     part = trained_part(task)
     bound = bound_to(posterior, task, part)
+    views = LabelledImages(part.dataset, part.items[:TIMED]).views(bound.learner.encoder.preprocessing)
+    views = views.repeat(-(-TIMED // len(views)), *(1,) * (views.ndim - 1))[:TIMED]
     prediction, labels = predict_part(bound, part), part_labels(part)
     confidence, right = confidence_and_right(prediction.probabilities, labels)
     risks = risk_by_coverage(1 - confidence, right)
     found = {
         "parameters": sum(stack[0].numel() for stack in posterior.samples.values()),
         "passes": image_passes(bound),
-        "milliseconds": statistics.median(_times(bound, part)) / TIMED,
+        "milliseconds": statistics.median(milliseconds(lambda: bound.sample_logits(views), repeats=3)) / TIMED,
         "risks": [risks[round(share * (len(risks) - 1))].item() for share in (i / 50 for i in range(51))],
         "reliability": [[b.confidence, b.accuracy] for b in reliability(confidence, right, bins=10) if b.images >= 5],
     }
     write_json(folder / COST, found)
     return found
-
-
-def _times(bound: Posterior, part: Part) -> list[float]:
-    views = LabelledImages(part.dataset, part.items[:TIMED]).views(bound.learner.encoder.preprocessing)
-    views = views.repeat(-(-TIMED // len(views)), *(1,) * (views.ndim - 1))[:TIMED]
-    return milliseconds(lambda: bound.sample_logits(views), repeats=3)
 
 
 def image_passes(posterior: Posterior) -> int:
@@ -140,13 +132,9 @@ def _notes(filled: FilledTable) -> list[str]:
         "corruptions of ImageNet-C at severity 3. AUROC: how well the largest probability tells the novel classes "
         "(near) and noise (far) from them. NLL at τ: after one temperature fitted on validation images.",
         f"Milliseconds are of one image among {TIMED}, after the texts were encoded, on "
-        f"{filled.context.result(_first(filled)).device}.",
+        f"{filled.context.result(filled.first_run(filled.rows[0])).device}.",
         "mle, tta and laplace train for the published epochs, the others for about three times as many.",
     ]
-
-
-def _first(filled: FilledTable) -> RunConfig:
-    return filled.of.runs(filled.suite)[0]
 
 
 @rc_context(PAPER_FONTS)
@@ -158,8 +146,7 @@ def curves(filled: FilledTable) -> Figure:
     figure = Figure(figsize=(BOTH_COLUMNS, 3.2), layout="constrained")
     risk, sure = figure.subplots(1, 2)
     for index, row in enumerate(filled.rows):
-        config = filled.suite.config(filled.data[0], row, filled.suite.seeds_of(row, filled.of.name)[0])
-        found: Mapping[str, Sequence[Any]] = measured(filled.context, config)
+        found = measured(filled.context, filled.first_run(row))
         color, marker = line_style(index)
         style: dict[str, Any] = {"color": color, "marker": marker, "ms": 3, "lw": 0.9, "ls": DASHES[index // 7 % 3]}
         risk.plot([2 * i for i in range(51)], [100 * r for r in found["risks"]], markevery=10, **style)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -65,8 +64,7 @@ def quote_section(table: str, row: str, column: str, section: str, data: Sequenc
         return quote(table, row, column, section)
     names = data if set(data) <= set(known) else known
     per_data = [{each: quote(table, row, each, name).value or 0.0 for each in columns} for name in names]
-    means = {each: statistics.fmean(scores[each] for scores in per_data) for each in columns}
-    value = average_over_data(per_data, convention)["hm"] if column == "hm" else means[column]
+    value = average_over_data(per_data, convention)[column]
     parts = columns if column == "hm" else [column]  # the average HM is made of all three parts
     slips = dict.fromkeys(note for name in names for each in parts for note in quote(table, row, each, name).notes)
     return Cell(value, notes=(OF_THESE, *slips))

@@ -15,11 +15,13 @@ from matplotlib.figure import Figure
 
 from rebapl.data.task import SOURCE
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
+from rebapl.posterior import Posterior, load_posterior
 from rebapl.reports.tables import Cell, Table, mark_column
 from rebapl.reproduce.paper import AVERAGE, paper_table, printed, quote_section
 from rebapl.reproduce.suites import PAPER, Suite, TableRow, learns
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import run_folder
+from rebapl.runs.machine import best_device, kept_backbone
 from rebapl.runs.results import RunResult, read_result
 
 PARTS = ("base", "novel", "hm")
@@ -48,13 +50,18 @@ class Context:
     hm: str = HM_CONVENTIONS[0]
 
     @property
-    def device(self) -> str | None:
-        """The first of the devices. None stands for the GPU if there is one, and the CPU if not."""
-        return self.devices[0] if self.devices else None
+    def device(self) -> str:
+        """The first of the devices, or the GPU if there is one, and the CPU if not."""
+        return best_device(self.devices[0] if self.devices else None)
 
     def result(self, config: RunConfig) -> RunResult:
         """The stored result of a finished run."""
         return read_result(run_folder(config, self.runs))
+
+    def posterior(self, config: RunConfig) -> Posterior:
+        """The stored posterior of a finished run."""
+        backbone = kept_backbone(config.backbone_name, self.device)
+        return load_posterior(run_folder(config, self.runs), backbone, self.device)
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,7 @@ class PaperTable:
 
     * `what`: a line for `--list`. `words`: the headings of the columns in front of the numbers.
     * `read`: from a finished run, for a row, the scores by section.
-    * `measure`: instead of runs, for a table that trains nothing: several measurements of the scores of each row.
+    * `measure`: instead of runs, for a table that trains nothing: several measurements of the scores of a row.
     * `orientation`: the paper's numbers are shown also where ours are of other data sets, but no differences.
     * `merged`: how many of the first columns leave out words that repeat those above.
     * `outside`, `corruptions`: what its runs are scored with, beside their test images, see `run`.
@@ -144,7 +151,7 @@ class PaperTable:
     scores: Sequence[ScoreColumn] = BASE_NOVEL
     protocol: str = "base-to-novel"
     read: Callable[[Context, RunConfig, TableRow], Mapping[str, Scores]] = base_novel
-    measure: Callable[[Context], Mapping[str, Sequence[Scores]]] | None = None
+    measure: Callable[[Context, TableRow], Sequence[Scores]] | None = None
     orientation: bool = False
     merged: int = 0
     outside: Sequence[str] = ()
@@ -204,7 +211,7 @@ class FilledTable:
         """The scores of every row in every section, for each seed or measurement."""
         table, context, suite = self.of, self.context, self.suite
         if table.measure is not None:
-            return {row: {"": scores} for row, scores in table.measure(context).items()}
+            return {row.label: {"": table.measure(context, row)} for row in self.rows}
         collected = {}
         for row in self.rows:
             per_seed = []
@@ -218,6 +225,10 @@ class FilledTable:
                 per_seed.append(sections)
             collected[row.label] = {section: [sections[section] for sections in per_seed] for section in per_seed[0]}
         return collected
+
+    def first_run(self, row: TableRow) -> RunConfig:
+        """The run of a row on the first data set with the first seed."""
+        return self.suite.config(self.data[0], row, self.seeds[0], self.of.protocol)
 
     def column(self, score: str) -> ScoreColumn:
         """The column of a score."""
@@ -248,29 +259,25 @@ class FilledTable:
         """The table: a section for each data set with the best numbers bold, and Δ rows below rows of ReBaPL."""
         by_section = len(self.sections) > 1
         columns = [*(["data set"] if by_section else []), *self.of.words]
-        words, groups = len(columns), [("", len(columns))]
+        groups, marked = [("", len(columns))], []
         for score in self.of.scores:
             width = self.widths[score.name]
+            marked += [len(columns)] if score.best else []
             columns += [score.title] if width == 1 else ["ours", "paper", "diff."][:width]
             groups.append(("" if width == 1 else score.title, width))
         rows: list[list[Cell | str]] = []
         for section in self.sections:
             front: list[Cell | str] = [printed(section)] if by_section else []
             block = [[*front, *row.shown, *self._numbers(row.label, section)] for row in self.rows]
-            place = words
-            for score in self.of.scores:
-                if score.best:
-                    mark_column(block, place)
-                place += self.widths[score.name]
+            for column in marked:
+                mark_column(block, column)
             for row, cells in zip(self.rows, block, strict=True):
                 rows.append(cells)
                 if row.over in self.collected:
                     rows.append([*front, "Δ", *self._numbers(row.label, section, row.over)])
-        merged = 1 if by_section else self.of.merged
-        changes = [number for number in range(1, len(rows)) if rows[number][:merged] != rows[number - 1][:merged]]
         data = printed(self.data[0]) if len(self.data) == 1 else f"{len(self.data)} data sets"
-        title = self.of.title.format(data=data)
-        return Table(title, columns, rows, self._notes(), groups, [*changes, len(rows)], merged)
+        title, merged = self.of.title.format(data=data), 1 if by_section else self.of.merged
+        return Table(title, columns, rows, self._notes(), groups, merged=merged)
 
     def _numbers(self, row: str, section: str, over: str = "") -> list[Cell]:
         """The cells of a row, or of the row Δ that says how far it is above another."""

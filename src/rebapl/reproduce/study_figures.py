@@ -27,21 +27,19 @@ Points = dict[float, str]
 
 @dataclass(frozen=True)
 class CurveFigure:
-    """A figure of the rows of a table: scores against a number that stands in the words of each row.
+    """A figure of the rows of a table: scores against a number that is the last word of each row.
+
+    The words before it name the row's curve and its panel. A row whose last word is no number is a dashed line. The
+    paper's numbers are dotted.
 
     * `labels`: of the horizontal and of the vertical axis. `scores`: a curve for each.
-    * `x`, `curve`, `panel`: which word of a row is its place on the horizontal axis (without it, rows stand side by
-      side), the name of its curve, and the name of its panel. A row whose place is no number is a dashed line.
+    * `in_words`: rows stand side by side instead, each above its words.
     * `log`: the logarithmic axes, "", "x" or "xy". `aside`: how far apart the points of several curves are drawn.
-
-    The paper's numbers are dotted.
     """
 
     labels: tuple[str, str]
     scores: tuple[str, ...] = ("hm",)
-    x: int | None = 0
-    curve: int | None = None
-    panel: int | None = None
+    in_words: bool = False
     log: str = ""
     aside: float = 0.0
 
@@ -51,9 +49,9 @@ class CurveFigure:
         panels: dict[str, dict[str, Points]] = {}
         levels = []
         for index, row in enumerate(filled.rows):
-            panel, curve = ("" if word is None else row.shown[word] for word in (self.panel, self.curve))
+            panel, curve, place = ("", "", index) if self.in_words else ("", "", *row.shown)[-3:]
             try:
-                x = float(index if self.x is None else row.shown[self.x])
+                x = float(place)
             except ValueError:
                 levels.append(row.label)
             else:
@@ -84,16 +82,15 @@ class CurveFigure:
             colour, marker = line_style(index)
             step = self.aside * (index - (len(each) - 1) / 2)
             places = [x * 10**step if "x" in self.log else x + step for x in points]
-            numbered = self.curve is not None and name.isdigit()
-            label = (f"{filled.of.words[self.curve]} = {name}" if numbered else name) or column.title  # type: ignore[index]
+            label = f"{filled.of.words[-2]} = {name}" if name.isdigit() else name or column.title
             ours = [filled.cell(row, column.name) for row in points.values()]
-            joined = "" if self.x is None else "-"
+            joined = "" if self.in_words else "-"
             _errorbar(axes, places, ours, color=colour, marker=marker, ls=joined, label=label)
             theirs = [filled.theirs(row, column.name) for row in points.values()]
             if joined and filled.widths[column.name] > 1 and any(cell.value is not None for cell in theirs):
                 _errorbar(axes, list(points), theirs, color=colour, marker="", ls=":", label=f"{label}, paper")
         words = {row.label: "\n".join(row.shown) for row in filled.rows}
-        ticks = {x: f"{x:g}" if self.x is not None else words[row] for *_, points in each for x, row in points.items()}
+        ticks = {x: words[row] if self.in_words else f"{x:g}" for *_, points in each for x, row in points.items()}
         axes.set_xticks(list(ticks), list(ticks.values()))
         axes.xaxis.set_minor_locator(NullLocator())
 

@@ -44,7 +44,7 @@ class TableRow:
 
     * `label`: the name of the row, here and in `paper.json`.
     * `method`: "" in a table that is measured. `inference` None is the one that the method was published with.
-    * `settings`: replace those of the inference.
+    * `settings`: replace those of the inference; in a table that is measured, what is measured.
     * `words`: stand in front of the numbers; without them, the label as the paper prints it.
     * `over`: the label of another row. A row Δ below this one is the difference of both, between runs of the same seed.
     * `name`: what a sentence calls the row, if not by its words.
@@ -98,7 +98,7 @@ class Suite:
     inference: str = "rebapl-paper"
     data: tuple[str, ...] = ELEVEN
     data_by_target: Mapping[str, str] = field(default_factory=lambda: PAPER_STUDIES)
-    source: str | None = SOURCE
+    source: str = SOURCE
     cross: tuple[str, ...] = TARGETS["cross-dataset"]
     shifted: tuple[str, ...] = TARGETS["domain-generalization"]
     seeds: tuple[int, ...] = (1, 2, 3)
@@ -152,11 +152,11 @@ class Suite:
     def trained_on(self, target: str, protocol: str = "base-to-novel") -> tuple[str, ...]:
         """The data sets whose runs a table needs: the source of a transfer, the one of a study, or all of the suite.
 
-        A transfer without a source or without targets is refused.
+        A transfer without targets is refused.
         """
         if protocol == "base-to-novel":
             return (self.data_by_target[target],) if target in self.data_by_target else self.data
-        if self.source is None or not self.targets(protocol):
+        if not self.targets(protocol):
             needed = "two of the data sets" if protocol == "cross-dataset" else "ImageNet and one of its variants"
             raise UserError(f"{protocol} needs {needed} below --root: `rebapl data list` names them")
         return (self.source,)

@@ -20,7 +20,6 @@ from rebapl.evaluation.scores import scores as all_scores
 from rebapl.evaluation.tasks import bound_to, part_labels, predict_part
 from rebapl.files import read_json, write_json
 from rebapl.learners import METHODS, published
-from rebapl.posterior import load_posterior
 from rebapl.reports.results import short_value
 from rebapl.reports.tables import EMPTY, Row, Table
 from rebapl.reproduce.doubt import DOUBT, OUTSIDE
@@ -45,7 +44,6 @@ from rebapl.reproduce.timing import LATENCY, OVERHEAD, distance_name
 from rebapl.reproduce.toy_figures import toy_target
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import run_folder
-from rebapl.runs.machine import best_device
 from rebapl.sampling.presets import preset_values
 
 TRANSFERRED = ("promptsrc", "maple", "mmrl")
@@ -150,8 +148,7 @@ def _first_cycles(context: Context, config: RunConfig, row: TableRow) -> dict[st
 
 def _prefix_scores(context: Context, config: RunConfig) -> dict[str, dict[str, dict[str, float]]]:
     """Number of cycles → test part → scores, of every number that the suite has."""
-    task = config.task(context.root)
-    posterior = load_posterior(run_folder(config, context.runs), config.backbone_name, best_device(context.device))
+    task, posterior = config.task(context.root), context.posterior(config)
     inference = config.resolved().training.inference
     assert inference is not None
     per_cycle = inference.samples_per_cycle * inference.chains
@@ -235,12 +232,11 @@ def _diversity_notes(filled: FilledTable) -> list[str]:
 
 def _diversity_figure(filled: FilledTable) -> Figure:
     """Heat maps of the first seed's distances between samples."""
-    data, seed = filled.data[0], filled.seeds[0]
-    results = {row.label: filled.context.result(filled.suite.config(data, row, seed)) for row in filled.rows}
-    records = {label: result.diversity for label, result in results.items() if result.diversity is not None}
+    found = {row.label: filled.context.result(filled.first_run(row)).diversity for row in filled.rows}
+    records = {label: record for label, record in found.items() if record is not None}
     images = max(record.images for record in records.values())
-    matrices = {label: record.distance for label, record in records.items()}
-    return heat_maps(matrices, f"Wasserstein-2, {images} images of {printed(data)}, seed {seed}")
+    about = f"{images} images of {printed(filled.data[0])}, seed {filled.seeds[0]}"
+    return heat_maps({label: record.distance for label, record in records.items()}, f"Wasserstein-2, {about}")
 
 
 REBAPL_PRESETS = ("rebapl-paper", "rebapl-authors", "rebapl")
@@ -252,7 +248,6 @@ def settings(context: Context) -> Product:
     section = paper_table("settings")
     titles, presets = section["titles"], list(dict.fromkeys((*REBAPL_PRESETS, context.suite.inference)))
     rows: list[Row] = []
-    rules = []
     stored: dict[str, Any] = {}
     for column, method in enumerate(section["columns"]):
         chosen, recipe = published(method, "base-to-novel", "", context.suite.shots)
@@ -267,9 +262,8 @@ def settings(context: Context) -> Product:
             ours = (values[preset].get(name) for preset in presets)
             shown = (f"{short_value(each.value)} ({each.origin})" if each is not None else EMPTY for each in ours)
             rows.append([printed(method), titles.get(name, name), theirs, *shown])
-        rules.append(len(rows))
     title, columns = "Settings of ReBaPL: the paper's table and the presets", ["method", "setting", "paper", *presets]
-    return Product(Table(title, columns, rows, section["notes"], rules=rules, merged=1), data={"presets": stored})
+    return Product(Table(title, columns, rows, section["notes"], merged=1), data={"presets": stored})
 
 
 _TARGETS: tuple[Target, ...] = (
@@ -317,9 +311,7 @@ _TARGETS: tuple[Target, ...] = (
         ("distance", "n", "ξ"),
         _strengths,
         merged=2,
-        figure=CurveFigure(
-            (r"repulsion strength $\xi$", "harmonic mean (%)"), panel=0, curve=1, x=2, log="x", aside=0.1
-        ).draw,
+        figure=CurveFigure((r"repulsion strength $\xi$", "harmonic mean (%)"), log="x", aside=0.1).draw,
     ),
     PaperTable(
         "cycles",
@@ -380,7 +372,7 @@ _TARGETS: tuple[Target, ...] = (
         ("method", "epochs"),
         _overfitting,
         claims=lambda rows: [Claim(rows[1], rows[0]), Claim(rows[2], rows[1])],
-        figure=CurveFigure(("", "accuracy (%)"), scores=PARTS, x=None, aside=0.28).draw,
+        figure=CurveFigure(("", "accuracy (%)"), scores=PARTS, in_words=True, aside=0.28).draw,
     ),
     MeasuredTarget("toy", "the two-mode example", toy_target),
     DOUBT,

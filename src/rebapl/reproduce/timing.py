@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.benchmark import Timer
 
-from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.backbones import DualEncoder
 from rebapl.data.batches import LabelledImages
 from rebapl.data.task import load_task
 from rebapl.learners import build_learner
@@ -20,9 +20,9 @@ from rebapl.randomness import generator
 from rebapl.reproduce.paper import printed
 from rebapl.reproduce.paper_table import Context, FilledTable, PaperTable, ScoreColumn, Scores
 from rebapl.reproduce.study_figures import CurveFigure
-from rebapl.reproduce.suites import TableRow
-from rebapl.repulsion import DISTANCES, Distance
-from rebapl.runs.machine import best_device, device_name
+from rebapl.reproduce.suites import Suite, TableRow
+from rebapl.repulsion import DISTANCES
+from rebapl.runs.machine import best_device, device_name, kept_backbone
 
 WIDTH = 512
 """The dimension of the points that distances are timed on: that of CLIP ViT-B/16's features."""
@@ -43,18 +43,23 @@ def distance_name(metric: str) -> str:
     return {"mmd": "MMD", "wasserstein": "Wasserstein", "sinkhorn": "Sinkhorn"}.get(metric, metric)
 
 
-def _distance_times(context: Context) -> dict[str, Sequence[Scores]]:
-    device, suite = best_device(context.device), context.suite
-    return {
-        f"{metric} {count}": [_median_times(kind(), count, suite.repeats, device)]
-        for metric, kind in DISTANCES.items()
+def _distances(suite: Suite) -> list[TableRow]:
+    """Every distance, between clouds of each number of points."""
+    return [
+        TableRow(
+            f"{metric} {count}",
+            words=(distance_name(metric), str(count)),
+            settings={"distance": metric, "points": count},
+        )
+        for metric in DISTANCES
         for count in suite.points
-    }
+    ]
 
 
-def _median_times(distance: Distance, count: int, repeats: int, device: str) -> Scores:
-    """The median milliseconds of a distance between two clouds of `count` points, alone and with its gradient."""
-    points = torch.randn(2, count, WIDTH, generator=generator(1, "overhead", str(count))).to(device)
+def _distance_times(context: Context, row: TableRow) -> list[Scores]:
+    """The median milliseconds of a distance between two clouds of n points, alone and with its gradient."""
+    distance, count = DISTANCES[row.settings["distance"]](), row.settings["points"]
+    points = torch.randn(2, count, WIDTH, generator=generator(1, "overhead", str(count))).to(context.device)
     x, stored = points / points.norm(dim=-1, keepdim=True)
     known = distance.prepare(stored, generator(1, "sliced"))
     x.requires_grad_()
@@ -67,11 +72,12 @@ def _median_times(distance: Distance, count: int, repeats: int, device: str) -> 
         return torch.autograd.grad(distance.between(x, known).sum(), x)
 
     calls = {"alone": alone, "with gradient": with_gradient}
-    return {name: statistics.median(milliseconds(call, repeats)) for name, call in calls.items()}
+    repeats = context.suite.repeats
+    return [{name: statistics.median(milliseconds(call, repeats)) for name, call in calls.items()}]
 
 
 def _overhead_notes(filled: FilledTable) -> list[str]:
-    calls = f"Median of {filled.suite.repeats} calls on {device_name(best_device(filled.context.device))}"
+    calls = f"Median of {filled.suite.repeats} calls on {device_name(filled.context.device)}"
     points = f"points of {WIDTH} dimensions; the stored side is prepared once, as in training"
     return [f"{calls}; {points}. The paper's are of another machine."]
 
@@ -81,52 +87,41 @@ OVERHEAD = PaperTable(
     "time of the distances against n",
     "Milliseconds to compare two clouds of n points",
     ("distance", "n"),
-    lambda suite: [
-        TableRow(f"{metric} {count}", words=(distance_name(metric), str(count)))
-        for metric in DISTANCES
-        for count in suite.points
-    ],
+    _distances,
     scores=(ScoreColumn("alone", "alone", 3), ScoreColumn("with gradient", "with gradient", 3)),
     measure=_distance_times,
     orientation=True,
     merged=1,
     notes=_overhead_notes,
     figure=CurveFigure(
-        ("points $n$ in each cloud", "milliseconds per comparison\nof two clouds"),
-        scores=("alone",),
-        x=1,
-        curve=0,
-        log="xy",
+        ("points $n$ in each cloud", "milliseconds per comparison\nof two clouds"), scores=("alone",), log="xy"
     ).draw,
 )
 
 
-def _prediction_times(context: Context) -> dict[str, Sequence[Scores]]:
+def _prediction_times(context: Context, row: TableRow) -> list[Scores]:
     """The times of one prediction of a batch by C samples: on one device, and spread over several."""
     suite, devices = context.suite, _devices(context)
     (data,) = suite.trained_on("latency")
     task = load_task(data, 1, 1, test_images=suite.latency_images, root=context.root, split=suite.splits.get(data))
     part = next(iter(task.tests.values()))
-    encoder = load_backbone(suite.backbone, devices[0])
+    encoder = kept_backbone(suite.backbone, devices[0])
     views = LabelledImages(part.dataset, part.items).views(encoder.preprocessing)
-    times: dict[str, Sequence[Scores]] = {}
-    for row, count in {"maple": 1, **{str(count): count for count in suite.latency_cycles}}.items():
-        posterior = random_posterior(encoder, part.class_names, part.dataset.template, count)
-        one = milliseconds(partial(posterior.predict_views, views), suite.repeats)
-        several: Sequence[float | None] = [None] * len(one)
-        if len(devices) > 1:
-            threads = 1 if devices[0] == "cpu" else None  # a thread per worker, not per core in each
-            several = milliseconds(partial(posterior.spread(devices).predict_views, views), suite.repeats, threads)
-        times[row] = [{"one": alone, "spread": spread} for alone, spread in zip(one, several, strict=True)]
-    return times
+    count = 1 if row.label == "maple" else int(row.label)
+    posterior = random_posterior(encoder, part.class_names, part.dataset.template, count)
+    one = milliseconds(partial(posterior.predict_views, views), suite.repeats)
+    several: Sequence[float | None] = [None] * len(one)
+    if len(devices) > 1:
+        threads = 1 if devices[0] == "cpu" else None  # a thread per worker, not per core in each
+        several = milliseconds(partial(posterior.spread(devices).predict_views, views), suite.repeats, threads)
+    return [{"one": alone, "spread": spread} for alone, spread in zip(one, several, strict=True)]
 
 
 def _devices(context: Context) -> list[str]:
     """The devices to spread work over: those that the user named, or the cores of the CPU, or the one GPU."""
-    first = best_device(context.device)
     if context.devices and len(context.devices) > 1:
         return [best_device(device) for device in context.devices]
-    return ["cpu"] * (os.cpu_count() or 1) if first == "cpu" else [first]
+    return ["cpu"] * (os.cpu_count() or 1) if context.device == "cpu" else [context.device]
 
 
 def _latency_notes(filled: FilledTable) -> list[str]:

@@ -23,6 +23,7 @@ from rebapl.reports.tables import Cell, Row, Table
 from rebapl.reproduce import toy
 from rebapl.reproduce.paper_table import Context, Product
 from rebapl.reproduce.toy import MEANS, SETTINGS, density_potential
+from rebapl.runs.machine import computing_with
 
 WINDOW = (-3.5, 5.3, -2.8, 2.8)
 """The part of the plane that is drawn: left, right, bottom, top."""
@@ -57,14 +58,10 @@ def toy_target(_: Context) -> Product:
 
 def figures(seed: int = 1, runs: int = 400) -> tuple[dict[str, Figure], dict[str, Tensor]]:
     """Run the example: its three figures by name, and by setting the modes (cycles, runs) that samples were in."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with computing_with(1):
         stored = toy.run_chains(SETTINGS[0], MEANS[:1], seed=seed, cycles=1).samples[0]
         journeys = {setting.name: _journeys(setting, stored, seed) for setting in SETTINGS}
         modes = {setting.name: toy.run_many(setting, seed=seed, runs=runs) for setting in SETTINGS}
-    finally:
-        torch.set_num_threads(threads)
     drawn = {
         "toy_fields": fields(stored[0], SETTINGS[1].strength),
         "toy_trajectories": trajectories(stored[0], journeys),
