@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rebapl.backbones import DualEncoder
 from rebapl.learners import METHODS, Learner, build_learner
-from rebapl.learners.gda import discriminant, parts
+from rebapl.learners.gda import discriminant, moments, parts
 from rebapl.learners.head import blended
 from rebapl.learners.linear import EXACT, log_evidence, mode
 
@@ -223,7 +223,7 @@ def test_the_discriminant_is_that_of_scikit_learn_with_the_same_covariance(encod
             return self
 
     theirs = LinearDiscriminantAnalysis(solver="lsqr", covariance_estimator=Given()).fit(x, labels.numpy())
-    weight, bias = discriminant(features, labels, 3)
+    weight, bias = discriminant(*moments(features, labels, 3))
     ours = softmax(x @ weight.numpy().T + bias.numpy())
     np.testing.assert_allclose(ours, theirs.predict_proba(x), atol=1e-5)
 
@@ -236,11 +236,11 @@ def test_parts_of_the_images_are_scored_by_the_others(encoder: DualEncoder) -> N
     assert [part[labels == c].tolist() for c in range(3)] == [[0, 1, 2, 3, 4, 0, 1, 2]] * 3
     held_out = torch.zeros(len(labels), 3)
     for fold in range(5):
-        weight, bias = discriminant(features[part != fold], labels[part != fold], 3)
+        weight, bias = discriminant(*moments(features[part != fold], labels[part != fold], 3))
         held_out[part == fold] = features[part == fold] @ weight.T + bias
     zero_shot = encoder.logits(features, learner.text_features)
     kappa, alpha, _ = blended(zero_shot, held_out, labels)
-    weight, bias = discriminant(features, labels, 3)
+    weight, bias = discriminant(*moments(features, labels, 3))
     expected = kappa * zero_shot + alpha * (features @ weight.T + bias)
     torch.testing.assert_close(learner(features).logits, expected, atol=1e-4, rtol=1e-4)
 
