@@ -12,14 +12,14 @@ The paper searches λ and β on validation images. Here λ, β, α and κ in fro
 likelihood of the training images, each left out in turn, which kernel ridge regression knows without being fitted
 again: of image n it says (Y − Ŷ)_n − A_n/(K + λI)⁻¹_nn with the coefficients A = (K + λI)⁻¹ (Y − Ŷ).
 
-Kernel ridge regression is the posterior mean of a Gaussian process: g/α ~ GP(0, s² k) for each class, of which
-the images say Y − Ŷ with noise of variance s² λ. The coefficients of functions k(x)ᵀ A then have the exact posterior
+Kernel ridge regression is the mean of the posterior of a Gaussian process: g_c/α ~ GP(0, s² k), of which the training
+images say (Y − Ŷ)_c with noise of variance s² λ. The coefficients of functions k(x)ᵀ A_c have the exact posterior
 
     A_c | images ~ N((K + λI)⁻¹ (Y − Ŷ)_c, s² (K⁻¹ − (K + λI)⁻¹)),   s² = Σ_c (Y − Ŷ)_cᵀ (K + λI)⁻¹ (Y − Ŷ)_c / NC,
 
-where s² has the greatest marginal likelihood. `laplace` draws from it. On the training images these functions are
-those of the process, in mean and covariance. Elsewhere they have its mean, and of its variance
-s² k(x)ᵀ (K⁻¹ − (K + λI)⁻¹) k(x): what no combination of the training images can say, s² (1 − k(x)ᵀ K⁻¹ k(x)), is left out.
+where s² has the greatest marginal likelihood. `laplace` draws from it. On the training images the functions are those
+of the process, in mean and covariance. Elsewhere they have its mean, and less of its variance: s² (1 − k(x)ᵀ K⁻¹ k(x)),
+which no combination of kernels around the training images has, is left out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ RIDGES = (0.01, 0.1, 1.0, 10.0)
 
 
 ROUNDING = 1e-12
-"""Eigenvalues of K below this share of the largest are not known: images that are there twice have such."""
+"""Below this share of the largest, eigenvalues of K are rounding, as of images that are there twice. Coefficients along
+their vectors change no answer, and would have no bound."""
 
 
 class ProKeRConfig(Settings):
@@ -69,12 +70,7 @@ class ProKeR(Cache):
     def draws(self, features: Tensor, labels: Tensor, count: int, stream: torch.Generator) -> list[dict[str, Tensor]]:
         wrong = self.wrong(features, labels)
         between = kernel(features.double(), features.double(), self.sharpness.double())
-        heights, vectors = torch.linalg.eigh(between)
-        inside = heights > ROUNDING * heights.max()  # the others change no answer, and their coefficients have no bound
-        along = vectors.mT @ wrong
-        scale = (along.square() / (heights.clamp(min=0) + self.ridge)[:, None]).mean()
-        variances = scale * torch.where(inside, self.ridge / (heights * (heights + self.ridge)), 0.0)
-        mean, root = vectors @ (along / (heights + self.ridge)[:, None]), vectors * variances.sqrt()
+        mean, root = coefficients(between, wrong, self.ridge)
         noise = torch.randn(count, *wrong.shape, generator=stream, dtype=torch.float64).to(wrong)
         return [{"values": (self.alpha * (mean + root @ each)).float().cpu()} for each in noise]
 
@@ -82,3 +78,16 @@ class ProKeR(Cache):
         """Y − Ŷ (N, C), float64."""
         zero_shot = self.encoder.logits(features, self.text_features)
         return F.one_hot(labels, len(self.owners)).double() - zero_shot.double().softmax(-1)
+
+
+def coefficients(between: Tensor, wrong: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """The mean (N, C) of the coefficients A, and R (N, N) with R Rᵀ = s² (K⁻¹ − (K + λI)⁻¹).
+
+    `between` is K (N, N), and `wrong` is Y − Ŷ (N, C).
+    """
+    heights, vectors = torch.linalg.eigh(between)
+    known = heights > ROUNDING * heights.max()
+    heights, along = heights.clamp(min=0), vectors.mT @ wrong
+    scale = (along.square() / (heights + ridge)[:, None]).mean()
+    variances = scale * torch.where(known, ridge / (heights * (heights + ridge)), 0.0)
+    return vectors @ (along / (heights + ridge)[:, None]), vectors * variances.sqrt()
