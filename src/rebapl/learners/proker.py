@@ -36,10 +36,9 @@ from rebapl.settings import Settings
 RIDGES = (0.01, 0.1, 1.0, 10.0)
 """The λ that are tried."""
 
-
-ROUNDING = 1e-12
-"""Below this share of the largest, eigenvalues of K are rounding, as of images that are there twice. Coefficients along
-their vectors change no answer, and would have no bound."""
+ROUNDING = 1e-9
+"""Eigenvalues of K below this share of the largest are left out of the draws. Images that are there twice have such:
+coefficients along their vectors hardly change an answer, and would be too large for float32."""
 
 
 class ProKeRConfig(Settings):
