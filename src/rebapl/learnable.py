@@ -100,6 +100,17 @@ class StatesPrior(Protocol):
     def prior_precision(self) -> float: ...
 
 
+@runtime_checkable
+class Conjugate(Protocol):
+    """A learner without steps whose posterior is known: `laplace` draws from it at once, after `see`."""
+
+    def draws(self, features: Tensor, labels: Tensor, count: int, stream: torch.Generator) -> list[dict[str, Tensor]]:
+        """`count` draws of the parameters that differ from one to another, given what `see` was given.
+
+        Name → float32 tensor on the CPU; the generator is one of the CPU.
+        """
+
+
 def shared_names(learner: object, names: Iterable[str]) -> frozenset[str]:
     """Those of the `names` of its parameters that the learner shares between particles.
 

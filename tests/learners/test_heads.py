@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rebapl.backbones import DualEncoder
 from rebapl.learners import METHODS, Learner, build_learner
-from rebapl.learners.gda import discriminant, parts
+from rebapl.learners.gda import discriminant, moments, parts
 from rebapl.learners.head import blended
 from rebapl.learners.linear import EXACT, log_evidence, mode
 
@@ -223,7 +223,7 @@ def test_the_discriminant_is_that_of_scikit_learn_with_the_same_covariance(encod
             return self
 
     theirs = LinearDiscriminantAnalysis(solver="lsqr", covariance_estimator=Given()).fit(x, labels.numpy())
-    weight, bias = discriminant(features, labels, 3)
+    weight, bias = discriminant(*moments(features, labels, 3))
     ours = softmax(x @ weight.numpy().T + bias.numpy())
     np.testing.assert_allclose(ours, theirs.predict_proba(x), atol=1e-5)
 
@@ -236,13 +236,74 @@ def test_parts_of_the_images_are_scored_by_the_others(encoder: DualEncoder) -> N
     assert [part[labels == c].tolist() for c in range(3)] == [[0, 1, 2, 3, 4, 0, 1, 2]] * 3
     held_out = torch.zeros(len(labels), 3)
     for fold in range(5):
-        weight, bias = discriminant(features[part != fold], labels[part != fold], 3)
+        weight, bias = discriminant(*moments(features[part != fold], labels[part != fold], 3))
         held_out[part == fold] = features[part == fold] @ weight.T + bias
     zero_shot = encoder.logits(features, learner.text_features)
     kappa, alpha, _ = blended(zero_shot, held_out, labels)
-    weight, bias = discriminant(features, labels, 3)
+    weight, bias = discriminant(*moments(features, labels, 3))
     expected = kappa * zero_shot + alpha * (features @ weight.T + bias)
     torch.testing.assert_close(learner(features).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def of_unequal_counts(encoder: DualEncoder) -> tuple[Tensor, Tensor]:
+    """Eight, six and four images of the three classes."""
+    features, labels = data(encoder, noise=0.8)
+    keep = torch.arange(24) < torch.tensor([24, 18, 12])[labels]
+    return features[keep], labels[keep]
+
+
+def posterior_of_means(features: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The mean of each class mean, the number of its images, and P, by NumPy."""
+    x, y = features.numpy().astype(float), labels.numpy()
+    means = np.stack([x[y == c].mean(0) for c in range(3)])
+    squares = sum(np.outer(each, each) for each in x - means[y])
+    e = x.shape[1]
+    return means, np.bincount(y), e * np.linalg.inv(squares + np.trace(squares) / (len(x) - 1) * np.eye(e))
+
+
+def test_drawn_discriminants_have_the_covariance_of_their_means(encoder: DualEncoder) -> None:
+    """4000 draws, each number within six standard errors: a false alarm of all e² + e + 1 is rarer than 10⁻⁴."""
+    learner, (features, labels) = built("gda", encoder), of_unequal_counts(encoder)
+    learner.see(features, labels)
+    count, (means, n, p) = 4000, posterior_of_means(features, labels)
+    drawn = learner.draws(features, labels, count, torch.Generator().manual_seed(0))
+    weight = np.stack([(each["weight"][0] - each["weight"][2]).numpy() for each in drawn]) / learner.alpha
+    bias = np.array([float(each["bias"][0] - each["bias"][2]) for each in drawn]) / learner.alpha
+    expected = p * (1 / n[0] + 1 / n[2])
+    variances = np.diag(expected)
+    error = np.sqrt((np.outer(variances, variances) + expected**2) / count)
+    assert (np.abs(np.cov(weight.T) - expected) < 6 * error).all()
+    assert (np.abs(weight.mean(0) - p @ (means[0] - means[2])) < 6 * np.sqrt(variances / count)).all()
+    squared, e = np.einsum("ci,ij,cj->c", means, p, means), len(p)
+    middle = np.log(n) - squared / 2 - e / n / 2
+    spread = squared / n + e / n**2 / 2
+    assert abs(bias.mean() - (middle[0] - middle[2])) < 6 * np.sqrt((spread[0] + spread[2]) / count)
+
+
+def test_drawn_discriminants_answer_as_densities_around_means_that_numpy_draws(encoder: DualEncoder) -> None:
+    """2 × 2000 draws, nine probabilities within six standard errors: a false alarm is rarer than 10⁻⁷."""
+    learner, (features, labels) = built("gda", encoder), of_unequal_counts(encoder)
+    learner.see(features, labels)
+    count, (means, n, p) = 2000, posterior_of_means(features, labels)
+    asked, rng, root = (
+        features[:3].numpy().astype(float),
+        np.random.default_rng(1),
+        np.linalg.cholesky(np.linalg.inv(p)),
+    )
+    zero_shot = encoder.logits(features[:3], learner.text_features).numpy().astype(float)
+    expected = []
+    for _ in range(count):
+        drawn = means + (root @ rng.normal(size=means.T.shape)).T / np.sqrt(n)[:, None]
+        apart = asked[:, None] - drawn
+        density = np.log(n / n.sum()) - np.einsum("bci,ij,bcj->bc", apart, p, apart) / 2
+        expected.append(softmax(learner.text_weight.item() * zero_shot + learner.alpha * density))
+    given = []
+    for each in learner.draws(features, labels, count, torch.Generator().manual_seed(2)):
+        learner.load_state_dict({**learner.state_dict(), **each})
+        given.append(softmax(learner(features[:3]).logits.numpy().astype(float)))
+    error = np.sqrt((np.var(expected, axis=0) + np.var(given, axis=0)) / count)
+    assert np.std(given, axis=0).max() > 0.01
+    assert (np.abs(np.mean(given, axis=0) - np.mean(expected, axis=0)) < 6 * error + 1e-6).all()
 
 
 # Caches
@@ -300,6 +361,70 @@ def test_kernel_ridge_regression_left_out_is_that_of_fits_without_the_image(enco
     _, kappa, expected = min(tried, key=lambda each: each[0])
     assert learner.text_weight.item() == pytest.approx(kappa, abs=1e-4)
     np.testing.assert_allclose(learner.extra(features).numpy(), expected, atol=1e-4)
+
+
+def test_drawn_coefficients_are_those_of_the_gaussian_process_of_scikit_learn(encoder: DualEncoder) -> None:
+    """The same functions on the training images. Elsewhere, the same mean, and a variance that lacks a known part."""
+    from scipy.stats import multivariate_normal
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel
+
+    from rebapl.learners.proker import coefficients
+
+    (features, labels), (others, _), beta, ridge = data(encoder, noise=0.8), data(encoder, 2, seed=5), 3.0, 0.1
+    x, new = features.numpy().astype(float), others.numpy().astype(float)
+    wrong = np.eye(3)[labels.numpy()] - 0.3 * np.random.default_rng(0).random((len(x), 3))
+    between, across = (np.exp(-beta * (1 - each @ x.T)) for each in (x, new))
+    np.fill_diagonal(between, 1)
+    mean, root = (each.numpy() for each in coefficients(torch.tensor(between), torch.tensor(wrong), ridge))
+
+    def evidence(scale: float) -> float:
+        whole = multivariate_normal(np.zeros(len(x)), scale * (between + ridge * np.eye(len(x))))
+        return float(sum(whole.logpdf(wrong.T)))
+
+    scale = np.trace(wrong.T @ np.linalg.inv(between + ridge * np.eye(len(x))) @ wrong) / wrong.size
+    best = minimize_scalar(lambda log: -evidence(np.exp(log)), bounds=(-8, 4), method="bounded").x
+    assert np.exp(best) == pytest.approx(scale, rel=1e-4)
+    process = GaussianProcessRegressor(
+        ConstantKernel(scale, "fixed") * RBF(beta**-0.5, "fixed"), alpha=scale * ridge, optimizer=None
+    ).fit(x, wrong)
+    of_process, covariance = process.predict(x, return_cov=True)
+    np.testing.assert_allclose(between @ mean, of_process, atol=1e-5)
+    ours = between @ root @ root.T @ between
+    for c in range(3):
+        np.testing.assert_allclose(ours, covariance[..., c], atol=1e-5)
+    of_process, covariance = process.predict(new, return_cov=True)
+    lacks = scale * (np.exp(-beta * (1 - new @ new.T)) - across @ np.linalg.inv(between) @ across.T)
+    np.testing.assert_allclose(across @ mean, of_process, atol=1e-5)
+    np.testing.assert_allclose(across @ root @ root.T @ across.T + lacks, covariance[..., 0], atol=1e-5)
+
+
+def test_coefficients_are_drawn_around_the_mean_with_that_covariance(encoder: DualEncoder) -> None:
+    """4000 draws, each of 24² + 24 numbers within six standard errors: a false alarm is rarer than 10⁻⁵."""
+    from rebapl.learners.proker import coefficients
+    from rebapl.learners.tip_adapter import kernel
+
+    learner, (features, labels), count = built("proker", encoder), data(encoder, noise=0.8), 4000
+    learner.see(features, labels)
+    drawn = learner.draws(features, labels, count, torch.Generator().manual_seed(0))
+    answers = torch.stack([kernel(features, features, learner.sharpness) @ each["values"] for each in drawn])
+    between = kernel(features.double(), features.double(), learner.sharpness.double())
+    _, root = coefficients(between, learner.wrong(features, labels), learner.ridge)
+    expected = (learner.alpha**2 * between @ root @ root.mT @ between).numpy()
+    variances = np.diag(expected)
+    error = np.sqrt((np.outer(variances, variances) + expected**2) / count)
+    assert variances.min() > 0
+    assert (np.abs(np.cov(answers[..., 1].numpy().T) - expected) < 6 * error).all()
+    mean = answers.mean(0)[:, 1].numpy()
+    assert (np.abs(mean - learner.extra(features)[:, 1].numpy()) < 6 * np.sqrt(variances / count) + 1e-5).all()
+
+
+def test_an_image_that_is_there_twice_does_not_throw_the_coefficients_far(encoder: DualEncoder) -> None:
+    learner, (features, labels) = built("proker", encoder), data(encoder, noise=0.8)
+    features, labels = torch.cat([features, features[:3]]), torch.cat([labels, labels[:3]])
+    learner.see(features, labels)
+    drawn = learner.draws(features, labels, 3, torch.Generator().manual_seed(0))
+    assert all(each["values"].abs().max() < 1e3 for each in drawn)
 
 
 # lp++

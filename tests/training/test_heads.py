@@ -90,6 +90,34 @@ def test_closed_forms_take_no_settings_of_an_inference(mini: DualEncoder, task: 
         fit(task, mini, "gda", "mle", epochs=3)
 
 
+@pytest.mark.parametrize("method", ["gda", "proker"])
+def test_laplace_draws_from_the_posterior_of_a_closed_form(
+    mini: DualEncoder, task: Task, tmp_path: Path, method: str
+) -> None:
+    alone, drawn = fit(task, mini, method), fit(task, mini, method, "laplace")
+    assert (len(alone), len(drawn)) == (1, 30)
+    assert drawn.about["inference"] == {"name": "laplace", "laplace": {"samples": 30}}
+    again = load_posterior(save_posterior(drawn, tmp_path / "posterior"), mini)
+    views = torch.randint(256, (3, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    expected = drawn.predict_views(views)
+    assert expected.per_sample.std(0).max() > 1e-3
+    assert torch.equal(again.predict_views(views).per_sample, expected.per_sample)
+    unseen = [posterior.bind(["a house", "a tree"]).predict_views(views) for posterior in (alone, again)]
+    torch.testing.assert_close(unseen[1].per_sample, unseen[0].per_sample.expand(30, -1, -1))
+    for name, seed in (("same", 1), ("other", 2)):
+        given = fit(task, mini, method, "laplace", seed=seed, inference_settings={"laplace.samples": 4})
+        assert torch.equal(given.predict_views(views).per_sample, expected.per_sample[:4]) == (name == "same")
+
+
+def test_a_closed_form_takes_the_number_of_its_draws_alone(mini: DualEncoder, task: Task) -> None:
+    for changes in ({"epochs": 3}, {"inference_settings": {"laplace.structure": "full"}}):
+        with pytest.raises(UserError, match=r"of the settings of 'laplace' it has inference\.laplace\.samples alone"):
+            fit(task, mini, "gda", "laplace", **changes)
+    with pytest.raises(UserError, match=r"inference\.laplace\.samples"):
+        fit(task, mini, "proker", "laplace", inference_settings={"laplace.samples": 0})
+    assert len(fit(task, mini, "tip-adapter", "laplace")) == 1, "it has no posterior"
+
+
 def test_the_texts_count_as_examples_of_the_loop(mini: DualEncoder, task: Task) -> None:
     posterior = fit(task, mini, "linear", epochs=2, method_settings={"texts_as_examples": True})
     assert posterior.learner.examples == len(task.train.items) + len(task.train.class_names)

@@ -12,6 +12,14 @@ lets classes without images stand beside them.
 The published code searches α on a validation set. Here α, and κ in front of the zero-shot logits, have the greatest
 likelihood of the training images by cross-validation: each part of them is scored by the discriminant of the other
 parts. If no class has two images, nothing says how far to trust the discriminant: α = 0 and κ = 1, which is zero-shot.
+
+With the covariance taken as known and a flat prior, the posterior of the means is Gaussian and exact,
+
+    μ_c | images ~ N(μ̂_c, P⁻¹ / n_c),
+
+around the mean μ̂_c of the n_c features of the class. `laplace` draws from it: each sample is the discriminant of drawn
+means, with the same P, π, α and κ. The covariance is not drawn: an inverse Wishart posterior grows surer with N, and
+the shrunk P has no such reading.
 """
 
 from __future__ import annotations
@@ -36,6 +44,8 @@ class GDAConfig(Settings):
 @register("gda", GDAConfig)
 class GDA(Head):
     config: GDAConfig
+    alpha = 0.0
+    """What `see` found; the weight and the bias have it already."""
 
     def adopt(self, class_names: Sequence[str]) -> None:
         super().adopt(class_names)
@@ -52,14 +62,26 @@ class GDA(Head):
         if folds > 1:
             part, held_out = parts(labels, folds), torch.zeros(len(labels), classes, device=features.device)
             for fold in range(folds):
-                weight, bias = discriminant(features[part != fold], labels[part != fold], classes)
+                weight, bias = discriminant(*moments(features[part != fold], labels[part != fold], classes))
                 held_out[part == fold] = features[part == fold] @ weight.mT + bias
             kappa, alpha, _ = blended(self.encoder.logits(features, self.text_features), held_out, labels)
-        weight, bias = discriminant(features, labels, classes)
+        weight, bias = discriminant(*moments(features, labels, classes))
         self.text_weight.fill_(kappa)
         self.weight.copy_(alpha * weight)
         self.bias.copy_(alpha * bias)
+        self.alpha = alpha
         return features, labels
+
+    @torch.no_grad()
+    def draws(self, features: Tensor, labels: Tensor, count: int, stream: torch.Generator) -> list[dict[str, Tensor]]:
+        means, shares, shrunk = moments(features, labels, len(self.owners))
+        root, drawn = torch.linalg.cholesky(shrunk / means.shape[1]), []
+        deviation = (shares * len(labels)).rsqrt()[:, None]
+        for _ in range(count):
+            noise = torch.randn(means.shape, generator=stream, dtype=torch.float64).to(means)
+            weight, bias = discriminant(means + deviation * noise @ root.mT, shares, shrunk)
+            drawn.append({"weight": (self.alpha * weight).cpu(), "bias": (self.alpha * bias).cpu()})
+        return drawn
 
 
 def parts(labels: Tensor, folds: int) -> Tensor:
@@ -72,8 +94,11 @@ def parts(labels: Tensor, folds: int) -> Tensor:
     return same.tril(-1).sum(-1) % folds
 
 
-def discriminant(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """w (C, e) and b (C,), centred over the classes. A class without images has the mean of all."""
+def moments(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The means (C, e), the shares (C,) and the shrunk sum of squares e·P⁻¹ (e, e), float64.
+
+    A class without images has the mean of all, as if that were one image of it.
+    """
     x = features.double()
     own = torch.nn.functional.one_hot(labels, classes).to(x)
     counts = own.sum(0)
@@ -82,6 +107,11 @@ def discriminant(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor
     covariance = around.mT @ around / max(1, len(x) - 1)
     identity = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
     shrunk = (len(x) - 1) * covariance + covariance.trace().clamp(min=1e-12) * identity
-    weight = x.shape[1] * torch.linalg.solve(shrunk, means.mT).mT
-    bias = (counts.clamp(min=1) / len(x)).log() - (weight * means).sum(-1) / 2
+    return means, counts.clamp(min=1) / len(x), shrunk
+
+
+def discriminant(means: Tensor, shares: Tensor, shrunk: Tensor) -> tuple[Tensor, Tensor]:
+    """w (C, e) and b (C,), centred over the classes, from their moments."""
+    weight = means.shape[1] * torch.linalg.solve(shrunk, means.mT).mT
+    bias = shares.log() - (weight * means).sum(-1) / 2
     return (weight - weight.mean(0)).float(), (bias - bias.mean()).float()

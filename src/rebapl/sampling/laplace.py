@@ -18,6 +18,8 @@ labels: what a method adds to its loss beside cross-entropy is no part of it, bu
 `auto` is full up to `FULL` parameters, then Kronecker where the learner is linear, and else diagonal. `prior` says
 which δ counts: that of the recipe (N·weight decay, and what the learner's loss states), or by the `evidence` the one
 with the greatest marginal likelihood at this mode and curvature; see `rebapl.curvature`.
+
+A learner without steps whose posterior is known (`Conjugate`) draws from that itself, and none of this is needed.
 """
 
 from __future__ import annotations

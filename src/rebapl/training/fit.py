@@ -23,6 +23,7 @@ from rebapl.data.feature_batches import FeatureBatches
 from rebapl.data.own_images import ImageLike, dataset_of
 from rebapl.data.task import Task, load_task, task_of
 from rebapl.errors import UserError
+from rebapl.learnable import Conjugate
 from rebapl.learners import Learner, build_learner, check_features
 from rebapl.posterior import Posterior
 from rebapl.posterior.views import check_views
@@ -66,6 +67,7 @@ class Training:
             "data": task.dataset.name,
         }
         self.loop: Loop | None = None
+        self.drawn: list[dict[str, Tensor]] = [{}]
         self.images = ""
         begin, data, examples = time.monotonic(), LabelledImages(task.dataset, task.train.items), None
         if task.dataset.features is not None:
@@ -74,6 +76,9 @@ class Training:
         if self.learner.learns_from_features or task.dataset.features is not None:
             features = features_of(encoder, data).to(encoder.device)
             examples = self.learner.see(features, data.labels.to(encoder.device))
+            if resolved.draws is not None:
+                assert isinstance(self.learner, Conjugate)
+                self.drawn = self.learner.draws(*examples, resolved.draws, generator(seed, "laplace"))
         self.seconds = time.monotonic() - begin
         if resolved.inference is not None:
             batches: TrainBatches | FeatureBatches
@@ -105,7 +110,8 @@ class Training:
         `seconds` says how long the training took, including the time before an interruption.
         """
         if self.loop is None:
-            return Posterior.of(self.learner.eval(), [kept(self.learner.fixed_parameters())], self.about)
+            found = kept(self.learner.fixed_parameters())
+            return Posterior.of(self.learner.eval(), [{**found, **each} for each in self.drawn], self.about)
         loop = ResumableLoop(self.loop, checkpoint, name or self._name(), self.images, log, tracker)
         loop.run_until(self.loop.steps_in_all, progress, cycles)
         self.seconds += loop.seconds
@@ -253,7 +259,14 @@ def _of_learner(
         )
     method = learner.method or type(learner).__name__
     return with_inference(
-        method, learner.config, learner.recipe, learner.repels_per_image, inference, epochs, inference_settings
+        method,
+        learner.config,
+        learner.recipe,
+        learner.repels_per_image,
+        isinstance(learner, Conjugate),
+        inference,
+        epochs,
+        inference_settings,
     )
 
 

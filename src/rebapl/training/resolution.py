@@ -12,10 +12,12 @@ from rebapl.data.catalogue import is_own
 from rebapl.data.embedded import EMBEDDED
 from rebapl.data.features import StoredFeatures, is_features
 from rebapl.errors import UserError
+from rebapl.learnable import Conjugate
 from rebapl.learners import METHODS, Recipe
 from rebapl.sampling import Inference
-from rebapl.sampling.presets import has_own_epochs, preset
-from rebapl.settings import SettingError, Settings, nested, overlaid, refuse
+from rebapl.sampling.presets import has_own_epochs, preset, preset_values
+from rebapl.sampling.settings import Laplace
+from rebapl.settings import SettingError, Settings, leaves, nested, overlaid, refuse
 
 CUSTOM = "custom"
 """The name of an inference that was given as an object."""
@@ -23,12 +25,16 @@ CUSTOM = "custom"
 NOTHING = "none"
 """The name of the inference of a method that learns nothing in steps: zero-shot, or a closed form."""
 
+SAMPLES = "laplace.samples"
+"""The one setting of an inference that acts where the posterior is known."""
+
 
 @dataclass(frozen=True)
 class ResolvedTraining:
     """A method and an inference with all their settings, and the range of the random crops.
 
-    `inference` is None for a method that learns nothing in steps.
+    `inference` is None for a method that learns nothing in steps. `draws` is then how many samples are drawn from its
+    posterior, or None for one answer.
     """
 
     method: str
@@ -36,10 +42,13 @@ class ResolvedTraining:
     inference_name: str
     inference: Inference | None
     crop_scale: tuple[float, float]
+    draws: int | None = None
 
     def plain(self) -> dict[str, Any]:
         """Every setting as JSON has it."""
         inference = {} if self.inference is None else self.inference.plain()
+        if self.draws is not None:
+            inference = {"laplace": {"samples": self.draws}}
         return {
             "method": {"name": self.method, **self.method_settings.plain()},
             "inference": {"name": self.inference_name, **inference},
@@ -89,8 +98,8 @@ def resolve_training(
     known = METHODS.find(method)
     settings, recipe = known.published(protocol, data, shots)
     chosen = known.settings({**settings, **(method_settings or {})})
-    per_image = known.learner.per_image(chosen)
-    return with_inference(method, chosen, recipe, per_image, inference, epochs, inference_settings)
+    per_image, conjugate = known.learner.per_image(chosen), issubclass(known.learner, Conjugate)
+    return with_inference(method, chosen, recipe, per_image, conjugate, inference, epochs, inference_settings)
 
 
 def with_inference(
@@ -98,6 +107,7 @@ def with_inference(
     method_settings: Settings,
     recipe: Recipe,
     per_image: bool,
+    conjugate: bool,
     inference: str | Inference | None,
     epochs: int | None = None,
     inference_settings: Mapping[str, Any] | None = None,
@@ -106,13 +116,17 @@ def with_inference(
 
     `inference` is the name of a preset, which `epochs` and `inference_settings` may change, or an object that is taken
     as it is. None is the recipe's own inference, with the recipe's settings of it. `per_image` is as in
-    `preset_values`.
+    `preset_values`, and `conjugate` says whether the learner is `Conjugate`: of a preset, it takes `laplace.samples`.
     """
     inference = recipe.inference if inference is None else inference
     changed = bool(inference_settings) or epochs is not None
-    name, chosen = NOTHING, None
+    name, chosen, draws = NOTHING, None, None
     if recipe.epochs == 0:
-        if changed or isinstance(inference, Inference):
+        if conjugate and isinstance(inference, str):
+            draws = _draws(method, recipe, inference, epochs, inference_settings)
+        if draws is not None:
+            name = str(inference)
+        elif changed or isinstance(inference, Inference):
             raise UserError(f"method '{method}' learns nothing in steps: leave the settings of the inference out")
     elif isinstance(inference, Inference):
         if changed:
@@ -131,4 +145,23 @@ def with_inference(
             name, chosen = inference, preset(inference, recipe, method, per_image, **changes)
         except SettingError as error:
             raise error.below("inference") from None
-    return ResolvedTraining(method, method_settings, name, chosen, recipe.crop_scale)
+    return ResolvedTraining(method, method_settings, name, chosen, recipe.crop_scale, draws)
+
+
+def _draws(
+    method: str, recipe: Recipe, inference: str, epochs: int | None, settings: Mapping[str, Any] | None
+) -> int | None:
+    """How many samples a preset draws from the known posterior of a method; None for a preset that draws none."""
+    values = preset_values(inference, recipe, method)
+    if SAMPLES not in values:
+        return None
+    given = dict(leaves(nested(settings or {})))
+    if epochs is not None or given.keys() - {SAMPLES}:
+        raise UserError(
+            f"method '{method}' learns nothing in steps, and its posterior is known: of the settings of '{inference}' "
+            f"it has inference.{SAMPLES} alone"
+        )
+    try:
+        return Laplace(samples=given.get(SAMPLES, values[SAMPLES].value)).samples
+    except SettingError as error:
+        raise error.below("inference", "laplace") from None
