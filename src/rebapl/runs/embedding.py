@@ -30,7 +30,7 @@ from rebapl.posterior.images import ImageFiles
 from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.records import Record, as_text
 from rebapl.runs.machine import kept_backbone
-from rebapl.runs.shards import Entry, Place, Shard, folders_of, plan_lists, read_images_of_shards
+from rebapl.runs.shards import Entry, Place, Shard, entries_of, plan_lists, written
 
 SIZE = 8192
 """Images in a shard: 8 MB of features of 512 numbers, and seconds of work on a GPU."""
@@ -190,8 +190,8 @@ def plan_features(
         "classes": inquiry.classes,
     }
     lists = plan_lists(place, json.loads(json.dumps(about)), images.entries, size)
-    plain, folders = dataclasses.asdict(inquiry), folders_of(place, len(lists))
-    return [FeatureShard(folders[number], plain, number, len(images)) for number, images in enumerate(lists)]
+    plain = dataclasses.asdict(inquiry)
+    return [FeatureShard(place.folder_of(number), plain, number, len(images)) for number, images in enumerate(lists)]
 
 
 def features_place(out: Path, form: str) -> Place:
@@ -209,19 +209,18 @@ def embed_shards(
     if not shards:
         return
     inquiry, pace = FeatureInquiry(**shards[0].inquiry), pace or Pace()
-    wanted = {shard.number for shard in shards}
-    lists = (images for number, images in enumerate(read_images_of_shards(shards[0].kept_in)) if number in wanted)
-    entries = (entry for images in lists for entry in images)
     size = CPU_PORTION if encoder.device.type == "cpu" else CHUNK
-    done = _embedded(read_ahead(_reader(inquiry, encoder), entries, size, pace), encoder, pace)
-    waiting, held = list(reversed(shards)), list[_Embedded]()
-    for portion in by_one_torch_thread(done) if encoder.device.type == "cuda" else done:
-        held += portion
+    done = _embedded(read_ahead(_reader(inquiry, encoder), entries_of(shards), size, pace), encoder, pace)
+
+    def write(shard: FeatureShard, embedded: list[_Embedded]) -> None:
+        good = [each for each in embedded if each.feature is not None]
+        kept = np.array([each.feature for each in good], dtype=PRECISIONS[inquiry.precision])
+        broken = [(each.row.image_path, each.why) for each in embedded if each.feature is None]
+        features = kept.reshape(-1, encoder.joint_width)
+        shard.write(shard_bytes([each.row for each in good], features, inquiry.form), broken)
+
+    for portion in written(by_one_torch_thread(done) if encoder.device.type == "cuda" else done, shards, write):
         yield [{"image": row.image_path, "error": why or None} for row, why, _ in portion]
-        while waiting and len(held) >= waiting[-1].count:
-            shard = waiting.pop()
-            _write(shard, inquiry, held[: shard.count], encoder.joint_width)
-            del held[: shard.count]
 
 
 class _Embedded(NamedTuple):
@@ -239,13 +238,6 @@ def _embedded(
         features = iter(encode(encoder, views).numpy() if len(views) else ())
         pace.answered(len(portion))
         yield [_Embedded(row, why, None if why else next(features)) for row, why in portion]
-
-
-def _write(shard: FeatureShard, inquiry: FeatureInquiry, embedded: Sequence[_Embedded], width: int) -> None:
-    good = [each for each in embedded if each.feature is not None]
-    features = np.array([each.feature for each in good], dtype=PRECISIONS[inquiry.precision]).reshape(-1, width)
-    broken = [(each.row.image_path, each.why) for each in embedded if each.feature is None]
-    shard.write(shard_bytes([each.row for each in good], features, inquiry.form), broken)
 
 
 def _reader(inquiry: FeatureInquiry, encoder: DualEncoder) -> Callable[[Entry], tuple[FeatureRow, Tensor | None, str]]:

@@ -82,7 +82,7 @@ class Chain(Loop):
             space = settings.space or self.learner.repels_in
             if space is None:
                 raise UserError("this learner names no feature space to repel in: set the repulsion's `space`")
-            self.reference = self._pool(space, images, settings.images, settings.pool, settings.rows)
+            self.reference = self._pool(space, images, settings.images, settings.rows)
             first = self._repulsion(settings, self.reference, anchor)
             self.repulsions = [first, *(first.beside() for _ in range(inference.chains - 1))]
         average = inference.averaging
@@ -239,28 +239,24 @@ class Chain(Loop):
         current = {name: p.detach().clone() for name, p in self.parameters.items()}
         if other is not None:
             self._set(other)
-        for parameters in self._drawn(cycle, chain):
-            self.samples.append(Sample(parameters, cycle, chain, self.schedule.steps))
+        taken = [kept(self.parameters)]
+        if self.inference.laplace is not None:  # draws around θ instead, by a stream of this cycle and chain alone
+            taken = draws(
+                self.learner,
+                self.parameters,
+                (self.batches(step)[0] for step in range(self.steps_per_epoch)),
+                self.inference.laplace,
+                num_data=self.num_data,
+                decay=self.inference.sampler.weight_decay,
+                stream=generator(self.seed, "chain", "laplace", cycle, chain),
+            )
+        self.samples += [Sample(parameters, cycle, chain, self.schedule.steps) for parameters in taken]
         with evaluating(self.learner):
             if self.reference is not None and cycle < self.inference.cycles - 1:  # nothing comes after the last
                 self.repulsions[chain].remember(self.reference.stored())
             if self.held_out is not None and self.inference.adaptive is not None:
                 self._predictions.append(self._predict(self.held_out[0]))
         self._set(current)
-
-    def _drawn(self, cycle: int, chain: int) -> list[dict[str, Tensor]]:
-        """The current θ, or draws from the Gaussian around it, by a stream of this cycle and chain alone."""
-        if self.inference.laplace is None:
-            return [kept(self.parameters)]
-        return draws(
-            self.learner,
-            self.parameters,
-            (self.batches(step)[0] for step in range(self.steps_per_epoch)),
-            self.inference.laplace,
-            num_data=self.num_data,
-            decay=self.inference.sampler.weight_decay,
-            stream=generator(self.seed, "chain", "laplace", cycle, chain),
-        )
 
     def _end_cycle(self, cycle: int, chain: int) -> None:
         if isinstance(self.inference.restart, Warm):

@@ -20,7 +20,7 @@ from rebapl.repulsion.parameters import total_norm
 from rebapl.sampling.diagnostics import Diagnostics, Guard, NonFiniteError, finite
 from rebapl.sampling.objective import ReferencePool
 from rebapl.sampling.schedule import CyclicalSchedule
-from rebapl.sampling.settings import Inference, pool_size
+from rebapl.sampling.settings import Inference
 
 Batches = Callable[[int], tuple[Tensor, Tensor]]
 """step → images (B, …), labels (B,): a pure function of the step, so that a resumed run sees the same."""
@@ -104,12 +104,10 @@ class Loop(ABC):
     def _build(self, images: Tensor | None, anchor: Tensor | None) -> None:
         """Make the schedule and everything else that only this sampler has; refuse settings of another one."""
 
-    def _pool(
-        self, space: str, images: Tensor | None, n: int | None, pool: int | None, rows: int | None = None
-    ) -> ReferencePool:
+    def _pool(self, space: str, images: Tensor | None, n: int | None, rows: int | None = None) -> ReferencePool:
         """The first of the reference images, of which each step compares `n`, in a feature space."""
         if images is not None:
-            images = images[: pool_size(n, pool)].to(self.device)
+            images = images[: self.inference.pool_size].to(self.device)
         return ReferencePool(self.learner, space, images, n, self.batches(0)[0][:1], rows)
 
     @property

@@ -66,7 +66,7 @@ class SVGD(Loop):
         optimizer = torch.optim.SGD(tensors, lr=settings.lr, momentum=settings.momentum)
         stream = self.generators["svgd/restart"]
         self.schedule = build_schedule(self.inference, tensors, self.num_data, self.steps_per_epoch, stream, optimizer)
-        self.reference = self._pool(settings.space, images, settings.images, settings.pool)
+        self.reference = self._pool(settings.space, images, settings.images)
 
     @torch.no_grad()
     def _spread(self) -> list[dict[str, Tensor]]:

@@ -39,32 +39,21 @@ _UNFIT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 _log = logging.getLogger(__name__)
 
 
-class Checkpoints:
-    """The last two checkpoints of a training: the one at `path`, and the one before it beside it.
+def checkpoints_at(path: Path) -> list[Path]:
+    """The checkpoints of a training that there are, the last one first: the one at `path`, and the one before it.
 
     >>> import tempfile
-    >>> kept = Checkpoints(Path(tempfile.mkdtemp()) / "checkpoint.safetensors")
-    >>> kept.save({"step": 1}); kept.save({"step": 2})
-    >>> [load_checkpoint(path) for path in kept.there()]
+    >>> path = Path(tempfile.mkdtemp()) / "checkpoint.safetensors"
+    >>> save_checkpoint({"step": 1}, path); save_checkpoint({"step": 2}, path, previous_to(path))
+    >>> [load_checkpoint(each) for each in checkpoints_at(path)]
     [{'step': 2}, {'step': 1}]
     """
+    return [each for each in (path, previous_to(path)) if each.exists()]
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.previous = path.with_suffix(f".previous{path.suffix}")
 
-    def there(self) -> list[Path]:
-        """The files there are, the last one first."""
-        return [path for path in (self.path, self.previous) if path.exists()]
-
-    def save(self, state: Any) -> None:
-        """Write a new checkpoint, and keep the one before."""
-        save_checkpoint(state, self.path, self.previous)
-
-    def remove(self) -> None:
-        """Remove both."""
-        for path in (self.path, self.previous):
-            path.unlink(missing_ok=True)
+def previous_to(path: Path) -> Path:
+    """Where the checkpoint before the one at `path` is kept."""
+    return path.with_suffix(f".previous{path.suffix}")
 
 
 def save_checkpoint(state: Any, path: Path, previous: Path | None = None) -> None:
@@ -141,8 +130,8 @@ class ResumableLoop:
     ) -> None:
         self.loop, self.log, self.tracker = loop, log, tracker
         self.made_for = {"run": run, "images": images}
-        self.checkpoints = None if checkpoint is None else Checkpoints(checkpoint)
-        self._before = 0.0 if self.checkpoints is None else self._resume(self.checkpoints)
+        self.checkpoint = checkpoint
+        self._before = 0.0 if checkpoint is None else self._resume(checkpoints_at(checkpoint))
         self.rows = [] if log is None else [row for row in read_log(log) if row.get("step", math.inf) < loop.steps_done]
         loop.record_every = 0 if log is None and tracker is None else EVERY
         self._start = self._saved = time.monotonic()
@@ -158,9 +147,9 @@ class ResumableLoop:
     ) -> None:
         """Do the steps up to `end`. The samples of `cycles`, see `cycle`, take the place of steps."""
         try:
-            with HeldBack(active=self.checkpoints is not None) as held:
+            with HeldBack(active=self.checkpoint is not None) as held:
                 while not self.loop.done and self.loop.steps_done < end:
-                    if not self._take_over(cycles or {}):
+                    if not (cycles and self._take_over(cycles)):
                         self.loop.step()
                     self._between_steps(held, progress)
         finally:
@@ -176,7 +165,7 @@ class ResumableLoop:
                 self._save()
             held.deliver()
         except (KeyboardInterrupt, SystemExit) as error:
-            if self.checkpoints is None:
+            if self.checkpoint is None:
                 raise
             if self._saved_step != loop.steps_done:
                 self._save()
@@ -220,16 +209,15 @@ class ResumableLoop:
             write_log(self.log, self.rows)
 
     def _save(self) -> None:
-        if self.checkpoints is not None:
-            self.loop.refuse_what_is_not_finite()
         self._write_log()
-        if self.checkpoints is not None:
-            self.checkpoints.save({"loop": self.loop.state_dict(), "seconds": self.seconds, **self.made_for})
+        if self.checkpoint is not None:
+            self.loop.refuse_what_is_not_finite()
+            state = {"loop": self.loop.state_dict(), "seconds": self.seconds, **self.made_for}
+            save_checkpoint(state, self.checkpoint, previous_to(self.checkpoint))
         self._saved, self._saved_step = time.monotonic(), self.loop.steps_done
 
-    def _resume(self, checkpoints: Checkpoints) -> float:
-        """Go on from the last checkpoint that is whole. Return the seconds that were spent before it was written."""
-        there = checkpoints.there()
+    def _resume(self, there: list[Path]) -> float:
+        """Go on from the first of these checkpoints that is whole. Return the seconds spent before it was written."""
         for index, path in enumerate(there):
             try:
                 return self._load(path)
