@@ -118,13 +118,15 @@ class RunConfig(Settings):
             method_settings=self.method_settings,
             inference_settings=self.inference_settings,
         )
-        data = self.data
+        data, backbone = self.data, self.backbone_name
         if is_own(data) and Path(data).expanduser().exists():
             data = f"images:{own_images(data, self.split, self.template, self.fold is not None)[1]}"
+        if stamps := backbone_stamps(backbone):
+            backbone = f"{Path(backbone).expanduser().resolve().name}:{_content(stamps)}"
         same = ("split", "template", "shots", "seed", "test_images", "fold")
         settings = {
             "data": data,
-            "backbone": _backbone_identity(self.backbone_name),
+            "backbone": backbone,
             "classes": TRAINED_CLASSES.get(self.protocol, "all"),
             **{name: getattr(self, name) for name in same},
             **training.plain(),
@@ -202,20 +204,15 @@ def _kept_images(asked: tuple[str, str | None, str | None, bool], stamps: int) -
     return _load_own(*asked)
 
 
-def _backbone_identity(backbone: str) -> str:
-    """What identifies a backbone: its name or hub id; for a local folder, the folder's name and its content."""
-    stamps = backbone_stamps(backbone)
-    return f"{Path(backbone).expanduser().resolve().name}:{_content(stamps)}" if stamps else backbone
-
-
 def backbone_stamps(backbone: str) -> tuple[tuple[str, int, int], ...]:
     """The stamps of the files of a backbone in a local folder, which tell it from another one; none of any other."""
     folder = Path(backbone).expanduser()
     if backbone == "mini" or not folder.is_dir():
         return ()
-    files = {path for path in folder.resolve().iterdir() if path.suffix in (".json", ".safetensors", ".txt", ".model")}
-    there = sorted(path for path in files.union(weight_files(folder.resolve())) if path.is_file())
-    return tuple(map(stamp, there))  # but for links that lead nowhere
+    folder = folder.resolve()
+    files = {path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".txt", ".model")}
+    there = sorted(path for path in files.union(weight_files(folder)) if path.is_file())  # a link may lead nowhere
+    return tuple(map(stamp, there))
 
 
 @functools.lru_cache(maxsize=32)

@@ -43,8 +43,8 @@ class ToEmbed(NamedTuple):
     """The images that are to be embedded.
 
     `entries` are [path, label, split] by path, and paths are taken from the folder `start`; or they are those of the
-    data set `data`. `classes` are the class names by label, in their order, if they are known. `name` and `template`
-    are those of the data set.
+    data set `data`, with `root` and `split` as in `load_dataset`. `classes` are the class names by label, in their
+    order, if they are known. `name` and `template` are those of the data set.
     """
 
     entries: Mapping[str, Entry]
@@ -53,6 +53,8 @@ class ToEmbed(NamedTuple):
     template: str
     start: Path
     data: str | None = None
+    root: str | None = None
+    split: str | None = None
     passed_over: str = ""
 
 
@@ -77,7 +79,8 @@ def gather_images(
         dataset = load_dataset(alone, root, split=split)
         rows = [(item.key, str(item.label), part) for part in SPLITS for item in getattr(dataset, part)]
         names = {str(label): name for label, name in enumerate(dataset.class_names)}
-        return ToEmbed(_by_path(rows), names, dataset.name, dataset.template, Path.cwd(), alone)
+        folder = None if root is None else str(root.absolute())
+        return ToEmbed(_by_path(rows), names, dataset.name, dataset.template, Path.cwd(), alone, folder, split)
     if split is not None:
         raise UserError(f"--split {split}: only a published data set has other split files; leave it out")
     path = None if alone is None else Path(alone).expanduser()
@@ -157,8 +160,6 @@ def plan_features(
     precision: str,
     size: int,
     strict: bool = False,
-    root: Path | None = None,
-    split: str | None = None,
 ) -> list[FeatureShard]:
     """The shards of the features of images. A place of other features is refused; see `plan_lists`.
 
@@ -169,8 +170,8 @@ def plan_features(
         fingerprint=encoder.fingerprint,
         start=str(images.start),
         data=images.data,
-        root=None if root is None else str(root.absolute()),
-        split=split,
+        root=images.root,
+        split=images.split,
         classes=None if images.classes is None else dict(images.classes),
         form=place.form,
         precision=precision,

@@ -161,13 +161,10 @@ class Engine(ABC, Generic[Handle]):
                     active.update(zip(handles, (Attempt(*each) for each in chosen), strict=True))
                 for handle, failure in self.wait(list(active), self.look_seconds):
                     attempt = active.pop(handle)
-                    failure = failure and failure.written(attempt.job)
-                    if failure is not None and failure.may_pass and attempt.number < ATTEMPTS:
-                        emit(Retried(attempt.job, failure))
-                        waiting.append((attempt.job, attempt.number + 1))
-                    else:
-                        emit(outcome := attempt.ended("failed" if failure else "done", failure))
+                    if outcome := self._settle(attempt, failure, emit):
                         yield outcome
+                    else:
+                        waiting.append((attempt.job, attempt.number + 1))
                 for handle, attempt in active.items():
                     self._look(handle, attempt, emit)
         except BaseException:
@@ -175,6 +172,15 @@ class Engine(ABC, Generic[Handle]):
             for attempt in active.values():
                 emit(attempt.ended("interrupted"))
             raise
+
+    def _settle(self, attempt: Attempt, failure: Failure | None, emit: OnEvent) -> Outcome | None:
+        """Report how an attempt has ended. There is no outcome yet if the job is to be tried again."""
+        failure = failure and failure.written(attempt.job)
+        if failure is not None and failure.may_pass and attempt.number < ATTEMPTS:
+            emit(Retried(attempt.job, failure))
+            return None
+        emit(outcome := attempt.ended("failed" if failure else "done", failure))
+        return outcome
 
     def _choose(self, waiting: deque[tuple[Work, int]], active: Collection[Attempt]) -> list[tuple[Work, int]]:
         """Take as many jobs as there is room for, but none whose folder another one is at work in."""
@@ -295,8 +301,7 @@ class LocalEngine(Engine[_LocalJob]):
             yield from super()._hand_out(jobs, emit)
             return
         for job in jobs:
-            emit(outcome := self._do_here(job, emit))
-            yield outcome
+            yield self._do_here(job, emit)
 
     def _do_here(self, job: Work, emit: OnEvent, number: int = 1) -> Outcome:
         """Do a job in this process."""
@@ -307,10 +312,8 @@ class LocalEngine(Engine[_LocalJob]):
         except BaseException:
             emit(attempt.ended("interrupted"))
             raise
-        failure = failure and failure.written(job)
-        if failure is None or not failure.may_pass or number == ATTEMPTS:
-            return attempt.ended("failed" if failure else "done", failure)
-        emit(Retried(job, failure))
+        if outcome := self._settle(attempt, failure, emit):
+            return outcome
         forget_backbone()
         gc.collect()
         if torch.cuda.is_available():

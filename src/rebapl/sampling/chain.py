@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_map
 from rebapl.captured import Capturing, accelerated
 from rebapl.compiled import compiling
 from rebapl.errors import UserError
-from rebapl.randomness import generator
+from rebapl.randomness import derived_seed, generator
 from rebapl.repulsion import Repulsion, kick
 from rebapl.repulsion.parameters import total_norm
 from rebapl.sampling.adaptive import worth_another_cycle
@@ -151,7 +151,9 @@ class Chain(Loop):
 
     def _restart(self) -> None:
         """The start θ of this cycle and chain: as given, the chain's last with a kick, or drawn anew."""
-        self._own_streams(self.schedule.cycle)
+        if self.schedule.cycle > 0 and self.inference.independent_cycles > 1:  # which has random streams of its own
+            for name, stream in self.generators.items():
+                stream.manual_seed(derived_seed(self.seed, *name.split("/"), "cycle", self.schedule.cycle))
         first = self.cycle == 0 and self.chain == 0
         restart = self.inference.restart
         if not first and (self.cycle == 0 or isinstance(restart, Cold)):
@@ -283,7 +285,6 @@ class Chain(Loop):
             "repulsions": [each.state_dict(memory=chain == 0) for chain, each in enumerate(self.repulsions)],
             "average": None if self.average is None else self.average.sums,
             "path": None if self.path is None else self.path.state_dict(),
-            "deviations": [] if self.path is None else self.path.deviations,
             "ends": {str(chain): end for chain, end in self._ends.items()},
             "stopped": self.stopped,
             "predictions": self._predictions,
@@ -301,8 +302,7 @@ class Chain(Loop):
         self.stopped = state["stopped"]
         self._predictions = list(state["predictions"])
         if self.path is not None:
-            moved = tree_map(lambda leaf: leaf.to(self.device), (state["path"], state["deviations"]))
-            self.path.load_state_dict(*moved)
+            self.path.load_state_dict(tree_map(lambda leaf: leaf.to(self.device), state["path"]))
 
 
 def epoch_weights(epochs: int, mean: float, std: float) -> list[float]:

@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from rebapl.captured import current
 from rebapl.errors import UserError
 from rebapl.learnable import Learnable
-from rebapl.randomness import derived_seed, generator
+from rebapl.randomness import generator
 from rebapl.repulsion.parameters import total_norm
 from rebapl.sampling.diagnostics import Diagnostics, Guard, NonFiniteError, finite
 from rebapl.sampling.objective import ReferencePool
@@ -230,18 +230,13 @@ class Loop(ABC):
             if {name: value.shape for name, value in sample.parameters.items()} != shapes:
                 raise ValueError("its samples are of another learner")
 
-    def _own_streams(self, cycle: int) -> None:
-        """Give a later cycle that is independent of the others random streams of its own."""
-        if cycle > 0 and self.inference.independent_cycles > 1:
-            for name, stream in self.generators.items():
-                stream.manual_seed(derived_seed(self.seed, *name.split("/"), "cycle", cycle))
-
 
 def kept(parameters: dict[str, Any]) -> dict[str, Tensor]:
     """A copy of parameters as a sample has them: float32 on the CPU."""
     return {name: p.detach().to("cpu", torch.float32, copy=True) for name, p in parameters.items()}
 
 
+@torch.no_grad()
 def copied(tree: Any) -> Any:
     """The same nested dicts and lists, with tensors cloned."""
-    return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, tree)
+    return tree_map_only(Tensor, torch.clone, tree)
