@@ -123,8 +123,8 @@ def test_a_signal_waits_for_the_end_of_its_step(
     step, noted = Chain.step, []
 
     def signalled(chain: Chain) -> None:
-        if chain.steps_done in at:
-            signal.raise_signal(at.pop(chain.steps_done))
+        if chain.schedule.steps in at:
+            signal.raise_signal(at.pop(chain.schedule.steps))
         step(chain)
 
     monkeypatch.setattr(Chain, "step", signalled)
@@ -278,7 +278,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_leaves_the_last_good_chec
     out, step = tmp_path / "run", Chain.step
 
     def breaks(chain: Chain) -> None:
-        if chain.steps_done == 36:
+        if chain.schedule.steps == 36:
             next(iter(chain.parameters.values())).data.fill_(float("nan"))
         step(chain)
 

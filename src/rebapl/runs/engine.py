@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import inspect
 import json
 import math
 import os
@@ -19,7 +18,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing import connection
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
-from rebapl.errors import UserError, unknown
+from rebapl.errors import UserError
 from rebapl.plugins import Registry
 from rebapl.runs.jobs import (
     PROGRESS,
@@ -351,35 +350,3 @@ class LocalEngine(Engine[_LocalJob]):
         for each in handles:
             each.end()
         self._busy.clear()
-
-
-def build_engine(
-    name: str,
-    runs: Path,
-    *,
-    devices: Sequence[str] | None = None,
-    jobs: int | None = None,
-    options: Mapping[str, str] | None = None,
-) -> Engine[Any]:
-    """The engine of a name, for runs in this folder. What an engine has no use for is refused.
-
-    >>> build_engine("ray", Path("runs"), jobs=3)
-    Traceback (most recent call last):
-    rebapl.errors.UserError: --jobs is for --engine local, not for ray: leave it out
-    >>> build_engine("ray", Path("runs"), options={"adress": "x"})
-    Traceback (most recent call last):
-    rebapl.errors.UserError: unknown option of ray 'adress': did you mean 'address'? Accepted: address, cpus, gpus
-    """
-    engine, options = ENGINES.find(name), dict(options or {})
-    if engine is LocalEngine:
-        if options:
-            raise UserError(f"--engine-option {next(iter(options))}: the engine local has --device and --jobs")
-        return LocalEngine(devices, 1 if jobs is None else jobs)
-    for option, given in (("--device", devices), ("--jobs", jobs)):
-        if given is not None:
-            raise UserError(f"{option} is for --engine local, not for {name}: leave it out")
-    accepted = list(inspect.signature(engine).parameters)[1:]
-    for option in options:
-        if option not in accepted:
-            raise unknown(f"option of {name}", option, accepted)
-    return engine(runs, **options)

@@ -111,10 +111,6 @@ class Loop(ABC):
         return ReferencePool(self.learner, space, images, n, self.batches(0)[0][:1], rows)
 
     @property
-    def steps_done(self) -> int:
-        return self.schedule.steps
-
-    @property
     def steps_in_all(self) -> int:
         """How many steps the whole run has; adaptive cycles may end it sooner."""
         return self.inference.all_epochs * self.steps_per_epoch

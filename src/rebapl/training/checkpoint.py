@@ -132,7 +132,9 @@ class ResumableLoop:
         self.made_for = {"run": run, "images": images}
         self.checkpoint = checkpoint
         self._before = 0.0 if checkpoint is None else self._resume(checkpoints_at(checkpoint))
-        self.rows = [] if log is None else [row for row in read_log(log) if row.get("step", math.inf) < loop.steps_done]
+        self.rows = (
+            [] if log is None else [row for row in read_log(log) if row.get("step", math.inf) < loop.schedule.steps]
+        )
         loop.record_every = 0 if log is None and tracker is None else EVERY
         self._start = self._saved = time.monotonic()
         self._saved_step = -1
@@ -148,7 +150,7 @@ class ResumableLoop:
         """Do the steps up to `end`. The samples of `cycles`, see `cycle`, take the place of steps."""
         try:
             with HeldBack(active=self.checkpoint is not None) as held:
-                while not self.loop.done and self.loop.steps_done < end:
+                while not self.loop.done and self.loop.schedule.steps < end:
                     if not (cycles and self._take_over(cycles)):
                         self.loop.step()
                     self._between_steps(held, progress)
@@ -160,19 +162,19 @@ class ResumableLoop:
         loop = self.loop
         try:
             if progress is not None:
-                progress(loop.steps_done, loop.steps_in_all, loop.last_loss)
+                progress(loop.schedule.steps, loop.steps_in_all, loop.last_loss)
             if held.pending or time.monotonic() - self._saved > CHECKPOINT_SECONDS:
                 self._save()
             held.deliver()
         except (KeyboardInterrupt, SystemExit) as error:
             if self.checkpoint is None:
                 raise
-            if self._saved_step != loop.steps_done:
+            if self._saved_step != loop.schedule.steps:
                 self._save()
             if isinstance(error, SystemExit):
                 raise
             number = error.signal if isinstance(error, Interrupted) else signal.SIGINT
-            raise Interrupted(number, f"step {loop.steps_done} of {loop.steps_in_all} is kept") from error
+            raise Interrupted(number, f"step {loop.schedule.steps} of {loop.steps_in_all} is kept") from error
 
     def cycle(self) -> dict[str, Any]:
         """The samples of a cycle that was sampled by itself, for `run_until` in the run that it belongs to."""
@@ -214,7 +216,7 @@ class ResumableLoop:
             self.loop.refuse_what_is_not_finite()
             state = {"loop": self.loop.state_dict(), "seconds": self.seconds, **self.made_for}
             save_checkpoint(state, self.checkpoint, previous_to(self.checkpoint))
-        self._saved, self._saved_step = time.monotonic(), self.loop.steps_done
+        self._saved, self._saved_step = time.monotonic(), self.loop.schedule.steps
 
     def _resume(self, there: list[Path]) -> float:
         """Go on from the first of these checkpoints that is whole. Return the seconds spent before it was written."""
