@@ -108,8 +108,7 @@ class Engine(ABC, Generic[Handle]):
             else:
                 missing.append(job)
         if missing:
-            with self.connected():
-                yield from self._hand_out(missing, emit)
+            yield from self._hand_out(missing, emit)
 
     def connected(self) -> AbstractContextManager[Any]:
         """Within `with`, jobs can be handed over."""
@@ -153,24 +152,25 @@ class Engine(ABC, Generic[Handle]):
     def _hand_out(self, jobs: Sequence[Work], emit: OnEvent) -> Iterator[Outcome]:
         waiting = deque((job, 1) for job in jobs)
         active: dict[Handle, Attempt] = {}
-        try:
-            while waiting or active:
-                if chosen := self._choose(waiting, active.values()):
-                    handles = self.submit([(job, self.text(job)) for job, _ in chosen])
-                    active.update(zip(handles, (Attempt(*each) for each in chosen), strict=True))
-                for handle, failure in self.wait(list(active), self.look_seconds):
-                    attempt = active.pop(handle)
-                    if outcome := self._settle(attempt, failure, emit):
-                        yield outcome
-                    else:
-                        waiting.append((attempt.job, attempt.number + 1))
-                for handle, attempt in active.items():
-                    self._look(handle, attempt, emit)
-        except BaseException:
-            self.cancel(list(active))
-            for attempt in active.values():
-                emit(attempt.ended("interrupted"))
-            raise
+        with self.connected():
+            try:
+                while waiting or active:
+                    if chosen := self._choose(waiting, active.values()):
+                        handles = self.submit([(job, self.text(job)) for job, _ in chosen])
+                        active.update(zip(handles, (Attempt(*each) for each in chosen), strict=True))
+                    for handle, failure in self.wait(list(active), self.look_seconds):
+                        attempt = active.pop(handle)
+                        if outcome := self._settle(attempt, failure, emit):
+                            yield outcome
+                        else:
+                            waiting.append((attempt.job, attempt.number + 1))
+                    for handle, attempt in active.items():
+                        self._look(handle, attempt, emit)
+            except BaseException:
+                self.cancel(list(active))
+                for attempt in active.values():
+                    emit(attempt.ended("interrupted"))
+                raise
 
     def _settle(self, attempt: Attempt, failure: Failure | None, emit: OnEvent) -> Outcome | None:
         """Report how an attempt has ended. There is no outcome yet if the job is to be tried again."""
