@@ -62,6 +62,10 @@ class Timing(NamedTuple):
             encoder.text_features(text).cpu()
         return cls(image, time.perf_counter() - begin)
 
+    def head(self, lesson: Lesson) -> float:
+        """Seconds to encode every image of a lesson once."""
+        return self.image * len(lesson.dataset.train)
+
     def prompts(self, lesson: Lesson) -> float:
         """Seconds of all trainings of a lesson."""
         inference = lesson.final.resolved().training.inference
@@ -105,9 +109,8 @@ def plan_lessons(config: RunConfig, out: Path, device: str, *, quick: bool, best
     if all(lesson.is_done() for lesson in lessons[: 1 + both]):
         return Plan(lessons[: 1 + both], [])
     timing = Timing.of(head, kept_backbone(config.backbone_name, device))
-    images, seconds = len(head.dataset.train), timing.prompts(prompts)
-    encoding = f"{roughly(max(1.0, timing.image * images))} here to encode {number_of(images, 'image')}"
-    first = f"takes about {encoding}, and some seconds to learn"
+    images, seconds = number_of(len(head.dataset.train), "image"), timing.prompts(prompts)
+    first = f"takes about {roughly(max(1.0, timing.head(head)))} here to encode {images}, and some seconds to learn"
     later = f"prompts ({PROMPTS['method']} · {PROMPTS['inference']})"
     if both or (not quick and device != "cpu" and seconds <= PATIENCE):
         return Plan(lessons, [f"{first}; then {later}, about {roughly(seconds)}"])
