@@ -130,7 +130,8 @@ class Chain(Loop):
         if self.schedule.at_cycle_start:
             self._restart()
         cycle, chain = self.cycle, self.chain
-        batch = self._batch(now)
+        batch: Batch = self.batches(now) if self.drawing is None else self.drawing.choices(now)  # which its pass draws
+        self._check_size(now, batch)
         gradients = self._gradients(batch)
         self._move(now, gradients)
         self.schedule.step()
@@ -170,12 +171,6 @@ class Chain(Loop):
             self.path = GaussianPath()
         if self.repulsion is not None:
             self.repulsion.begin_cycle(recall=self.chain == 0)
-
-    def _batch(self, step: int) -> Batch:
-        """Images and labels of a step, or the choices from which its pass draws them."""
-        batch: Batch = self.batches(step) if self.drawing is None else self.drawing.choices(step)
-        self._check_size(step, len(batch if isinstance(batch, Tensor) else batch[0]))
-        return batch
 
     def _gradients(self, batch: Batch) -> Gradients:
         """Loss and force: one pass forward and backward, which is captured where it can be."""

@@ -18,7 +18,7 @@ from rebapl.learnable import Learnable
 from rebapl.randomness import generator
 from rebapl.repulsion.parameters import total_norm
 from rebapl.sampling.diagnostics import Diagnostics, Guard, NonFiniteError, finite
-from rebapl.sampling.objective import ReferencePool
+from rebapl.sampling.objective import Batch, ReferencePool
 from rebapl.sampling.schedule import CyclicalSchedule
 from rebapl.sampling.settings import Inference
 
@@ -146,7 +146,8 @@ class Loop(ABC):
     def _advance(self, now: int) -> bool:
         """Do iteration `now`; whether its numbers were checked, so that the state is good to go back to."""
 
-    def _check_size(self, step: int, count: int) -> None:
+    def _check_size(self, step: int, batch: Batch) -> None:
+        count = len(batch if isinstance(batch, Tensor) else batch[0])
         if count != self.inference.batch:
             raise UserError(
                 f"the settings have batches of {self.inference.batch} images, and step {step} was given {count}: "

@@ -85,7 +85,7 @@ class SVGD(Loop):
     def _advance(self, now: int) -> bool:
         """Move all particles once, on one mini-batch for all."""
         images, labels = self.batches(now)
-        self._check_size(now, len(images))
+        self._check_size(now, (images, labels))
         chosen = self.reference.choose(self.generators["svgd/repulsion"])
         losses, clouds, gradients, common = [], [], [], []
         for particle in self.particles:
