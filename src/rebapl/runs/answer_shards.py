@@ -46,13 +46,13 @@ class Inquiry:
 class AnswerShard(Shard):
     """The answers for the images of a shard. `inquiry` is an `Inquiry`."""
 
-    def portions(self, device: str) -> Iterator[int]:
+    def portions(self, device: str) -> Iterator[list[Record]]:
         """Predict the images and write the file."""
         inquiry = Inquiry(**self.inquiry)
         posterior = load_posterior(inquiry.source, kept_backbone(inquiry.backbone, device), device)
         if posterior.fingerprint != inquiry.fingerprint:
             raise UserError(f"{inquiry.source} has changed since the prediction began: answer with it in another place")
-        return (len(records) for records in answer_shards([self], posterior))
+        return answer_shards([self], posterior)
 
 
 def answer_shards(

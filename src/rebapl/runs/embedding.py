@@ -144,12 +144,12 @@ class FeatureShard(Shard):
         """The files with its features and its other columns, which may be one."""
         return shard_files(self.kept_in, self.inquiry["form"], self.number)
 
-    def portions(self, device: str) -> Iterator[int]:
+    def portions(self, device: str) -> Iterator[list[Record]]:
         """Encode the images and write the files."""
         encoder = kept_backbone(self.inquiry["backbone"], device)
         if encoder.fingerprint != self.inquiry["fingerprint"]:
             raise UserError(f"the backbone {encoder.name} has changed since the work began: embed in another place")
-        return (len(records) for records in embed_shards([self], encoder))
+        return embed_shards([self], encoder)
 
 
 def plan_features(

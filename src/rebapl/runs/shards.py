@@ -36,7 +36,7 @@ from rebapl.files import (
     write_atomically,
     write_json,
 )
-from rebapl.posterior.records import as_text
+from rebapl.posterior.records import Record, as_text
 from rebapl.runs.answer_formats import images_in, join
 from rebapl.runs.jobs import Work
 
@@ -174,13 +174,13 @@ class Shard(Work):
             self.folder.mkdir(parents=True, exist_ok=True)
         moved, done = progress or (lambda *_: None), 0
         moved(0, self.count, math.nan)
-        for images in self.portions(device):
-            done += images
+        for portion in self.portions(device):
+            done += len(portion)
             moved(done, self.count, math.nan)
 
     @abstractmethod
-    def portions(self, device: str) -> Iterator[int]:
-        """Make it and write it, and give the number of images of each portion that is done."""
+    def portions(self, device: str) -> Iterator[list[Record]]:
+        """Make it and write it, and give the records of each portion of images that is done."""
 
     def place_for_error(self, bad_input: bool) -> Path | None:
         """A file in its own folder; what is wrong with bad input is said in a line."""
