@@ -113,8 +113,8 @@ def run(
 
 def _unfinished(out: Path) -> bool:
     """Whether there is something that a trained run no longer needs: checkpoints, cycles, leftovers of a kill."""
-    there = out.iterdir() if out.is_dir() else ()
-    return bool(checkpoints_at(out / CHECKPOINT)) or any(is_leftover(path) or path.name == CYCLES for path in there)
+    unneeded = (*checkpoints_at(out / CHECKPOINT), out / CYCLES)
+    return out.is_dir() and any(path in unneeded or is_leftover(path) for path in out.iterdir())
 
 
 @contextlib.contextmanager
@@ -327,8 +327,8 @@ class Job(Work):
                     if task is not None and not is_trained(config, out, self.cycle):
                         posterior = self._train(task, device, progress)
                     if self.cycle is None:
-                        for each in checkpoints_at(out / CHECKPOINT):
-                            each.unlink()
+                        for path in checkpoints_at(out / CHECKPOINT):
+                            path.unlink(missing_ok=True)
                         shutil.rmtree(out / CYCLES, ignore_errors=True)
             if self.score and self.cycle is None:
                 evaluate_run(

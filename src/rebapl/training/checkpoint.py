@@ -39,21 +39,13 @@ _UNFIT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 _log = logging.getLogger(__name__)
 
 
-def checkpoints_at(path: Path) -> list[Path]:
-    """The checkpoints of a training that there are, the last one first: the one at `path`, and the one before it.
+def checkpoints_at(path: Path) -> tuple[Path, Path]:
+    """Where the checkpoints of a training are kept: the last one at `path`, and the one before it beside it.
 
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "checkpoint.safetensors"
-    >>> save_checkpoint({"step": 1}, path); save_checkpoint({"step": 2}, path, previous_to(path))
-    >>> [load_checkpoint(each) for each in checkpoints_at(path)]
-    [{'step': 2}, {'step': 1}]
+    >>> [path.name for path in checkpoints_at(Path("checkpoint.safetensors"))]
+    ['checkpoint.safetensors', 'checkpoint.previous.safetensors']
     """
-    return [each for each in (path, previous_to(path)) if each.exists()]
-
-
-def previous_to(path: Path) -> Path:
-    """Where the checkpoint before the one at `path` is kept."""
-    return path.with_suffix(f".previous{path.suffix}")
+    return path, path.with_suffix(f".previous{path.suffix}")
 
 
 def save_checkpoint(state: Any, path: Path, previous: Path | None = None) -> None:
@@ -131,7 +123,7 @@ class ResumableLoop:
         self.loop, self.log, self.tracker = loop, log, tracker
         self.made_for = {"run": run, "images": images}
         self.checkpoint = checkpoint
-        self._before = 0.0 if checkpoint is None else self._resume(checkpoints_at(checkpoint))
+        self._before = 0.0 if checkpoint is None else self._resume(checkpoint)
         self.rows = (
             [] if log is None else [row for row in read_log(log) if row.get("step", math.inf) < loop.schedule.steps]
         )
@@ -215,11 +207,12 @@ class ResumableLoop:
         if self.checkpoint is not None:
             self.loop.refuse_what_is_not_finite()
             state = {"loop": self.loop.state_dict(), "seconds": self.seconds, **self.made_for}
-            save_checkpoint(state, self.checkpoint, previous_to(self.checkpoint))
+            save_checkpoint(state, *checkpoints_at(self.checkpoint))
         self._saved, self._saved_step = time.monotonic(), self.loop.schedule.steps
 
-    def _resume(self, there: list[Path]) -> float:
-        """Go on from the first of these checkpoints that is whole. Return the seconds spent before it was written."""
+    def _resume(self, checkpoint: Path) -> float:
+        """Go on from the last checkpoint that is whole. Return the seconds that were spent before it was written."""
+        there = [path for path in checkpoints_at(checkpoint) if path.exists()]
         for index, path in enumerate(there):
             try:
                 return self._load(path)
