@@ -130,7 +130,7 @@ class Chain(Loop):
         if self.schedule.at_cycle_start:
             self._restart()
         cycle, chain = self.cycle, self.chain
-        batch: Batch = self.batches(now) if self.drawing is None else self.drawing.choices(now)  # which its pass draws
+        batch: Batch = self.batches(now) if self.drawing is None else self.drawing.choices(now)
         self._check_size(now, batch)
         gradients = self._gradients(batch)
         self._move(now, gradients)
