@@ -69,7 +69,7 @@ class Settings(BaseModel):
     def changed(self: Model, **changes: Any) -> Model:
         """The same settings with some changed, checked again."""
         own = {name: getattr(self, name) for name in type(self).model_fields}
-        return type(self)(**{**own, **changes})
+        return type(self)(**{**own, **(self.model_extra or {}), **changes})
 
     def plain(self) -> dict[str, Any]:
         """Every setting as JSON has it, nested, with the kinds in `kind`."""

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from pages import blocks, run_code
 
+from rebapl.cli.options import engine_of
 from rebapl.errors import UserError
-from rebapl.runs.engine import LocalEngine, build_engine
+from rebapl.runs.engine import LocalEngine
 from rebapl.runs.jobs import Event, Outcome
 from rebapl.runs.results import read_result
 from rebapl.runs.run import run_all
@@ -47,6 +48,6 @@ def test_a_failure_is_named_and_does_not_stop_the_others(page: dict[str, Any]) -
 
 
 def test_it_is_found_by_its_name(page: dict[str, Any]) -> None:
-    engine = build_engine("processes", Path("runs"), options={"python": "python3"})
+    engine = engine_of("processes", Path("runs"), options=["python=python3"])
     assert isinstance(engine, page["ProcessEngine"])
     assert engine.python == "python3"

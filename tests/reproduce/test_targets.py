@@ -213,5 +213,5 @@ def test_finished_work_is_not_done_again(tiny: Suite, tmp_path: Path, monkeypatc
     suite = replace(tiny, methods=("zero-shot",))
     context = Context(suite, tmp_path / "runs", devices=["cpu"])
     first = make_target(PAPER_TARGETS["table1"], context, tmp_path / "out").table
-    monkeypatch.setattr("rebapl.runs.run._train", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr("rebapl.runs.run.Job._train", lambda *_, **__: pytest.fail("trained again"))
     assert make_target(PAPER_TARGETS["table1"], context, tmp_path / "out").table == first

@@ -188,7 +188,7 @@ def test_weights_that_a_link_does_not_lead_to_are_named(clip_copy: Path) -> None
     """As in the cache of the hub, if its blobs were removed."""
     (clip_copy / "model.safetensors").unlink()
     (clip_copy / "model.safetensors").symlink_to("nowhere")
-    assert tiny(backbone=str(clip_copy)).resolved().hash()
+    assert tiny(backbone=str(clip_copy)).hash()
     with pytest.raises(UserError, match=r"the weights of backbone .* cannot be read"):
         kept_backbone(str(clip_copy), "cpu")
 

@@ -31,7 +31,7 @@ from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import CHECKPOINT
 from rebapl.runs.run import evaluate_run, run
 from rebapl.sampling import Chain
-from rebapl.training.checkpoint import Checkpoints, load_checkpoint, save_checkpoint
+from rebapl.training.checkpoint import checkpoints_at, load_checkpoint, save_checkpoint
 
 Train = Callable[..., Path]
 CONFIG = RunConfig(
@@ -123,8 +123,8 @@ def test_a_signal_waits_for_the_end_of_its_step(
     step, noted = Chain.step, []
 
     def signalled(chain: Chain) -> None:
-        if chain.steps_done in at:
-            signal.raise_signal(at.pop(chain.steps_done))
+        if chain.schedule.steps in at:
+            signal.raise_signal(at.pop(chain.schedule.steps))
         step(chain)
 
     monkeypatch.setattr(Chain, "step", signalled)
@@ -195,7 +195,7 @@ def test_after_a_damaged_checkpoint_the_one_before_is_taken(
 def test_two_damaged_checkpoints_are_refused(train: Train, tmp_path: Path) -> None:
     stopped_at(train, tmp_path / "run", 10)
     stopped_at(train, tmp_path / "run", 20)
-    for path in Checkpoints(tmp_path / "run" / CHECKPOINT).there():
+    for path in checkpoints_at(tmp_path / "run" / CHECKPOINT):
         path.write_bytes(path.read_bytes()[1:])
     with pytest.raises(UserError, match=r"checkpoint.previous.safetensors is damaged .*delete it"):
         train(CONFIG, tmp_path / "run")
@@ -278,7 +278,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_leaves_the_last_good_chec
     out, step = tmp_path / "run", Chain.step
 
     def breaks(chain: Chain) -> None:
-        if chain.steps_done == 36:
+        if chain.schedule.steps == 36:
             next(iter(chain.parameters.values())).data.fill_(float("nan"))
         step(chain)
 

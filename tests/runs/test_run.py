@@ -143,7 +143,7 @@ def test_a_finished_run_is_neither_trained_nor_scored_again(tmp_path: Path, monk
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("worked again")
 
-    monkeypatch.setattr(runs_module, "_train", refuse)
+    monkeypatch.setattr(Job, "_train", refuse)
     monkeypatch.setattr(runs_module, "evaluate_run", refuse)
     assert run(CONFIG, runs=tmp_path, device="cpu") == out
 

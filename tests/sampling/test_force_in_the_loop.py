@@ -68,7 +68,7 @@ def walked(run: Chain) -> torch.Tensor:
     """θ at the beginning of the second cycle and after each of its steps (81, 3), in float64."""
     seen = []
     while not run.done:
-        if run.steps_done >= STEPS:
+        if run.schedule.steps >= STEPS:
             seen.append(run.learner.theta.detach().double().clone())
         run.step()
     return torch.stack([*seen, run.learner.theta.detach().double()])
@@ -76,7 +76,7 @@ def walked(run: Chain) -> torch.Tensor:
 
 def start_beside_the_sample(run: Chain) -> None:
     """Runs the first cycle and lets the second begin off the saddle, as a kick would."""
-    while run.steps_done < STEPS:
+    while run.schedule.steps < STEPS:
         run.step()
     with torch.no_grad():
         run._ends[0]["theta"] += 0.5
@@ -122,7 +122,7 @@ def test_the_printed_force_moves_theta_beside_the_step_whatever_the_step_size(ki
     walks = []
     for run in runs:
         start = run.learner.theta.detach().double().clone()
-        while run.steps_done < 2 * STEPS - 1:
+        while run.schedule.steps < 2 * STEPS - 1:
             run.step()
             walks.append(run.learner.theta.detach().double().clone())
         buffers.append(run.schedule.current.state[run.learner.theta][name].clone())
@@ -163,10 +163,10 @@ def test_in_both_stages_the_coefficients_of_a_relative_force_are_held_while_samp
     run = chain(sampler, force, stage="both")
     held, exploring, gradients = [], [], []
     while not run.done:
-        inside = run.steps_done > STEPS
+        inside = run.schedule.steps > STEPS
         theta = run.learner.theta.detach().clone()
         now = run.schedule.exploring
-        images, _ = batches(run.steps_done)
+        images, _ = batches(run.schedule.steps)
         run.step()
         if not inside:
             continue

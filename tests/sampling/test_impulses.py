@@ -70,7 +70,7 @@ def test_an_impulse_is_k_times_the_force_and_acts_at_every_kth_step_of_a_cycle()
     sample = run.samples[0].parameters["theta"][1]
     for within in range(STEPS - 1):
         theta = run.learner.theta.detach()[1].clone()
-        images, _ = run.batches(run.steps_done)
+        images, _ = run.batches(run.schedule.steps)
         run.step()
         away = theta - sample
         wanted = -every * strength * 2 * away / (away.square() + EPSILON) ** 2 if within % every == 0 else 0.0

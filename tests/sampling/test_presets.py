@@ -39,7 +39,7 @@ def test_every_preset_resolves_runs_and_says_where_its_values_come_from(name, me
     given = batches_of(inference.batch)
     run = loop(ToyLearner(), inference, given, num_data=40, steps_per_epoch=5, reference=data()[0])
     samples = list(run.run())
-    assert run.steps_done == run.steps_in_all
+    assert run.schedule.steps == run.steps_in_all
     assert math.isfinite(run.last_loss)
     assert len(samples) == inference.samples
 

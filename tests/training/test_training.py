@@ -93,7 +93,7 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
     step, stops = Chain.step, 7
 
     def interrupted(chain: Chain) -> object:
-        if chain.steps_done == stops:
+        if chain.schedule.steps == stops:
             raise KeyboardInterrupt
         return step(chain)
 

@@ -43,11 +43,12 @@ _whole: ContextVar[LabelledImages | None] = ContextVar("whole", default=None)
 
 
 @contextlib.contextmanager
-def features_kept_in(folder: Path, whole: LabelledImages | None = None) -> Iterator[None]:
+def features_kept_in(folder: Path | None, whole: LabelledImages | None = None) -> Iterator[None]:
     """Within `with`, features are kept in this folder, and those that are there are not computed again.
 
-    An outer `with` stays in force. `whole` are images of which several selections will be asked for, such as the folds
-    of a cross-validation: they are encoded once, in their order, and each selection is taken from them.
+    An outer `with` stays in force; without a folder nothing is kept. `whole` are images of which several selections
+    will be asked for, such as the folds of a cross-validation: they are encoded once, in their order, and each
+    selection is taken from them.
     """
     if _folder.get() is not None:
         yield

@@ -84,9 +84,7 @@ def embed(
         do_shards(
             progress,
             place,
-            lambda: plan_features(
-                place, found, encoder, precision=precision, size=size, strict=strict, root=root, split=split
-            ),
+            lambda: plan_features(place, found, encoder, precision=precision, size=size, strict=strict),
             lambda shards, pace: embed_shards(shards, encoder, pace),
             where,
             doing="embedding",

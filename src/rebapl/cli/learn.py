@@ -68,7 +68,7 @@ def learn(
     from rebapl.reports.learn_summary import compared_line, plan_lines, result_lines
     from rebapl.runs.config import RunConfig
     from rebapl.runs.engine import LocalEngine
-    from rebapl.runs.folder import folder_name
+    from rebapl.runs.folder import data_changes, folder_name
     from rebapl.runs.learn import choose_again, read_learned
     from rebapl.runs.learn import learn as do_lesson
     from rebapl.runs.learn_choice import plan_lessons
@@ -87,7 +87,7 @@ def learn(
     )
     warnings = [ONLY_DRAWINGS] if config.backbone_name == "mini" and is_own(photos) else []
     for lesson in plan.lessons:
-        if changed := lesson.changed():
+        if changed := data_changes(lesson.final, lesson.out):
             raise UserError(
                 f"{photos} has changed since {lesson.out} was learned: {changed}. To learn it anew in the same place, "
                 "give --anew; to keep what was learned before, too, give --out FOLDER"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin,
 import typer
 
 import rebapl
-from rebapl.errors import UserError
+from rebapl.errors import UserError, unknown
 from rebapl.runs.workers import begin_server
 
 if TYPE_CHECKING:
@@ -144,16 +144,35 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Runs or shards at a time 
 def engine_of(
     name: str, runs: Path, device: str | None = None, jobs: int | None = None, options: Sequence[str] | None = None
 ) -> Engine[Any]:
-    """The engine that these options name, for runs in the folder `runs`."""
-    from rebapl.runs.engine import build_engine
+    """The engine that these options name, for runs in the folder `runs`. What an engine has no use for is refused.
 
-    given = {}
+    >>> engine_of("ray", Path("runs"), jobs=3)
+    Traceback (most recent call last):
+    rebapl.errors.UserError: --jobs is for --engine local, not for ray: leave it out
+    >>> engine_of("ray", Path("runs"), options=["adress=x"])
+    Traceback (most recent call last):
+    rebapl.errors.UserError: unknown option of ray 'adress': did you mean 'address'? Accepted: address, cpus, gpus
+    """
+    from rebapl.runs.engine import ENGINES, LocalEngine
+
+    engine, given = ENGINES.find(name), dict[str, str]()
     for word in options or ():
         option, equals, value = word.partition("=")
         if not equals or not value:
             raise UserError(f"--engine-option {word}: write NAME=VALUE, such as address=auto or time=2:00:00")
         given[option.strip().replace("-", "_")] = value.strip()
-    return build_engine(name, runs, devices=parse_names(device), jobs=jobs, options=given)
+    if engine is LocalEngine:
+        if given:
+            raise UserError(f"--engine-option {next(iter(given))}: the engine local has --device and --jobs")
+        return LocalEngine(parse_names(device), 1 if jobs is None else jobs)
+    for local, asked in (("--device", device), ("--jobs", jobs)):
+        if asked is not None:
+            raise UserError(f"{local} is for --engine local, not for {name}: leave it out")
+    accepted = list(inspect.signature(engine).parameters)[1:]
+    for option in given:
+        if option not in accepted:
+            raise unknown(f"option of {name}", option, accepted)
+    return engine(runs, **given)
 
 
 def parse_names(given: str | None) -> list[str] | None:

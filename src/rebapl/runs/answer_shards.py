@@ -15,7 +15,7 @@ from rebapl.posterior.answers import Pace, Question, answer_features, answer_fil
 from rebapl.posterior.records import Record, as_text, head_of
 from rebapl.runs.answer_formats import rows_bytes
 from rebapl.runs.machine import kept_backbone
-from rebapl.runs.shards import Entry, Place, Shard, folders_of, plan_lists, read_images_of_shards
+from rebapl.runs.shards import Entry, Place, Shard, entries_of, plan_lists, written
 
 SIZE = 2048
 """Images in a shard: seconds of work on a GPU, which is what a process that is killed costs at most."""
@@ -46,13 +46,13 @@ class Inquiry:
 class AnswerShard(Shard):
     """The answers for the images of a shard. `inquiry` is an `Inquiry`."""
 
-    def portions(self, device: str) -> Iterator[int]:
+    def portions(self, device: str) -> Iterator[list[Record]]:
         """Predict the images and write the file."""
         inquiry = Inquiry(**self.inquiry)
         posterior = load_posterior(inquiry.source, kept_backbone(inquiry.backbone, device), device)
         if posterior.fingerprint != inquiry.fingerprint:
             raise UserError(f"{inquiry.source} has changed since the prediction began: answer with it in another place")
-        return (len(records) for records in answer_shards([self], posterior))
+        return answer_shards([self], posterior)
 
 
 def answer_shards(
@@ -63,18 +63,12 @@ def answer_shards(
         return
     inquiry = Inquiry(**shards[0].inquiry)
     bound, question = Question(**inquiry.question).put_to(posterior)
-    wanted = {shard.number for shard in shards}
-    lists = [images for number, images in enumerate(read_images_of_shards(shards[0].kept_in)) if number in wanted]
-    waiting, held = list(reversed(shards)), list[Record]()
-    for portion in _answered(bound, question, inquiry, [entry for images in lists for entry in images], pace):
-        held += portion
-        yield portion
-        while waiting and len(held) >= waiting[-1].count:
-            shard = waiting.pop()
-            records = held[: shard.count]
-            broken = [(record["image"], record["error"]) for record in records if record["error"] is not None]
-            shard.write([rows_bytes(records, inquiry.form, question.top)], broken)
-            del held[: shard.count]
+
+    def write(shard: AnswerShard, records: list[Record]) -> None:
+        broken = [(record["image"], record["error"]) for record in records if record["error"] is not None]
+        shard.write([rows_bytes(records, inquiry.form, question.top)], broken)
+
+    yield from written(_answered(bound, question, inquiry, list(entries_of(shards)), pace), shards, write)
 
 
 def _answered(
@@ -139,5 +133,4 @@ def plan_answers(
     lists = plan_lists(place, about, entries, size)
     counts = [len(each) if stored is None else each[0][2] for each in lists]
     plain = dataclasses.asdict(inquiry)
-    folders = folders_of(place, len(lists))
-    return [AnswerShard(folders[number], plain, number, count) for number, count in enumerate(counts)]
+    return [AnswerShard(place.folder_of(number), plain, number, count) for number, count in enumerate(counts)]

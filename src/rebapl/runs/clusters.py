@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import logging
 import os
 import re
@@ -35,6 +36,13 @@ UNKNOWN_SECONDS = 300.0
 
 FOLDER = ".slurm"
 """The folder beside the runs that holds what submitit writes, and which job of SLURM does which run."""
+
+
+def _imported(package: str, engine: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise UserError(f"--engine {engine} needs {package}: pip install 'rebapl[{engine}]'") from error
 
 
 def _number(name: str, given: float | str, least: float) -> float:
@@ -68,19 +76,20 @@ class RayEngine(Engine[Any]):
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:
         """Join the cluster, or begin one, and leave it afterwards."""
-        ray = _ray()
-        ours = not ray.is_initialized()
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        self.ray = _imported("ray", "ray")
+        ours = not self.ray.is_initialized()
         if ours:
-            _connect(ray, self.address)
+            _connect(self.ray, self.address)
         try:
-            self._choose_resources(ray)
+            self._choose_resources()
             yield
         finally:
             if ours:
-                ray.shutdown()
+                self.ray.shutdown()
 
-    def _choose_resources(self, ray: Any) -> None:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    def _choose_resources(self) -> None:
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
         if self.gpus is None:
             self.gpus = 1.0 if any(node.get("GPU", 0) for node in nodes) else 0.0
         self.device = "cuda" if self.gpus else "cpu"
@@ -94,49 +103,38 @@ class RayEngine(Engine[Any]):
     def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[Any]:
         """Make a task of Ray of each job."""
         options = {"name": "rebapl", "num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": 0}
-        task = _ray().remote(perform_text).options(**options)
+        task = self.ray.remote(perform_text).options(**options)
         return [task.remote(text) for _, text in jobs]
 
     def wait(self, handles: Sequence[Any], seconds: float) -> list[tuple[Any, Failure | None]]:
         """Wait for tasks to end, see `Engine.wait`."""
-        done, _ = _ray().wait(list(handles), num_returns=len(handles), timeout=seconds)
+        done, _ = self.ray.wait(list(handles), num_returns=len(handles), timeout=seconds)
         return [(handle, self._failure(handle)) for handle in done]
 
-    @staticmethod
-    def _failure(handle: Any) -> Failure | None:
-        ray = _ray()
+    def _failure(self, handle: Any) -> Failure | None:
+        errors = self.ray.exceptions
         try:
-            return read_failure(ray.get(handle))
-        except ray.exceptions.OutOfMemoryError as error:
+            return read_failure(self.ray.get(handle))
+        except errors.OutOfMemoryError as error:
             return Failure("out of memory", _line(error), str(error))
-        except (ray.exceptions.RayTaskError, ray.exceptions.RuntimeEnvSetupError) as error:
+        except (errors.RayTaskError, errors.RuntimeEnvSetupError) as error:
             # what our own code does not catch, such as a package that is missing on a machine of the cluster
             return Failure("error", _line(error), str(error))
-        except ray.exceptions.RayError as error:
+        except errors.RayError as error:
             return Failure("worker died", f"its process or machine was lost ({_line(error)})", str(error))
 
     def cancel(self, handles: Sequence[Any]) -> None:
         """Cancel the tasks, and wait until they have kept their step."""
-        ray = _ray()
         with contextlib.suppress(Exception):  # the cluster itself may be what is gone
             for handle in handles:
-                ray.cancel(handle)
-            ray.wait(list(handles), num_returns=len(handles), timeout=GRACE_SECONDS)
+                self.ray.cancel(handle)
+            self.ray.wait(list(handles), num_returns=len(handles), timeout=GRACE_SECONDS)
 
 
 def _line(error: BaseException) -> str:
     """The last line of an error that says something; Ray's are long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else 'no more is known'}"
-
-
-def _ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise UserError("--engine ray needs Ray: pip install 'rebapl[ray]'") from error
-    return ray
 
 
 def _connect(ray: Any, address: str) -> None:
@@ -198,10 +196,10 @@ class SlurmEngine(Engine["_SlurmJob"]):
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:
         """Find submitit and SLURM."""
-        submitit = _submitit()
+        self.submitit = _imported("submitit", "slurm")
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            self._executor = submitit.AutoExecutor(self.folder / "%j", cluster=self.cluster)
+            self._executor = self.submitit.AutoExecutor(self.folder / "%j", cluster=self.cluster)
         except RuntimeError as error:
             raise UserError(
                 f"there is no SLURM on this machine ({error}): start the command where sbatch is"
@@ -211,7 +209,6 @@ class SlurmEngine(Engine["_SlurmJob"]):
 
     def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[_SlurmJob]:
         """Make a job of SLURM of each job, as one array, unless an earlier driver has made it."""
-        submitit = _submitit()
         there = {job.folder: self._still_there(job) for job, _ in jobs}
         new = [(job, text) for job, text in jobs if there[job.folder] is None]
         for job, _ in new:
@@ -219,7 +216,7 @@ class SlurmEngine(Engine["_SlurmJob"]):
         try:
             with in_a_safe_folder(), self._executor.batch() if new else contextlib.nullcontext():
                 made = [self._executor.submit(_InSlurm(), text, str(self._file(job, "answer"))) for job, text in new]
-        except (submitit.core.utils.FailedJobError, subprocess.CalledProcessError, OSError) as error:
+        except (self.submitit.core.utils.FailedJobError, subprocess.CalledProcessError, OSError) as error:
             raise UserError(f"SLURM does not take the jobs ({_line(error)}): see what sbatch says") from error
         for (job, _), theirs in zip(new, made, strict=True):
             there[job.folder] = theirs
@@ -233,7 +230,7 @@ class SlurmEngine(Engine["_SlurmJob"]):
         record = self._file(job, "json")
         if self.cluster != "slurm" or not record.exists():
             return None
-        theirs = _submitit().SlurmJob(self.folder / "%j", str(read_json(record, "a record of a job").get("job")))
+        theirs = self.submitit.SlurmJob(self.folder / "%j", str(read_json(record, "a record of a job").get("job")))
         return None if theirs.done(force_check=True) else theirs
 
     def _file(self, job: Work, ending: str) -> Path:
@@ -296,7 +293,7 @@ class _InSlurm:
 
     def checkpoint(self, text: str, answer: str) -> Any:
         """What submitit queues again. By then the run has written its own checkpoint, see `HeldBack`."""
-        return _submitit().helpers.DelayedSubmission(self, text, answer)
+        return _imported("submitit", "slurm").helpers.DelayedSubmission(self, text, answer)
 
 
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<hours>\d+):(?P<minutes>\d\d)(?::(?P<seconds>\d\d))?|(?P<only>\d+)")
@@ -315,11 +312,3 @@ def minutes(time: str) -> int:
         return int(found["only"])
     days, hours, rest, seconds = (int(found[name] or 0) for name in ("days", "hours", "minutes", "seconds"))
     return (days * 24 + hours) * 60 + rest + (seconds > 0)
-
-
-def _submitit() -> Any:
-    try:
-        import submitit
-    except ImportError as error:
-        raise UserError("--engine slurm needs submitit: pip install 'rebapl[slurm]'") from error
-    return submitit

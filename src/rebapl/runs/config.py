@@ -118,13 +118,15 @@ class RunConfig(Settings):
             method_settings=self.method_settings,
             inference_settings=self.inference_settings,
         )
-        data = self.data
+        data, backbone = self.data, self.backbone_name
         if is_own(data) and Path(data).expanduser().exists():
             data = f"images:{own_images(data, self.split, self.template, self.fold is not None)[1]}"
+        if stamps := backbone_stamps(backbone):
+            backbone = f"{Path(backbone).expanduser().resolve().name}:{_content(stamps)}"
         same = ("split", "template", "shots", "seed", "test_images", "fold")
         settings = {
             "data": data,
-            "backbone": _backbone_identity(self.backbone_name),
+            "backbone": backbone,
             "classes": TRAINED_CLASSES.get(self.protocol, "all"),
             **{name: getattr(self, name) for name in same},
             **training.plain(),
@@ -133,7 +135,7 @@ class RunConfig(Settings):
 
     def hash(self) -> str:
         """Ten hexadecimal digits that name the resolved settings."""
-        return self.resolved().hash()
+        return hash_of(self.resolved().settings)
 
 
 @dataclass(frozen=True)
@@ -148,10 +150,6 @@ class ResolvedRun:
     settings: dict[str, Any]
     training: ResolvedTraining
 
-    def hash(self) -> str:
-        """Ten hexadecimal digits that name these settings."""
-        return hash_of(self.settings)
-
 
 def with_full_paths(config: RunConfig) -> RunConfig:
     """The same configuration with absolute paths, so that it means the same in any working folder."""
@@ -161,7 +159,7 @@ def with_full_paths(config: RunConfig) -> RunConfig:
 
 
 def hash_of(resolved: Mapping[str, Any]) -> str:
-    """The hash that names resolved settings. It does not depend on their order."""
+    """Ten hexadecimal digits that name resolved settings. They do not depend on the order of these."""
     return content_sha256(resolved)[:HASH_LENGTH]
 
 
@@ -206,14 +204,15 @@ def _kept_images(asked: tuple[str, str | None, str | None, bool], stamps: int) -
     return _load_own(*asked)
 
 
-def _backbone_identity(backbone: str) -> str:
-    """What identifies a backbone: its name or hub id; for a local folder, the folder's name and its content."""
+def backbone_stamps(backbone: str) -> tuple[tuple[str, int, int], ...]:
+    """The stamps of the files of a backbone in a local folder, which tell it from another one; none of any other."""
     folder = Path(backbone).expanduser()
     if backbone == "mini" or not folder.is_dir():
-        return backbone
+        return ()
+    folder = folder.resolve()
     files = {path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".txt", ".model")}
     there = sorted(path for path in files.union(weight_files(folder)) if path.is_file())  # a link may lead nowhere
-    return f"{folder.resolve().name}:{_content(tuple(map(stamp, there)))}"
+    return tuple(map(stamp, there))
 
 
 @functools.lru_cache(maxsize=32)

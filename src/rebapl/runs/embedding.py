@@ -30,7 +30,7 @@ from rebapl.posterior.images import ImageFiles
 from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.records import Record, as_text
 from rebapl.runs.machine import kept_backbone
-from rebapl.runs.shards import Entry, Place, Shard, folders_of, plan_lists, read_images_of_shards
+from rebapl.runs.shards import Entry, Place, Shard, entries_of, plan_lists, written
 
 SIZE = 8192
 """Images in a shard: 8 MB of features of 512 numbers, and seconds of work on a GPU."""
@@ -43,8 +43,8 @@ class ToEmbed(NamedTuple):
     """The images that are to be embedded.
 
     `entries` are [path, label, split] by path, and paths are taken from the folder `start`; or they are those of the
-    data set `data`. `classes` are the class names by label, in their order, if they are known. `name` and `template`
-    are those of the data set.
+    data set `data`, with `root` and `split` as in `load_dataset`. `classes` are the class names by label, in their
+    order, if they are known. `name` and `template` are those of the data set.
     """
 
     entries: Mapping[str, Entry]
@@ -53,6 +53,8 @@ class ToEmbed(NamedTuple):
     template: str
     start: Path
     data: str | None = None
+    root: str | None = None
+    split: str | None = None
     passed_over: str = ""
 
 
@@ -77,7 +79,8 @@ def gather_images(
         dataset = load_dataset(alone, root, split=split)
         rows = [(item.key, str(item.label), part) for part in SPLITS for item in getattr(dataset, part)]
         names = {str(label): name for label, name in enumerate(dataset.class_names)}
-        return ToEmbed(_by_path(rows), names, dataset.name, dataset.template, Path.cwd(), alone)
+        folder = None if root is None else str(root.absolute())
+        return ToEmbed(_by_path(rows), names, dataset.name, dataset.template, Path.cwd(), alone, folder, split)
     if split is not None:
         raise UserError(f"--split {split}: only a published data set has other split files; leave it out")
     path = None if alone is None else Path(alone).expanduser()
@@ -141,12 +144,12 @@ class FeatureShard(Shard):
         """The files with its features and its other columns, which may be one."""
         return shard_files(self.kept_in, self.inquiry["form"], self.number)
 
-    def portions(self, device: str) -> Iterator[int]:
+    def portions(self, device: str) -> Iterator[list[Record]]:
         """Encode the images and write the files."""
         encoder = kept_backbone(self.inquiry["backbone"], device)
         if encoder.fingerprint != self.inquiry["fingerprint"]:
             raise UserError(f"the backbone {encoder.name} has changed since the work began: embed in another place")
-        return (len(records) for records in embed_shards([self], encoder))
+        return embed_shards([self], encoder)
 
 
 def plan_features(
@@ -157,8 +160,6 @@ def plan_features(
     precision: str,
     size: int,
     strict: bool = False,
-    root: Path | None = None,
-    split: str | None = None,
 ) -> list[FeatureShard]:
     """The shards of the features of images. A place of other features is refused; see `plan_lists`.
 
@@ -169,8 +170,8 @@ def plan_features(
         fingerprint=encoder.fingerprint,
         start=str(images.start),
         data=images.data,
-        root=None if root is None else str(root.absolute()),
-        split=split,
+        root=images.root,
+        split=images.split,
         classes=None if images.classes is None else dict(images.classes),
         form=place.form,
         precision=precision,
@@ -190,8 +191,8 @@ def plan_features(
         "classes": inquiry.classes,
     }
     lists = plan_lists(place, json.loads(json.dumps(about)), images.entries, size)
-    plain, folders = dataclasses.asdict(inquiry), folders_of(place, len(lists))
-    return [FeatureShard(folders[number], plain, number, len(images)) for number, images in enumerate(lists)]
+    plain = dataclasses.asdict(inquiry)
+    return [FeatureShard(place.folder_of(number), plain, number, len(images)) for number, images in enumerate(lists)]
 
 
 def features_place(out: Path, form: str) -> Place:
@@ -209,19 +210,18 @@ def embed_shards(
     if not shards:
         return
     inquiry, pace = FeatureInquiry(**shards[0].inquiry), pace or Pace()
-    wanted = {shard.number for shard in shards}
-    lists = (images for number, images in enumerate(read_images_of_shards(shards[0].kept_in)) if number in wanted)
-    entries = (entry for images in lists for entry in images)
     size = CPU_PORTION if encoder.device.type == "cpu" else CHUNK
-    done = _embedded(read_ahead(_reader(inquiry, encoder), entries, size, pace), encoder, pace)
-    waiting, held = list(reversed(shards)), list[_Embedded]()
-    for portion in by_one_torch_thread(done) if encoder.device.type == "cuda" else done:
-        held += portion
+    done = _embedded(read_ahead(_reader(inquiry, encoder), entries_of(shards), size, pace), encoder, pace)
+
+    def write(shard: FeatureShard, embedded: list[_Embedded]) -> None:
+        good = [each for each in embedded if each.feature is not None]
+        kept = np.array([each.feature for each in good], dtype=PRECISIONS[inquiry.precision])
+        broken = [(each.row.image_path, each.why) for each in embedded if each.feature is None]
+        features = kept.reshape(-1, encoder.joint_width)
+        shard.write(shard_bytes([each.row for each in good], features, inquiry.form), broken)
+
+    for portion in written(by_one_torch_thread(done) if encoder.device.type == "cuda" else done, shards, write):
         yield [{"image": row.image_path, "error": why or None} for row, why, _ in portion]
-        while waiting and len(held) >= waiting[-1].count:
-            shard = waiting.pop()
-            _write(shard, inquiry, held[: shard.count], encoder.joint_width)
-            del held[: shard.count]
 
 
 class _Embedded(NamedTuple):
@@ -239,13 +239,6 @@ def _embedded(
         features = iter(encode(encoder, views).numpy() if len(views) else ())
         pace.answered(len(portion))
         yield [_Embedded(row, why, None if why else next(features)) for row, why in portion]
-
-
-def _write(shard: FeatureShard, inquiry: FeatureInquiry, embedded: Sequence[_Embedded], width: int) -> None:
-    good = [each for each in embedded if each.feature is not None]
-    features = np.array([each.feature for each in good], dtype=PRECISIONS[inquiry.precision]).reshape(-1, width)
-    broken = [(each.row.image_path, each.why) for each in embedded if each.feature is None]
-    shard.write(shard_bytes([each.row for each in good], features, inquiry.form), broken)
 
 
 def _reader(inquiry: FeatureInquiry, encoder: DualEncoder) -> Callable[[Entry], tuple[FeatureRow, Tensor | None, str]]:

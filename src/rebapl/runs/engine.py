@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import inspect
 import json
 import math
 import os
@@ -19,7 +18,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from multiprocessing import connection
 from pathlib import Path
@@ -27,7 +26,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
-from rebapl.errors import UserError, unknown
+from rebapl.errors import UserError
 from rebapl.plugins import Registry
 from rebapl.runs.jobs import (
     PROGRESS,
@@ -109,8 +108,7 @@ class Engine(ABC, Generic[Handle]):
             else:
                 missing.append(job)
         if missing:
-            with self.connected():
-                yield from self._hand_out(missing, emit)
+            yield from self._hand_out(missing, emit)
 
     def connected(self) -> AbstractContextManager[Any]:
         """Within `with`, jobs can be handed over."""
@@ -154,27 +152,34 @@ class Engine(ABC, Generic[Handle]):
     def _hand_out(self, jobs: Sequence[Work], emit: OnEvent) -> Iterator[Outcome]:
         waiting = deque((job, 1) for job in jobs)
         active: dict[Handle, Attempt] = {}
-        try:
-            while waiting or active:
-                if chosen := self._choose(waiting, active.values()):
-                    handles = self.submit([(job, self.text(job)) for job, _ in chosen])
-                    active.update(zip(handles, (Attempt(*each) for each in chosen), strict=True))
-                for handle, failure in self.wait(list(active), self.look_seconds):
-                    attempt = active.pop(handle)
-                    failure = failure and failure.written(attempt.job)
-                    if failure is not None and failure.may_pass and attempt.number < ATTEMPTS:
-                        emit(Retried(attempt.job, failure))
-                        waiting.append((attempt.job, attempt.number + 1))
-                    else:
-                        emit(outcome := attempt.ended("failed" if failure else "done", failure))
-                        yield outcome
-                for handle, attempt in active.items():
-                    self._look(handle, attempt, emit)
-        except BaseException:
-            self.cancel(list(active))
-            for attempt in active.values():
-                emit(attempt.ended("interrupted"))
-            raise
+        with self.connected():
+            try:
+                while waiting or active:
+                    if chosen := self._choose(waiting, active.values()):
+                        handles = self.submit([(job, self.text(job)) for job, _ in chosen])
+                        active.update(zip(handles, (Attempt(*each) for each in chosen), strict=True))
+                    for handle, failure in self.wait(list(active), self.look_seconds):
+                        attempt = active.pop(handle)
+                        if outcome := self._settle(attempt, failure, emit):
+                            yield outcome
+                        else:
+                            waiting.append((attempt.job, attempt.number + 1))
+                    for handle, attempt in active.items():
+                        self._look(handle, attempt, emit)
+            except BaseException:
+                self.cancel(list(active))
+                for attempt in active.values():
+                    emit(attempt.ended("interrupted"))
+                raise
+
+    def _settle(self, attempt: Attempt, failure: Failure | None, emit: OnEvent) -> Outcome | None:
+        """Report how an attempt has ended. There is no outcome yet if the job is to be tried again."""
+        failure = failure and failure.written(attempt.job)
+        if failure is not None and failure.may_pass and attempt.number < ATTEMPTS:
+            emit(Retried(attempt.job, failure))
+            return None
+        emit(outcome := attempt.ended("failed" if failure else "done", failure))
+        return outcome
 
     def _choose(self, waiting: deque[tuple[Work, int]], active: Collection[Attempt]) -> list[tuple[Work, int]]:
         """Take as many jobs as there is room for, but none whose folder another one is at work in."""
@@ -295,8 +300,7 @@ class LocalEngine(Engine[_LocalJob]):
             yield from super()._hand_out(jobs, emit)
             return
         for job in jobs:
-            emit(outcome := self._do_here(job, emit))
-            yield outcome
+            yield self._do_here(job, emit)
 
     def _do_here(self, job: Work, emit: OnEvent, number: int = 1) -> Outcome:
         """Do a job in this process."""
@@ -307,10 +311,8 @@ class LocalEngine(Engine[_LocalJob]):
         except BaseException:
             emit(attempt.ended("interrupted"))
             raise
-        failure = failure and failure.written(job)
-        if failure is None or not failure.may_pass or number == ATTEMPTS:
-            return attempt.ended("failed" if failure else "done", failure)
-        emit(Retried(job, failure))
+        if outcome := self._settle(attempt, failure, emit):
+            return outcome
         forget_backbone()
         gc.collect()
         if torch.cuda.is_available():
@@ -348,35 +350,3 @@ class LocalEngine(Engine[_LocalJob]):
         for each in handles:
             each.end()
         self._busy.clear()
-
-
-def build_engine(
-    name: str,
-    runs: Path,
-    *,
-    devices: Sequence[str] | None = None,
-    jobs: int | None = None,
-    options: Mapping[str, str] | None = None,
-) -> Engine[Any]:
-    """The engine of a name, for runs in this folder. What an engine has no use for is refused.
-
-    >>> build_engine("ray", Path("runs"), jobs=3)
-    Traceback (most recent call last):
-    rebapl.errors.UserError: --jobs is for --engine local, not for ray: leave it out
-    >>> build_engine("ray", Path("runs"), options={"adress": "x"})
-    Traceback (most recent call last):
-    rebapl.errors.UserError: unknown option of ray 'adress': did you mean 'address'? Accepted: address, cpus, gpus
-    """
-    engine, options = ENGINES.find(name), dict(options or {})
-    if engine is LocalEngine:
-        if options:
-            raise UserError(f"--engine-option {next(iter(options))}: the engine local has --device and --jobs")
-        return LocalEngine(devices, 1 if jobs is None else jobs)
-    for option, given in (("--device", devices), ("--jobs", jobs)):
-        if given is not None:
-            raise UserError(f"{option} is for --engine local, not for {name}: leave it out")
-    accepted = list(inspect.signature(engine).parameters)[1:]
-    for option in options:
-        if option not in accepted:
-            raise unknown(f"option of {name}", option, accepted)
-    return engine(runs, **options)

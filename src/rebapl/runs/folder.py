@@ -57,7 +57,7 @@ def read_config(out: Path) -> RunConfig:
 def write_config(config: RunConfig, resolved: ResolvedRun, out: Path) -> None:
     """Store the configuration of a run in its folder, as it was asked for and as it is resolved."""
     asked = with_full_paths(config).plain()  # which any working folder understands
-    write_json(out / CONFIG, {**asked, "hash": resolved.hash(), "resolved": resolved.settings})
+    write_json(out / CONFIG, {**asked, "hash": hash_of(resolved.settings), "resolved": resolved.settings})
     (out / NO_IMAGES).touch()  # a run among the photos that it learns from is no class
 
 
@@ -103,16 +103,11 @@ def run_folder(config: RunConfig, runs: Path) -> Path:
     'digits-maple-rebapl-s1'
     """
     resolved = config.resolved()
-    words = (
-        folder_name(config.data),
-        config.method,
-        resolved.training.inference_name,
-        f"s{config.seed}",
-        resolved.hash(),
-    )
-    if is_own(config.data) and (there := sorted(runs.glob(f"*-{resolved.hash()}"))):
+    name = hash_of(resolved.settings)
+    if is_own(config.data) and (there := sorted(runs.glob(f"*-{name}"))):
         return there[0]  # the same images may have been in a folder of another name
-    return runs / "-".join(words)
+    inference = resolved.training.inference_name
+    return runs / "-".join((folder_name(config.data), config.method, inference, f"s{config.seed}", name))
 
 
 def folder_name(data: str) -> str:

@@ -46,7 +46,6 @@ from rebapl.runs.folder import (
     HELD_OUT,
     POSTERIOR,
     RESULTS,
-    data_changes,
     is_trained,
     note_checksum,
     read_config,
@@ -134,10 +133,6 @@ class Lesson:
         runs = {self.out: self.final}
         runs |= {folder / fold.replace("/", "-of-"): self.final.changed(fold=fold) for fold in self.folds}
         return [Job.of(each, out.parent, out=out, root=root, score=False, wait=False) for out, each in runs.items()]
-
-    def changed(self) -> str | None:
-        """What has changed of the images since the run in the folder was begun, or None."""
-        return data_changes(self.final, self.out)
 
     def is_done(self) -> bool:
         """Whether everything is learned and measured. A folder with something else in it is refused."""

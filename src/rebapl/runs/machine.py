@@ -18,7 +18,7 @@ import torch
 from rebapl import __version__
 from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.errors import UserError
-from rebapl.files import stamp
+from rebapl.runs.config import backbone_stamps
 
 PACKAGES = ("torch", "transformers", "safetensors", "numpy", "Pillow")
 
@@ -62,7 +62,7 @@ def kept_backbone(name: str, device: str) -> DualEncoder:
     >>> kept_backbone("mini", "cpu") is kept_backbone("mini", "cpu")
     True
     """
-    identity = (_files(name), device)
+    identity = (name, *backbone_stamps(name), device)
     if identity not in _last:
         _last.clear()  # before the next one is loaded: two need not fit into memory
         _last[identity] = load_backbone(name, device)
@@ -72,15 +72,6 @@ def kept_backbone(name: str, device: str) -> DualEncoder:
 def forget_backbone() -> None:
     """Free the memory of the backbone that is kept."""
     _last.clear()
-
-
-def _files(name: str) -> tuple[object, ...]:
-    """What tells one backbone from another without reading it: its path, and the sizes and times of its files."""
-    folder = Path(name).expanduser()
-    if name == "mini" or not folder.is_dir():
-        return (name,)
-    there = (path for path in folder.resolve().iterdir() if path.is_file())  # a link of the hub may lead nowhere
-    return tuple(sorted(stamp(path) for path in there))
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from rebapl.data.corruptions import Corruption
 from rebapl.errors import UserError
 from rebapl.evaluation import base_novel_scores
 from rebapl.files import content_sha256, read_json, write_json
-from rebapl.settings import Model, SettingError, Settings
+from rebapl.settings import SettingError, Settings
 
 RESULTS, CONFIG = "results.json", "config.json"
 
@@ -26,10 +26,6 @@ class Record(Settings):
     """A part of the file. Known values are checked, and unknown ones are kept as they are."""
 
     model_config = ConfigDict(extra="allow")
-
-    def changed(self: Model, **changes: Any) -> Model:
-        """The same record with some values changed; those of a newer version stay."""
-        return super().changed(**{**(self.model_extra or {}), **changes})
 
     def as_json(self) -> dict[str, Any]:
         """The values as JSON has them. Values that were not measured are left out."""

@@ -1,4 +1,4 @@
-"""A run: a configuration in, a folder out. `run` is the only door that trains in a folder; `Job` is one for an engine.
+"""A run: a configuration in, a folder out. A `Job` is one, as a piece of work for an engine; `run` does one at once.
 
 Finished work is kept, and interrupted work goes on where it was. What the folder holds is told in `rebapl.runs.folder`.
 """
@@ -73,7 +73,7 @@ from rebapl.runs.machine import (
 from rebapl.runs.results import RESULTS, RunResult, Seconds, read_result, write_result
 from rebapl.sampling import Inference
 from rebapl.training import Progress, Training
-from rebapl.training.checkpoint import Checkpoints, save_checkpoint
+from rebapl.training.checkpoint import checkpoints_at, save_checkpoint
 from rebapl.training.log import check_trackers, tracked
 
 
@@ -104,94 +104,17 @@ def run(
     If `cycle` is given, only this cycle is sampled, in a folder below that of the run, and the run takes it over later.
     The cycle must not depend on the others, see `Inference.independent_cycles`.
     """
-    check_trackers(track)
-    named_corruptions(corruptions)  # refuses a wrong name before the training
     out = out or run_folder(config, runs)
-    if cycle is None and score and is_finished(config, out, outside, corruptions) and not _unfinished(out):
-        (out / ERROR).unlink(missing_ok=True)
-        return out
-    task = None if is_trained(config, out, cycle) else config.task(root, keep_split=True)
-    if task is not None:
-        if corruptions:
-            check_corruptible(task)
-        for name in outside:
-            outside_part(name, task, root)  # refuses a wrong name before the training
-    posterior = None
-    if task is not None or (cycle is None and _unfinished(out)):
-        device = best_device(device)
-        with _alone(out if cycle is None else cycle_folder(out, cycle), wait=wait):
-            if task is not None and not is_trained(config, out, cycle):
-                posterior = _train(config, out, task, device, progress, track, cycle)
-            if cycle is None:
-                Checkpoints(out / CHECKPOINT).remove()
-                shutil.rmtree(out / CYCLES, ignore_errors=True)
-    if cycle is not None:
-        return out
-    if score:
-        evaluate_run(
-            out,
-            root=root,
-            device=device,
-            config=config,
-            posterior=posterior,
-            task=task,
-            outside=outside,
-            corruptions=corruptions,
-            only_missing=True,
-            wait=wait,
-            track=track,
-        )
-    (out / ERROR).unlink(missing_ok=True)
+    folder = out if cycle is None else cycle_folder(out, cycle)
+    job = Job(folder, config, root, score, wait, cycle, tuple(track), tuple(outside), tuple(corruptions))
+    job.do(best_device(device), progress)
     return out
 
 
 def _unfinished(out: Path) -> bool:
     """Whether there is something that a trained run no longer needs: checkpoints, cycles, leftovers of a kill."""
-    there = out.iterdir() if out.is_dir() else ()
-    return bool(Checkpoints(out / CHECKPOINT).there()) or any(
-        is_leftover(path) or path.name == CYCLES for path in there
-    )
-
-
-def _train(
-    config: RunConfig,
-    out: Path,
-    task: Task,
-    device: str,
-    progress: Progress | None,
-    track: Sequence[str],
-    cycle: int | None,
-) -> Posterior | None:
-    """Train a run whose folder is locked, and store and return its posterior; or store one cycle of it.
-
-    It computes with the number of threads that the run began with, which the environment holds.
-    """
-    resolved, encoder, before = config.resolved(), kept_backbone(config.backbone_name, device), read_environment(out)
-    name, threads = resolved.hash(), before.get("threads", torch.get_num_threads())
-    about = {"name": encoder.name, "revision": encoder.revision, "sha256": encoder.fingerprint}
-    made_in = {"run": name, **environment(device), "threads": threads, "backbone": about}
-    with computing_with(threads), features_kept_in(out.parent / FOLDER):
-        training = Training(task, encoder, resolved.training, config.seed)
-        write_config(config, resolved, out)
-        write_json(out / ENVIRONMENT, made_in)
-        if is_own(config.data) and task.dataset.features is None and not (out / DATA).exists():
-            write_json(out / DATA, recorded_images(task.dataset, task.train.items))
-        if cycle is not None:
-            folder = cycle_folder(out, cycle)
-            done = training.run_cycle(cycle, folder / CHECKPOINT, progress, folder / LOG, name=name)
-            save_checkpoint(done, cycle_file(out, cycle))
-            shutil.rmtree(folder, ignore_errors=True)
-            return None
-        cycles = read_cycles(out)
-        with tracked(track, out, resolved.settings) as tracker:
-            posterior = training.run(out / CHECKPOINT, progress, out / LOG, name=name, tracker=tracker, cycles=cycles)
-        made_in |= {"training_seconds": training.seconds, "peak_memory": peak_memory(device)}
-        if (out / LOG).exists():  # a method that learns nothing has none
-            made_in["files"] = {LOG: sha256(out / LOG)}
-        write_json(out / ENVIRONMENT, made_in)
-        del training  # what it kept on a GPU is free, even if something still holds this frame
-    save_posterior(posterior, out / POSTERIOR)
-    return posterior
+    unneeded = (*checkpoints_at(out / CHECKPOINT), out / CYCLES)
+    return out.is_dir() and any(path in unneeded or is_leftover(path) for path in out.iterdir())
 
 
 @contextlib.contextmanager
@@ -388,20 +311,75 @@ class Job(Work):
         return done and (self.cycle is not None or not _unfinished(self.folder))
 
     def do(self, device: str, progress: Progress | None) -> None:
-        """Train and score the run, or sample the cycle."""
-        run(
-            self.config,
-            self.run_folder,
-            score=self.score,
-            root=self.root,
-            device=device,
-            progress=progress,
-            wait=self.wait,
-            cycle=self.cycle,
-            track=self.track,
-            outside=self.outside,
-            corruptions=self.corruptions,
-        )
+        """Train and score the run, or sample the cycle, as far as that is not done."""
+        check_trackers(self.track)
+        named_corruptions(self.corruptions)  # refuses a wrong name before the training
+        config, out, task, posterior = self.config, self.run_folder, None, None
+        if not self.is_done():
+            if not is_trained(config, out, self.cycle):
+                task = config.task(self.root, keep_split=True)
+                if self.corruptions:
+                    check_corruptible(task)
+                for name in self.outside:
+                    outside_part(name, task, self.root)  # refuses a wrong name before the training
+            if task is not None or (self.cycle is None and _unfinished(out)):
+                with _alone(self.folder, wait=self.wait):
+                    if task is not None and not is_trained(config, out, self.cycle):
+                        posterior = self._train(task, device, progress)
+                    if self.cycle is None:
+                        for path in checkpoints_at(out / CHECKPOINT):
+                            path.unlink(missing_ok=True)
+                        shutil.rmtree(out / CYCLES, ignore_errors=True)
+            if self.score and self.cycle is None:
+                evaluate_run(
+                    out,
+                    root=self.root,
+                    device=device,
+                    config=config,
+                    posterior=posterior,
+                    task=task,
+                    outside=self.outside,
+                    corruptions=self.corruptions,
+                    only_missing=True,
+                    wait=self.wait,
+                    track=self.track,
+                )
+        if self.cycle is None:
+            (out / ERROR).unlink(missing_ok=True)
+
+    def _train(self, task: Task, device: str, progress: Progress | None) -> Posterior | None:
+        """Train the run, whose folder is locked, and store and return its posterior; or store its cycle.
+
+        It computes with the number of threads that the run began with, which the environment holds.
+        """
+        config, out = self.config, self.run_folder
+        resolved, encoder = config.resolved(), kept_backbone(config.backbone_name, device)
+        name, threads = hash_of(resolved.settings), read_environment(out).get("threads", torch.get_num_threads())
+        about = {"name": encoder.name, "revision": encoder.revision, "sha256": encoder.fingerprint}
+        made_in = {"run": name, **environment(device), "threads": threads, "backbone": about}
+        with computing_with(threads):
+            training = Training(task, encoder, resolved.training, config.seed, features=out.parent / FOLDER)
+            write_config(config, resolved, out)
+            write_json(out / ENVIRONMENT, made_in)
+            if is_own(config.data) and task.dataset.features is None and not (out / DATA).exists():
+                write_json(out / DATA, recorded_images(task.dataset, task.train.items))
+            if self.cycle is not None:
+                done = training.run_cycle(self.cycle, self.folder / CHECKPOINT, progress, self.folder / LOG, name=name)
+                save_checkpoint(done, cycle_file(out, self.cycle))
+                shutil.rmtree(self.folder, ignore_errors=True)
+                return None
+            cycles = read_cycles(out)
+            with tracked(self.track, out, resolved.settings) as tracker:
+                posterior = training.run(
+                    out / CHECKPOINT, progress, out / LOG, name=name, tracker=tracker, cycles=cycles
+                )
+            made_in |= {"training_seconds": training.seconds, "peak_memory": peak_memory(device)}
+            if (out / LOG).exists():  # a method that learns nothing has none
+                made_in["files"] = {LOG: sha256(out / LOG)}
+            write_json(out / ENVIRONMENT, made_in)
+            del training  # what it kept on a GPU is free, even if something still holds this frame
+        save_posterior(posterior, out / POSTERIOR)
+        return posterior
 
     @functools.cached_property
     def _inference(self) -> Inference | None:
@@ -411,8 +389,19 @@ class Job(Work):
         return None
 
     def phase(self, done: int, total: int) -> str:
-        """The cycle that a whole run is in."""
-        return cycle_in_words(self._inference, done, total)
+        """Which of its cycles a whole run is in. Nothing if it has one cycle.
+
+        >>> five = Job.of(RunConfig("digits", "coop", "ensemble", inference_settings={"cycles": 5}), Path("runs"))
+        >>> five.phase(45, 100), five.phase(100, 100)
+        ('cycle 3 of 5', 'cycle 5 of 5')
+        """
+        inference = self._inference
+        if inference is None or inference.cycles == 1:
+            return ""
+        epoch = done * inference.all_epochs / total
+        chains, first = inference.chains, inference.first_epochs or inference.epochs
+        begun = epoch // first if epoch < chains * first else chains + (epoch - chains * first) // inference.epochs
+        return f"cycle {min(int(begun) // chains + 1, inference.cycles)} of {inference.cycles}"
 
     def place_for_error(self, bad_input: bool) -> Path | None:
         """A file in the folder of the run.
@@ -426,21 +415,6 @@ class Job(Work):
         except (UserError, OSError):
             return None
         return self.run_folder / ERROR
-
-
-def cycle_in_words(inference: Inference | None, done: int, total: int) -> str:
-    """Which of its cycles a run is in after `done` of its `total` steps. Nothing if it has one cycle.
-
-    >>> five = Inference(sampler={"kind": "sgd", "lr": 0.1}, epochs=2, batch=1, cycles=5, restart="cold")
-    >>> cycle_in_words(five, 45, 100), cycle_in_words(five, 100, 100)
-    ('cycle 3 of 5', 'cycle 5 of 5')
-    """
-    if inference is None or inference.cycles == 1:
-        return ""
-    epoch = done * inference.all_epochs / total
-    chains, first = inference.chains, inference.first_epochs or inference.epochs
-    begun = epoch // first if epoch < chains * first else chains + (epoch - chains * first) // inference.epochs
-    return f"cycle {min(int(begun) // chains + 1, inference.cycles)} of {inference.cycles}"
 
 
 def cycle_jobs(job: Job) -> list[Job]:

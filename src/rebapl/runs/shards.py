@@ -21,9 +21,9 @@ import json
 import math
 import shutil
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from rebapl.data.features import ABOUT
 from rebapl.errors import UserError, printable
@@ -36,7 +36,7 @@ from rebapl.files import (
     write_atomically,
     write_json,
 )
-from rebapl.posterior.records import as_text
+from rebapl.posterior.records import Record, as_text
 from rebapl.runs.answer_formats import images_in, join
 from rebapl.runs.jobs import Work
 
@@ -50,6 +50,9 @@ NotRead = list[tuple[str, str]]
 
 Entry = Any
 """What a list of images has for one of them, as JSON has it: its name, or a list that begins with its name."""
+
+AnyShard = TypeVar("AnyShard", bound="Shard")
+Row = TypeVar("Row")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +68,10 @@ class Place:
     def folder(self) -> Path:
         """The folder of the shards."""
         return self.out.with_name(f"{self.out.name}.shards") if self.joined else self.out
+
+    def folder_of(self, number: int) -> Path:
+        """The folder in which a shard is worked at."""
+        return self.folder / WORK / f"shard-{number:06}"
 
     @property
     def about(self) -> Path:
@@ -167,13 +174,13 @@ class Shard(Work):
             self.folder.mkdir(parents=True, exist_ok=True)
         moved, done = progress or (lambda *_: None), 0
         moved(0, self.count, math.nan)
-        for images in self.portions(device):
-            done += images
+        for portion in self.portions(device):
+            done += len(portion)
             moved(done, self.count, math.nan)
 
     @abstractmethod
-    def portions(self, device: str) -> Iterator[int]:
-        """Make it and write it, and give the number of images of each portion that is done."""
+    def portions(self, device: str) -> Iterator[list[Record]]:
+        """Make it and write it, and give the records of each portion of images that is done."""
 
     def place_for_error(self, bad_input: bool) -> Path | None:
         """A file in its own folder; what is wrong with bad input is said in a line."""
@@ -211,9 +218,25 @@ def name_of(entry: Entry) -> str:
     return entry if isinstance(entry, str) else entry[0]
 
 
-def folders_of(place: Place, count: int) -> list[Path]:
-    """The folders in which `count` shards of a place work."""
-    return [place.folder / WORK / f"shard-{number:06}" for number in range(count)]
+def entries_of(shards: Sequence[Shard]) -> Iterator[Entry]:
+    """The images of some shards of one place, in their order."""
+    wanted = {shard.number for shard in shards}
+    lists = read_images_of_shards(shards[0].kept_in)
+    return (entry for number, images in enumerate(lists) if number in wanted for entry in images)
+
+
+def written(
+    portions: Iterator[list[Row]], shards: Sequence[AnyShard], write: Callable[[AnyShard, list[Row]], None]
+) -> Iterator[list[Row]]:
+    """Give on portions of what is made of the images of shards, and write each shard when it is complete."""
+    waiting, held = list(reversed(shards)), list[Row]()
+    for portion in portions:
+        held += portion
+        yield portion
+        while waiting and len(held) >= waiting[-1].count:
+            shard = waiting.pop()
+            write(shard, held[: shard.count])
+            del held[: shard.count]
 
 
 def count_rows(place: Place, shards: Sequence[Shard]) -> tuple[int, NotRead]:

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_map
 from rebapl.captured import Capturing, accelerated
 from rebapl.compiled import compiling
 from rebapl.errors import UserError
-from rebapl.randomness import generator
+from rebapl.randomness import derived_seed, generator
 from rebapl.repulsion import Repulsion, kick
 from rebapl.repulsion.parameters import total_norm
 from rebapl.sampling.adaptive import worth_another_cycle
@@ -82,7 +82,7 @@ class Chain(Loop):
             space = settings.space or self.learner.repels_in
             if space is None:
                 raise UserError("this learner names no feature space to repel in: set the repulsion's `space`")
-            self.reference = self._pool(space, images, settings.images, settings.pool, settings.rows)
+            self.reference = self._pool(space, images, settings.images, settings.rows)
             first = self._repulsion(settings, self.reference, anchor)
             self.repulsions = [first, *(first.beside() for _ in range(inference.chains - 1))]
         average = inference.averaging
@@ -130,7 +130,8 @@ class Chain(Loop):
         if self.schedule.at_cycle_start:
             self._restart()
         cycle, chain = self.cycle, self.chain
-        batch = self._batch(now)
+        batch: Batch = self.batches(now) if self.drawing is None else self.drawing.choices(now)
+        self._check_size(now, batch)
         gradients = self._gradients(batch)
         self._move(now, gradients)
         self.schedule.step()
@@ -151,7 +152,9 @@ class Chain(Loop):
 
     def _restart(self) -> None:
         """The start θ of this cycle and chain: as given, the chain's last with a kick, or drawn anew."""
-        self._own_streams(self.schedule.cycle)
+        if self.schedule.cycle > 0 and self.inference.independent_cycles > 1:  # which has random streams of its own
+            for name, stream in self.generators.items():
+                stream.manual_seed(derived_seed(self.seed, *name.split("/"), "cycle", self.schedule.cycle))
         first = self.cycle == 0 and self.chain == 0
         restart = self.inference.restart
         if not first and (self.cycle == 0 or isinstance(restart, Cold)):
@@ -168,12 +171,6 @@ class Chain(Loop):
             self.path = GaussianPath()
         if self.repulsion is not None:
             self.repulsion.begin_cycle(recall=self.chain == 0)
-
-    def _batch(self, step: int) -> Batch:
-        """Images and labels of a step, or the choices from which its pass draws them."""
-        batch: Batch = self.batches(step) if self.drawing is None else self.drawing.choices(step)
-        self._check_size(step, len(batch if isinstance(batch, Tensor) else batch[0]))
-        return batch
 
     def _gradients(self, batch: Batch) -> Gradients:
         """Loss and force: one pass forward and backward, which is captured where it can be."""
@@ -239,28 +236,24 @@ class Chain(Loop):
         current = {name: p.detach().clone() for name, p in self.parameters.items()}
         if other is not None:
             self._set(other)
-        for parameters in self._drawn(cycle, chain):
-            self.samples.append(Sample(parameters, cycle, chain, self.schedule.steps))
+        taken = [kept(self.parameters)]
+        if self.inference.laplace is not None:  # draws around θ instead, by a stream of this cycle and chain alone
+            taken = draws(
+                self.learner,
+                self.parameters,
+                (self.batches(step)[0] for step in range(self.steps_per_epoch)),
+                self.inference.laplace,
+                num_data=self.num_data,
+                decay=self.inference.sampler.weight_decay,
+                stream=generator(self.seed, "chain", "laplace", cycle, chain),
+            )
+        self.samples += [Sample(parameters, cycle, chain, self.schedule.steps) for parameters in taken]
         with evaluating(self.learner):
             if self.reference is not None and cycle < self.inference.cycles - 1:  # nothing comes after the last
                 self.repulsions[chain].remember(self.reference.stored())
             if self.held_out is not None and self.inference.adaptive is not None:
                 self._predictions.append(self._predict(self.held_out[0]))
         self._set(current)
-
-    def _drawn(self, cycle: int, chain: int) -> list[dict[str, Tensor]]:
-        """The current θ, or draws from the Gaussian around it, by a stream of this cycle and chain alone."""
-        if self.inference.laplace is None:
-            return [kept(self.parameters)]
-        return draws(
-            self.learner,
-            self.parameters,
-            (self.batches(step)[0] for step in range(self.steps_per_epoch)),
-            self.inference.laplace,
-            num_data=self.num_data,
-            decay=self.inference.sampler.weight_decay,
-            stream=generator(self.seed, "chain", "laplace", cycle, chain),
-        )
 
     def _end_cycle(self, cycle: int, chain: int) -> None:
         if isinstance(self.inference.restart, Warm):
@@ -287,7 +280,6 @@ class Chain(Loop):
             "repulsions": [each.state_dict(memory=chain == 0) for chain, each in enumerate(self.repulsions)],
             "average": None if self.average is None else self.average.sums,
             "path": None if self.path is None else self.path.state_dict(),
-            "deviations": [] if self.path is None else self.path.deviations,
             "ends": {str(chain): end for chain, end in self._ends.items()},
             "stopped": self.stopped,
             "predictions": self._predictions,
@@ -305,8 +297,7 @@ class Chain(Loop):
         self.stopped = state["stopped"]
         self._predictions = list(state["predictions"])
         if self.path is not None:
-            moved = tree_map(lambda leaf: leaf.to(self.device), (state["path"], state["deviations"]))
-            self.path.load_state_dict(*moved)
+            self.path.load_state_dict(tree_map(lambda leaf: leaf.to(self.device), state["path"]))
 
 
 def epoch_weights(epochs: int, mean: float, std: float) -> list[float]:

@@ -10,17 +10,17 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from rebapl.captured import current
 from rebapl.errors import UserError
 from rebapl.learnable import Learnable
-from rebapl.randomness import derived_seed, generator
+from rebapl.randomness import generator
 from rebapl.repulsion.parameters import total_norm
 from rebapl.sampling.diagnostics import Diagnostics, Guard, NonFiniteError, finite
-from rebapl.sampling.objective import ReferencePool
+from rebapl.sampling.objective import Batch, ReferencePool
 from rebapl.sampling.schedule import CyclicalSchedule
-from rebapl.sampling.settings import Inference, pool_size
+from rebapl.sampling.settings import Inference
 
 Batches = Callable[[int], tuple[Tensor, Tensor]]
 """step → images (B, …), labels (B,): a pure function of the step, so that a resumed run sees the same."""
@@ -104,17 +104,11 @@ class Loop(ABC):
     def _build(self, images: Tensor | None, anchor: Tensor | None) -> None:
         """Make the schedule and everything else that only this sampler has; refuse settings of another one."""
 
-    def _pool(
-        self, space: str, images: Tensor | None, n: int | None, pool: int | None, rows: int | None = None
-    ) -> ReferencePool:
+    def _pool(self, space: str, images: Tensor | None, n: int | None, rows: int | None = None) -> ReferencePool:
         """The first of the reference images, of which each step compares `n`, in a feature space."""
         if images is not None:
-            images = images[: pool_size(n, pool)].to(self.device)
+            images = images[: self.inference.pool_size].to(self.device)
         return ReferencePool(self.learner, space, images, n, self.batches(0)[0][:1], rows)
-
-    @property
-    def steps_done(self) -> int:
-        return self.schedule.steps
 
     @property
     def steps_in_all(self) -> int:
@@ -152,7 +146,8 @@ class Loop(ABC):
     def _advance(self, now: int) -> bool:
         """Do iteration `now`; whether its numbers were checked, so that the state is good to go back to."""
 
-    def _check_size(self, step: int, count: int) -> None:
+    def _check_size(self, step: int, batch: Batch) -> None:
+        count = len(batch if isinstance(batch, Tensor) else batch[0])
         if count != self.inference.batch:
             raise UserError(
                 f"the settings have batches of {self.inference.batch} images, and step {step} was given {count}: "
@@ -232,18 +227,13 @@ class Loop(ABC):
             if {name: value.shape for name, value in sample.parameters.items()} != shapes:
                 raise ValueError("its samples are of another learner")
 
-    def _own_streams(self, cycle: int) -> None:
-        """Give a later cycle that is independent of the others random streams of its own."""
-        if cycle > 0 and self.inference.independent_cycles > 1:
-            for name, stream in self.generators.items():
-                stream.manual_seed(derived_seed(self.seed, *name.split("/"), "cycle", cycle))
-
 
 def kept(parameters: dict[str, Any]) -> dict[str, Tensor]:
     """A copy of parameters as a sample has them: float32 on the CPU."""
     return {name: p.detach().to("cpu", torch.float32, copy=True) for name, p in parameters.items()}
 
 
+@torch.no_grad()
 def copied(tree: Any) -> Any:
     """The same nested dicts and lists, with tensors cloned."""
-    return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, tree)
+    return tree_map_only(Tensor, torch.clone, tree)

@@ -86,13 +86,9 @@ class Rule(torch.optim.Optimizer):
         return {**super().__getstate__(), **own}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group. What the settings of the sampler refuse is refused, but a temperature of 0, which optimises."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        self._check(group)
-        self._set_center(group)
-
-    def _check(self, group: dict[str, Any]) -> None:
-        """Refuses what the settings of the sampler refuse; but a temperature of 0 is allowed here, and optimises."""
         values = {name: group[name] for name in self.settings.model_fields if name in group and name != "center"}
         allowed = {
             "lr": 0.0 if isinstance(group["lr"], Tensor) else group["lr"],  # a tensor is not waited for
@@ -108,6 +104,7 @@ class Rule(torch.optim.Optimizer):
                     f"a parameter of shape {tuple(p.shape)} is {p.dtype}, too coarse to take small steps in: keep the "
                     "learned parameters in float32 (the frozen model may stay as it is)"
                 )
+        self._set_center(group)
 
     def _set_center(self, group: dict[str, Any]) -> None:
         center = group["center"]

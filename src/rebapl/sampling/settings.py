@@ -280,9 +280,11 @@ class Inference(Settings):
 
     @property
     def pool_size(self) -> int:
-        """How many images samples are compared on, at most; 0 where no images are compared."""
+        """How many images samples are compared on, at most: `pool`, or four times those of a step; 0 for none."""
         settings = self.sampler if isinstance(self.sampler, SVGDSettings) else self.repulsion
-        return 0 if settings is None else pool_size(settings.images, settings.pool)
+        if settings is None or settings.images is None:
+            return 0
+        return settings.pool or 4 * settings.images
 
     @property
     def samples_per_cycle(self) -> int:
@@ -397,8 +399,3 @@ def _check_pool(space: str | None, images: int | None, pool: int | None) -> None
         refuse("pool", "does nothing without `images`: set it to null")
     if images is not None and pool is not None and pool < images:
         refuse("pool", f"is {pool}: each step compares {images} of its images, so it has at least those")
-
-
-def pool_size(images: int | None, pool: int | None) -> int:
-    """How many images the pool has: `pool`, or four times those of a step; 0 where none are compared."""
-    return 0 if images is None else 4 * images if pool is None else pool

@@ -66,7 +66,7 @@ class SVGD(Loop):
         optimizer = torch.optim.SGD(tensors, lr=settings.lr, momentum=settings.momentum)
         stream = self.generators["svgd/restart"]
         self.schedule = build_schedule(self.inference, tensors, self.num_data, self.steps_per_epoch, stream, optimizer)
-        self.reference = self._pool(settings.space, images, settings.images, settings.pool)
+        self.reference = self._pool(settings.space, images, settings.images)
 
     @torch.no_grad()
     def _spread(self) -> list[dict[str, Tensor]]:
@@ -85,7 +85,7 @@ class SVGD(Loop):
     def _advance(self, now: int) -> bool:
         """Move all particles once, on one mini-batch for all."""
         images, labels = self.batches(now)
-        self._check_size(now, len(images))
+        self._check_size(now, (images, labels))
         chosen = self.reference.choose(self.generators["svgd/repulsion"])
         losses, clouds, gradients, common = [], [], [], []
         for particle in self.particles:

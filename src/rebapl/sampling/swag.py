@@ -64,8 +64,8 @@ class GaussianPath:
         return drawn
 
     def state_dict(self) -> dict[str, Any]:
-        return {"mean": self.mean, "squares": self.squares}
+        return {"mean": self.mean, "squares": self.squares, "deviations": self.deviations}
 
-    def load_state_dict(self, state: dict[str, Any], deviations: list[dict[str, Tensor]]) -> None:
-        """Go on from a `state_dict` and the deviations, which only grow and so are kept apart."""
-        self.mean, self.squares, self.deviations = state["mean"], state["squares"], list(deviations)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        self.mean, self.squares, self.deviations = state["mean"], state["squares"], state["deviations"]

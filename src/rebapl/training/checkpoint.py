@@ -39,32 +39,13 @@ _UNFIT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
 _log = logging.getLogger(__name__)
 
 
-class Checkpoints:
-    """The last two checkpoints of a training: the one at `path`, and the one before it beside it.
+def checkpoints_at(path: Path) -> tuple[Path, Path]:
+    """Where the checkpoints of a training are kept: the last one at `path`, and the one before it beside it.
 
-    >>> import tempfile
-    >>> kept = Checkpoints(Path(tempfile.mkdtemp()) / "checkpoint.safetensors")
-    >>> kept.save({"step": 1}); kept.save({"step": 2})
-    >>> [load_checkpoint(path) for path in kept.there()]
-    [{'step': 2}, {'step': 1}]
+    >>> [path.name for path in checkpoints_at(Path("checkpoint.safetensors"))]
+    ['checkpoint.safetensors', 'checkpoint.previous.safetensors']
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.previous = path.with_suffix(f".previous{path.suffix}")
-
-    def there(self) -> list[Path]:
-        """The files there are, the last one first."""
-        return [path for path in (self.path, self.previous) if path.exists()]
-
-    def save(self, state: Any) -> None:
-        """Write a new checkpoint, and keep the one before."""
-        save_checkpoint(state, self.path, self.previous)
-
-    def remove(self) -> None:
-        """Remove both."""
-        for path in (self.path, self.previous):
-            path.unlink(missing_ok=True)
+    return path, path.with_suffix(f".previous{path.suffix}")
 
 
 def save_checkpoint(state: Any, path: Path, previous: Path | None = None) -> None:
@@ -141,9 +122,11 @@ class ResumableLoop:
     ) -> None:
         self.loop, self.log, self.tracker = loop, log, tracker
         self.made_for = {"run": run, "images": images}
-        self.checkpoints = None if checkpoint is None else Checkpoints(checkpoint)
-        self._before = 0.0 if self.checkpoints is None else self._resume(self.checkpoints)
-        self.rows = [] if log is None else [row for row in read_log(log) if row.get("step", math.inf) < loop.steps_done]
+        self.checkpoint = checkpoint
+        self._before = 0.0 if checkpoint is None else self._resume(checkpoint)
+        self.rows = (
+            [] if log is None else [row for row in read_log(log) if row.get("step", math.inf) < loop.schedule.steps]
+        )
         loop.record_every = 0 if log is None and tracker is None else EVERY
         self._start = self._saved = time.monotonic()
         self._saved_step = -1
@@ -158,9 +141,9 @@ class ResumableLoop:
     ) -> None:
         """Do the steps up to `end`. The samples of `cycles`, see `cycle`, take the place of steps."""
         try:
-            with HeldBack(active=self.checkpoints is not None) as held:
-                while not self.loop.done and self.loop.steps_done < end:
-                    if not self._take_over(cycles or {}):
+            with HeldBack(active=self.checkpoint is not None) as held:
+                while not self.loop.done and self.loop.schedule.steps < end:
+                    if not (cycles and self._take_over(cycles)):
                         self.loop.step()
                     self._between_steps(held, progress)
         finally:
@@ -171,19 +154,19 @@ class ResumableLoop:
         loop = self.loop
         try:
             if progress is not None:
-                progress(loop.steps_done, loop.steps_in_all, loop.last_loss)
+                progress(loop.schedule.steps, loop.steps_in_all, loop.last_loss)
             if held.pending or time.monotonic() - self._saved > CHECKPOINT_SECONDS:
                 self._save()
             held.deliver()
         except (KeyboardInterrupt, SystemExit) as error:
-            if self.checkpoints is None:
+            if self.checkpoint is None:
                 raise
-            if self._saved_step != loop.steps_done:
+            if self._saved_step != loop.schedule.steps:
                 self._save()
             if isinstance(error, SystemExit):
                 raise
             number = error.signal if isinstance(error, Interrupted) else signal.SIGINT
-            raise Interrupted(number, f"step {loop.steps_done} of {loop.steps_in_all} is kept") from error
+            raise Interrupted(number, f"step {loop.schedule.steps} of {loop.steps_in_all} is kept") from error
 
     def cycle(self) -> dict[str, Any]:
         """The samples of a cycle that was sampled by itself, for `run_until` in the run that it belongs to."""
@@ -220,16 +203,16 @@ class ResumableLoop:
             write_log(self.log, self.rows)
 
     def _save(self) -> None:
-        if self.checkpoints is not None:
-            self.loop.refuse_what_is_not_finite()
         self._write_log()
-        if self.checkpoints is not None:
-            self.checkpoints.save({"loop": self.loop.state_dict(), "seconds": self.seconds, **self.made_for})
-        self._saved, self._saved_step = time.monotonic(), self.loop.steps_done
+        if self.checkpoint is not None:
+            self.loop.refuse_what_is_not_finite()
+            state = {"loop": self.loop.state_dict(), "seconds": self.seconds, **self.made_for}
+            save_checkpoint(state, *checkpoints_at(self.checkpoint))
+        self._saved, self._saved_step = time.monotonic(), self.loop.schedule.steps
 
-    def _resume(self, checkpoints: Checkpoints) -> float:
+    def _resume(self, checkpoint: Path) -> float:
         """Go on from the last checkpoint that is whole. Return the seconds that were spent before it was written."""
-        there = checkpoints.there()
+        there = [path for path in checkpoints_at(checkpoint) if path.exists()]
         for index, path in enumerate(there):
             try:
                 return self._load(path)

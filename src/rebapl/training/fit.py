@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rebapl.backbones import DualEncoder, load_backbone
-from rebapl.backbones.features import features_of
+from rebapl.backbones.features import features_kept_in, features_of
 from rebapl.data.batches import LabelledImages, TrainBatches
 from rebapl.data.dataset import Dataset
 from rebapl.data.feature_batches import FeatureBatches
@@ -38,7 +38,8 @@ from rebapl.training.resolution import ResolvedTraining, default_backbone, resol
 class Training:
     """One training. The constructor checks and builds everything that it needs, and `run` does the work.
 
-    If a `learner` is given, it is trained as it is. Otherwise a new one of the resolved method is built.
+    If a `learner` is given, it is trained as it is. Otherwise a new one of the resolved method is built. The features
+    of images that a head learns from are kept in the folder `features`, if that is given.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Training:
         resolved: ResolvedTraining,
         seed: int,
         learner: Learner[Any] | None = None,
+        features: Path | None = None,
     ) -> None:
         self.learner = learner or build_learner(
             resolved.method,
@@ -74,8 +76,9 @@ class Training:
             check_features(self.learner, task.dataset.features)
             check_views(1 if resolved.inference is None else resolved.inference.views, pixels=False)
         if self.learner.learns_from_features or task.dataset.features is not None:
-            features = features_of(encoder, data).to(encoder.device)
-            examples = self.learner.see(features, data.labels.to(encoder.device))
+            with features_kept_in(features):
+                found = features_of(encoder, data).to(encoder.device)
+            examples = self.learner.see(found, data.labels.to(encoder.device))
             if resolved.draws is not None:
                 assert isinstance(self.learner, Conjugate)
                 self.drawn = self.learner.draws(*examples, resolved.draws, generator(seed, "laplace"))
@@ -279,19 +282,31 @@ def _build_loop(
     inference: Inference,
     seed: int,
 ) -> Loop:
-    """The loop of a training."""
+    """The loop of a training.
+
+    Where samples repel, the frozen model's features on the pool say on which scale, if it has some in that space. Where
+    the number of cycles depends on validation images, the loop has those.
+    """
     inference = inference.changed(batch=batches.batch)  # fewer where there are fewer images in all
-    pool = _pool(data, batches, encoder, inference, seed)
+    learner.train()
+    pool, anchor, held_out = _pool(data, batches, encoder, inference, seed), None, None
+    repulsion = inference.repulsion
+    if repulsion is not None and repulsion.potential.scale is None:
+        space = repulsion.space or learner.repels_in
+        anchor = None if space is None else learner.frozen_cloud(space, pool)
+    if inference.adaptive is not None:
+        images = LabelledImages(task.dataset, task.val.items)
+        held_out = encoder.preprocessing.normalize(images.views(encoder.preprocessing)), images.labels
     return LOOPS[inference.sampler.kind](
-        learner.train(),
+        learner,
         inference,
         batches,
         num_data=len(batches.labels),
         steps_per_epoch=batches.steps_per_epoch,
         seed=seed,
         reference=pool,
-        anchor=_anchor(learner, inference, pool),
-        held_out=_held_out(task, encoder, inference),
+        anchor=anchor,
+        held_out=held_out,
     )
 
 
@@ -317,20 +332,3 @@ def _pool(
         return batches.features[order[:size]]
     views = data.views(encoder.preprocessing, order[:size])
     return encoder.preprocessing.normalize(views).to(encoder.device)
-
-
-def _anchor(learner: Learner[Any], inference: Inference, pool: Tensor | None) -> Tensor | None:
-    """The features of the frozen model on the pool, in the space in which samples repel; None if it has none there."""
-    settings = inference.repulsion
-    if settings is None or settings.potential.scale is not None:
-        return None
-    space = settings.space or learner.repels_in
-    return None if space is None else learner.frozen_cloud(space, pool)
-
-
-def _held_out(task: Task, encoder: DualEncoder, inference: Inference) -> tuple[Tensor, Tensor] | None:
-    """The validation images and labels if the number of cycles depends on them, or None."""
-    if inference.adaptive is None:
-        return None
-    data = LabelledImages(task.dataset, task.val.items)
-    return encoder.preprocessing.normalize(data.views(encoder.preprocessing)), data.labels
