@@ -72,16 +72,15 @@ class Question:
         average = self.average or posterior.average
         check_average(average)
         bound = posterior.among(self.class_names, self.template)
-        names, conformal, thresholds = bound.class_names, bound.conformal, (bound.threshold, bound.outside)
-        has_threshold = any(each is not None and each.suits(names, average) for each in thresholds)
-        has_sets = conformal is not None and conformal.suits(names, average)
+        chosen, top = bound.chosen_for(average), min(self.top, len(bound.class_names))
+        has_threshold, has_sets = "threshold" in chosen or "outside" in chosen, "conformal" in chosen
         if self.abstain and not has_threshold:
             raise UserError(NO_THRESHOLD)
         if self.sets and not has_sets:
             raise UserError(NO_SETS)
         abstain = has_threshold if self.abstain is None else self.abstain
         sets = has_sets if self.sets is None else self.sets
-        return bound, replace(self, top=min(self.top, len(names)), average=average, abstain=abstain, sets=sets)
+        return bound, replace(self, top=top, average=average, abstain=abstain, sets=sets)
 
 
 class Pace:
