@@ -3,9 +3,9 @@
 from rebapl.posterior.conformal import choose_conformal, cross_conformal_sets
 from rebapl.posterior.fitting import choose_threshold, has_collapsed, stacking_weights
 from rebapl.posterior.outside import OUTSIDE_SCORES, choose_outside
-from rebapl.posterior.posterior import Posterior
+from rebapl.posterior.posterior import Posterior, load_posterior
 from rebapl.posterior.prediction import UNCERTAINTIES, Conformal, Outside, Prediction, Threshold, Top
-from rebapl.posterior.storage import load_posterior, save_posterior
+from rebapl.posterior.storage import save_posterior
 
 __all__ = [
     "OUTSIDE_SCORES",

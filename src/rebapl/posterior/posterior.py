@@ -31,6 +31,7 @@ from rebapl.posterior.outside import FEATURE_SCORES, RATE, Bank, check_outside, 
 from rebapl.posterior.passes import CHUNK, Finish, Passes, Spread, in_order
 from rebapl.posterior.prediction import Average, Conformal, Outside, Prediction, Threshold, averaged, check_average
 from rebapl.posterior.selective import CONFIDENCE
+from rebapl.posterior.storage import CHOICES, about_learner, check_weights, read_posterior
 from rebapl.posterior.temperature import PRIOR as TEMPERATURE_PRIOR
 from rebapl.posterior.temperature import Temperature, fit_temperature, text_factor
 from rebapl.posterior.views import mean_over_views, several_views
@@ -38,16 +39,7 @@ from rebapl.wording import number_of
 
 Given = TypeVar("Given")
 
-WEIGHT_TOLERANCE = 1e-4
-"""By how much the sum of weights may differ from one."""
-
-NOTHING_CHOSEN: dict[str, Any] = {
-    "temperature": None,
-    "threshold": None,
-    "conformal": None,
-    "outside": None,
-    "bank": {},
-}
+NOTHING_CHOSEN: dict[str, Any] = {**dict.fromkeys(CHOICES), "bank": {}}
 """What was chosen for certain probabilities, and does not stay with others."""
 
 
@@ -491,23 +483,17 @@ class Posterior:
         return replace(self, conformal=choose_conformal(self.predict_views(views), labels, level, **how))
 
 
-def check_weights(weights: list[float]) -> list[float]:
-    """Refuse weights of samples that are not finite, are negative somewhere, or do not sum to one."""
-    total = sum(weights)
-    if not abs(total - 1) <= WEIGHT_TOLERANCE or min(weights) < 0:
-        raise UserError(f"weights must be finite, not negative, and sum to one; got {weights}, sum {total:g}")
-    return weights
+def load_posterior(
+    source: Path | str,
+    encoder: DualEncoder | str | None = None,
+    device: str | torch.device = "cpu",
+    dtype: Dtype = "auto",
+) -> Posterior:
+    """Load a posterior from its folder, from the folder of a run, or from the Hugging Face hub.
 
-
-def about_learner(learner: Learner) -> dict[str, Any]:
-    """The entries of `Posterior.about`, and of the manifest, as a learner has them whose samples were made by hand."""
-    return {
-        "method": learner.method,
-        "method_settings": learner.config.plain(),
-        "inference": {"name": "custom"},
-        "crop_scale": None,
-        "seed": None,
-        "data": None,
-        "class_names": learner.class_names,
-        "template": learner.template,
-    }
+    `hf://somebody/digits` is a repository of the hub; `@` and a branch, a tag or a commit may follow. It is checked
+    that the posterior is whole and fits the backbone. The backbone is loaded by the name in the manifest, on `device`
+    and computing in `dtype` (`auto`: bfloat16 on a GPU that has it, float32 elsewhere). `encoder` replaces it: the
+    backbone itself, or the name that it is loaded by now.
+    """
+    return Posterior(**read_posterior(source, encoder, device, dtype))

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from pydantic import AfterValidator, ConfigDict, Field
@@ -31,10 +31,12 @@ from rebapl.errors import UserError
 from rebapl.files import content_sha256, finish_replacement, folder_written_whole, read_json, sha256, write_json
 from rebapl.learners import METHODS, Learner, build_learner
 from rebapl.posterior.fitting import EarlierWeights
-from rebapl.posterior.posterior import Posterior, about_learner, check_weights
 from rebapl.posterior.prediction import Average, Conformal, Outside, Threshold
 from rebapl.posterior.temperature import Temperature
 from rebapl.settings import Settings
+
+if TYPE_CHECKING:
+    from rebapl.posterior.posterior import Posterior
 
 FORMAT = 2
 MANIFEST, SAMPLES = "posterior.json", "samples.safetensors"
@@ -44,6 +46,20 @@ INSIDE = "posterior"
 """The folder of the posterior inside the folder of a run."""
 
 _REMOTE = re.compile(r"hf:/+([^@]+)(?:@(.+))?")  # one slash is enough: a `Path` has no double slashes
+
+CHOICES = ("threshold", "conformal", "temperature", "outside")
+"""What may have been chosen on held-out images, in the manifest as in the posterior."""
+
+WEIGHT_TOLERANCE = 1e-4
+"""By how much the sum of weights may differ from one."""
+
+
+def check_weights(weights: list[float]) -> list[float]:
+    """Refuse weights of samples that are not finite, are negative somewhere, or do not sum to one."""
+    total = sum(weights)
+    if not abs(total - 1) <= WEIGHT_TOLERANCE or min(weights) < 0:
+        raise UserError(f"weights must be finite, not negative, and sum to one; got {weights}, sum {total:g}")
+    return weights
 
 
 class Backbone(Settings):
@@ -116,19 +132,10 @@ def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | Non
     return folder
 
 
-def load_posterior(
-    source: Path | str,
-    encoder: DualEncoder | str | None = None,
-    device: str | torch.device = "cpu",
-    dtype: Dtype = "auto",
-) -> Posterior:
-    """Load a posterior from its folder, from the folder of a run, or from the Hugging Face hub.
-
-    `hf://somebody/digits` is a repository of the hub; `@` and a branch, a tag or a commit may follow. It is checked
-    that the posterior is whole and fits the backbone. The backbone is loaded by the name in the manifest, on `device`
-    and computing in `dtype` (`auto`: bfloat16 on a GPU that has it, float32 elsewhere). `encoder` replaces it: the
-    backbone itself, or the name that it is loaded by now.
-    """
+def read_posterior(
+    source: Path | str, encoder: DualEncoder | str | None, device: str | torch.device, dtype: Dtype
+) -> dict[str, Any]:
+    """The arguments of `Posterior`, read from where it is stored; see `load_posterior`."""
     folder = _find(source)
     manifest = read_manifest(folder)
     path, samples = folder / MANIFEST, folder / SAMPLES
@@ -166,18 +173,16 @@ def load_posterior(
                 f"{folder / BANK} is not there, or is not the file that {MANIFEST} describes: fit 'none of these' again"
             )
         bank = load_file(folder / BANK)
-    return Posterior(
-        learner,
-        stacks,
-        weights,
-        {key: entries[key] for key in about} | {"method_settings": about["method_settings"]},
-        threshold=manifest.threshold,
-        earlier_weights=tuple(manifest.earlier_weights),
-        conformal=manifest.conformal,
-        temperature=manifest.temperature,
-        outside=manifest.outside,
-        bank=bank,
-    )
+    chosen = {name: getattr(manifest, name) for name in CHOICES}
+    return {
+        "learner": learner,
+        "samples": stacks,
+        "weights": weights,
+        "about": {key: entries[key] for key in about} | {"method_settings": about["method_settings"]},
+        "earlier_weights": tuple(manifest.earlier_weights),
+        "bank": bank,
+        **chosen,
+    }
 
 
 def _find(source: Path | str) -> Path:
@@ -265,6 +270,20 @@ def read_manifest(folder: Path) -> Manifest:
         raise UserError(f"{path} does not describe a posterior: {error}; train the posterior again") from error
 
 
+def about_learner(learner: Learner) -> dict[str, Any]:
+    """The entries of `Posterior.about`, and of the manifest, as a learner has them whose samples were made by hand."""
+    return {
+        "method": learner.method,
+        "method_settings": learner.config.plain(),
+        "inference": {"name": "custom"},
+        "crop_scale": None,
+        "seed": None,
+        "data": None,
+        "class_names": learner.class_names,
+        "template": learner.template,
+    }
+
+
 def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = None) -> dict[str, Any]:
     """The manifest of a posterior, with the checksum of the samples' file and that of itself."""
     learner = posterior.learner
@@ -278,7 +297,7 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
     about["method_settings"] = METHODS.find(learner.method).settings(about["method_settings"]).plain()
     chosen = {
         name: asdict(choice) if (choice := getattr(posterior, name)) is not None and _as_read(posterior) else None
-        for name in ("threshold", "conformal", "temperature", "outside")
+        for name in CHOICES
     }
     bank = posterior.bank if chosen["outside"] else None
     packages = ("torch", "transformers", "safetensors")

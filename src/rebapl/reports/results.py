@@ -12,7 +12,7 @@ from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
-from rebapl.posterior.posterior import WEIGHT_TOLERANCE
+from rebapl.posterior.storage import WEIGHT_TOLERANCE
 from rebapl.reports.tables import Cell, Table
 from rebapl.runs.config import data_name, first_difference
 from rebapl.runs.folder import Found, Run
