@@ -179,9 +179,7 @@ class Posterior:
         if alike and clean_class_names(class_names) == self.class_names:
             return self
         bound = self.learner.bind(class_names, template, transfer)
-        if alike:
-            return replace(self, learner=bound)
-        return replace(self, learner=bound, **NOTHING_CHOSEN)
+        return replace(self, learner=bound, **({} if alike else NOTHING_CHOSEN))
 
     def among(self, class_names: Sequence[str] | None = None, template: str | None = None) -> Posterior:
         """The posterior that answers among other class names, which must differ; where nothing is given, itself."""

@@ -11,7 +11,7 @@ from rebapl import __version__
 from rebapl.data.features import StoredFeatures
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior, load_posterior
-from rebapl.posterior.answers import Pace, Question, answer_features, answer_files
+from rebapl.posterior.answers import Pace, Question, answer_files
 from rebapl.posterior.records import Record, as_text, head_of
 from rebapl.runs.answer_formats import rows_bytes
 from rebapl.runs.machine import kept_backbone
@@ -83,7 +83,7 @@ def _answered(
     """The records of the images of some shards, a portion at a time."""
     if inquiry.features is not None:
         stored = StoredFeatures.read(Path(inquiry.features))
-        yield from answer_features(bound, stored, question, pace, [number for _, number, _ in entries])
+        yield from answer_files(bound, stored, question, pace, [number for _, number, _ in entries])
         return
     names = iter(entries)
     for portion in answer_files(bound, (Path(inquiry.start) / name for name in entries), question, pace):
