@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import platform
 import re
-from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -115,7 +114,7 @@ def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | Non
     for name, stack in samples.items():
         if not all_finite(stack):
             raise UserError(f"samples of '{name}' hold numbers that are not finite: nothing is saved")
-    bank = _plain(posterior.bank) if _as_read(posterior) else {}
+    bank = _bank(posterior)
     if _holds(folder / SAMPLES, samples) and (_holds(folder / BANK, bank) if bank else not (folder / BANK).exists()):
         write_json(folder / MANIFEST, _manifest(posterior, sha256(folder / SAMPLES), backbone))
         return folder
@@ -173,7 +172,6 @@ def read_posterior(
                 f"{folder / BANK} is not there, or is not the file that {MANIFEST} describes: fit 'none of these' again"
             )
         bank = load_file(folder / BANK)
-    chosen = {name: getattr(manifest, name) for name in CHOICES}
     return {
         "learner": learner,
         "samples": stacks,
@@ -181,7 +179,7 @@ def read_posterior(
         "about": {key: entries[key] for key in about} | {"method_settings": about["method_settings"]},
         "earlier_weights": tuple(manifest.earlier_weights),
         "bank": bank,
-        **chosen,
+        **{name: getattr(manifest, name) for name in CHOICES},
     }
 
 
@@ -299,7 +297,7 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
         name: asdict(choice) if (choice := getattr(posterior, name)) is not None and _as_read(posterior) else None
         for name in CHOICES
     }
-    bank = posterior.bank if chosen["outside"] else None
+    bank = _bank(posterior)
     packages = ("torch", "transformers", "safetensors")
     content = {
         "format": FORMAT,
@@ -307,7 +305,7 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
         "weights": posterior.weights.tolist(),
         "earlier_weights": [asdict(each) for each in posterior.earlier_weights],
         **chosen,
-        "outside_sha256": hashlib.sha256(save(_plain(bank))).hexdigest() if bank else None,
+        "outside_sha256": hashlib.sha256(save(bank)).hexdigest() if bank else None,
         **{key: about[key] for key in own},
         "versions": {
             "rebapl": __version__,
@@ -330,7 +328,9 @@ def _holds(path: Path, tensors: dict[str, Tensor]) -> bool:
     return path.is_file() and path.read_bytes() == save(tensors)
 
 
-def _plain(bank: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _bank(posterior: Posterior) -> dict[str, Tensor]:
+    """What the score of "none of these" keeps of the training images, as it is stored."""
+    bank = posterior.bank if _as_read(posterior) else {}
     return {name: tensor.detach().cpu().contiguous() for name, tensor in bank.items()}
 
 
