@@ -191,7 +191,6 @@ def _show(
     from rebapl.cli.answer_table import as_table
     from rebapl.files import write_atomically
     from rebapl.posterior.answers import answer_files
-    from rebapl.posterior.records import head_of
     from rebapl.runs.answer_formats import FORMATS, head_bytes, rows_bytes
 
     watch, kept = Watch(progress, total), list[dict[str, Any]]()
@@ -208,13 +207,10 @@ def _show(
         raise UserError(nothing_read(watch.not_read))
     if form in FORMATS:
         return
-    conformal, average = posterior.conformal if question.sets else None, question.average
     if form == "json":
-        head_ = head_of(
-            posterior.class_names, str(question.average), len(posterior), conformal, posterior.temperature_for(average)
-        )
-        text = json.dumps({**head_, "images": kept}, indent=2, ensure_ascii=False)
+        text = json.dumps({**question.head(posterior), "images": kept}, indent=2, ensure_ascii=False)
     else:
+        conformal = posterior.conformal if question.sets else None
         level = None if conformal is None else conformal.level
         text = as_table(kept, len(posterior), level, coloured=out is None and sys.stdout.isatty())
     if out is None:

@@ -34,11 +34,9 @@ from rebapl.numbers import harmonic_mean, spread
 from rebapl.posterior import Posterior, Prediction
 from rebapl.posterior.conformal import check_level
 from rebapl.posterior.outside import FEATURE_SCORES, RATE, check_outside
+from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.selective import CONFIDENCE, check_promise
 from rebapl.posterior.temperature import fit_temperature, tempered
-
-IMAGES_AT_ONCE = 256
-"""The number of images that are held decoded while a part is scored, as many as go into one pass."""
 
 Predicted = Callable[[int, int], None]
 """Called now and then with the number of images that are predicted, and with the number of all images."""
@@ -183,7 +181,7 @@ def predict_part(
 
     def views() -> Iterator[torch.Tensor]:
         done = 0
-        for items in list(portions(part.items, IMAGES_AT_ONCE)) or [[]]:
+        for items in list(portions(part.items, CHUNK)) or [[]]:
             yield part_views(posterior, dataclasses.replace(part, items=items), corruption)
             done += len(items)
             if progress is not None:

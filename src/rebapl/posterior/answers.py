@@ -26,7 +26,7 @@ from rebapl.learners import check_features
 from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.posterior import Posterior
 from rebapl.posterior.prediction import NO_SETS, NO_THRESHOLD, Average, check_average
-from rebapl.posterior.records import Record, record_of_broken
+from rebapl.posterior.records import Record, head_of, record_of_broken
 
 CPU_PORTION = 32
 """Images in a portion on a CPU, where larger passes are not quicker."""
@@ -81,6 +81,11 @@ class Question:
         abstain = has_threshold if self.abstain is None else self.abstain
         sets = has_sets if self.sets is None else self.sets
         return bound, replace(self, top=top, average=average, abstain=abstain, sets=sets)
+
+    def head(self, bound: Posterior) -> Record:
+        """What stands at the head of the records, where this question was put to a posterior."""
+        conformal, temperature = bound.conformal if self.sets else None, bound.temperature_for(self.average)
+        return head_of(bound.class_names, str(self.average), len(bound), conformal, temperature)
 
 
 class Pace:

@@ -26,7 +26,7 @@ from rebapl.errors import UserError
 from rebapl.learners import Learner
 from rebapl.posterior.conformal import choose_conformal
 from rebapl.posterior.fitting import PRIOR, EarlierWeights, choose_threshold, stacking_weights
-from rebapl.posterior.images import AT_ONCE, Images, read_images
+from rebapl.posterior.images import Images, read_images
 from rebapl.posterior.outside import FEATURE_SCORES, RATE, Bank, check_outside, choose_outside, logit_scores
 from rebapl.posterior.passes import CHUNK, Finish, Passes, Spread, in_order
 from rebapl.posterior.prediction import Average, Conformal, Outside, Prediction, Threshold, averaged, check_average
@@ -269,8 +269,7 @@ class Posterior:
         `class_names` and `template` replace those that it is bound to. A portion of the images is in memory at a time.
         """
         check_average(average or self.average)
-        at_once = AT_ONCE * self.device_count
-        names, views = read_images(images, self.learner.encoder.preprocessing, at_once)
+        names, views = read_images(images, self.learner.encoder.preprocessing, CHUNK * self.device_count)
         bound = self.among(class_names, template)
         return bound.predict_views(views, average=average, names=names)
 

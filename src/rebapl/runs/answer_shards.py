@@ -12,7 +12,7 @@ from rebapl.data.features import StoredFeatures
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior, load_posterior
 from rebapl.posterior.answers import Pace, Question, answer_files
-from rebapl.posterior.records import Record, as_text, head_of
+from rebapl.posterior.records import Record, as_text
 from rebapl.runs.answer_formats import rows_bytes
 from rebapl.runs.machine import kept_backbone
 from rebapl.runs.shards import Entry, Place, Shard, folders_of, plan_lists, read_images_of_shards
@@ -114,16 +114,14 @@ def plan_answers(
         question=dataclasses.asdict(question),
     )
     outside = bound.outside if question.abstain else None
-    threshold, conformal = bound.threshold if question.abstain else None, bound.conformal if question.sets else None
+    threshold = bound.threshold if question.abstain else None
     about = {
         "format": place.form,
         "rebapl": __version__,
         "run": inquiry.source,
         "posterior": inquiry.fingerprint,
         "template": bound.learner.template,
-        **head_of(
-            bound.class_names, str(question.average), len(bound), conformal, bound.temperature_for(question.average)
-        ),
+        **question.head(bound),
         "top": question.top,
         "threshold": None if threshold is None else {"by": threshold.by, "value": threshold.value},
         "outside": None if outside is None else {"by": outside.by, "value": outside.value},
