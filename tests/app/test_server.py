@@ -33,7 +33,7 @@ from typer.testing import CliRunner
 import load_serve
 from rebapl.app import answering as answering_module
 from rebapl.app import server as server_module
-from rebapl.app.answering import WAITING, Answering, TooBusyError, Upload, view_of
+from rebapl.app.answering import WAITING, Answering, RefusedError, Upload, view_of
 from rebapl.app.server import HEADERS, MAX_BYTES, Rate, build_app, server_of
 from rebapl.cli.commands import app as commands
 from rebapl.errors import UserError
@@ -260,7 +260,7 @@ def test_too_many_that_wait_and_too_many_a_second_are_refused(posterior: Posteri
     answering = Answering(posterior)  # not started, so that all wait
     for _ in range(WAITING):
         answering.ask(Upload(torch.zeros(0)))
-    with pytest.raises(TooBusyError, match="64 requests wait already"):
+    with pytest.raises(RefusedError, match="64 requests wait already"):
         answering.ask(Upload(torch.zeros(0)))
     limit = Rate(2.0, 4.0)
     assert [limit.take("a", 0.0) for _ in range(5)] == [True] * 4 + [False]
@@ -390,7 +390,7 @@ def test_bodies_share_a_limit_of_memory_and_what_is_too_large_is_not_kept(monkey
 
         first = asyncio.create_task(bodies.read(Stalled()))
         await stalled.wait()
-        with pytest.raises(TooBusyError):
+        with pytest.raises(RefusedError):
             await bodies.read(Sent(60, 20))
         assert await bodies.read(Sent(60)) == b"x" * 60
         go.set()
@@ -399,7 +399,7 @@ def test_bodies_share_a_limit_of_memory_and_what_is_too_large_is_not_kept(monkey
     bodies, held = server_module.Bodies(), list[int]()
     assert asyncio.run(together()) == b"x" * 80
     assert bodies.held == 0
-    with pytest.raises(server_module.RefusedError):
+    with pytest.raises(RefusedError):
         asyncio.run(bodies.read(Sent(90, 90, 90)))
     assert held[-2:] == [90, 0]
 

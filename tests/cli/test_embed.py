@@ -18,7 +18,7 @@ from rebapl.errors import UserError
 from rebapl.evaluation import evaluate
 from rebapl.learners import build_learner
 from rebapl.posterior import Posterior, load_posterior, save_posterior
-from rebapl.posterior.answers import answer_features, answer_files
+from rebapl.posterior.answers import answer_files
 from rebapl.posterior.per_sample import encode_classes, unstacked
 from rebapl.runs.config import RunConfig
 from rebapl.runs.run import run as do_run
@@ -83,7 +83,7 @@ def test_float16_answers_are_those_for_rounded_features(
     frame = pandas.read_parquet(tmp_path / "half")
     rounded = torch.from_numpy(np.stack(frame["feature"].tolist()).astype(np.float32))
     stored = StoredFeatures.read(tmp_path / "half")
-    records = [each for portion in answer_features(posterior, stored) for each in portion]
+    records = [each for portion in answer_files(posterior, stored) for each in portion]
     texts = [each["text"] for each in encode_classes(posterior.learner, unstacked(posterior.samples, 2))]
     with torch.no_grad():
         expected = torch.stack([(encoder.logit_scale * rounded @ text.T).softmax(-1) for text in texts]).mean(0)

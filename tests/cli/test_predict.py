@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 from rebapl.cli.commands import app, main
 from rebapl.cli.evaluate import _say_weights
-from rebapl.cli.options import parse_threshold
+from rebapl.cli.options import parse_fit
 from rebapl.data.task import load_task
 from rebapl.errors import UserError
 from rebapl.evaluation import outside_scores
@@ -541,4 +541,4 @@ def test_damaged_exif_is_no_reason_for_warnings(
 )
 def test_thresholds_that_make_no_sense_are_refused(given: str) -> None:
     with pytest.raises(UserError, match=r"write risk=0\.05"):
-        parse_threshold(given)
+        parse_fit("threshold", given)

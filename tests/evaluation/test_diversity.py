@@ -13,7 +13,7 @@ from rebapl.evaluation.diversity import disagreement_matrix, total_variation_mat
 from rebapl.learners import build_learner
 from rebapl.numbers import effective_samples
 from rebapl.posterior import Posterior
-from rebapl.posterior.prediction import predicted
+from rebapl.posterior.prediction import Prediction, averaged
 
 
 def test_distances_equal_another_library() -> None:
@@ -87,7 +87,8 @@ def test_a_hundred_images_are_spread_over_those_given() -> None:
 def test_scores_of_all_samples_and_of_each() -> None:
     logits = 2 * torch.randn(3, 50, 4, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(4, (50,), generator=torch.Generator().manual_seed(1))
-    prediction = predicted(logits, torch.full((3,), 1 / 3), list("abcd"), ["x"] * 50)
+    weights = torch.full((3,), 1 / 3)
+    prediction = Prediction(list("abcd"), ["x"] * 50, *averaged(logits, weights), weights)
     found = prediction_scores(prediction, labels)
     together = scores(logits.softmax(-1).mean(0), labels)
     assert {key: found[key] for key in together} == pytest.approx(together, rel=1e-5)

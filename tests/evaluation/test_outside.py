@@ -8,7 +8,7 @@ from sklearn.metrics import precision_recall_curve, roc_curve
 from rebapl.errors import UserError
 from rebapl.evaluation.outside import all_outside_scores, outside_scores
 from rebapl.posterior import UNCERTAINTIES
-from rebapl.posterior.prediction import Prediction, predicted
+from rebapl.posterior.prediction import Prediction, averaged
 
 
 def uncertainties(decimals: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,7 +63,8 @@ def test_every_uncertainty_is_scored_among_the_same_classes() -> None:
 
     def prediction(scale: float, names: list[str]) -> Prediction:
         logits = scale * torch.randn(3, 20, len(names), generator=stream)
-        return predicted(logits, torch.full((3,), 1 / 3), names, ["x"] * 20)
+        weights = torch.full((3,), 1 / 3)
+        return Prediction(names, ["x"] * 20, *averaged(logits, weights), weights)
 
     sure, unsure = prediction(20.0, ["a", "b"]), prediction(0.1, ["a", "b"])
     found = all_outside_scores(sure, unsure)

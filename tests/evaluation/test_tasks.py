@@ -72,7 +72,7 @@ def test_portions_change_nothing(encoder: DualEncoder, monkeypatch: pytest.Monke
     task = load_task("digits", shots=2, test_images=20)
     posterior = fit(task, encoder, "vpt", "ensemble", epochs=1, inference_settings={"cycles": 2})
     whole = evaluate(posterior, task)
-    monkeypatch.setattr(scoring, "IMAGES_AT_ONCE", 7)
+    monkeypatch.setattr(scoring, "CHUNK", 7)
     portions = evaluate(posterior, task)
     assert portions["base"]["images"] == whole["base"]["images"] == 20
     assert portions["novel"]["accuracy"] == whole["novel"]["accuracy"]

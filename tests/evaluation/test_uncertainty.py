@@ -47,7 +47,7 @@ def posterior(encoder: DualEncoder, task: Task) -> Posterior:
 def test_weights_make_the_validation_images_more_likely(posterior: Posterior, task: Task) -> None:
     data = LabelledImages(task.dataset, task.val.items)
     views = data.views(posterior.learner.encoder.preprocessing)
-    fitted = fit_on_validation(posterior, task, weights=True, coverage=0.5)
+    fitted = fit_on_validation(posterior, task, weights=True, threshold={"coverage": 0.5})
     before, after = (
         each.predict_views(views).probabilities.gather(1, data.labels[:, None]).log().mean()
         for each in (posterior, fitted)

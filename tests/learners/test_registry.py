@@ -6,7 +6,7 @@ import pytest
 
 from rebapl.errors import UserError
 from rebapl.learners import METHODS, Learner, Recipe, build_learner, published, register, resolve_method
-from rebapl.learners.registry import FOLDER, Method, read_recipes
+from rebapl.learners.registry import FOLDER, Method
 from rebapl.settings import Settings
 from rebapl.yaml_files import ORIGINS
 
@@ -97,7 +97,8 @@ def test_no_learner_names_a_data_set() -> None:
 def recipes(tmp_path: Path, text: str) -> Method:
     path = tmp_path / "own.yaml"
     path.write_text(text)
-    return Method("own", own_class(), OwnConfig, read_recipes(path, OwnConfig))
+    register("own", OwnConfig, recipes=path)(own_class())
+    return METHODS["own"]
 
 
 GENERAL = "published: {lr: 0.1, epochs: 9, batch: 2}\n"

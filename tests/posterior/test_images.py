@@ -137,7 +137,7 @@ def test_portions_are_read_when_they_are_asked_for(make: Any, tmp_path: Path, mo
     assert torch.equal(next(views), views_of(0, 1))
     assert {"0.png", "1.png"} <= set(read) <= {"0.png", "1.png", "2.png", "3.png"}, "threads are a portion ahead"
     assert [len(portion) for portion in views] == [2, 1]
-    monkeypatch.setattr("rebapl.posterior.posterior.AT_ONCE", 2)
+    monkeypatch.setattr("rebapl.posterior.posterior.CHUNK", 2)
     parted = posterior.predict(tmp_path)
     assert parted.names == whole.names
     torch.testing.assert_close(parted.probabilities, whole.probabilities, atol=1e-6, rtol=1e-5)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rebapl.errors import UserError
 from rebapl.posterior import UNCERTAINTIES, Prediction, choose_threshold
-from rebapl.posterior.prediction import predicted
+from rebapl.posterior.prediction import averaged
 from rebapl.posterior.selective import answered_within
 
 CLASSES = ["a", "b", "c", "d", "e"]
@@ -25,7 +25,14 @@ def random_logits(samples: int = 4, images: int = 30) -> Tensor:
 def make_prediction(average: Any = "probabilities", samples: int = 4, weights: Tensor | None = None) -> Prediction:
     logits = random_logits(samples)
     weights = torch.arange(1.0, samples + 1) / sum(range(1, samples + 1)) if weights is None else weights
-    return predicted(logits, weights, CLASSES, [str(i) for i in range(logits.shape[1])], average)
+    return predicted(logits, weights, average=average)
+
+
+def predicted(
+    logits: Tensor, weights: Tensor, class_names: list[str] = CLASSES, average: Any = "probabilities"
+) -> Prediction:
+    names = [str(i) for i in range(logits.shape[1])]
+    return Prediction(class_names, names, *averaged(logits, weights, average), weights, average)
 
 
 def softmax(row: list[float]) -> list[float]:
@@ -115,7 +122,7 @@ def test_top_is_sorted_and_matches_its_interval() -> None:
 
 
 def test_of_equally_likely_classes_the_first_comes_first() -> None:
-    prediction = predicted(torch.zeros(1, 3, 5), torch.ones(1), CLASSES, ["x"] * 3)
+    prediction = predicted(torch.zeros(1, 3, 5), torch.ones(1))
     assert torch.equal(prediction.top(1).labels[:, 0], prediction.labels)
 
 
@@ -150,7 +157,7 @@ def test_a_threshold_for_risk_answers_most_within_it(risk: float) -> None:
 def test_a_threshold_says_what_it_promises_and_what_is_to_be_expected() -> None:
     """100 answers with ever less confidence, of which the last 20 are wrong."""
     sure = torch.linspace(0.99, 0.6, 100)
-    prediction = predicted(torch.stack([sure, 1 - sure], 1).log()[None], torch.ones(1), ["a", "b"], ["x"] * 100)
+    prediction = predicted(torch.stack([sure, 1 - sure], 1).log()[None], torch.ones(1), ["a", "b"])
     labels = (torch.arange(100) >= 80).long()
     promised = choose_threshold(prediction, labels, risk=0.05)
     count = answered_within(prediction.uncertainty(), labels == 1, 0.05)
@@ -169,7 +176,7 @@ def test_a_threshold_says_what_it_promises_and_what_is_to_be_expected() -> None:
 def test_ties_are_answered_together() -> None:
     logits = torch.zeros(1, 4, 2)
     logits[0, :, 0] = torch.tensor([5.0, 1.0, 1.0, 1.0])
-    prediction = predicted(logits, torch.ones(1), ["a", "b"], ["x"] * 4)
+    prediction = predicted(logits, torch.ones(1), ["a", "b"])
     threshold = choose_threshold(prediction, torch.tensor([0, 0, 1, 0]), coverage=0.5)
     assert threshold.coverage == 1.0
     assert threshold.risk == 0.25

@@ -54,8 +54,12 @@ NEAREST = 4
 """How many training images are shown beside an answer."""
 
 
-class TooBusyError(UserError):
-    """Too many requests wait already."""
+class RefusedError(UserError):
+    """A request that is refused: the status of the response, and the sentence in it."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class Answering:
         try:
             self._waiting.put_nowait(question)
         except queue.Full:
-            raise TooBusyError(f"{WAITING} requests wait already: try again in a moment") from None
+            raise RefusedError(503, f"{WAITING} requests wait already: try again in a moment") from None
         return question.answer
 
     def _work(self) -> None:

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rebapl import __version__
-from rebapl.app.answering import Answering, TooBusyError, Upload, view_of
+from rebapl.app.answering import Answering, RefusedError, Upload, view_of
 from rebapl.errors import UserError
 from rebapl.settings import Settings
 
@@ -60,14 +60,6 @@ MAX_CLASSES, MAX_LETTERS = 200, 200
 
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_LETTERS)]
 Handler = Callable[[Request], Awaitable[Response]]
-
-
-class RefusedError(Exception):
-    """A request that is refused: the status of the response, and the sentence in it."""
-
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
 
 
 class Asked(Settings):
@@ -164,7 +156,7 @@ class Bodies:
                         return
                     continue
                 if self.held + len(chunk) > MAX_BYTES_OF_ALL:
-                    raise TooBusyError("too many images are on their way: try again in a moment")
+                    raise RefusedError(503, "too many images are on their way: try again in a moment")
                 self.held += len(chunk)
                 body.extend(chunk)
 
@@ -194,8 +186,6 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
                 response = await handler(request)
             except RefusedError as refused:
                 response = JSONResponse({"error": str(refused)}, refused.status)
-            except TooBusyError as busy:
-                response = JSONResponse({"error": str(busy)}, 503)
             except UserError as error:
                 response = JSONResponse({"error": str(error)}, 400)
             except ClientDisconnect:

@@ -72,9 +72,9 @@ def evaluate(
 
     moved = {key: value for key, value in (("data", data), ("backbone", backbone)) if value is not None}
     config = scored_as(read_config(run).changed(**moved), protocol, options.parse_names(targets))
-    wanted = None if fit_threshold is None else options.parse_threshold(fit_threshold)
-    sets = None if fit_conformal is None else options.parse_conformal(fit_conformal)
-    none_of_these = None if fit_outside is None else options.parse_outside(fit_outside)
+    wanted = options.parse_fit("threshold", fit_threshold)
+    sets = options.parse_fit("conformal", fit_conformal)
+    none_of_these = options.parse_fit("outside", fit_outside)
     trackers = options.parse_trackers(track)
     with StepProgress(quiet, "images") as progress:
         progress.start_line(f"scoring {run}")

@@ -208,66 +208,51 @@ def parse_seeds(given: str) -> list[int]:
     return seeds
 
 
-def parse_threshold(given: str) -> dict[str, Any]:
-    """Read the risk, with its confidence, or the coverage that a threshold should keep, and the uncertainty of it.
+NUMBER = (int, float)
 
-    >>> parse_threshold("risk=0.05,confidence=0.95"), parse_threshold("coverage=0.9,by=entropy")
+FITS: dict[str, tuple[str, dict[str, type | tuple[type, ...]], str]] = {
+    "threshold": (
+        "",
+        {"risk": NUMBER, "coverage": NUMBER, "by": str, "confidence": NUMBER},
+        "write risk=0.05 (the share of wrong answers allowed) or coverage=0.9 (the share to answer), and after a "
+        "comma, if you like, by=entropy; with a risk also confidence=0.95",
+    ),
+    "conformal": (
+        "level",
+        {"level": NUMBER, "score": str, "by_class": bool},
+        "write the level, such as 0.9, and after commas, if you like, score=aps and by_class=true",
+    ),
+    "outside": (
+        "by",
+        {"by": str, "rate": NUMBER},
+        "write the name of a score, and after a comma, if you like, rate=0.05 (the share of false alarms)",
+    ),
+}
+"""The options --fit-…: what stands in them without its name, what may stand in them, and what to say if it does not."""
+
+
+def parse_fit(what: str, given: str | None) -> dict[str, Any] | None:
+    """Read the words NAME=VALUE between commas of an option --fit-…; None where it is not given.
+
+    >>> parse_fit("threshold", "risk=0.05,confidence=0.95"), parse_fit("threshold", "coverage=0.9,by=entropy")
     ({'risk': 0.05, 'confidence': 0.95}, {'coverage': 0.9, 'by': 'entropy'})
+    >>> parse_fit("conformal", "0.8,score=raps,by_class=true"), parse_fit("outside", "mahalanobis,rate=0.1")
+    ({'level': 0.8, 'score': 'raps', 'by_class': True}, {'by': 'mahalanobis', 'rate': 0.1})
     """
-    wanted = _named_values(given)
-    aims = [key for key in ("risk", "coverage") if isinstance(wanted.get(key), int | float)]
-    accepted = {*aims, "by", *(["confidence"] if aims == ["risk"] else [])}
-    if len(aims) != 1 or wanted.keys() - accepted or not isinstance(wanted.get("confidence", 0), int | float):
-        raise UserError(
-            f"--fit-threshold {given}: write risk=0.05 (the share of wrong answers allowed) or coverage=0.9 (the share "
-            "to answer), and after a comma, if you like, by=entropy; with a risk also confidence=0.95"
-        )
-    return wanted
-
-
-def parse_conformal(given: str) -> dict[str, Any]:
-    """Read the level of prediction sets, their score, and whether they keep the level for each class.
-
-    >>> parse_conformal("0.9"), parse_conformal("0.8,score=raps,by_class=true")
-    ({'level': 0.9}, {'level': 0.8, 'score': 'raps', 'by_class': True})
-    """
-    wanted = _named_values(f"level={given}")
-    kinds: dict[str, Any] = {"level": int | float, "score": str, "by_class": bool}
-    if wanted.keys() - kinds or not all(isinstance(value, kinds[key]) for key, value in wanted.items()):
-        raise UserError(
-            f"--fit-conformal {given}: write the level, such as 0.9, and after commas, if you like, score=aps and "
-            "by_class=true"
-        )
-    return wanted
-
-
-def parse_outside(given: str) -> dict[str, Any]:
-    """Read the outside score by which "none of these" is said, and the rate of false alarms.
-
-    >>> parse_outside("mcm"), parse_outside("mahalanobis,rate=0.1")
-    ({'by': 'mcm', 'rate': 0.05}, {'by': 'mahalanobis', 'rate': 0.1})
-    """
-    from rebapl.posterior.outside import RATE
-
-    by, _, rest = given.partition(",")
-    wanted = _named_values(rest) if rest else {}
-    rate = wanted.pop("rate", RATE)
-    if wanted or "=" in by or not isinstance(rate, int | float):
-        raise UserError(
-            f"--fit-outside {given}: write the name of a score, and after a comma, if you like, rate=0.05 (the share "
-            "of false alarms)"
-        )
-    return {"by": by.strip(), "rate": rate}
-
-
-def _named_values(given: str) -> dict[str, Any]:
-    """The words NAME=VALUE between commas; a value is a number, if it can be read as one, or text."""
+    if given is None:
+        return None
+    first, kinds, write = FITS[what]
     wanted: dict[str, Any] = {}
-    for key, _, value in (word.partition("=") for word in given.split(",")):
+    for key, _, value in (word.partition("=") for word in (f"{first}={given}" if first else given).split(",")):
         try:
             wanted[key.strip()] = json.loads(value)
         except json.JSONDecodeError:
             wanted[key.strip()] = value.strip()
+    fits = all(key in kinds and isinstance(value, kinds[key]) for key, value in wanted.items())
+    if what == "threshold":
+        fits = fits and ("risk" in wanted) != ("coverage" in wanted) and not {"coverage", "confidence"} <= wanted.keys()
+    if not fits or (first and "=" in given.partition(",")[0]):
+        raise UserError(f"--fit-{what} {given}: {write}")
     return wanted
 
 

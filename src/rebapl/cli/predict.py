@@ -190,18 +190,11 @@ def _show(
     """Print the answers, rows as they come, or write a table or a JSON file at the end."""
     from rebapl.cli.answer_table import as_table
     from rebapl.files import write_atomically
-    from rebapl.posterior.answers import answer_features, answer_files
-    from rebapl.posterior.images import ImageFiles
-    from rebapl.posterior.records import head_of
+    from rebapl.posterior.answers import answer_files
     from rebapl.runs.answer_formats import FORMATS, head_bytes, rows_bytes
 
     watch, kept = Watch(progress, total), list[dict[str, Any]]()
-    portions = (
-        answer_files(posterior, images, question, watch.pace)
-        if isinstance(images, ImageFiles)
-        else answer_features(posterior, images, question, watch.pace)
-    )
-    for records in portions:
+    for records in answer_files(posterior, images, question, watch.pace):
         if form in FORMATS:
             head = b"" if watch.done else head_bytes(form, question.top)
             sys.stdout.write((head + rows_bytes(records, form, question.top)).decode())
@@ -214,13 +207,10 @@ def _show(
         raise UserError(nothing_read(watch.not_read))
     if form in FORMATS:
         return
-    conformal, average = posterior.conformal if question.sets else None, question.average
     if form == "json":
-        head_ = head_of(
-            posterior.class_names, str(question.average), len(posterior), conformal, posterior.temperature_for(average)
-        )
-        text = json.dumps({**head_, "images": kept}, indent=2, ensure_ascii=False)
+        text = json.dumps({**question.head(posterior), "images": kept}, indent=2, ensure_ascii=False)
     else:
+        conformal = posterior.conformal if question.sets else None
         level = None if conformal is None else conformal.level
         text = as_table(kept, len(posterior), level, coloured=out is None and sys.stdout.isatty())
     if out is None:

@@ -33,12 +33,10 @@ from rebapl.learners import METHODS, build_learner, check_features, published, r
 from rebapl.numbers import harmonic_mean, spread
 from rebapl.posterior import Posterior, Prediction
 from rebapl.posterior.conformal import check_level
-from rebapl.posterior.outside import FEATURE_SCORES, check_outside
+from rebapl.posterior.outside import FEATURE_SCORES, RATE, check_outside
+from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.selective import CONFIDENCE, check_promise
 from rebapl.posterior.temperature import fit_temperature, tempered
-
-IMAGES_AT_ONCE = 256
-"""The number of images that are held decoded while a part is scored, as many as go into one pass."""
 
 Predicted = Callable[[int, int], None]
 """Called now and then with the number of images that are predicted, and with the number of all images."""
@@ -183,7 +181,7 @@ def predict_part(
 
     def views() -> Iterator[torch.Tensor]:
         done = 0
-        for items in list(portions(part.items, IMAGES_AT_ONCE)) or [[]]:
+        for items in list(portions(part.items, CHUNK)) or [[]]:
             yield part_views(posterior, dataclasses.replace(part, items=items), corruption)
             done += len(items)
             if progress is not None:
@@ -250,37 +248,35 @@ def fit_on_validation(
     *,
     weights: bool = False,
     temperature: bool = False,
-    risk: float | None = None,
-    coverage: float | None = None,
-    by: str = "max-probability",
-    confidence: float = CONFIDENCE,
+    threshold: Mapping[str, Any] | None = None,
     sets: Mapping[str, Any] | None = None,
     outside: Mapping[str, Any] | None = None,
 ) -> Posterior:
-    """Fit a posterior on the task's validation images: its sample weights, its temperature, a threshold for `risk`
-    (with a `confidence`) or `coverage`, prediction `sets` (`level`, `score`, `by_class`), and when to say "none of
-    these" (`outside`: `by` and `rate`), whichever of them are named."""
-    if not task.val.items:
+    """Fit a posterior on the task's validation images: its sample weights, its temperature, a `threshold` (`risk`,
+    `coverage`, `by`, `confidence`), prediction `sets` (`level`, `score`, `by_class`), and when to say "none of these"
+    (`outside`: `by` and `rate`), whichever of them are named."""
+    images = len(task.val.items)
+    if not images:
         raise UserError(f"data set '{task.dataset.name}' has no validation images to fit on")
     if sets is not None:
-        check_level(sets["level"], len(task.val.items), sets.get("score", "probability"))
+        check_level(sets["level"], images, sets.get("score", "probability"))
     if outside is not None:
-        check_outside(outside["by"], outside["rate"], len(task.val.items), posterior.logits_are_products)
-    if risk is not None:
-        check_promise(risk, confidence, len(task.val.items))
+        check_outside(outside["by"], outside.get("rate", RATE), images, posterior.logits_are_products)
+    if threshold is not None and "risk" in threshold:
+        check_promise(threshold["risk"], threshold.get("confidence", CONFIDENCE), images)
     views, labels = part_views(posterior, task.val), part_labels(task.val)
     bound = posterior.bind(task.val.class_names, task.dataset.template)
     if weights:
         bound = bound.fit_weights(views, labels)
     if temperature:
         bound = bound.fit_temperature(views, labels)
-    if risk is not None or coverage is not None:
-        bound = bound.fit_threshold(views, labels, risk=risk, coverage=coverage, by=by, confidence=confidence)
+    if threshold is not None:
+        bound = bound.fit_threshold(views, labels, **threshold)
     if sets is not None:
         bound = bound.fit_conformal(views, labels, **sets)
     if outside is not None:
         train = (part_views(posterior, task.train), part_labels(task.train))
-        bound = bound.fit_outside(views, outside["by"], outside["rate"], train)
+        bound = bound.fit_outside(views, **outside, train=train)
     return bound
 
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,7 +58,12 @@ class Method:
     name: str
     learner: type[Learner[Any]]
     config: type[Settings]
-    recipes: SettingsFile | None = None
+    file: Path | None = None
+
+    @cached_property
+    def recipes(self) -> SettingsFile | None:
+        """What is in its file of recipes, which is read when somebody asks: to predict, nobody does."""
+        return None if self.file is None else read_recipes(self.file, self.config)
 
     @property
     def about(self) -> str:
@@ -156,12 +162,25 @@ def register(
                 )
             method = Method(name, learner, config)
         else:
-            method = Method(name, learner, config, read_recipes(path, config))
-        learner.registered_as, learner.recipe = name, method.published("", "")[1]
+            if recipes is not None:
+                read_recipes(path, config)  # a wrong file of somebody's own is refused here
+            method = Method(name, learner, config, path)
+            learner.recipe = _RecipeOf(method)  # type: ignore[assignment]  # gives a Recipe
+        learner.registered_as = name
         METHODS.known[name] = method
         return learner
 
     return add
+
+
+class _RecipeOf:
+    """The attribute `recipe` of a learner whose recipe is in a file: the general one of its method."""
+
+    def __init__(self, method: Method) -> None:
+        self.method = method
+
+    def __get__(self, learner: object, kind: type) -> Recipe:
+        return self.method.published("", "")[1]
 
 
 def _parted(values: dict[str, Value]) -> tuple[dict[str, Any], Recipe]:

@@ -26,7 +26,7 @@ from rebapl.learners import check_features
 from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.posterior import Posterior
 from rebapl.posterior.prediction import NO_SETS, NO_THRESHOLD, Average, check_average
-from rebapl.posterior.records import Record, record_of_broken
+from rebapl.posterior.records import Record, head_of, record_of_broken
 
 CPU_PORTION = 32
 """Images in a portion on a CPU, where larger passes are not quicker."""
@@ -72,16 +72,20 @@ class Question:
         average = self.average or posterior.average
         check_average(average)
         bound = posterior.among(self.class_names, self.template)
-        names, conformal, thresholds = bound.class_names, bound.conformal, (bound.threshold, bound.outside)
-        has_threshold = any(each is not None and each.suits(names, average) for each in thresholds)
-        has_sets = conformal is not None and conformal.suits(names, average)
+        chosen, top = bound.chosen_for(average), min(self.top, len(bound.class_names))
+        has_threshold, has_sets = "threshold" in chosen or "outside" in chosen, "conformal" in chosen
         if self.abstain and not has_threshold:
             raise UserError(NO_THRESHOLD)
         if self.sets and not has_sets:
             raise UserError(NO_SETS)
         abstain = has_threshold if self.abstain is None else self.abstain
         sets = has_sets if self.sets is None else self.sets
-        return bound, replace(self, top=min(self.top, len(names)), average=average, abstain=abstain, sets=sets)
+        return bound, replace(self, top=top, average=average, abstain=abstain, sets=sets)
+
+    def head(self, bound: Posterior) -> Record:
+        """What stands at the head of the records, where this question was put to a posterior."""
+        conformal, temperature = bound.conformal if self.sets else None, bound.temperature_for(self.average)
+        return head_of(bound.class_names, str(self.average), len(bound), conformal, temperature)
 
 
 class Pace:
@@ -124,17 +128,22 @@ class Pace:
 
 
 def answer_files(
-    posterior: Posterior, files: Iterable[Path], question: Question | None = None, pace: Pace | None = None
+    posterior: Posterior,
+    files: Iterable[Path] | StoredFeatures,
+    question: Question | None = None,
+    pace: Pace | None = None,
+    shards: Iterable[int] | None = None,
 ) -> Iterator[list[Record]]:
-    """Give the records of image files in their order, a portion at a time. Only a few portions are in memory.
+    """Give the records of image files, or of stored features, in their order, a portion at a time.
 
-    The numbers are those of `Posterior.predict`, up to rounding. A file that cannot be read has a record with the
-    `error`; if the question is `strict`, it is raised instead, after the portions before it were given. `pace` hears
-    what the stream waits for.
+    Only a few portions are in memory. The numbers are those of `Posterior.predict`, up to rounding. A file that cannot
+    be read has a record with the `error`; if the question is `strict`, it is raised instead, after the portions before
+    it were given. Of stored features, those in some of their `shards` are taken, or all. They are refused by a
+    posterior whose method needs the images themselves, or that has another backbone. `pace` hears what the stream
+    waits for.
     """
     bound, asked = (question or Question()).put_to(posterior)
     encoder, pace = bound.learner.encoder, pace or Pace()
-    size = (CPU_PORTION if encoder.device.type == "cpu" else CHUNK) * bound.device_count
 
     def read(file: Path) -> tuple[str, Tensor | None, str]:
         """The name of a file and its view, or None and why it cannot be read."""
@@ -145,7 +154,24 @@ def answer_files(
                 raise
             return str(file), None, error.reason
 
-    yield from _answered(bound, asked, read_ahead(read, files, size, pace), pace)
+    if isinstance(files, StoredFeatures):
+        check_features(bound.learner, files)
+        portions = _read_features(files.portions(CHUNK * bound.device_count, shards), pace)
+    else:
+        size = (CPU_PORTION if encoder.device.type == "cpu" else CHUNK) * bound.device_count
+        portions = read_ahead(read, files, size, pace)
+
+    def answered() -> Iterator[list[Record]]:
+        for portion, logits, features in bound.portion_passes(portions):
+            pace.waits_for(WRITING)
+            names = [name for name, why in portion if not why]
+            prediction = bound.predict_logits(logits, names, asked.average, features)
+            records = iter(prediction.records(asked.top, asked.abstain, asked.sets))
+            pace.answered(len(portion))
+            yield [record_of_broken(name, why) if why else next(records) for name, why in portion]
+            pace.waits_for(MODEL)
+
+    yield from by_one_torch_thread(answered()) if encoder.device.type == "cuda" else answered()
 
 
 def read_ahead(
@@ -167,48 +193,15 @@ def read_ahead(
         yield [(named, why) for named, _, why in portion], stacked(views) if views else torch.empty(0)
 
 
-def answer_features(
-    posterior: Posterior,
-    stored: StoredFeatures,
-    question: Question | None = None,
-    pace: Pace | None = None,
-    shards: Iterable[int] | None = None,
-) -> Iterator[list[Record]]:
-    """Give the records of stored features, those in some of their `shards` or all, a portion at a time.
-
-    A posterior whose method needs the images themselves, or that has another backbone, is refused.
-    """
-    bound, asked = (question or Question()).put_to(posterior)
-    check_features(bound.learner, stored)
-    pace = pace or Pace()
-
-    def portions() -> Iterator[tuple[list[tuple[str, str]], Tensor]]:
+def _read_features(
+    stored: Iterable[tuple[list[str], Tensor]], pace: Pace
+) -> Iterator[tuple[list[tuple[str, str]], Tensor]]:
+    """Portions of stored features and their names, in the form that `read_ahead` gives images."""
+    pace.waits_for(DECODING)
+    for names, features in stored:
+        pace.waits_for(MODEL)
+        yield [(name, "") for name in names], features
         pace.waits_for(DECODING)
-        for names, features in stored.portions(CHUNK * bound.device_count, shards):
-            pace.waits_for(MODEL)
-            yield [(name, "") for name in names], features
-            pace.waits_for(DECODING)
-
-    yield from _answered(bound, asked, portions(), pace)
-
-
-def _answered(
-    bound: Posterior, asked: Question, portions: Iterator[tuple[list[tuple[str, str]], Tensor]], pace: Pace
-) -> Iterator[list[Record]]:
-    """The records of portions of images: their names, why some cannot be read, and the views or features of others."""
-
-    def answered() -> Iterator[list[Record]]:
-        for portion, logits, features in bound.portion_passes(portions):
-            pace.waits_for(WRITING)
-            names = [name for name, why in portion if not why]
-            prediction = bound.predict_logits(logits, names, asked.average, features)
-            records = iter(prediction.records(asked.top, asked.abstain, asked.sets))
-            pace.answered(len(portion))
-            yield [record_of_broken(name, why) if why else next(records) for name, why in portion]
-            pace.waits_for(MODEL)
-
-    on_gpu = bound.learner.encoder.device.type == "cuda"
-    yield from by_one_torch_thread(answered()) if on_gpu else answered()
 
 
 def by_one_torch_thread(portions: Iterator[list[Given]]) -> Iterator[list[Given]]:

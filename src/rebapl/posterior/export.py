@@ -30,7 +30,6 @@ from rebapl.errors import UserError
 from rebapl.files import write_atomically, write_json
 from rebapl.posterior.per_sample import encode_classes, points_at, unstacked
 from rebapl.posterior.prediction import averaged
-from rebapl.posterior.temperature import tempered
 
 if TYPE_CHECKING:
     from rebapl.posterior.posterior import Posterior
@@ -108,10 +107,7 @@ class Predictor(nn.Module):
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         frozen, pairs = self.learner.frozen(pixels), zip(self.samples, self.classes, strict=True)
         logits = [points_at(self.learner, sample, frozen, classes, ("logits",))["logits"] for sample, classes in pairs]
-        together, each = averaged(torch.stack(logits), self.weights, self.average)
-        if self.temperature == 1:
-            return together, each
-        return tempered(together, self.temperature), tempered(each, self.temperature)
+        return averaged(torch.stack(logits), self.weights, self.average, self.temperature)
 
 
 def _write_safetensors(posterior: Posterior, path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
+from rebapl.backbones.features import AT_ONCE
 from rebapl.data.images import (
     BROKEN,
     EXTENSIONS,
@@ -33,9 +34,6 @@ Source = str | Path | Image.Image | np.ndarray | Tensor
 Images = Source | Sequence[Source]
 Picture = Callable[[], Image.Image]
 """Reads or converts a picture when it is called."""
-
-AT_ONCE = 256
-"""The number of images that are read before they are predicted: as many as go into one pass."""
 
 PATH_COLUMNS = ("path", "image")
 """The column of a CSV list that holds the paths: that of data sets, or that of `rebapl predict`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,34 +26,20 @@ from rebapl.errors import UserError
 from rebapl.learners import Learner
 from rebapl.posterior.conformal import choose_conformal
 from rebapl.posterior.fitting import PRIOR, EarlierWeights, choose_threshold, stacking_weights
-from rebapl.posterior.images import AT_ONCE, Images, read_images
+from rebapl.posterior.images import Images, read_images
 from rebapl.posterior.outside import FEATURE_SCORES, RATE, Bank, check_outside, choose_outside, logit_scores
 from rebapl.posterior.passes import CHUNK, Finish, Passes, Spread, in_order
-from rebapl.posterior.prediction import (
-    Average,
-    Conformal,
-    Outside,
-    Prediction,
-    Threshold,
-    check_average,
-    predicted,
-)
+from rebapl.posterior.prediction import Average, Conformal, Outside, Prediction, Threshold, averaged, check_average
 from rebapl.posterior.selective import CONFIDENCE
-from rebapl.posterior.storage import about_learner, check_weights, read_posterior
+from rebapl.posterior.storage import CHOICES, about_learner, check_weights, read_posterior
 from rebapl.posterior.temperature import PRIOR as TEMPERATURE_PRIOR
-from rebapl.posterior.temperature import Temperature, check_temperature, fit_temperature, text_factor
+from rebapl.posterior.temperature import Temperature, fit_temperature, text_factor
 from rebapl.posterior.views import mean_over_views, several_views
 from rebapl.wording import number_of
 
 Given = TypeVar("Given")
 
-NOTHING_CHOSEN: dict[str, Any] = {
-    "temperature": None,
-    "threshold": None,
-    "conformal": None,
-    "outside": None,
-    "bank": {},
-}
+NOTHING_CHOSEN: dict[str, Any] = {**dict.fromkeys(CHOICES), "bank": {}}
 """What was chosen for certain probabilities, and does not stay with others."""
 
 
@@ -192,9 +179,7 @@ class Posterior:
         if alike and clean_class_names(class_names) == self.class_names:
             return self
         bound = self.learner.bind(class_names, template, transfer)
-        if alike:
-            return replace(self, learner=bound)
-        return replace(self, learner=bound, **NOTHING_CHOSEN)
+        return replace(self, learner=bound, **({} if alike else NOTHING_CHOSEN))
 
     def among(self, class_names: Sequence[str] | None = None, template: str | None = None) -> Posterior:
         """The posterior that answers among other class names, which must differ; where nothing is given, itself."""
@@ -246,25 +231,30 @@ class Posterior:
 
     def sample_logits(self, views: Tensor | Iterable[Tensor]) -> Tensor:
         """Logits (S, N, C) of every sample for test-time views, uint8 (N, 3, H, W), or portions of them."""
-        if isinstance(views, Tensor):
-            return self._begin(views)()
-        return torch.cat([logits for _, logits in self.portion_logits((None, each) for each in views)], dim=1)
+        portions = [views] if isinstance(views, Tensor) else views
+        return torch.cat([logits for _, logits, _ in self.portion_passes((None, each) for each in portions)], dim=1)
 
-    def portion_logits(self, portions: Iterable[tuple[Given, Tensor]]) -> Iterator[tuple[Given, Tensor]]:
-        """The logits of portions of views, one portion after the other, each with whatever came beside its views.
+    def portion_passes(self, portions: Iterable[tuple[Given, Tensor]]) -> Iterator[tuple[Given, Tensor, Tensor]]:
+        """Whatever came beside each portion of views, their logits, and the features that "none of these" is told by.
 
-        On a GPU, the portion after it is asked for first, so that the GPU has work while this one is looked at.
+        These are frozen image features (n, e), or empty where it is not told by features. On a GPU, the portion after
+        one is asked for first, so that the GPU has work while this one is looked at.
         """
+        outside = self.outside
+        needed = (
+            outside is not None and outside.by in FEATURE_SCORES and outside.suits(self.class_names, outside.average)
+        )
+        both = (((given, self.image_features(views) if needed else torch.empty(0)), views) for given, views in portions)
+        begin = self.passes.begin if self.views == 1 else self._begin_several
         ahead = 0 if self.learner.encoder.device.type == "cpu" and not self.copies else 1
-        return in_order(portions, self._begin, ahead)
+        return ((given, logits, features) for (given, features), logits in in_order(both, begin, ahead))
 
-    def _begin(self, views: Tensor) -> Finish:
-        """Begin the passes of these views, or of several versions of each."""
-        count = self.views
-        if count == 1 or not len(views):
+    def _begin_several(self, views: Tensor) -> Finish:
+        """Begin the passes of several versions of these views."""
+        if not len(views):
             return self.passes.begin(views)
-        finish = self.passes.begin(torch.cat(several_views(views, count)))
-        return lambda: mean_over_views(finish(), count)
+        finish = self.passes.begin(torch.cat(several_views(views, self.views)))
+        return lambda: mean_over_views(finish(), self.views)
 
     def predict(
         self,
@@ -279,8 +269,7 @@ class Posterior:
         `class_names` and `template` replace those that it is bound to. A portion of the images is in memory at a time.
         """
         check_average(average or self.average)
-        at_once = AT_ONCE * self.device_count
-        names, views = read_images(images, self.learner.encoder.preprocessing, at_once)
+        names, views = read_images(images, self.learner.encoder.preprocessing, CHUNK * self.device_count)
         bound = self.among(class_names, template)
         return bound.predict_views(views, average=average, names=names)
 
@@ -308,18 +297,6 @@ class Posterior:
         passed = self.portion_passes(portions)
         return (self.predict_logits(logits, names, average, features) for names, logits, features in passed)
 
-    def portion_passes(self, portions: Iterable[tuple[Given, Tensor]]) -> Iterator[tuple[Given, Tensor, Tensor]]:
-        """As `portion_logits`, and with the frozen image features (n, e) if "none of these" is told by them.
-
-        Otherwise these are empty.
-        """
-        outside = self.outside
-        needed = (
-            outside is not None and outside.by in FEATURE_SCORES and outside.suits(self.class_names, outside.average)
-        )
-        both = (((given, self.image_features(views if needed else views[:0])), views) for given, views in portions)
-        return ((given, logits, features) for (given, features), logits in self.portion_logits(both))
-
     def image_features(self, views: Tensor) -> Tensor:
         """The frozen, normalised features (N, e) of views (N, 3, H, W); those that are stored stay as they are."""
         if views.ndim == 2:
@@ -334,21 +311,35 @@ class Posterior:
 
         `features` (N, e) are their `image_features`, if "none of these" is told by them.
         """
-        average, outside = average or self.average, self.outside
-        tau = self.temperature_for(average)
-        found = predicted(logits, self.weights, self.class_names, names, average, self.threshold, self.conformal, tau)
+        average = average or self.average
+        tau, chosen = self.temperature_for(average), self.chosen_for(average)
         scores: dict[str, Tensor] = {}
         if self.logits_are_products:
             scores = logit_scores(logits, self.weights, self.learner.encoder.logit_scale)
-        if outside is None or not outside.suits(self.class_names, average):
-            return replace(found, scores=scores)
-        if outside.by in FEATURE_SCORES:
+        if "outside" in chosen and (by := chosen["outside"].by) in FEATURE_SCORES:
             if features is None:
-                raise UserError(
-                    f"'none of these' is told by {outside.by}, which needs image features: predict the images"
-                )
-            scores[outside.by] = FEATURE_SCORES[outside.by].score(features, self.bank)
-        return replace(found, scores=scores, outside=outside)
+                raise UserError(f"'none of these' is told by {by}, which needs image features: predict the images")
+            scores[by] = FEATURE_SCORES[by].score(features, self.bank)
+        probabilities = averaged(logits, self.weights, average, tau)
+        return Prediction(
+            list(self.class_names),
+            list(names),
+            *probabilities,
+            self.weights,
+            average,
+            temperature=tau,
+            scores=scores,
+            **chosen,
+        )
+
+    def chosen_for(self, average: Average | None = None) -> dict[str, Any]:
+        """Its `threshold`, `conformal` and `outside`, those that were chosen for its class names and this averaging."""
+        choices = {"threshold": self.threshold, "conformal": self.conformal, "outside": self.outside}
+        return {
+            name: choice
+            for name, choice in choices.items()
+            if choice is not None and choice.suits(self.class_names, average or self.average)
+        }
 
     def temperature_for(self, average: Average | None = None) -> float:
         """The temperature of predictions among the class names that it is bound to, with this averaging.
@@ -429,7 +420,9 @@ class Posterior:
         Thresholds and prediction sets do not stay: they were chosen for other probabilities. A temperature that is the
         present one changes nothing.
         """
-        return self._at(Temperature(check_temperature(value), self.average, tuple(self.class_names), images=0))
+        if not 0 < value < math.inf:
+            raise UserError(f"temperature = {value}: it is a number above 0, and 1 changes nothing")
+        return self._at(Temperature(value, self.average, tuple(self.class_names), images=0))
 
     def fit_temperature(self, views: Tensor, labels: Tensor, prior: float = TEMPERATURE_PRIOR) -> Posterior:
         """At the temperature at which held-out labels (N,) of views (N, 3, H, W) are likely, held near 1 by `prior`.

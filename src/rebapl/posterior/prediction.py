@@ -31,7 +31,7 @@ from torch import Tensor
 
 from rebapl.errors import UserError, printable, unknown
 from rebapl.numbers import entropy
-from rebapl.posterior.records import LEVEL, Record, columns, head_of, records_of, row_of, said
+from rebapl.posterior.records import LEVEL, MEASURES, Record, as_text, columns, head_of, row_of, said
 from rebapl.posterior.selective import expected_risk
 from rebapl.posterior.set_scores import SET_SCORES
 from rebapl.posterior.temperature import tempered
@@ -220,7 +220,39 @@ class Prediction:
         these class names; `sets=False` leaves them out.
         """
         abstain = (self.threshold or self.outside) is not None if abstain is None else abstain
-        return records_of(self, top, abstain, self.conformal is not None if sets is None else sets)
+        sets = self.conformal is not None if sets is None else sets
+        alone = len(self.weights) == 1
+        nothing: list[Any] = [None] * len(self)
+        unsure, strange, kept_classes = nothing, nothing, nothing
+        if abstain and (self.threshold is not None or self.outside is None):
+            unsure = self.unsure().tolist()
+        if abstain and self.outside is not None:
+            strange = self.none_of_these().tolist()
+        if sets:
+            order = self.probabilities.argsort(dim=-1, descending=True, stable=True)
+            pairs = zip(order.tolist(), self.sets().gather(1, order).tolist(), strict=True)
+            kept_classes = [[self.class_names[c] for c, keep in zip(*row, strict=True) if keep] for row in pairs]
+        measures = (self.predictive_entropy, self.expected_entropy, self.mutual_information, self.disagreement)
+        measured = zip(*(values.tolist() for values in measures), strict=True)
+        best = [part.tolist() for part in self.top(top)]
+        records = []
+        for name, doubt, alien, numbers, kept, *ranked in zip(
+            self.names, unsure, strange, measured, kept_classes, *best, strict=True
+        ):
+            classes = [
+                {
+                    "class": self.class_names[label],
+                    "probability": probability,
+                    "low": None if alone else low,
+                    "high": None if alone else high,
+                }
+                for label, probability, low, high in zip(*ranked, strict=True)
+            ]
+            answer = None if doubt or alien else classes[0]["class"]
+            of_image = {"image": as_text(name), "answer": answer, "outside": alien}
+            of_image |= dict(zip(MEASURES, numbers, strict=True))
+            records.append({**of_image, "set": kept, "top": classes, "error": None})
+        return records
 
     def to_dict(self, top: int = 3, abstain: bool | None = None) -> dict[str, Any]:
         """All `records`, with the class names, the averaging and the level of the intervals: what JSON output has."""
@@ -355,32 +387,19 @@ def check_uncertainty(by: str) -> str:
     return by
 
 
-def predicted(
-    logits: Tensor,
-    weights: Tensor,
-    class_names: Sequence[str],
-    names: Sequence[str],
-    average: Average = "probabilities",
-    threshold: Threshold | None = None,
-    conformal: Conformal | None = None,
-    temperature: float = 1.0,
-) -> Prediction:
-    """The prediction from samples' logits (S, N, C)."""
-    check_average(average)
-    probabilities, per_sample = averaged(logits, weights, average)
-    threshold = threshold if threshold is not None and threshold.suits(class_names, average) else None
-    conformal = conformal if conformal is not None and conformal.suits(class_names, average) else None
-    names, class_names = list(names), list(class_names)
-    found = Prediction(class_names, names, probabilities, per_sample, weights, average, threshold, conformal)
-    return found.tempered(temperature)
-
-
-def averaged(logits: Tensor, weights: Tensor, average: Average) -> tuple[Tensor, Tensor]:
+def averaged(
+    logits: Tensor, weights: Tensor, average: Average = "probabilities", temperature: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """The probabilities of all samples together (N, C) and of each (S, N, C), from their logits (S, N, C)."""
+    check_average(average)
     per_sample = logits.softmax(-1)
     if average == "probabilities":
-        return torch.einsum("s,snc->nc", weights, per_sample), per_sample
-    return torch.einsum("s,snc->nc", weights, logits).softmax(-1), per_sample
+        together = torch.einsum("s,snc->nc", weights, per_sample)
+    else:
+        together = torch.einsum("s,snc->nc", weights, logits).softmax(-1)
+    if temperature == 1:
+        return together, per_sample
+    return tempered(together, temperature), tempered(per_sample, temperature)
 
 
 def check_average(average: str) -> None:

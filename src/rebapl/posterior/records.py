@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rebapl.posterior.prediction import Conformal, Prediction
+    from rebapl.posterior.prediction import Conformal
 
 Record = dict[str, Any]
 
@@ -52,50 +52,6 @@ def head_of(
         "samples": samples,
         "conformal": sets,
     }
-
-
-def records_of(prediction: Prediction, top: int, abstain: bool, sets: bool) -> list[Record]:
-    """One record per image, unrounded; see `Prediction.records`. With one sample, `low` and `high` are None."""
-    alone = len(prediction.weights) == 1
-    columns = [part.tolist() for part in prediction.top(top)]
-    unsure, strange = [False] * len(prediction), [None] * len(prediction)
-    if abstain and (prediction.threshold is not None or prediction.outside is None):
-        unsure = prediction.unsure().tolist()
-    if abstain and prediction.outside is not None:
-        strange = prediction.none_of_these().tolist()
-    measures = (
-        prediction.predictive_entropy,
-        prediction.expected_entropy,
-        prediction.mutual_information,
-        prediction.disagreement,
-    )
-    measured = zip(*(values.tolist() for values in measures), strict=True)
-    in_sets = _in_sets(prediction) if sets else [None] * len(prediction)
-    records = []
-    rows = zip(prediction.names, unsure, strange, measured, in_sets, *columns, strict=True)
-    for name, doubt, alien, numbers, kept, *best in rows:
-        classes = [
-            {
-                "class": prediction.class_names[label],
-                "probability": probability,
-                "low": None if alone else low,
-                "high": None if alone else high,
-            }
-            for label, probability, low, high in zip(*best, strict=True)
-        ]
-        answer = None if doubt or alien else classes[0]["class"]
-        record = {"image": as_text(name), "answer": answer, "outside": alien}
-        record |= dict(zip(MEASURES, numbers, strict=True))
-        records.append({**record, "set": kept, "top": classes, "error": None})
-    return records
-
-
-def _in_sets(prediction: Prediction) -> list[list[str]]:
-    """The names of the classes in each set, likeliest first."""
-    order = prediction.probabilities.argsort(dim=-1, descending=True, stable=True)
-    kept = prediction.sets().gather(1, order)
-    pairs = zip(order.tolist(), kept.tolist(), strict=True)
-    return [[prediction.class_names[c] for c, keep in zip(*row, strict=True) if keep] for row in pairs]
 
 
 def record_of_broken(name: str, error: str) -> Record:

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import platform
 import re
-from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -47,7 +46,11 @@ INSIDE = "posterior"
 
 _REMOTE = re.compile(r"hf:/+([^@]+)(?:@(.+))?")  # one slash is enough: a `Path` has no double slashes
 
+CHOICES = ("threshold", "conformal", "temperature", "outside")
+"""What may have been chosen on held-out images, in the manifest as in the posterior."""
+
 WEIGHT_TOLERANCE = 1e-4
+"""By how much the sum of weights may differ from one."""
 
 
 def check_weights(weights: list[float]) -> list[float]:
@@ -111,7 +114,7 @@ def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | Non
     for name, stack in samples.items():
         if not all_finite(stack):
             raise UserError(f"samples of '{name}' hold numbers that are not finite: nothing is saved")
-    bank = _plain(posterior.bank) if _as_read(posterior) else {}
+    bank = _bank(posterior)
     if _holds(folder / SAMPLES, samples) and (_holds(folder / BANK, bank) if bank else not (folder / BANK).exists()):
         write_json(folder / MANIFEST, _manifest(posterior, sha256(folder / SAMPLES), backbone))
         return folder
@@ -162,17 +165,21 @@ def read_posterior(
     weights, about = torch.tensor(manifest.weights), about_learner(learner)
     stacks = _read_samples(samples, learner, len(weights), method)
     learner.load_state_dict({name: stack[0] for name, stack in stacks.items()}, strict=False)
+    bank: dict[str, Tensor] = {}
+    if manifest.outside_sha256 is not None:
+        if not (folder / BANK).is_file() or sha256(folder / BANK) != manifest.outside_sha256:
+            raise UserError(
+                f"{folder / BANK} is not there, or is not the file that {MANIFEST} describes: fit 'none of these' again"
+            )
+        bank = load_file(folder / BANK)
     return {
         "learner": learner,
         "samples": stacks,
         "weights": weights,
         "about": {key: entries[key] for key in about} | {"method_settings": about["method_settings"]},
-        "threshold": manifest.threshold,
         "earlier_weights": tuple(manifest.earlier_weights),
-        "conformal": manifest.conformal,
-        "temperature": manifest.temperature,
-        "outside": manifest.outside,
-        "bank": _read_bank(folder, manifest),
+        "bank": bank,
+        **{name: getattr(manifest, name) for name in CHOICES},
     }
 
 
@@ -288,9 +295,9 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
     about["method_settings"] = METHODS.find(learner.method).settings(about["method_settings"]).plain()
     chosen = {
         name: asdict(choice) if (choice := getattr(posterior, name)) is not None and _as_read(posterior) else None
-        for name in ("threshold", "conformal", "temperature", "outside")
+        for name in CHOICES
     }
-    bank = posterior.bank if chosen["outside"] else None
+    bank = _bank(posterior)
     packages = ("torch", "transformers", "safetensors")
     content = {
         "format": FORMAT,
@@ -298,7 +305,7 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
         "weights": posterior.weights.tolist(),
         "earlier_weights": [asdict(each) for each in posterior.earlier_weights],
         **chosen,
-        "outside_sha256": hashlib.sha256(save(_plain(bank))).hexdigest() if bank else None,
+        "outside_sha256": hashlib.sha256(save(bank)).hexdigest() if bank else None,
         **{key: about[key] for key in own},
         "versions": {
             "rebapl": __version__,
@@ -321,18 +328,10 @@ def _holds(path: Path, tensors: dict[str, Tensor]) -> bool:
     return path.is_file() and path.read_bytes() == save(tensors)
 
 
-def _plain(bank: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _bank(posterior: Posterior) -> dict[str, Tensor]:
+    """What the score of "none of these" keeps of the training images, as it is stored."""
+    bank = posterior.bank if _as_read(posterior) else {}
     return {name: tensor.detach().cpu().contiguous() for name, tensor in bank.items()}
-
-
-def _read_bank(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
-    """What the score of "none of these" keeps of the training images; nothing where it keeps nothing."""
-    if manifest.outside_sha256 is None:
-        return {}
-    path = folder / BANK
-    if not path.is_file() or sha256(path) != manifest.outside_sha256:
-        raise UserError(f"{path} is not there, or is not the file that {MANIFEST} describes: fit 'none of these' again")
-    return load_file(path)
 
 
 def _read_samples(path: Path, learner: Learner, count: int, method: str) -> dict[str, Tensor]:

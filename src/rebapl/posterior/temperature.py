@@ -103,13 +103,6 @@ def fit_temperature(probabilities: Tensor, labels: Tensor, prior: float = 0.0) -
     return 1 / float(minimize_scalar(loss, bounds=RANGE, method="bounded", options={"xatol": 1e-4}).x)
 
 
-def check_temperature(value: float) -> float:
-    """Refuse a temperature that is none."""
-    if not 0 < value < math.inf:
-        raise UserError(f"temperature = {value}: it is a number above 0, and 1 changes nothing")
-    return value
-
-
 def text_factor(learner: Learner, samples: Mapping[str, Tensor], weights: Tensor, fitted: Sequence[str]) -> float:
     """γ of the class names that a learner is bound to, for stacked samples with weights (S,).
 

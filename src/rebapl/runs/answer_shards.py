@@ -11,8 +11,8 @@ from rebapl import __version__
 from rebapl.data.features import StoredFeatures
 from rebapl.errors import UserError
 from rebapl.posterior import Posterior, load_posterior
-from rebapl.posterior.answers import Pace, Question, answer_features, answer_files
-from rebapl.posterior.records import Record, as_text, head_of
+from rebapl.posterior.answers import Pace, Question, answer_files
+from rebapl.posterior.records import Record, as_text
 from rebapl.runs.answer_formats import rows_bytes
 from rebapl.runs.machine import kept_backbone
 from rebapl.runs.shards import Entry, Place, Shard, entries_of, plan_lists, written
@@ -77,7 +77,7 @@ def _answered(
     """The records of the images of some shards, a portion at a time."""
     if inquiry.features is not None:
         stored = StoredFeatures.read(Path(inquiry.features))
-        yield from answer_features(bound, stored, question, pace, [number for _, number, _ in entries])
+        yield from answer_files(bound, stored, question, pace, [number for _, number, _ in entries])
         return
     names = iter(entries)
     for portion in answer_files(bound, (Path(inquiry.start) / name for name in entries), question, pace):
@@ -108,16 +108,14 @@ def plan_answers(
         question=dataclasses.asdict(question),
     )
     outside = bound.outside if question.abstain else None
-    threshold, conformal = bound.threshold if question.abstain else None, bound.conformal if question.sets else None
+    threshold = bound.threshold if question.abstain else None
     about = {
         "format": place.form,
         "rebapl": __version__,
         "run": inquiry.source,
         "posterior": inquiry.fingerprint,
         "template": bound.learner.template,
-        **head_of(
-            bound.class_names, str(question.average), len(bound), conformal, bound.temperature_for(question.average)
-        ),
+        **question.head(bound),
         "top": question.top,
         "threshold": None if threshold is None else {"by": threshold.by, "value": threshold.value},
         "outside": None if outside is None else {"by": outside.by, "value": outside.value},

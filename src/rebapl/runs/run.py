@@ -214,9 +214,9 @@ def evaluate_run(
                 task,
                 weights=fit_weights,
                 temperature=fit_temperature,
+                threshold=fit_threshold,
                 sets=fit_conformal,
                 outside=fit_outside,
-                **(fit_threshold or {}),
             )
         if uniform_weights or no_temperature or fitted or posterior is not before:
             save_posterior(posterior, out / POSTERIOR)
