@@ -24,6 +24,11 @@ from torch import Tensor, nn
 
 from rebapl.learners.base import Output, TextLearner, rows_of
 from rebapl.learners.templates import mean_features
+from rebapl.settings import Settings
+
+
+class NothingToSet(Settings):
+    """The settings of a head that has none."""
 
 
 class Head(TextLearner):

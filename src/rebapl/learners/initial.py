@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
+from rebapl.settings import Settings
 
 STD = 0.02
 
@@ -31,6 +33,13 @@ def draw_linear(linear: nn.Linear, generator: torch.Generator) -> None:
     for tensor in (linear.weight, linear.bias):
         if tensor is not None:
             draw_uniform(tensor, generator, bound=1 / math.sqrt(linear.in_features))
+
+
+class ContextConfig(Settings):
+    """`init` gives words whose embeddings the context starts from; without it, `tokens` vectors of N(0, 0.02²)."""
+
+    tokens: int | None = Field(default=None, ge=1, le=512)
+    init: str | None = Field(default="a photo of a", min_length=1)
 
 
 def context_ids(encoder: DualEncoder, tokens: int | None, init: str | None, otherwise: int) -> tuple[int, list[int]]:

@@ -19,23 +19,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rebapl.learners.head import blended
+from rebapl.learners.head import NothingToSet, blended
 from rebapl.learners.registry import register
 from rebapl.learners.tip_adapter import SHARPNESSES, Cache, kernel
-from rebapl.settings import Settings
 
 RIDGES = (0.01, 0.1, 1.0, 10.0)
 """The λ that are tried."""
 
 
-class ProKeRConfig(Settings):
-    """There is nothing to set."""
-
-
-@register("proker", ProKeRConfig)
+@register("proker", NothingToSet)
 class ProKeR(Cache):
-    config: ProKeRConfig
-
     @torch.no_grad()
     def see(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         zero_shot = self.encoder.logits(features, self.text_features)
