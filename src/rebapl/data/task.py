@@ -55,7 +55,7 @@ class Task:
 
 def load_task(
     data: str | Dataset,
-    shots: int = 16,
+    shots: int | None = 16,
     seed: int = 1,
     protocol: str = "base-to-novel",
     test_images: int | None = None,
@@ -69,7 +69,8 @@ def load_task(
 ) -> Task:
     """Make a task of a data set, which is an object, a name or a path.
 
-    `root`, `split`, `template` and `keep_split` are as in `load_dataset`. `protocol` is one of these:
+    It trains on `shots` images of each class, or on all images if that is None; see `few_shot`. `root`, `split`,
+    `template` and `keep_split` are as in `load_dataset`. `protocol` is one of these:
 
     * `base-to-novel` trains on the first half of the classes. It tests that half among its own names (`base`), and the
       other half among its own names (`novel`).
@@ -121,6 +122,7 @@ def load_task(
         target = load_dataset(name, root, split=file)
         part = _part(target, target.test, range(len(target.class_names)), test_images)
         tests[name] = replace(part, split=file)
+    shots = shots or max(Counter(item.label for item in train).values())
     return Task(dataset, protocol, shots, seed, _part(dataset, train, trained), _part(dataset, val, trained), tests)
 
 
@@ -134,28 +136,22 @@ def task_of(dataset: Dataset, seed: int = 1, shots: int | None = None) -> Task:
     >>> len(task.train.items), len(task.val.items), list(task.tests)
     (908, 358, ['test'])
     """
-    labels = range(_several_classes(dataset))
-    train, val = (dataset.train, dataset.val) if shots is None else few_shot(dataset, shots, seed)
-    if not train:
-        raise UserError(f"data set '{dataset.name}' has no training images: it is for testing only")
-    if shots is None:
-        shots = max(Counter(item.label for item in train).values())
-    tests = {"test": _part(dataset, dataset.test, labels)} if dataset.test else {}
-    parts = _part(dataset, train, labels), _part(dataset, val, labels)
-    return Task(dataset, "few-shot", shots, seed, *parts, tests)
+    return load_task(dataset, shots, seed, "few-shot")
 
 
-def few_shot(dataset: Dataset, shots: int, seed: int) -> tuple[list[Item], list[Item]]:
-    """The train and val items that the published lists hold for these shots and this seed.
+def few_shot(dataset: Dataset, shots: int | None, seed: int) -> tuple[Sequence[Item], Sequence[Item]]:
+    """The train and val items that the published lists hold for these shots and this seed; all items without shots.
 
     One random stream is seeded with `seed`. It goes through the labels in the order of their first appearance and draws
     `shots` items of each (all if there are fewer). Then, without seeding again, it draws `min(shots, 4)` of each from
     val. It draws from all classes; base or novel classes are chosen afterwards.
     """
-    if shots < 1:
+    if shots is not None and shots < 1:
         raise UserError(f"shots = {shots}: at least one image per class is needed")
     if not dataset.train:
         raise UserError(f"data set '{dataset.name}' has no training images: it is for testing only")
+    if shots is None:
+        return dataset.train, dataset.val
     rng = random.Random(seed)
     return _sample(dataset.train, shots, rng), _sample(dataset.val, min(shots, VAL_SHOTS), rng)
 
