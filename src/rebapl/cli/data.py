@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated
 
 import typer
@@ -15,17 +15,13 @@ data = typer.Typer(no_args_is_help=True, help="Data sets: list, check.")
 LINES = "\n"
 """What a report may hold beside text: the images that cannot be read stand in a line each."""
 
-RootOption = Annotated[
-    Path | None, typer.Option(help="The data root, which holds eurosat/ and so on; or $REBAPL_DATA.")
-]
-
 
 @data.command("list")
 @options.described
 def list_(
     name: str | None = None,
     *,
-    root: RootOption = None,
+    root: options.Root = None,
 ) -> None:
     """Show the data sets by name, or one of them: its files, where they come from, classes, template.
 
@@ -91,7 +87,7 @@ def _show(name: str) -> None:
 def check(
     name: Annotated[str, typer.Argument(autocompletion=options.complete_datasets)],
     *,
-    root: RootOption = None,
+    root: options.Root = None,
     split: str | None = None,
     quick: bool = False,
 ) -> None:

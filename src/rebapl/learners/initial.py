@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from pydantic import Field
@@ -62,6 +63,12 @@ def draw_tokens(tensor: Tensor, encoder: DualEncoder, ids: Sequence[int], genera
         tensor.copy_(embeddings.expand(tensor.shape))
     else:
         draw_normal(tensor, generator)
+
+
+def undrawn_network(*widths: int, device: torch.device) -> nn.Sequential:
+    """Linear layers between these widths, with ELUs between the layers; see `undrawn_linear`."""
+    first, *others = (undrawn_linear(*each, device) for each in pairwise(widths))
+    return nn.Sequential(first, *(part for layer in others for part in (nn.ELU(), layer)))
 
 
 def undrawn_linear(inputs: int, outputs: int, device: torch.device) -> nn.Linear:

@@ -40,7 +40,7 @@ class RunConfig(Settings):
     `backbone`, embedded tasks use the embedded `mini` and all other data use CLIP ViT-B/16.
 
     >>> config = RunConfig("digits", "maple", "rebapl")
-    >>> same = RunConfig("digits", "maple", "rebapl", backbone="mini", inference_settings={"cycles": 3})
+    >>> same = RunConfig("digits", "maple", "rebapl", backbone="mini", inference_settings={"cycles": 2})
     >>> config.hash() == same.hash()
     True
     """

@@ -88,7 +88,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Lesson:
-    """All images of a data set, to be learned in the folder `out`, and how it is measured how well.
+    """All images of a data set, to be learned in the folder `out`, and the trainings that measure how well.
 
     `final` is the run that trains on everything. `tasks` has what each training learns from, by its fold: on everything
     first, then without each of the folds, whose images are the test part. Without folds, nothing can be measured.
