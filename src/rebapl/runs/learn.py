@@ -101,25 +101,28 @@ class Lesson:
 
     @classmethod
     def of(cls, config: RunConfig, out: Path) -> Lesson:
-        """Plan to learn all images of a configuration's data in the folder `out`. Bad input is refused.
-
-        The epochs, unless they are given, are those that were published for the method, and more where there are few
-        images; see `FULL_SHOTS`.
-        """
-        final = config.changed(protocol="few-shot", fold=ALL)
+        """Plan to learn all images of a configuration's data in the folder `out`; see `by`."""
         if is_own(config.data):
             dataset, _ = own_images(config.data, None, config.template, whole=True)
         else:
             dataset = load_dataset(config.data, template=config.template)
         folds = (ALL, *folds_for(dataset))
         tasks = {fold: load_task(dataset, config.shots, config.seed, "few-shot", fold=fold) for fold in folds}
-        train = tasks[ALL].train
-        epochs = published(config.method, "few-shot", dataset.name, config.shots)[1].epochs
+        return cls(dataset, config, out, tasks).by(config, out)
+
+    def by(self, config: RunConfig, out: Path) -> Lesson:
+        """Plan to learn the same images by a configuration in the folder `out`. Bad input is refused.
+
+        The epochs, unless they are given, are those that were published for the method, and more where there are few
+        images; see `FULL_SHOTS`.
+        """
+        final, train = config.changed(protocol="few-shot", fold=ALL), self.tasks[ALL].train
+        epochs = published(config.method, "few-shot", self.dataset.name, config.shots)[1].epochs
         per_class = len(train.items) / len(train.class_names)
         if config.epochs is None and epochs and per_class < FULL_SHOTS:
             final = final.changed(epochs=math.ceil(epochs * FULL_SHOTS / per_class))
         final.resolved()  # refuses settings that make no sense
-        return cls(dataset, final, out, tasks)
+        return dataclasses.replace(self, final=final, out=out)
 
     @property
     def folds(self) -> list[str]:

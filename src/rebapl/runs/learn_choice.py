@@ -95,7 +95,7 @@ def plan_lessons(config: RunConfig, out: Path, device: str, *, quick: bool, best
     else:
         lessons = [Lesson.of(config.changed(**HEAD), out)]
         if lessons[0].dataset.features is None:
-            lessons.append(Lesson.of(config.changed(**PROMPTS), out.with_name(out.name + BEST)))
+            lessons.append(lessons[0].by(config.changed(**PROMPTS), out.with_name(out.name + BEST)))
         elif best:
             raise UserError(f"{config.data} has features, and prompts are learned from images: leave --best out")
     if anew:
