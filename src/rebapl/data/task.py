@@ -103,7 +103,9 @@ def load_task(
     dataset = dataset if fold is None else folded(dataset, fold)
     train, val = few_shot(dataset, shots, seed)
     names = dataset.class_names
-    labels = list(range(_several_classes(dataset)))
+    if len(names) < 2:
+        raise UserError(f"data set '{dataset.name}' has one class, {names[0]!r}: there is nothing to tell apart")
+    labels = list(range(len(names)))
     trained, tested, source = labels, {"test": labels}, dataset.test
     if protocol == "base-to-novel":
         trained, novel = base_novel(names)
@@ -186,14 +188,6 @@ def check_fold_use(fold: str, protocol: str, split: str | None = None) -> None:
     check_fold(fold)
     if protocol != "few-shot" or split is not None:
         raise UserError(f"fold {fold} is for the protocol few-shot without a split file: leave it out here")
-
-
-def _several_classes(dataset: Dataset) -> int:
-    """How many classes the data set has; one alone is refused."""
-    names = dataset.class_names
-    if len(names) < 2:
-        raise UserError(f"data set '{dataset.name}' has one class, {names[0]!r}: there is nothing to tell apart")
-    return len(names)
 
 
 def targets_of(protocol: str, data: str, targets: Sequence[str] | None = None) -> dict[str, str | None]:
