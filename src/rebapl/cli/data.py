@@ -100,20 +100,13 @@ def check(
     """
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import Progress
 
+    from rebapl.cli.progress import StepProgress
     from rebapl.data.checking import check_dataset
 
-    shown = Console(stderr=True)
-    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:
-        task = bar.add_task("reading images", total=None, visible=False)
-        report = check_dataset(
-            name,
-            root,
-            split=split,
-            read=not quick,
-            progress=lambda done, total: bar.update(task, completed=done, total=total, visible=True),
-        )
+    with StepProgress(unit="images") as progress:
+        shown = progress.begin("reading images")
+        report = check_dataset(name, root, split=split, read=not quick, progress=shown)
     console = Console(highlight=False, soft_wrap=True)
     marked = (
         ("[green]ok[/]     ", report.fine),
