@@ -5,7 +5,6 @@ Folders and lists without a split of their own are split once by the stated rule
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -43,7 +42,7 @@ from rebapl.data.images import (
     walk_images,
 )
 from rebapl.errors import UserError, unknown
-from rebapl.files import NotWrittenError, read_lines
+from rebapl.files import NotWrittenError, read_csv, read_lines
 from rebapl.randomness import python_random
 from rebapl.wording import few, number_of
 
@@ -292,11 +291,7 @@ def _class_folders(folder: Path) -> list[str]:
 
 def _read_rows(file: Path) -> tuple[list[Row], list[str]]:
     """The rows of a CSV file, and its labels in their order."""
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
-            table = list(csv.reader(stream, strict=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{file} cannot be read ({error}): a CSV file in UTF-8 is needed") from error
+    table = read_csv(file)
     header = [word.strip().lower() for word in table[0]] if table else []
     if header not in (["path", "label"], ["path", "label", "split"]):
         raise UserError(f"{file} must begin with the line path,label or path,label,split; it begins with {header}")

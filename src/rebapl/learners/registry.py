@@ -153,14 +153,16 @@ def register(
         if other not in (None, name):
             raise UserError(f"{_identity(learner)} is registered as '{other}' already: a class has one name")
         path = Path(recipes) if recipes is not None else FOLDER / f"{name}.yaml"
-        has_file = recipes is not None or path.is_file()
-        if not has_file and not isinstance(getattr(learner, "recipe", None), Recipe):
-            raise UserError(
-                f"method '{name}' has no recipe: give {_identity(learner)} an attribute such as recipe = "
-                f"Recipe(lr=0.002, epochs=50, batch=32), or the path of a recipe file, register({name!r}, …, "
-                "recipes=path)"
-            )
-        method = Method(name, learner, config, read_recipes(path, config) if has_file else None)
+        if recipes is None and not path.is_file():
+            if not isinstance(getattr(learner, "recipe", None), Recipe):
+                raise UserError(
+                    f"method '{name}' has no recipe: give {_identity(learner)} an attribute such as recipe = "
+                    f"Recipe(lr=0.002, epochs=50, batch=32), or the path of a recipe file, register({name!r}, …, "
+                    "recipes=path)"
+                )
+            method = Method(name, learner, config)
+        else:
+            method = Method(name, learner, config, read_recipes(path, config))
         learner.registered_as, learner.recipe = name, method.published("", "")[1]
         METHODS.known[name] = method
         return learner
