@@ -76,8 +76,7 @@ class Linear(Head):
         self.base = self.text_features * (1.0 - own)
 
     def encode_classes(self) -> Mapping[str, Tensor]:
-        own = (1 + (self.text_weight - 1) * self.trained)[:, None]
-        return {"text": own * self.base + self.trained[:, None] * (self.prior_std * self.residual)[self.rows]}
+        return {"text": self.kappa * self.base + self.trained[:, None] * (self.prior_std * self.residual)[self.rows]}
 
     def loss(self, output: Output, labels: Tensor) -> Tensor:
         return super().loss(output, labels) + self.residual.square().sum() / (2 * self.examples)

@@ -44,9 +44,12 @@ class LPPlus(Head):
         self.weight.copy_(weight)
         self.blend.fill_(kappa)
 
+    @property
+    def kappa(self) -> Tensor:
+        return (1 + self.placed(self.blend - 1))[:, None]
+
     def encode_classes(self) -> Mapping[str, Tensor]:
-        own = (1 + self.placed(self.blend - 1))[:, None]
-        return {"text": own * self.text_features + self.trained[:, None] * self.weight[self.rows]}
+        return {"text": self.kappa * self.text_features + self.trained[:, None] * self.weight[self.rows]}
 
     @torch.no_grad()
     def see(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
