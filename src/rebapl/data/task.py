@@ -177,12 +177,6 @@ def base_novel(class_names: Sequence[str]) -> tuple[list[int], list[int]]:
     return labels[:middle], labels[middle:]
 
 
-def relabelled(items: Sequence[Item], labels: Sequence[int]) -> list[Item]:
-    """The items of these labels, renumbered from 0 in the order given."""
-    number = {label: index for index, label in enumerate(labels)}
-    return [item._replace(label=number[item.label]) for item in items if item.label in number]
-
-
 def check_fold_use(fold: str, protocol: str, split: str | None = None) -> None:
     """Refuse a fold that is none, or one beside a protocol or a split file that it has no effect on."""
     check_fold(fold)
@@ -243,7 +237,9 @@ def part_names(protocol: str, data: str, targets: Sequence[str] | None = None) -
 
 
 def _part(dataset: Dataset, items: Sequence[Item], labels: Sequence[int], limit: int | None = None) -> Part:
-    chosen = relabelled(items, labels)
+    """The items of these labels, renumbered from 0 in the order given: at most `limit` of them, evenly spread."""
+    number = {label: index for index, label in enumerate(labels)}
+    chosen = [item._replace(label=number[item.label]) for item in items if item.label in number]
     if limit is not None:
         chosen = [chosen[index] for index in spread(len(chosen), limit)]
     names = dataset.class_names

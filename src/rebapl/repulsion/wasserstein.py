@@ -38,7 +38,9 @@ class Wasserstein(Distance):
         if x.shape[0] == y.shape[1]:
             order = assigned(costs)[..., None].expand_as(y)
             return (x - y.gather(1, order)).square().sum(-1).mean(-1)
-        plans = torch.from_numpy(np.stack([_plan(cost) for cost in on_host(costs)])).to(y)
+        # costs that are not finite must reach the caller in d², not fail inside the solver
+        finite = np.nan_to_num(costs.cpu().double().numpy())
+        plans = torch.from_numpy(np.stack([_plan(cost) for cost in finite])).to(y)
         return (plans * squared_distances(x, y)).sum((-2, -1))
 
     def waits(self, points: int, device: torch.device) -> bool:
@@ -63,17 +65,16 @@ def solved_on_device(points: int, device: torch.device) -> bool:
 
 
 def assigned(costs: Tensor) -> Tensor:
-    """The columns (s, n) of the rows of s cost matrices (s, n, n), at the least total cost of each."""
+    """The columns (s, n) of the rows of s cost matrices (s, n, n), at the least total cost of each.
+
+    Costs that are not finite do not fail here: they must reach the caller in the distance.
+    """
     if solved_on_device(costs.shape[-1], costs.device):
         from rebapl.repulsion.assignment_kernel import assign_on_device
 
         return assign_on_device(costs)
-    return torch.from_numpy(np.stack([linear_sum_assignment(cost)[1] for cost in on_host(costs)])).to(costs.device)
-
-
-def on_host(costs: Tensor) -> np.ndarray:
-    """Costs for a solver, all of them finite: those that are not reach the caller in d², and do not fail here."""
-    return np.nan_to_num(costs.cpu().double().numpy())
+    finite = np.nan_to_num(costs.cpu().double().numpy())
+    return torch.from_numpy(np.stack([linear_sum_assignment(cost)[1] for cost in finite])).to(costs.device)
 
 
 @cache
