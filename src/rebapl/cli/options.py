@@ -10,7 +10,7 @@ import copy
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -189,22 +189,21 @@ def parse_seeds(given: str) -> list[int]:
     return seeds
 
 
-NUMBER = int | float
-
-
 def parse_threshold(given: str) -> dict[str, Any]:
     """Read the risk, with its confidence, or the coverage that a threshold should keep, and the uncertainty of it.
 
     >>> parse_threshold("risk=0.05,confidence=0.95"), parse_threshold("coverage=0.9,by=entropy")
     ({'risk': 0.05, 'confidence': 0.95}, {'coverage': 0.9, 'by': 'entropy'})
     """
-    aim = {"coverage": NUMBER} if "coverage" in given else {"risk": NUMBER, "confidence": NUMBER}
-    return _named_values(
-        given,
-        {**aim, "by": str},
-        f"--fit-threshold {given}: write risk=0.05 (the share of wrong answers allowed) or coverage=0.9 (the share to "
-        "answer), and after a comma, if you like, by=entropy; with a risk also confidence=0.95",
-    )
+    wanted = _named_values(given)
+    aims = [key for key in ("risk", "coverage") if isinstance(wanted.get(key), int | float)]
+    accepted = {*aims, "by", *(["confidence"] if aims == ["risk"] else [])}
+    if len(aims) != 1 or wanted.keys() - accepted or not isinstance(wanted.get("confidence", 0), int | float):
+        raise UserError(
+            f"--fit-threshold {given}: write risk=0.05 (the share of wrong answers allowed) or coverage=0.9 (the share "
+            "to answer), and after a comma, if you like, by=entropy; with a risk also confidence=0.95"
+        )
+    return wanted
 
 
 def parse_conformal(given: str) -> dict[str, Any]:
@@ -213,12 +212,14 @@ def parse_conformal(given: str) -> dict[str, Any]:
     >>> parse_conformal("0.9"), parse_conformal("0.8,score=raps,by_class=true")
     ({'level': 0.9}, {'level': 0.8, 'score': 'raps', 'by_class': True})
     """
-    return _named_values(
-        f"level={given}",
-        {"level": NUMBER, "score": str, "by_class": bool},
-        f"--fit-conformal {given}: write the level, such as 0.9, and after commas, if you like, score=aps and "
-        "by_class=true",
-    )
+    wanted = _named_values(f"level={given}")
+    kinds: dict[str, Any] = {"level": int | float, "score": str, "by_class": bool}
+    if wanted.keys() - kinds or not all(isinstance(value, kinds[key]) for key, value in wanted.items()):
+        raise UserError(
+            f"--fit-conformal {given}: write the level, such as 0.9, and after commas, if you like, score=aps and "
+            "by_class=true"
+        )
+    return wanted
 
 
 def parse_outside(given: str) -> dict[str, Any]:
@@ -229,29 +230,25 @@ def parse_outside(given: str) -> dict[str, Any]:
     """
     from rebapl.posterior.outside import RATE
 
-    wanted = _named_values(
-        f"by={given}",
-        {"by": str, "rate": NUMBER},
-        f"--fit-outside {given}: write the name of a score, and after a comma, if you like, rate=0.05 (the share of "
-        "false alarms)",
-    )
-    return {**wanted, "rate": wanted.get("rate", RATE)}
+    by, _, rest = given.partition(",")
+    wanted = _named_values(rest) if rest else {}
+    rate = wanted.pop("rate", RATE)
+    if wanted or "=" in by or not isinstance(rate, int | float):
+        raise UserError(
+            f"--fit-outside {given}: write the name of a score, and after a comma, if you like, rate=0.05 (the share "
+            "of false alarms)"
+        )
+    return {"by": by.strip(), "rate": rate}
 
 
-def _named_values(given: str, kinds: Mapping[str, Any], advice: str) -> dict[str, Any]:
-    """The words NAME=VALUE between commas, with names of these kinds; the first of them is needed.
-
-    A value is a number, if it can be read as one, or text. All else is an error that gives the advice.
-    """
+def _named_values(given: str) -> dict[str, Any]:
+    """The words NAME=VALUE between commas; a value is a number, if it can be read as one, or text."""
     wanted: dict[str, Any] = {}
-    for name, _, value in (word.partition("=") for word in given.split(",")):
+    for key, _, value in (word.partition("=") for word in given.split(",")):
         try:
-            wanted[name.strip()] = json.loads(value)
+            wanted[key.strip()] = json.loads(value)
         except json.JSONDecodeError:
-            wanted[name.strip()] = value.strip()
-    read = all(isinstance(value, kinds.get(name, ())) and "=" not in str(value) for name, value in wanted.items())
-    if not read or next(iter(kinds)) not in wanted:
-        raise UserError(advice)
+            wanted[key.strip()] = value.strip()
     return wanted
 
 
