@@ -41,7 +41,7 @@ from rebapl.data.own_images import dataset_of
 from rebapl.data.task import Task, task_of
 from rebapl.errors import UserError
 from rebapl.files import read_json, write_json
-from rebapl.learners import METHODS, resolve_method
+from rebapl.learners import METHODS
 from rebapl.randomness import generator
 from rebapl.reproduce.timing import random_posterior
 from rebapl.runs.machine import environment
@@ -97,7 +97,7 @@ class Case:
         if self.repulsion is None:
             return {**settings, "repulsion": None}
         settings |= {"sampler.samples_per_cycle": self.samples, "repulsion.distance.kind": self.repulsion}
-        if METHODS.find(self.method).learner.per_image(resolve_method(self.method)):
+        if METHODS.find(self.method).learner.per_image(METHODS.find(self.method).settings()):
             settings["repulsion.images"] = self.images
         return {**settings, "repulsion.every": self.every}
 

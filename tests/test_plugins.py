@@ -53,10 +53,10 @@ def test_installed_learners_are_found_and_broken_ones_named(tmp_path: Path) -> N
         tmp_path,
         """
         import sys
-        from rebapl.learners import METHODS, resolve_method
+        from rebapl.learners import METHODS
         METHODS["coop"]
         print("imported early:", "outside_learners" in sys.modules)
-        print("settings:", resolve_method("from-outside", {"strength": 2}).plain())
+        print("settings:", METHODS.find("from-outside").settings({"strength": 2}).plain())
         print("listed:", "from-outside" in list(METHODS), "coop" in list(METHODS))
         """,
     )

@@ -6,6 +6,7 @@ lets only one process at a time work in a folder, on one machine or on several.
 
 from __future__ import annotations
 
+import csv
 import glob
 import hashlib
 import json
@@ -142,6 +143,15 @@ def read_lines(path: Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({error}): save it as UTF-8 text") from error
     return [line.strip() for line in lines if line.strip()]
+
+
+def read_csv(path: Path) -> list[list[str]]:
+    """The rows of a CSV file that a person made, the first of which names the columns."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            return list(csv.reader(stream, strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{printable(str(path))} cannot be read ({error}): a CSV file in UTF-8 is needed") from error
 
 
 def import_parquet() -> Any:

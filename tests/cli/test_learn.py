@@ -299,6 +299,18 @@ def test_the_best_is_prompts_after_a_head_and_both_are_compared() -> None:
 BOTH = ("photos", "photos-best")
 
 
+def test_images_that_are_there_to_test_measure_it_and_are_learned_in_the_end() -> None:
+    for part, count in (("train", 3), ("test", 2)):
+        class_folders(Path("photos") / part, cat=count, dog=count)
+    result = rebapl("learn", "photos", *QUICK)
+    assert "photos: 10 images of 2 classes, 5 of each" in result.output
+    assert "measures itself: on the test images that the data have, by a training without them" in result.output
+    assert "of 4 held-out images were right" in result.stdout
+    rows = csv.DictReader(Path("runs/photos/held-out.csv").read_text().splitlines())
+    assert {Path(row["image"]).parts[0] for row in rows} == {"test"}
+    assert len(json.loads(Path("runs/photos/data.json").read_text())["trained"]) == 10
+
+
 def test_two_ways_to_say_what_is_learned_are_refused() -> None:
     class_folders(Path("photos"), cat=2, dog=2)
     for words in (("--quick", "--best"), ("--quick", "--method", "coop")):

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rebapl.data.batches import LabelledImages, TrainBatches
+from rebapl.data.batches import FeatureBatches, LabelledImages, TrainBatches
 from rebapl.data.dataset import Dataset, Item
 from rebapl.data.resident import LONGEST_SIDE, fits
 from rebapl.data.task import load_task
@@ -18,6 +18,7 @@ from rebapl.randomness import generator, python_random
 
 PREPROCESSING = Preprocessing(resize=32, crop=32, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.25))
 SCALE = (0.08, 1.0)
+FEATURES, LABELS = torch.arange(14.0).view(7, 2), torch.arange(7)
 SIZES = [(40, 30), (30, 55), (64, 64), (20, 20), (150, 28), (31, 90), (32, 32), (9, 13), (77, 50), (50, 77)]
 
 
@@ -183,3 +184,26 @@ def test_drawing_can_be_captured_and_replayed() -> None:
         wanted, wanted_labels = batches(step)
         assert torch.equal(images, wanted)
         assert torch.equal(labels, wanted_labels)
+
+
+def test_a_batch_of_features_with_room_for_all_has_all_in_their_order() -> None:
+    batches = FeatureBatches(FEATURES, LABELS, 100, seed=1, fingerprint="")
+    assert (batches.batch, batches.steps_per_epoch) == (7, 1)
+    for step in (0, 5):
+        features, labels = batches(step)
+        assert torch.equal(features, FEATURES)
+        assert torch.equal(labels, LABELS)
+
+
+def test_an_epoch_sees_each_feature_once_and_epochs_differ() -> None:
+    batches = FeatureBatches(FEATURES, LABELS, 3, seed=1, fingerprint="")
+    assert batches.steps_per_epoch == 2
+    epochs = [torch.cat([batches(2 * epoch + step)[1] for step in range(2)]).tolist() for epoch in range(3)]
+    assert all(len(set(seen)) == 6 for seen in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    features, labels = batches(3)
+    assert torch.equal(features, FEATURES[labels]), "features and labels stay together"
+    again = FeatureBatches(FEATURES, LABELS, 3, seed=1, fingerprint="")
+    assert torch.equal(again(3)[1], labels), "a pure function of seed and step"
+    other = FeatureBatches(FEATURES, LABELS, 3, seed=2, fingerprint="")
+    assert [other(step)[1].tolist() for step in range(4)] != [again(step)[1].tolist() for step in range(4)]

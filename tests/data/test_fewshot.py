@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from rebapl.data.dataset import Dataset, Item
-from rebapl.data.task import base_novel, few_shot, relabelled
+from rebapl.data.task import base_novel, few_shot, load_task
 from rebapl.errors import UserError
 
 SPLITS = {
@@ -88,9 +88,9 @@ def test_no_half_may_be_one_class() -> None:
 
 
 def test_relabels_from_zero() -> None:
-    novel = relabelled(toy().test, [1])
-    assert [item.label for item in novel] == [0, 0, 0]
-    assert {item.class_name for item in novel} == {"b"}
+    novel = load_task("digits", shots=1).tests["novel"]
+    assert {(item.label, item.class_name) for item in novel.items} == set(enumerate(novel.class_names))
+    assert novel.class_names == ["five", "six", "seven", "eight", "nine"]
 
 
 def test_labels_with_a_gap_are_refused() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
-from rebapl.learners import METHODS, Learner, resolve_method
+from rebapl.learners import METHODS, Learner
 
 NAMES = ["red cat", "dog", "big old tree", "house"]
 
@@ -20,7 +20,7 @@ def test_the_base_constructor_calls_nothing_of_a_subclass(encoder: DualEncoder) 
                 pytest.fail(f"{name} was called before the subclass was ready")
             return super().__getattribute__(name)
 
-    Strict(encoder, resolve_method("coop"))
+    Strict(encoder, METHODS.find("coop").settings())
 
 
 def test_modes_and_hooks_are_each_learners_own(build: Any, images: Tensor) -> None:
@@ -42,7 +42,7 @@ def test_tied_modules_stay_tied() -> None:
 
 
 def test_classes_are_adopted_by_the_first_bind_only(encoder: DualEncoder) -> None:
-    learner = METHODS["coop"].learner(encoder, resolve_method("coop", {"class_specific": True}))
+    learner = METHODS["coop"].learner(encoder, METHODS.find("coop").settings({"class_specific": True}))
     assert not list(learner.parameters())
     with pytest.raises(UserError, match="before reset"):
         learner.reset(torch.Generator())
@@ -59,7 +59,7 @@ def test_class_specific_contexts_come_where_shared_ones_do(encoder: DualEncoder)
             [
                 name
                 for name, _ in METHODS[method]
-                .learner(encoder, resolve_method(method, {"class_specific": specific}))
+                .learner(encoder, METHODS.find(method).settings({"class_specific": specific}))
                 .bind(NAMES)
                 .named_parameters()
             ]

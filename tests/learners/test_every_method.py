@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
-from rebapl.learners import METHODS, Learner, Output, build_learner, resolve_method
+from rebapl.learners import METHODS, Learner, Output, build_learner
 from rebapl.posterior.per_sample import call_at
 
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -24,7 +24,7 @@ NAMES = ["red cat", "dog", "big old tree", "house"]
 
 
 def unbound(method: str, encoder: DualEncoder, **settings: object) -> Learner:
-    return METHODS[method].learner(encoder, resolve_method(method, {**CASES[method].settings, **settings}))
+    return METHODS[method].learner(encoder, METHODS.find(method).settings({**CASES[method].settings, **settings}))
 
 
 def near(given: Tensor, expected: Tensor, tolerance: float = 1e-5) -> None:
@@ -104,7 +104,7 @@ def test_a_learner_knows_its_method_and_all_of_its_settings(build: Any, method: 
     assert learner.method == method
     full = learner.config.plain()
     assert full.keys() == METHODS[method].config.model_fields.keys()
-    assert resolve_method(learner.method, full) == learner.config, "all settings together are accepted as well"
+    assert METHODS.find(learner.method).settings(full) == learner.config, "all settings together are accepted as well"
 
 
 @every_method

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rebapl.errors import UserError
-from rebapl.learners import METHODS, Learner, Recipe, build_learner, published, register, resolve_method
+from rebapl.learners import METHODS, Learner, Recipe, build_learner, published, register
 from rebapl.learners.registry import FOLDER, Method
 from rebapl.settings import Settings
 from rebapl.yaml_files import ORIGINS
@@ -35,7 +35,7 @@ def test_a_class_with_a_recipe_is_found_by_name() -> None:
     assert METHODS["own"].learner is learner
     assert METHODS["own"].config is OwnConfig
     assert published("own", "few-shot", "dtd", 4) == ({}, RECIPE)
-    assert resolve_method("own", {"tokens": 2}) == OwnConfig(tokens=2)
+    assert METHODS.find("own").settings({"tokens": 2}) == OwnConfig(tokens=2)
 
 
 def test_a_class_without_a_recipe_is_refused() -> None:
@@ -68,7 +68,7 @@ def test_a_recipe_file_beside_the_class(tmp_path: Path) -> None:
 
 
 def test_unknown_names_are_refused_with_the_nearest() -> None:
-    for look in (lambda: published("cop", "few-shot", "dtd"), lambda: resolve_method("cop")):
+    for look in (lambda: published("cop", "few-shot", "dtd"), lambda: METHODS.find("cop").settings()):
         with pytest.raises(UserError, match="unknown method 'cop': did you mean 'coop'"):
             look()
     with pytest.raises(UserError, match="unknown method 'cop'"):

@@ -11,7 +11,7 @@ from pages import blocks, run_code
 
 from rebapl.data.catalogue import REGISTERED
 from rebapl.errors import UserError
-from rebapl.learners import METHODS, published, resolve_method
+from rebapl.learners import METHODS, published
 from rebapl.posterior import Posterior, load_posterior, save_posterior
 from rebapl.repulsion import DISTANCES
 from rebapl.sampling import PRESETS
@@ -57,7 +57,7 @@ class TestALearnerOfYourOwn:
         settings, recipe = published("feature-shift", "few-shot", "digits")
         assert (settings, recipe.lr, recipe.epochs) == ({}, 0.01, 5)
         with pytest.raises(UserError, match=r"method\.smoothing is 2: it must be below 1"):
-            resolve_method("feature-shift", {"smoothing": 2})
+            METHODS.find("feature-shift").settings({"smoothing": 2})
 
     def test_a_posterior_of_it_is_saved_and_loaded(self, learner_recipe: dict[str, Any], tmp_path: Path) -> None:
         learner, views = learner_recipe["learner"], learner_recipe["views"][:4]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rebapl.errors import UserError
 from rebapl.repulsion import DISTANCES, Distance, Stored, register_distance, sinkhorn, squared_distance
-from rebapl.repulsion.distances import get_distance, median_squared_distance, squared_distances
+from rebapl.repulsion.distances import median_squared_distance, squared_distances
 from rebapl.repulsion.memory import Memory
 from rebapl.repulsion.wasserstein import Sliced, with_directions
 
@@ -162,7 +162,7 @@ def test_sinkhorn_warns_where_its_updates_do_not_settle(recwarn: pytest.Warnings
     assert not recwarn.list
     with pytest.warns(RuntimeWarning, match=r"after 50 updates .* % of the mass is in a wrong place"):
         squared_distance(uneven, y, "sinkhorn")
-    memory = Memory(get_distance("sinkhorn"), "all", stream(), anchor=uneven)
+    memory = Memory(DISTANCES.find("sinkhorn")(), "all", stream(), anchor=uneven)
     with pytest.warns(RuntimeWarning, match="take a `regularisation` above 0.1"):
         memory.remember(y)
 
@@ -327,22 +327,22 @@ def test_cached_statistics_of_a_subset_equal_a_fresh_computation(distance: str) 
     """The step looks statistics up by rows; only the length scale stays that of the whole pool."""
     x, pool = two_clouds(6, 20)
     rows = torch.tensor([17, 3, 4, 0, 11, 8])
-    kept = get_distance(distance).prepare(pool, stream()).rows(rows)
+    kept = DISTANCES.find(distance)().prepare(pool, stream()).rows(rows)
     longer = float(median_squared_distance(pool) / median_squared_distance(pool[rows]))
     fixed = {"regularisation": 0.1 * longer} if distance == "sinkhorn" else {}
     if distance == "mmd":
         widths = kept.shared["bandwidths"][0].tolist()
         fresh = mmd_by_hand(x.numpy(), pool[rows].numpy(), widths)
     else:
-        same = get_distance(distance, **fixed)
+        same = DISTANCES.find(distance)(**fixed)
         fresh = same.between(x, same.prepare(pool[rows], stream())).item()
-    assert get_distance(distance).between(x, kept).item() == pytest.approx(fresh, rel=1e-9)
+    assert DISTANCES.find(distance)().between(x, kept).item() == pytest.approx(fresh, rel=1e-9)
 
 
 @pytest.mark.parametrize("distance", ALL)
 def test_several_stored_samples_at_once_equal_one_by_one(distance: str) -> None:
     x, pool = two_clouds(9, 9)
-    one = get_distance(distance)
+    one = DISTANCES.find(distance)()
     stored = [one.prepare(c * pool, stream()) for c in (1.0, 1.5, -0.4)]
     joined = one.between(x, Stored.join(stored))
     single = [one.between(x, s).item() for s in stored]
@@ -374,7 +374,7 @@ def test_a_new_distance_is_one_function() -> None:
 
     x, _ = two_clouds()
     assert squared_distance(x, x + 1, "mean-shift").item() == pytest.approx(4)
-    assert get_distance("mean-shift").plain() == {"kind": "mean-shift"}
+    assert DISTANCES.find("mean-shift")().plain() == {"kind": "mean-shift"}
     with pytest.raises(UserError, match="'mean-shift' is taken by mean_shift: choose another name"):
         register_distance("mean-shift")(DISTANCES["mmd"])
 
@@ -395,7 +395,7 @@ def test_a_new_distance_with_settings_is_one_class() -> None:
     assert squared_distance(x, 2 * x, "shrunk").item() == 0
     assert squared_distance(2 * x, x, Shrunk(by=2.0)).item() == 0
     with pytest.raises(UserError, match="by is 'x': it must be a number"):
-        get_distance("shrunk", by="x")
+        DISTANCES.find("shrunk")(by="x")
 
 
 @pytest.mark.parametrize(

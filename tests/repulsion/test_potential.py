@@ -6,7 +6,6 @@ from torch import Tensor
 
 from rebapl.errors import UserError
 from rebapl.repulsion import DISTANCES, POTENTIALS, Inverse
-from rebapl.repulsion.distances import get_distance
 from rebapl.repulsion.memory import Memory
 
 NAMES = list(POTENTIALS)
@@ -37,7 +36,7 @@ def test_the_inverse_bound_is_the_published_number() -> None:
 
 def scale(distance: str, cloud: Tensor, anchor: Tensor | None = None, given: float | None = None) -> float:
     """The s of ε = epsilon·s that a memory finds for one remembered cloud."""
-    memory = Memory(get_distance(distance), "all", torch.Generator().manual_seed(3), given, anchor)
+    memory = Memory(DISTANCES.find(distance)(), "all", torch.Generator().manual_seed(3), given, anchor)
     memory.remember(cloud)
     memory.begin_cycle()
     assert memory.stored is not None
@@ -49,7 +48,7 @@ def test_scale_is_the_squared_distance_to_the_model_before_learning(name: str) -
     """It was that of two halves of the sample's own cloud, which is sampling noise for a distance of distributions."""
     generator = torch.Generator().manual_seed(0)
     cloud, anchor = (torch.randn(40, 5, dtype=torch.float64, generator=generator) + shift for shift in (0.0, 0.5))
-    distance = get_distance(name)
+    distance = DISTANCES.find(name)()
     expected = distance.between(anchor, distance.prepare(cloud, torch.Generator().manual_seed(3))).item()
     found = scale(name, cloud, anchor)
     assert found == pytest.approx(expected)

@@ -26,6 +26,7 @@ from torch import Tensor
 from rebapl.backbones.encoder import DualEncoder
 from rebapl.data.batches import LabelledImages
 from rebapl.data.images import FileImages
+from rebapl.data.workers import portions
 from rebapl.errors import UserError
 from rebapl.files import stamp, write_atomically
 
@@ -38,8 +39,7 @@ AT_ONCE = 256
 SUM = 32
 """The bytes of a SHA-256."""
 
-_folder: ContextVar[Path | None] = ContextVar("features", default=None)
-_whole: ContextVar[LabelledImages | None] = ContextVar("whole", default=None)
+_kept: ContextVar[tuple[Path | None, LabelledImages | None]] = ContextVar("kept", default=(None, None))
 
 
 @contextlib.contextmanager
@@ -50,15 +50,12 @@ def features_kept_in(folder: Path | None, whole: LabelledImages | None = None) -
     will be asked for, such as the folds of a cross-validation: they are encoded once, in their order, and each
     selection is taken from them.
     """
-    if _folder.get() is not None:
-        yield
-        return
-    tokens = _folder.set(folder), _whole.set(whole)
+    outer = _kept.get()
+    token = _kept.set((folder, whole) if outer[0] is None else outer)
     try:
         yield
     finally:
-        _folder.reset(tokens[0])
-        _whole.reset(tokens[1])
+        _kept.reset(token)
 
 
 @torch.no_grad()
@@ -75,7 +72,7 @@ def features_of(encoder: DualEncoder, data: LabelledImages) -> Tensor:
     if (stored := data.dataset.features) is not None:
         stored.check(encoder.fingerprint, encoder.name)
         return stored.of([item.key for item in data.items])
-    whole = _whole.get()
+    _, whole = _kept.get()
     if whole is not None:
         places = {item.key: row for row, item in enumerate(whole.items)}
         if all(item.key in places for item in data.items):
@@ -84,12 +81,12 @@ def features_of(encoder: DualEncoder, data: LabelledImages) -> Tensor:
 
 
 def _in_portions(encoder: DualEncoder, data: LabelledImages) -> Tensor:
-    rows = [range(len(data))[first : first + AT_ONCE] for first in range(0, len(data), AT_ONCE)]
-    return torch.cat([torch.empty(0, encoder.joint_width), *(_portion(encoder, data, some) for some in rows)])
+    parts = (_portion(encoder, data, rows) for rows in portions(range(len(data)), AT_ONCE))
+    return torch.cat([torch.empty(0, encoder.joint_width), *parts])
 
 
 def _portion(encoder: DualEncoder, data: LabelledImages, rows: Sequence[int]) -> Tensor:
-    folder, views = _folder.get(), None
+    (folder, _), views = _kept.get(), None
     if folder is None:
         return encode(encoder, data.views(encoder.preprocessing, rows))
     images = _files(data, rows)

@@ -16,7 +16,9 @@ HUB_SECONDS = 5
 TOKENIZERS = ("tokenizer.json", "vocab.json", "spiece.model")
 """Files any of which holds a tokenizer."""
 
-_PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
+PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
+"""Files any of which says how images are made ready."""
+
 _BESIDE = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[\w./-]+)?")
@@ -57,7 +59,7 @@ def fetched_before(hub_id: str) -> Path | None:
         return None
     folder = Path(found).parent
     weights = weight_files(folder)
-    there = [any((folder / name).is_file() for name in names) for names in (_PREPROCESSING, TOKENIZERS)]
+    there = [any((folder / name).is_file() for name in names) for names in (PREPROCESSING, TOKENIZERS)]
     return folder if all(there) and weights and all(file.is_file() for file in weights) else None
 
 
@@ -69,7 +71,7 @@ def fetch(hub_id: str) -> Path:
     names = {sibling.rfilename for sibling in ask_hub(hub_id).siblings or ()}
     _log.warning("backbone %s is fetched from the hub and kept", hub_id)
     weights = next((name for pair in zip(WHOLE, IN_PARTS, strict=True) for name in pair if name in names), WHOLE[0])
-    files = [*_BESIDE, *_PREPROCESSING, *TOKENIZERS, weights]
+    files = [*_BESIDE, *PREPROCESSING, *TOKENIZERS, weights]
     if weights in IN_PARTS:  # and its parts: model-00001-of-00002.safetensors
         whole = Path(weights.removesuffix(".index.json"))
         files.append(f"{whole.stem}-*{whole.suffix}")

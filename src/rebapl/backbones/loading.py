@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from rebapl.backbones.encoder import ARCHITECTURES, Architecture, Dtype, DualEncoder, computing_type
-from rebapl.backbones.hub import TOKENIZERS, ask_hub, fetch, fetched_before, is_hub_id
+from rebapl.backbones.hub import PREPROCESSING, TOKENIZERS, ask_hub, fetch, fetched_before, is_hub_id
 from rebapl.backbones.model import LARGEST, fill_with_weights
 from rebapl.backbones.text import TextTokenizer
 from rebapl.data.transforms import Preprocessing
@@ -120,7 +120,7 @@ def _load_tokenizer(folder: Path, architecture: Architecture, limit: int) -> Tex
 
 
 def _load_preprocessing(folder: Path, architecture: Architecture, image_size: int) -> Preprocessing:
-    given = _read_json(folder, "preprocessor_config.json", "processor_config.json")
+    given = _read_json(folder, *PREPROCESSING)
     given = given.get("image_processor") or given
     try:
         return read_preprocessing(given, image_size, architecture.crops)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated
 
 import typer
@@ -15,17 +15,13 @@ data = typer.Typer(no_args_is_help=True, help="Data sets: list, check.")
 LINES = "\n"
 """What a report may hold beside text: the images that cannot be read stand in a line each."""
 
-RootOption = Annotated[
-    Path | None, typer.Option(help="The data root, which holds eurosat/ and so on; or $REBAPL_DATA.")
-]
-
 
 @data.command("list")
 @options.described
 def list_(
     name: str | None = None,
     *,
-    root: RootOption = None,
+    root: options.Root = None,
 ) -> None:
     """Show the data sets by name, or one of them: its files, where they come from, classes, template.
 
@@ -91,7 +87,7 @@ def _show(name: str) -> None:
 def check(
     name: Annotated[str, typer.Argument(autocompletion=options.complete_datasets)],
     *,
-    root: RootOption = None,
+    root: options.Root = None,
     split: str | None = None,
     quick: bool = False,
 ) -> None:
@@ -104,20 +100,13 @@ def check(
     """
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import Progress
 
+    from rebapl.cli.progress import StepProgress
     from rebapl.data.checking import check_dataset
 
-    shown = Console(stderr=True)
-    with Progress(console=shown, transient=True, disable=not shown.is_terminal) as bar:
-        task = bar.add_task("reading images", total=None, visible=False)
-        report = check_dataset(
-            name,
-            root,
-            split=split,
-            read=not quick,
-            progress=lambda done, total: bar.update(task, completed=done, total=total, visible=True),
-        )
+    with StepProgress(unit="images") as progress:
+        shown = progress.begin("reading images")
+        report = check_dataset(name, root, split=split, read=not quick, progress=shown)
     console = Console(highlight=False, soft_wrap=True)
     marked = (
         ("[green]ok[/]     ", report.fine),

@@ -93,14 +93,7 @@ def learn(
                 "give --anew; to keep what was learned before, too, give --out FOLDER"
             )
         if lesson.is_done():
-            _, _, sets, fitted = read_learned(lesson.out)
-            if set_level is not None and (sets is None or sets.level != set_level):
-                raise UserError(
-                    f"{lesson.out} was learned without prediction sets of level {set_level:g}, and the answers that "
-                    "choose them are not kept: give --anew to learn it again"
-                )
-            if no_temperature and fitted is not None:
-                raise UserError(f"{lesson.out} was learned with a temperature: give --anew to learn it without one")
+            _refuse_other_fits(lesson.out, set_level, no_temperature)
             if other_threshold:
                 choose_again(lesson, engine.devices[0], risk, confidence)
             print(f"already learned: {lesson.out} (--anew learns it again)")
@@ -129,3 +122,17 @@ def learn(
             print(one_sample(lesson.out))
     if len(plan.lessons) > 1:
         print(compared_line(plan.lessons))
+
+
+def _refuse_other_fits(out: Path, set_level: float | None, no_temperature: bool) -> None:
+    """Refuse what cannot be fitted again where everything is learned already."""
+    from rebapl.runs.learn import read_learned
+
+    _, _, sets, fitted = read_learned(out)
+    if set_level is not None and (sets is None or sets.level != set_level):
+        raise UserError(
+            f"{out} was learned without prediction sets of level {set_level:g}, and the answers that choose them are "
+            "not kept: give --anew to learn it again"
+        )
+    if no_temperature and fitted is not None:
+        raise UserError(f"{out} was learned with a temperature: give --anew to learn it without one")

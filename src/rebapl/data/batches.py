@@ -1,4 +1,4 @@
-"""Images in memory, and mini-batches that depend on the seed and the step alone."""
+"""Images in memory, and mini-batches, of images or of their features, that depend on the seed and the step alone."""
 
 from __future__ import annotations
 
@@ -153,9 +153,7 @@ class TrainBatches:
 
         The tensor is on the CPU, in pinned memory if the batches go to a GPU.
         """
-        epoch, number = divmod(step, self.steps_per_epoch)
-        order = epoch_order(self.seed, epoch, len(self.sizes))
-        rows: list[int] = order[number * self.batch : (number + 1) * self.batch].tolist()
+        rows: list[int] = rows_at(step, self.batch, len(self.sizes), self.seed).tolist()
         rng = python_random(self.seed, "augmentation", step)
         crops = [(random_box(*self.sizes[row], self.crop_scale, rng), self.flip and rng.random() < 0.5) for row in rows]
         labels = self.labels[rows].tolist()
@@ -191,6 +189,36 @@ class TrainBatches:
         """An empty tensor on the CPU. For a GPU it is pinned, so that sending it does not wait."""
         with current(self.device):
             return torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
+
+
+class FeatureBatches:
+    """`batches(step)` gives features (B, e), encoded once, and labels (B,) of that step: what heads are trained on.
+
+    If a batch has room for all of them, each step has all, in their order. Otherwise each epoch goes through them in a
+    new random order, which depends on the seed and the epoch alone, and an incomplete last batch is dropped.
+    `fingerprint` identifies the images that the features are of.
+    """
+
+    def __init__(self, features: Tensor, labels: Tensor, batch: int, seed: int, fingerprint: str) -> None:
+        self.features, self.labels = features, labels
+        self.batch = min(batch, len(labels))
+        self.seed, self.fingerprint = seed, fingerprint
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self.labels) // self.batch
+
+    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+        if self.batch == len(self.labels):
+            return self.features, self.labels
+        rows = rows_at(step, self.batch, len(self.labels), self.seed).to(self.features.device, non_blocking=True)
+        return self.features[rows], self.labels[rows]
+
+
+def rows_at(step: int, batch: int, count: int, seed: int) -> Tensor:
+    """Which of `count` images or features are in the batch of a step: their rows (batch,)."""
+    epoch, number = divmod(step, count // batch)
+    return epoch_order(seed, epoch, count)[number * batch : (number + 1) * batch]
 
 
 @lru_cache(maxsize=8)

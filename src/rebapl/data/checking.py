@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rebapl.data.catalogue import data_root, is_own, load_dataset, own_path
 from rebapl.data.dataset import SPLITS, Dataset, Item
-from rebapl.data.images import EXTENSIONS, files_below
+from rebapl.data.images import walk_images
 from rebapl.data.published import NAME_RULES, PUBLISHED, Entry, names_by_label
 from rebapl.data.workers import in_threads, portions
 from rebapl.errors import UserError
@@ -129,8 +129,7 @@ def _check_present(dataset: Dataset, folder: Path, report: Report) -> list[Item]
     if len(present) == len(dataset.items):
         report.fine.append("all images are there")
     listed = {item.key for item in dataset.items}
-    found = (path for path in files_below(folder) if path.name.lower().endswith(EXTENSIONS))
-    if unlisted := sum(path.relative_to(folder).as_posix() not in listed for path in found):
+    if unlisted := sum(path.relative_to(folder).as_posix() not in listed for path in walk_images(folder)):
         report.notes.append(f"{unlisted} more images below {folder} are in no split")
     return present
 

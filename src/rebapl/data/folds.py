@@ -39,10 +39,10 @@ def folds_for(dataset: Dataset) -> list[str]:
     """
     if dataset.test:
         return [TEST]
-    parts = min(PARTS, max(Counter(item.label for item in dataset.train).values()))
+    parts = min(PARTS, max(Counter(item.label for item in dataset.items).values()))
     if parts < 2:
         return []
-    return [f"{part}/{parts}" for part in range(1, 2 if len(dataset.train) // parts >= ENOUGH else parts + 1)]
+    return [f"{part}/{parts}" for part in range(1, 2 if len(dataset.items) // parts >= ENOUGH else parts + 1)]
 
 
 def check_fold(fold: str) -> None:

@@ -118,6 +118,11 @@ def images_in_tar(tar: Path) -> Iterator[Path]:
     return (path for path in files_in_tar(tar) if is_called_image(path))
 
 
+def subfolders(folder: Path) -> list[str]:
+    """The names of the folders in a folder, sorted; hidden ones are left out."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
 def is_set_aside(folder: Path) -> bool:
     """Whether a folder among others is no class: it has the file `.nomedia`.
 

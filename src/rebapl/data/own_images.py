@@ -5,7 +5,6 @@ Folders and lists without a split of their own are split once by the stated rule
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -39,10 +38,11 @@ from rebapl.data.images import (
     is_set_aside,
     read_image,
     said_of_endings,
+    subfolders,
     walk_images,
 )
 from rebapl.errors import UserError, unknown
-from rebapl.files import NotWrittenError, read_lines
+from rebapl.files import NotWrittenError, read_csv, read_lines
 from rebapl.randomness import python_random
 from rebapl.wording import few, number_of
 
@@ -140,8 +140,7 @@ def load_own(
     A folder of stored features has the images, classes and splits of the data set that they were made of.
     """
     stored = StoredFeatures.read(path) if is_features(path) else None
-    is_list = path.is_file()
-    folder = path.parent if is_list else path
+    is_list, folder = path.is_file(), start_of(path)
     if not is_list and keep_split and stored is None:
         _warn_of_folders_set_aside(folder)
     if not is_list and split is not None and is_split(folder):
@@ -172,15 +171,26 @@ def load_own(
     return Dataset(name, wording, *splits, FileImages(folder, upright=True), folder=folder)
 
 
+def start_of(path: Path) -> Path:
+    """Where the paths of the images in a folder or a CSV file begin: the folder, or that of the file."""
+    return path.parent if path.is_file() else path
+
+
 def own_rows(path: Path) -> tuple[list[Row], dict[str, str]]:
     """The images in a folder or a CSV file, and the class names by folder or label, in their order."""
     rows, labels = _read_rows(path) if path.is_file() else _folder_rows(path)
-    return rows, read_names((path.parent if path.is_file() else path) / "classnames.txt", labels)
+    return rows, read_names(start_of(path) / "classnames.txt", labels)
 
 
 def own_template(path: Path) -> str:
     """The template beside the images in a folder or a CSV file, or the plain one."""
-    return _read_template((path.parent if path.is_file() else path) / "template.txt") or TEMPLATE
+    file = start_of(path) / "template.txt"
+    if not file.is_file():
+        return TEMPLATE
+    lines = read_lines(file)
+    if len(lines) != 1 or lines[0].count("{}") != 1:
+        raise UserError(f"{file} must have one line, with '{{}}' once, where the class name goes")
+    return lines[0]
 
 
 def _stored_rows(stored: StoredFeatures) -> tuple[list[Row], dict[str, str]]:
@@ -197,7 +207,7 @@ def _stored_rows(stored: StoredFeatures) -> tuple[list[Row], dict[str, str]]:
 
 
 def _warn_of_folders_set_aside(folder: Path) -> None:
-    aside = sorted(path.name for path in folder.iterdir() if _is_visible_folder(path) and is_set_aside(path))
+    aside = [name for name in subfolders(folder) if is_set_aside(folder / name)]
     if aside:
         said = "%s: passed over, since %s in them says that they hold no images: %s"
         _log.warning(said, folder, NO_IMAGES, few(aside))
@@ -206,7 +216,7 @@ def _warn_of_folders_set_aside(folder: Path) -> None:
 def passed_over(folder: Path) -> str:
     """Which files in a folder of classes are not learned from, in words; nothing if there are none."""
     endings: Counter[str] = Counter()
-    for group in _subfolders(folder):
+    for group in _class_folders(folder):
         for _ in walk_images(folder / group, endings):
             pass
     beside = sum(is_image(path) and path.name[0] != "." for path in folder.iterdir())
@@ -217,14 +227,14 @@ def passed_over(folder: Path) -> str:
 def has_classes(path: Path) -> bool:
     """Whether a folder has class folders and no images beside them, or whether a CSV file has labels."""
     if path.is_dir():
-        return bool(_subfolders(path)) and not any(is_image(file) for file in path.iterdir())
+        return bool(_class_folders(path)) and not any(is_image(file) for file in path.iterdir())
     lines = read_lines(path)[:1] if path.suffix.lower() == ".csv" and path.is_file() else []
     return any("label" in line.lower().split(",") for line in lines)
 
 
 def is_flat(folder: Path) -> bool:
     """Whether a folder holds images and no class folders."""
-    return folder.is_dir() and not _subfolders(folder) and any(is_image(path) for path in folder.iterdir())
+    return folder.is_dir() and not _class_folders(folder) and any(is_image(path) for path in folder.iterdir())
 
 
 def load_flat_folder(folder: Path) -> Dataset:
@@ -237,8 +247,7 @@ def load_flat_folder(folder: Path) -> Dataset:
 
 def is_split(folder: Path) -> bool:
     """Whether `train/` holds folders of classes. If it holds images, it is a class that is called train."""
-    train = folder / "train"
-    return train.is_dir() and bool(_subfolders(train)) and not any(is_image(path) for path in train.iterdir())
+    return has_classes(folder / "train")
 
 
 def _folder_rows(folder: Path) -> tuple[list[Row], list[str]]:
@@ -246,7 +255,7 @@ def _folder_rows(folder: Path) -> tuple[list[Row], list[str]]:
     if not is_split(folder):
         groups = _groups(folder)
         return [Row(key, group, "") for group, keys in groups.items() for key in keys], list(groups)
-    parts = _subfolders(folder)
+    parts = _class_folders(folder)
     if "test" not in parts:
         hint = "; if val/ is what is to be tested on, rename it" if "val" in parts else ""
         raise UserError(f"{folder} has train/ but no test/: scores need images of their own{hint}")
@@ -266,7 +275,7 @@ def _folder_rows(folder: Path) -> tuple[list[Row], list[str]]:
 def _groups(parent: Path, root: Path | None = None) -> dict[str, list[str]]:
     """The images in and below each class folder of `parent`, as sorted paths below `root`; hidden ones are left out."""
     groups: dict[str, list[str]] = {}
-    for group in _subfolders(parent):
+    for group in _class_folders(parent):
         keys = (path.relative_to(root or parent).as_posix() for path in walk_images(parent / group))
         groups[group] = sorted(check_key(key, str(parent)) for key in keys)
         if not groups[group]:
@@ -276,21 +285,13 @@ def _groups(parent: Path, root: Path | None = None) -> dict[str, list[str]]:
     return groups
 
 
-def _subfolders(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if _is_visible_folder(path) and not is_set_aside(path))
-
-
-def _is_visible_folder(path: Path) -> bool:
-    return path.is_dir() and not path.name.startswith(".")
+def _class_folders(folder: Path) -> list[str]:
+    return [name for name in subfolders(folder) if not is_set_aside(folder / name)]
 
 
 def _read_rows(file: Path) -> tuple[list[Row], list[str]]:
     """The rows of a CSV file, and its labels in their order."""
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
-            table = list(csv.reader(stream, strict=True))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{file} cannot be read ({error}): a CSV file in UTF-8 is needed") from error
+    table = read_csv(file)
     header = [word.strip().lower() for word in table[0]] if table else []
     if header not in (["path", "label"], ["path", "label", "split"]):
         raise UserError(f"{file} must begin with the line path,label or path,label,split; it begins with {header}")
@@ -385,16 +386,6 @@ def _check_whole(file: Path, splits: Splits, found: set[Item]) -> None:
         raise UserError(f"{len(new)} images are new since the split was made: {few(new)}. Take them out, {anew}")
     if changed := sorted(found - listed):
         raise UserError(f"class {changed[0].class_name!r} has another name or number in the split: {anew}")
-
-
-def _read_template(file: Path) -> str | None:
-    """The one line of a `template.txt`, if there is such a file."""
-    if not file.is_file():
-        return None
-    lines = read_lines(file)
-    if len(lines) != 1 or lines[0].count("{}") != 1:
-        raise UserError(f"{file} must have one line, with '{{}}' once, where the class name goes")
-    return lines[0]
 
 
 def read_names(file: Path, groups: Iterable[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from rebapl.data.dataset import SPLITS, Dataset, Item, Splits, check_items, check_key, named_split, read_split
-from rebapl.data.images import EXTENSIONS, FileImages
+from rebapl.data.images import EXTENSIONS, FileImages, subfolders
 from rebapl.errors import UserError
 from rebapl.files import read_json, read_lines
 from rebapl.wording import few
@@ -128,7 +128,7 @@ def _variant(entry: Entry, root: Path) -> Splits:
     if entry.layout == "numbered":
         names = {str(label): name for label, name in enumerate(names.values())}
     else:
-        there = _subfolders(images)
+        there = subfolders(images)
         names = {folder: name for folder, name in names.items() if folder in there}
     return Splits([], [], _class_folders(images, "", names))
 
@@ -161,10 +161,10 @@ def _class_names(entry: Entry, root: Path) -> dict[str, str]:
 def _class_folders(images: Path, below: str, names: dict[str, str]) -> list[Item]:
     """All images of the class folders in `images/below`, which must be those of `names`, by label and file name."""
     parent = images / below
-    found = _subfolders(parent)
+    found = subfolders(parent)
     if lacking := [folder for folder in names if folder not in found]:
         raise UserError(f"{parent} lacks class folders of classnames.txt: {few(lacking)}")
-    if extra := sorted(found - set(names)):
+    if extra := [folder for folder in found if folder not in names]:
         raise UserError(f"{parent} has folders that classnames.txt does not name: {few(extra)}")
     items = []
     for label, (folder, name) in enumerate(names.items()):
@@ -174,10 +174,6 @@ def _class_folders(images: Path, below: str, names: dict[str, str]) -> list[Item
             raise UserError(f"class folder {parent / folder} ({name}) has no images")
         items += [Item(key, label, name) for key in keys]
     return items
-
-
-def _subfolders(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")}
 
 
 CALTECH_RENAMED = {"airplanes": "airplane", "Faces": "face", "Leopards": "leopard", "Motorbikes": "motorbike"}

@@ -55,7 +55,7 @@ class Task:
 
 def load_task(
     data: str | Dataset,
-    shots: int = 16,
+    shots: int | None = 16,
     seed: int = 1,
     protocol: str = "base-to-novel",
     test_images: int | None = None,
@@ -69,7 +69,8 @@ def load_task(
 ) -> Task:
     """Make a task of a data set, which is an object, a name or a path.
 
-    `root`, `split`, `template` and `keep_split` are as in `load_dataset`. `protocol` is one of these:
+    It trains on `shots` images of each class, or on all images if that is None; see `few_shot`. `root`, `split`,
+    `template` and `keep_split` are as in `load_dataset`. `protocol` is one of these:
 
     * `base-to-novel` trains on the first half of the classes. It tests that half among its own names (`base`), and the
       other half among its own names (`novel`).
@@ -102,7 +103,9 @@ def load_task(
     dataset = dataset if fold is None else folded(dataset, fold)
     train, val = few_shot(dataset, shots, seed)
     names = dataset.class_names
-    labels = list(range(_several_classes(dataset)))
+    if len(names) < 2:
+        raise UserError(f"data set '{dataset.name}' has one class, {names[0]!r}: there is nothing to tell apart")
+    labels = list(range(len(names)))
     trained, tested, source = labels, {"test": labels}, dataset.test
     if protocol == "base-to-novel":
         trained, novel = base_novel(names)
@@ -121,6 +124,7 @@ def load_task(
         target = load_dataset(name, root, split=file)
         part = _part(target, target.test, range(len(target.class_names)), test_images)
         tests[name] = replace(part, split=file)
+    shots = shots or max(Counter(item.label for item in train).values())
     return Task(dataset, protocol, shots, seed, _part(dataset, train, trained), _part(dataset, val, trained), tests)
 
 
@@ -134,28 +138,22 @@ def task_of(dataset: Dataset, seed: int = 1, shots: int | None = None) -> Task:
     >>> len(task.train.items), len(task.val.items), list(task.tests)
     (908, 358, ['test'])
     """
-    labels = range(_several_classes(dataset))
-    train, val = (dataset.train, dataset.val) if shots is None else few_shot(dataset, shots, seed)
-    if not train:
-        raise UserError(f"data set '{dataset.name}' has no training images: it is for testing only")
-    if shots is None:
-        shots = max(Counter(item.label for item in train).values())
-    tests = {"test": _part(dataset, dataset.test, labels)} if dataset.test else {}
-    parts = _part(dataset, train, labels), _part(dataset, val, labels)
-    return Task(dataset, "few-shot", shots, seed, *parts, tests)
+    return load_task(dataset, shots, seed, "few-shot")
 
 
-def few_shot(dataset: Dataset, shots: int, seed: int) -> tuple[list[Item], list[Item]]:
-    """The train and val items that the published lists hold for these shots and this seed.
+def few_shot(dataset: Dataset, shots: int | None, seed: int) -> tuple[Sequence[Item], Sequence[Item]]:
+    """The train and val items that the published lists hold for these shots and this seed; all items without shots.
 
     One random stream is seeded with `seed`. It goes through the labels in the order of their first appearance and draws
     `shots` items of each (all if there are fewer). Then, without seeding again, it draws `min(shots, 4)` of each from
     val. It draws from all classes; base or novel classes are chosen afterwards.
     """
-    if shots < 1:
+    if shots is not None and shots < 1:
         raise UserError(f"shots = {shots}: at least one image per class is needed")
     if not dataset.train:
         raise UserError(f"data set '{dataset.name}' has no training images: it is for testing only")
+    if shots is None:
+        return dataset.train, dataset.val
     rng = random.Random(seed)
     return _sample(dataset.train, shots, rng), _sample(dataset.val, min(shots, VAL_SHOTS), rng)
 
@@ -179,25 +177,11 @@ def base_novel(class_names: Sequence[str]) -> tuple[list[int], list[int]]:
     return labels[:middle], labels[middle:]
 
 
-def relabelled(items: Sequence[Item], labels: Sequence[int]) -> list[Item]:
-    """The items of these labels, renumbered from 0 in the order given."""
-    number = {label: index for index, label in enumerate(labels)}
-    return [item._replace(label=number[item.label]) for item in items if item.label in number]
-
-
 def check_fold_use(fold: str, protocol: str, split: str | None = None) -> None:
     """Refuse a fold that is none, or one beside a protocol or a split file that it has no effect on."""
     check_fold(fold)
     if protocol != "few-shot" or split is not None:
         raise UserError(f"fold {fold} is for the protocol few-shot without a split file: leave it out here")
-
-
-def _several_classes(dataset: Dataset) -> int:
-    """How many classes the data set has; one alone is refused."""
-    names = dataset.class_names
-    if len(names) < 2:
-        raise UserError(f"data set '{dataset.name}' has one class, {names[0]!r}: there is nothing to tell apart")
-    return len(names)
 
 
 def targets_of(protocol: str, data: str, targets: Sequence[str] | None = None) -> dict[str, str | None]:
@@ -253,7 +237,9 @@ def part_names(protocol: str, data: str, targets: Sequence[str] | None = None) -
 
 
 def _part(dataset: Dataset, items: Sequence[Item], labels: Sequence[int], limit: int | None = None) -> Part:
-    chosen = relabelled(items, labels)
+    """The items of these labels, renumbered from 0 in the order given: at most `limit` of them, evenly spread."""
+    number = {label: index for index, label in enumerate(labels)}
+    chosen = [item._replace(label=number[item.label]) for item in items if item.label in number]
     if limit is not None:
         chosen = [chosen[index] for index in spread(len(chosen), limit)]
     names = dataset.class_names

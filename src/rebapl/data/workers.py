@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
 from typing import Generic, TypeVar
 
 Given = TypeVar("Given")
@@ -78,22 +79,18 @@ def mapped_ahead(function: Callable[[Given], Result], items: Iterable[Given], ah
 class Ahead(Generic[Result]):
     """Makes things ahead of time: `ahead(step)` gives `make(step)`, which threads have made in the background.
 
-    When a step is asked for, the `depth` steps after it are begun. After a jump to another step, the results
-    for steps in between are dropped. An exception in `make(step)` is raised when that step is asked for. The threads
-    end with this object.
+    The `depth` steps after it are begun, too, see `mapped_ahead`. A step that is not the next one begins anew from
+    there. The threads end with this object.
     """
 
     def __init__(self, make: Callable[[int], Result], depth: int) -> None:
-        self.make = make
-        self.depth = depth
-        self._pool = ThreadPoolExecutor(thread_count(depth))
-        self._begun: dict[int, Future[Result]] = {}
+        self.make, self.depth = make, depth
+        self._next: int | None = None
 
     def __call__(self, step: int) -> Result:
-        wanted = range(step, step + self.depth + 1)
-        for old in self._begun.keys() - set(wanted):
-            self._begun.pop(old).cancel()
-        for each in wanted:
-            if each not in self._begun:
-                self._begun[each] = self._pool.submit(self.make, each)
-        return self._begun.pop(step).result()
+        if step != self._next:
+            self._results = mapped_ahead(self.make, count(step), self.depth)
+        self._next = None  # nothing comes after an exception
+        result = next(self._results)
+        self._next = step + 1
+        return result

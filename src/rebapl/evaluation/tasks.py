@@ -29,7 +29,7 @@ from rebapl.evaluation.diversity import (
 )
 from rebapl.evaluation.outside import all_outside_scores
 from rebapl.evaluation.scores import scores
-from rebapl.learners import METHODS, build_learner, check_features, published, resolve_method, takes_features
+from rebapl.learners import METHODS, build_learner, check_features, published, takes_features
 from rebapl.numbers import harmonic_mean, spread
 from rebapl.posterior import Posterior, Prediction
 from rebapl.posterior.conformal import check_level
@@ -223,7 +223,7 @@ def target_settings(
     """
     if protocol not in TARGETS:
         return {}
-    defaults = resolve_method(method).plain()
+    defaults = METHODS.find(method).settings().plain()
     before, after = (published(method, protocol, data)[0] for data in (source, target))
     changed = {}
     for key in sorted(before.keys() | after.keys()):

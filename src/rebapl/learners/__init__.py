@@ -1,7 +1,7 @@
 """Learners, prompts and heads: one file per published method, one small interface; nothing about sampling."""
 
 from rebapl.learners.base import Learner, Output, Recipe, check_features, takes_features
-from rebapl.learners.registry import METHODS, Method, build_learner, published, register, resolve_method
+from rebapl.learners.registry import METHODS, Method, build_learner, published, register
 
 __all__ = [
     "METHODS",
@@ -13,6 +13,5 @@ __all__ = [
     "check_features",
     "published",
     "register",
-    "resolve_method",
     "takes_features",
 ]

@@ -71,14 +71,11 @@ class APP(CoOp):
         return Output(logits, {"image": frozen, "prior": prior}, classes)
 
     def loss(self, output: Output, labels: Tensor) -> Tensor:
-        return self.particle_loss(output, labels) + self.prior_loss(output, labels)
-
-    def particle_loss(self, output: Output, labels: Tensor) -> Tensor:
-        """CE(z_v, y) + λ·‖mean_b v − mean_B π(x)‖²: the loss of the authors' particle."""
         logits = self.encoder.logits(output.per_image["image"], output.per_class["text"])
         centre = output.per_image["prior"].mean(0).detach()
         distance = (self.context.mean(-2) - centre).square().sum()
-        return F.cross_entropy(logits, labels) + self.config.prior_weight * distance
+        particle_loss = F.cross_entropy(logits, labels) + self.config.prior_weight * distance
+        return particle_loss + self.prior_loss(output, labels)
 
     def prior_loss(self, output: Output, labels: Tensor) -> Tensor:
         """CE(z_π, y) with the batch's mean of π(x) as every context vector: the loss of the authors' network."""

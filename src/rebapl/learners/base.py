@@ -32,6 +32,9 @@ DEFAULT_TEMPLATE = "a photo of a {}."
 SEQUENCES = 4096
 """Texts in one pass, where each image or prompt has texts of its own: more would take too much memory."""
 
+AT_ONCE = 64
+"""Images in one pass through the frozen tower."""
+
 Frozen = TypeVar("Frozen", bound=Tensor | States)
 """The part of the image pass that does not depend on the parameters: finished features, or states half-way."""
 
@@ -226,6 +229,10 @@ class Learner(nn.Module, Generic[Frozen]):
         """The class names in the template."""
         return [self.template.replace("{}", name) for name in self.class_names]
 
+    def text_of_template(self) -> Tensor:
+        """The normalised features (C, e) that the frozen text tower gives of these sentences."""
+        return self.encoder.text_features(self.encoder.tokenize([[sentence] for sentence in self.sentences()]))
+
     def reset(self, generator: torch.Generator) -> None:
         """Draw the parameters anew from their initial distribution."""
         raise NotImplementedError
@@ -257,7 +264,7 @@ class Learner(nn.Module, Generic[Frozen]):
         return torch.cat([function(part) for part in rows.split(max(1, SEQUENCES // len(self.class_names)))])
 
     @torch.no_grad()
-    def frozen_cloud(self, space: str, images: Tensor | None, chunk: int = 64) -> Tensor | None:
+    def frozen_cloud(self, space: str, images: Tensor | None) -> Tensor | None:
         """The points of a named space as the frozen model gives them, for preprocessed images (P, 3, H, W) or features.
 
         None for spaces that the frozen model does not have, and where it cannot read the class names in the template.
@@ -265,14 +272,14 @@ class Learner(nn.Module, Generic[Frozen]):
         if space == "text" and self.repels_in == "text" and self.repels_per_image:
             return None  # every image has its own text features
         try:
-            text = self.encoder.text_features(self.encoder.tokenize([[sentence] for sentence in self.sentences()]))
+            text = self.text_of_template()
             if space == "text":
                 return text
             if images is None:
                 return None
             image = images
             if images.ndim > 2:  # not features already
-                image = torch.cat([self.encoder.image_features(part) for part in images.split(chunk)])
+                image = torch.cat([self.encoder.image_features(part) for part in images.split(AT_ONCE)])
             return Output(self.encoder.logits(image, text), {"image": image}, {"text": text}).cloud(space)
         except UserError:
             return None

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from rebapl.backbones import DualEncoder
 from rebapl.learners.base import Output
 from rebapl.learners.coop import CoOp, CoOpConfig
-from rebapl.learners.initial import draw_linear, undrawn_linear
+from rebapl.learners.initial import draw_linear, undrawn_network
 from rebapl.learners.registry import register
 from rebapl.settings import Settings
 
@@ -35,17 +35,6 @@ class BayesianConfig(CoOpConfig):
     samples: int = Field(default=10, ge=1, le=1024)
     divergence: float = Field(default=0.001, ge=0)
     conditional: bool = False
-
-
-def _network(encoder: DualEncoder) -> nn.Sequential:
-    inputs, hidden, device = encoder.joint_width, max(1, encoder.joint_width // 2), encoder.device
-    return nn.Sequential(
-        undrawn_linear(inputs, hidden, device),
-        nn.ELU(),
-        undrawn_linear(hidden, hidden, device),
-        nn.ELU(),
-        undrawn_linear(hidden, encoder.text.width, device),
-    )
 
 
 @register("bpl", BayesianConfig)
@@ -61,8 +50,10 @@ class BayesianPrompts(CoOp):
         super().__init__(encoder, config)
         self.repels_per_image = self.per_image(config)
         if config.conditional:
-            self.mean_network = _network(encoder)
-            self.log_variance_network = _network(encoder)
+            hidden = max(1, encoder.joint_width // 2)
+            widths = encoder.joint_width, hidden, hidden, encoder.text.width
+            self.mean_network = undrawn_network(*widths, device=encoder.device)
+            self.log_variance_network = undrawn_network(*widths, device=encoder.device)
         else:
             self.mean = nn.Parameter(torch.empty(encoder.text.width, device=encoder.device))
             self.log_variance = nn.Parameter(torch.empty(encoder.text.width, device=encoder.device))

@@ -14,32 +14,22 @@ from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder
 from rebapl.learners.base import Output, TextLearner
-from rebapl.learners.initial import context_ids, draw_linear, draw_tokens, undrawn_linear
+from rebapl.learners.initial import ContextConfig, context_ids, draw_linear, draw_tokens, undrawn_linear
 from rebapl.learners.registry import register
-from rebapl.settings import Settings
 
 REDUCTION = 16
 
 
-class CoCoOpConfig(Settings):
-    """`init` gives words whose embeddings the context starts from; without it, `tokens` vectors of N(0, 0.02²)."""
-
-    tokens: int | None = Field(default=None, ge=1, le=512)
-    init: str | None = Field(default="a photo of a", min_length=1)
-
-
-@register("cocoop", CoCoOpConfig)
+@register("cocoop", ContextConfig)
 class CoCoOp(TextLearner):
-    config: CoCoOpConfig
     repels_in = "text"
     uses_template = False
 
-    def __init__(self, encoder: DualEncoder, config: CoCoOpConfig) -> None:
+    def __init__(self, encoder: DualEncoder, config: ContextConfig) -> None:
         super().__init__(encoder, config)
         self.tokens, self.init_ids = context_ids(encoder, config.tokens, config.init, otherwise=4)
         hidden = max(1, encoder.joint_width // REDUCTION)

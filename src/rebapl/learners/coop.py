@@ -11,16 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder
 from rebapl.backbones.text import Piece
 from rebapl.errors import UserError
 from rebapl.learners.base import TextLearner, rows_of
-from rebapl.learners.initial import context_ids, draw_tokens
+from rebapl.learners.initial import ContextConfig, context_ids, draw_tokens
 from rebapl.learners.registry import register
-from rebapl.settings import Settings
 
 Position = Literal["end", "middle", "front"]
 
@@ -36,11 +34,9 @@ def pieces(name: str, tokens: int, position: Position) -> list[Piece]:
     return around[position]
 
 
-class CoOpConfig(Settings):
-    """`init` gives words whose embeddings the context starts from; without it, `tokens` vectors of N(0, 0.02²)."""
+class CoOpConfig(ContextConfig):
+    """Also where the name stands, and whether each class has a context of its own."""
 
-    tokens: int | None = Field(default=None, ge=1, le=512)
-    init: str | None = Field(default="a photo of a", min_length=1)
     position: Position = "end"
     class_specific: bool = False
 

@@ -137,7 +137,10 @@ class VisionPrompts(Learner[States]):
 
 
 class DeepConfig(Settings):
-    """`tokens` in the first `depth` layers, and the words `init` that the text opens with."""
+    """`tokens` in each of the first `depth` layers, a number of them or a share of a tower's.
+
+    `init`: the words that the text opens with.
+    """
 
     tokens: int = Field(default=2, ge=1, le=512)
     depth: Depth = "12/12"

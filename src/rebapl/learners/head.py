@@ -24,6 +24,11 @@ from torch import Tensor, nn
 
 from rebapl.learners.base import Output, TextLearner, rows_of
 from rebapl.learners.templates import mean_features
+from rebapl.settings import Settings
+
+
+class NothingToSet(Settings):
+    """The settings of a head that has none."""
 
 
 class Head(TextLearner):
@@ -61,8 +66,13 @@ class Head(TextLearner):
             if parameter.requires_grad:
                 nn.init.zeros_(parameter)
 
+    @property
+    def kappa(self) -> Tensor:
+        """κ (C, 1) of the classes bound to: 1 for those not trained on."""
+        return (1 + (self.text_weight - 1) * self.trained)[:, None]
+
     def encode_classes(self) -> Mapping[str, Tensor]:
-        return {"text": (1 + (self.text_weight - 1) * self.trained)[:, None] * self.text_features}
+        return {"text": self.kappa * self.text_features}
 
     def extra(self, features: Tensor) -> Tensor:
         """g (B, T): what the images of the classes say of features (B, e)."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from rebapl.backbones import DualEncoder
 from rebapl.errors import UserError
+from rebapl.settings import Settings
 
 STD = 0.02
 
@@ -33,6 +36,13 @@ def draw_linear(linear: nn.Linear, generator: torch.Generator) -> None:
             draw_uniform(tensor, generator, bound=1 / math.sqrt(linear.in_features))
 
 
+class ContextConfig(Settings):
+    """`init` gives words whose embeddings the context starts from; without it, `tokens` vectors of N(0, 0.02²)."""
+
+    tokens: int | None = Field(default=None, ge=1, le=512)
+    init: str | None = Field(default="a photo of a", min_length=1)
+
+
 def context_ids(encoder: DualEncoder, tokens: int | None, init: str | None, otherwise: int) -> tuple[int, list[int]]:
     """How many context tokens, and the ids they start from: those of the words `init`, or none for a random start."""
     ids = encoder.tokenizer.words(init) if init else []
@@ -53,6 +63,12 @@ def draw_tokens(tensor: Tensor, encoder: DualEncoder, ids: Sequence[int], genera
         tensor.copy_(embeddings.expand(tensor.shape))
     else:
         draw_normal(tensor, generator)
+
+
+def undrawn_network(*widths: int, device: torch.device) -> nn.Sequential:
+    """Linear layers between these widths, with ELUs between the layers; see `undrawn_linear`."""
+    first, *others = (undrawn_linear(*each, device) for each in pairwise(widths))
+    return nn.Sequential(first, *(part for layer in others for part in (nn.ELU(), layer)))
 
 
 def undrawn_linear(inputs: int, outputs: int, device: torch.device) -> nn.Linear:

@@ -15,18 +15,9 @@ from rebapl.learners.initial import draw_normal
 from rebapl.learners.registry import register
 
 
-class IVLPConfig(DeepConfig):
-    """`tokens` in either tower, in the first `depth` layers, a number of them or a share of each tower's.
-
-    `init`: the words the text opens with.
-    """
-
-
-@register("ivlp", IVLPConfig)
+@register("ivlp", DeepConfig)
 class IVLP(DeepPrompts):
-    config: IVLPConfig
-
-    def __init__(self, encoder: DualEncoder, config: IVLPConfig) -> None:
+    def __init__(self, encoder: DualEncoder, config: DeepConfig) -> None:
         depths = [prompted_layers(config.depth, len(tower.layers)) for tower in (encoder.text, encoder.vision)]
         super().__init__(encoder, config, depths[0])
         self.vision = prompt_parameters(depths[1], config.tokens, encoder.vision.width, encoder.device)

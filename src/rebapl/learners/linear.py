@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from rebapl.learners.base import Output
+from rebapl.learners.base import Output, TextLearner
 from rebapl.learners.head import Head
 from rebapl.learners.registry import register
 from rebapl.settings import Settings
@@ -57,6 +57,7 @@ class Linear(Head):
     repels_in = "text"
     repels_per_image = False
     logits_are_products = True
+    respond = TextLearner.respond  # nothing beside the texts
     prior_precision = 1.0
     """That of the prior of the residuals, which is a part of the loss."""
 
@@ -75,11 +76,7 @@ class Linear(Head):
         self.base = self.text_features * (1.0 - own)
 
     def encode_classes(self) -> Mapping[str, Tensor]:
-        own = (1 + (self.text_weight - 1) * self.trained)[:, None]
-        return {"text": own * self.base + self.trained[:, None] * (self.prior_std * self.residual)[self.rows]}
-
-    def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
-        return Output(self.encoder.logits(frozen, classes["text"]), {"image": frozen}, classes)
+        return {"text": self.kappa * self.base + self.trained[:, None] * (self.prior_std * self.residual)[self.rows]}
 
     def loss(self, output: Output, labels: Tensor) -> Tensor:
         return super().loss(output, labels) + self.residual.square().sum() / (2 * self.examples)

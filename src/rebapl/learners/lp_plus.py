@@ -17,22 +17,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rebapl.learners.base import Output
-from rebapl.learners.head import Head, blended
+from rebapl.learners.base import TextLearner
+from rebapl.learners.head import Head, NothingToSet, blended
 from rebapl.learners.registry import register
-from rebapl.settings import Settings
 
 
-class LPPlusConfig(Settings):
-    """There is nothing to set."""
-
-
-@register("lp++", LPPlusConfig)
+@register("lp++", NothingToSet)
 class LPPlus(Head):
-    config: LPPlusConfig
     repels_in = "text"
     repels_per_image = False
     logits_are_products = True
+    respond = TextLearner.respond  # nothing beside the texts
     start: tuple[Tensor, float] | None = None
     """The weights (T, e) and the κ that `see` found to start from."""
 
@@ -49,12 +44,12 @@ class LPPlus(Head):
         self.weight.copy_(weight)
         self.blend.fill_(kappa)
 
-    def encode_classes(self) -> Mapping[str, Tensor]:
-        own = (1 + self.placed(self.blend - 1))[:, None]
-        return {"text": own * self.text_features + self.trained[:, None] * self.weight[self.rows]}
+    @property
+    def kappa(self) -> Tensor:
+        return (1 + self.placed(self.blend - 1))[:, None]
 
-    def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
-        return Output(self.encoder.logits(frozen, classes["text"]), {"image": frozen}, classes)
+    def encode_classes(self) -> Mapping[str, Tensor]:
+        return {"text": self.kappa * self.text_features + self.trained[:, None] * self.weight[self.rows]}
 
     @torch.no_grad()
     def see(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,10 +23,7 @@ from rebapl.learners.registry import register
 
 
 class MaPLeConfig(DeepConfig):
-    """`tokens` in the first `depth` layers of both towers, a number of them or a share of the shorter tower's.
-
-    `init`: the words the text opens with.
-    """
+    """As `DeepConfig`; a share is one of the layers of the shorter tower."""
 
     depth: Depth = "9/12"
 

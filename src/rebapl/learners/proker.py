@@ -28,10 +28,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rebapl.learners.head import blended
+from rebapl.learners.head import NothingToSet, blended
 from rebapl.learners.registry import register
 from rebapl.learners.tip_adapter import SHARPNESSES, Cache, kernel
-from rebapl.settings import Settings
 
 RIDGES = (0.01, 0.1, 1.0, 10.0)
 """The λ that are tried."""
@@ -41,13 +40,8 @@ ROUNDING = 1e-9
 coefficients along their vectors hardly change an answer, and would be too large for float32."""
 
 
-class ProKeRConfig(Settings):
-    """There is nothing to set."""
-
-
-@register("proker", ProKeRConfig)
+@register("proker", NothingToSet)
 class ProKeR(Cache):
-    config: ProKeRConfig
     alpha, ridge = 1.0, RIDGES[0]
     """What `see` found; the values have it already."""
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from rebapl.backbones import States
 from rebapl.learners.base import Output
-from rebapl.learners.deep import Depth, StatesWithFeatures, frozen_image, with_features
-from rebapl.learners.ivlp import IVLP, IVLPConfig
+from rebapl.learners.deep import DeepConfig, Depth, StatesWithFeatures, frozen_image, with_features
+from rebapl.learners.ivlp import IVLP
 from rebapl.learners.registry import register
 from rebapl.learners.templates import Templates, mean_features
 from rebapl.settings import SettingError
@@ -30,7 +30,7 @@ from rebapl.settings import SettingError
 TEMPLATES = "imagenet-60"
 
 
-class PromptSRCConfig(IVLPConfig):
+class PromptSRCConfig(DeepConfig):
     """IVLP's settings; the weights of the three terms; the `templates` of the frozen text features."""
 
     tokens: int = Field(default=4, ge=1, le=512)

@@ -82,6 +82,12 @@ class Method:
         """All of its settings, some of them given, or all of them as an object.
 
         An error names the setting as `method.NAME`.
+
+        >>> METHODS.find("coop").settings({"init": None, "tokens": 8}).plain()
+        {'tokens': 8, 'init': None, 'position': 'end', 'class_specific': False}
+        >>> METHODS.find("coop").settings({"tokens": 2.5})
+        Traceback (most recent call last):
+        rebapl.settings.SettingError: method.tokens is 2.5: it must be a whole number or null
         """
         if isinstance(given, self.config):
             return given
@@ -207,18 +213,6 @@ def read_recipes(path: Path, config: type[Settings]) -> SettingsFile:
 
 def _identity(learner: type) -> str:
     return f"{learner.__module__}.{learner.__qualname__}"
-
-
-def resolve_method(method: str, settings: Mapping[str, Any] | Settings | None = None) -> Settings:
-    """All settings of a method; see `Method.settings`.
-
-    >>> resolve_method("coop", {"init": None, "tokens": 8}).plain()
-    {'tokens': 8, 'init': None, 'position': 'end', 'class_specific': False}
-    >>> resolve_method("coop", {"tokens": 2.5})
-    Traceback (most recent call last):
-    rebapl.settings.SettingError: method.tokens is 2.5: it must be a whole number or null
-    """
-    return METHODS.find(method).settings(settings)
 
 
 def build_learner(

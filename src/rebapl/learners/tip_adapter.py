@@ -20,9 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rebapl.learners.head import Head, blended
+from rebapl.learners.head import Head, NothingToSet, blended
 from rebapl.learners.registry import register
-from rebapl.settings import Settings
 
 SHARPNESSES = (0.5, 1.0, 2.0, 3.0, 4.0, 5.5, 7.0)
 """The β that are tried: up to 7, as in the published search. Sharper kernels see only the nearest of few images."""
@@ -64,14 +63,8 @@ class Cache(Head):
         self.text_weight.fill_(text_weight)
 
 
-class TipAdapterConfig(Settings):
-    """There is nothing to set."""
-
-
-@register("tip-adapter", TipAdapterConfig)
+@register("tip-adapter", NothingToSet)
 class TipAdapter(Cache):
-    config: TipAdapterConfig
-
     @torch.no_grad()
     def see(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         values = F.one_hot(labels, len(self.owners)).to(features)

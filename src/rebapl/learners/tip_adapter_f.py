@@ -12,17 +12,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from rebapl.learners.head import NothingToSet
 from rebapl.learners.registry import register
-from rebapl.learners.tip_adapter import TipAdapter, TipAdapterConfig
+from rebapl.learners.tip_adapter import TipAdapter
 
 
-class TipAdapterFConfig(TipAdapterConfig):
-    """There is nothing to set."""
-
-
-@register("tip-adapter-f", TipAdapterFConfig)
+@register("tip-adapter-f", NothingToSet)
 class TipAdapterF(TipAdapter):
-    config: TipAdapterFConfig
     repels_in = "extra"
     start: Tensor | None = None
     """The features of the training images, which the keys start from."""

@@ -48,7 +48,7 @@ from rebapl.learners.deep import (
     prompted_layers,
     with_features,
 )
-from rebapl.learners.initial import STD, draw_linear, draw_normal, draw_tokens, undrawn_linear
+from rebapl.learners.initial import STD, draw_linear, draw_normal, draw_tokens, undrawn_network
 from rebapl.learners.maple import MaPLeConfig
 from rebapl.learners.registry import register
 
@@ -74,13 +74,10 @@ class VaMP(VisionPrompts):
         self.opening = opening_ids(encoder, config.tokens, config.init)
         depth = prompted_layers(config.depth, min(len(encoder.text.layers), len(encoder.vision.layers)))
         self.vision = prompt_parameters(depth, config.tokens, encoder.vision.width, encoder.device)
-        self.posterior, self.prior = (nn.ModuleDict({i: self._network() for i in self.vision}) for _ in range(2))
-
-    def _network(self) -> nn.Sequential:
-        encoder, hidden = self.encoder, max(1, self.encoder.joint_width // REDUCTION)
-        outputs = 2 * self.config.tokens * encoder.text.width
-        first, last = ((encoder.joint_width, hidden), (hidden, outputs))
-        return nn.Sequential(undrawn_linear(*first, encoder.device), nn.ELU(), undrawn_linear(*last, encoder.device))
+        widths = encoder.joint_width, max(1, encoder.joint_width // REDUCTION), 2 * config.tokens * encoder.text.width
+        self.posterior, self.prior = (
+            nn.ModuleDict({i: undrawn_network(*widths, device=encoder.device) for i in self.vision}) for _ in range(2)
+        )
 
     def prepare_text(self) -> None:
         self.sequences = opening_text(self.encoder, self.class_names, self.config.tokens, self.config.init)
@@ -90,8 +87,7 @@ class VaMP(VisionPrompts):
     def prototypes(self) -> Tensor:
         """o (C, e), computed when a loss first asks for them."""
         if self._prototypes is None:
-            sentences = [[sentence] for sentence in self.sentences()]
-            self._prototypes = self.encoder.text_features(self.encoder.tokenize(sentences))
+            self._prototypes = self.text_of_template()
         return self._prototypes
 
     @torch.no_grad()

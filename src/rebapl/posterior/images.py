@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -28,7 +27,7 @@ from rebapl.data.tars import is_tar
 from rebapl.data.transforms import Preprocessing, stacked
 from rebapl.data.workers import mapped_ahead
 from rebapl.errors import UserError, printable
-from rebapl.files import read_lines
+from rebapl.files import read_csv, read_lines
 
 Source = str | Path | Image.Image | np.ndarray | Tensor
 Images = Source | Sequence[Source]
@@ -165,20 +164,14 @@ def read_list(file: Path) -> list[Path]:
     if file.suffix.lower() != ".csv":
         named = read_lines(file)
     else:
-        try:
-            with file.open(encoding="utf-8-sig", newline="") as stream:
-                rows = csv.DictReader(stream, strict=True)
-                column = next((each for each in PATH_COLUMNS if each in (rows.fieldnames or ())), None)
-                if column is None:
-                    raise UserError(
-                        f"{printable(str(file))} must begin with a line of column names, one of them "
-                        f"{' or '.join(PATH_COLUMNS)}"
-                    )
-                named = [name for row in rows if (name := (row[column] or "").strip())]
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
+        header, *rows = read_csv(file) or [[]]
+        column = next((header.index(each) for each in PATH_COLUMNS if each in header), None)
+        if column is None:
             raise UserError(
-                f"{printable(str(file))} cannot be read ({error}): a CSV file in UTF-8 is needed"
-            ) from error
+                f"{printable(str(file))} must begin with a line of column names, one of them "
+                f"{' or '.join(PATH_COLUMNS)}"
+            )
+        named = [name for row in rows if column < len(row) and (name := row[column].strip())]
     if not named:
         raise UserError(f"{printable(str(file))} lists no images")
     return [file.parent / name for name in named]

@@ -31,11 +31,10 @@ RISKS = (0.01, 0.05, 0.1)
 def plan_lines(lesson: Lesson) -> list[str]:
     """The plan, a line each: the images, how they are learned, and how that is measured."""
     dataset, config = lesson.dataset, lesson.final
-    items = [*dataset.train, *dataset.val, *dataset.test]
-    counts = Counter(item.label for item in items).values()
+    counts = Counter(item.label for item in dataset.items).values()
     each = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     lines = [
-        f"{printable(dataset.name)}: {len(items)} images of {len(counts)} classes, {each} of each",
+        f"{printable(dataset.name)}: {len(dataset.items)} images of {len(counts)} classes, {each} of each",
         f"learns all classes by {config.method} · {config.inference_name}, backbone {config.backbone_name}",
     ]
     if (folder := Path(config.data).expanduser()).is_dir() and (others := passed_over(folder)):
@@ -46,10 +45,10 @@ def plan_lines(lesson: Lesson) -> list[str]:
 
 
 def _how(lesson: Lesson) -> str:
-    folds, size = lesson.folds, len(lesson.dataset.train)
+    folds, size = lesson.folds, len(lesson.dataset.items)
     if not folds:
         return "not at all, since no class has two images, of which one could be held out"
-    if list(folds) == [TEST]:
+    if folds == [TEST]:
         return "on the test images that the data have, by a training without them"
     parts = folds[0].partition("/")[2]
     if len(folds) == 1:

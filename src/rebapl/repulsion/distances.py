@@ -185,15 +185,6 @@ def check_rows(x: Tensor, stored: Stored, kind: str) -> None:
         )
 
 
-def get_distance(kind: str, **options: Any) -> Distance:
-    """The distance of that name with these settings.
-
-    >>> get_distance("mmd", bandwidth=1.0)
-    MMD(bandwidth=1.0)
-    """
-    return DISTANCES.find(kind)(**options)
-
-
 def squared_distance(x: Tensor, y: Tensor, distance: str | Distance = "mmd", **options: Any) -> Tensor:
     """d² between clouds x (n, d) and y (m, d), differentiable in x; y is the stored side, which sets length scales.
 
@@ -201,7 +192,7 @@ def squared_distance(x: Tensor, y: Tensor, distance: str | Distance = "mmd", **o
     >>> squared_distance(x, x + 1.0, "wasserstein")
     tensor(3.)
     """
-    chosen = get_distance(distance, **options) if isinstance(distance, str) else distance
+    chosen = DISTANCES.find(distance)(**options) if isinstance(distance, str) else distance
     x, y = as_points(x), as_points(y.detach())
     check_dimensions(x, y)
     stored = chosen.prepare(y.to(x), torch.Generator().manual_seed(0))

@@ -16,7 +16,7 @@ import io
 import math
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from rebapl.backbones.features import FOLDER, features_kept_in
 from rebapl.data.batches import LabelledImages
+from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.checking import broken_images
 from rebapl.data.dataset import Dataset
 from rebapl.data.folds import ALL, folds_for
@@ -39,7 +40,7 @@ from rebapl.posterior.prediction import Conformal, Threshold
 from rebapl.posterior.selective import CONFIDENCE, check_risk
 from rebapl.posterior.storage import read_manifest
 from rebapl.posterior.temperature import PRIOR, Temperature, fit_temperature
-from rebapl.runs.config import RunConfig
+from rebapl.runs.config import RunConfig, own_images
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.folder import (
     CONFIG,
@@ -86,53 +87,63 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Lesson:
-    """All images of a data set, to be learned in the folder `out`, and the `folds` that measure how well.
+    """All images of a data set, to be learned in the folder `out`, and the trainings that measure how well.
 
-    `final` is the run that trains on everything. Without folds, nothing can be measured.
+    `final` is the run that trains on everything. `tasks` has what each training learns from, by its fold: on everything
+    first, then without each of the folds, whose images are the test part. Without folds, nothing can be measured.
     """
 
     dataset: Dataset
     final: RunConfig
     out: Path
-    folds: Sequence[str]
+    tasks: Mapping[str, Task]
 
     @classmethod
-    def of(cls, config: RunConfig, out: Path, root: Path | None = None) -> Lesson:
-        """Plan to learn all images of a configuration's data in the folder `out`. Bad input is refused.
+    def of(cls, config: RunConfig, out: Path) -> Lesson:
+        """Plan to learn all images of a configuration's data in the folder `out`; see `by`."""
+        if is_own(config.data):
+            dataset, _ = own_images(config.data, None, config.template, whole=True)
+        else:
+            dataset = load_dataset(config.data, template=config.template)
+        folds = (ALL, *folds_for(dataset))
+        tasks = {fold: load_task(dataset, config.shots, config.seed, "few-shot", fold=fold) for fold in folds}
+        return cls(dataset, config, out, tasks).by(config, out)
+
+    def by(self, config: RunConfig, out: Path) -> Lesson:
+        """Plan to learn the same images by a configuration in the folder `out`. Bad input is refused.
 
         The epochs, unless they are given, are those that were published for the method, and more where there are few
         images; see `FULL_SHOTS`.
         """
-        final = config.changed(protocol="few-shot", fold=ALL)
-        task = final.task(root)
-        dataset, train = task.dataset, task.train
-        epochs = published(config.method, "few-shot", dataset.name, config.shots)[1].epochs
+        final, train = config.changed(protocol="few-shot", fold=ALL), self.tasks[ALL].train
+        epochs = published(config.method, "few-shot", self.dataset.name, config.shots)[1].epochs
         per_class = len(train.items) / len(train.class_names)
         if config.epochs is None and epochs and per_class < FULL_SHOTS:
             final = final.changed(epochs=math.ceil(epochs * FULL_SHOTS / per_class))
         final.resolved()  # refuses settings that make no sense
-        return cls(dataset, final, out, folds_for(dataset))
+        return dataclasses.replace(self, final=final, out=out)
+
+    @property
+    def folds(self) -> list[str]:
+        """The folds that are held out in turn."""
+        return [fold for fold in self.tasks if fold != ALL]
 
     @property
     def unmeasured(self) -> list[str]:
         """The classes that have one image only, which is always learned from and never held out."""
-        counts = Counter(item.class_name for item in self.dataset.train)
+        counts = Counter(item.class_name for item in self.dataset.items)
         return [] if self.dataset.test else [name for name, count in counts.items() if count == 1]
-
-    def task(self, fold: str) -> Task:
-        """The images that the training without a fold learns from, and those of the fold, which it is measured on."""
-        return load_task(self.dataset, self.final.shots, self.final.seed, "few-shot", fold=fold)
 
     def held_out(self, fold: str) -> Part:
         """The images of a fold."""
-        return self.task(fold).tests["test"]
+        return self.tasks[fold].tests["test"]
 
-    def jobs(self, root: Path | None = None) -> list[Job]:
+    def jobs(self) -> list[Job]:
         """The trainings: on everything first, then without each fold in turn."""
         folder = self.out / ESTIMATE
         runs = {self.out: self.final}
         runs |= {folder / fold.replace("/", "-of-"): self.final.changed(fold=fold) for fold in self.folds}
-        return [Job.of(each, out.parent, out=out, root=root, score=False, wait=False) for out, each in runs.items()]
+        return [Job.of(each, out.parent, out=out, score=False, wait=False) for out, each in runs.items()]
 
     def is_done(self) -> bool:
         """Whether everything is learned and measured. A folder with something else in it is refused."""
@@ -152,7 +163,7 @@ class Lesson:
         check_risk(risk, confidence)
         if set_level is not None:
             check_level(set_level, sum(len(self.held_out(fold).items) for fold in self.folds))
-        broken = broken_images(self.dataset, [*self.dataset.train, *self.dataset.val, *self.dataset.test])
+        broken = broken_images(self.dataset, self.dataset.items)
         if len(broken) == 1:
             raise UserError(broken[0])
         if broken:
@@ -164,7 +175,6 @@ def learn(
     engine: LocalEngine,
     risk: float,
     on_event: OnEvent | None = None,
-    root: Path | None = None,
     confidence: float = CONFIDENCE,
     set_level: float | None = None,
     temperature: bool = True,
@@ -176,9 +186,9 @@ def learn(
     chosen without a promise. `set_level` asks for prediction sets of this level, chosen on the same images. The
     temperature is fitted on them first, unless it is not wanted, and all else is measured with it.
     """
-    images = LabelledImages(lesson.dataset, lesson.dataset.train)
+    images = LabelledImages(lesson.dataset, lesson.dataset.items)
     with features_kept_in(lesson.out.parent / FOLDER, images):
-        jobs = lesson.jobs(root)
+        jobs = lesson.jobs()
         for some in (jobs[:1], jobs[1:]):
             check_outcomes(list(engine.run(some, on_event)))
         if not lesson.folds:

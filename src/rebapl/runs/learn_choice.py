@@ -20,7 +20,6 @@ import torch
 from rebapl.backbones import DualEncoder
 from rebapl.backbones.features import encode
 from rebapl.data.batches import LabelledImages
-from rebapl.data.folds import ALL
 from rebapl.errors import UserError
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import CONFIG
@@ -51,7 +50,7 @@ class Timing(NamedTuple):
     @classmethod
     def of(cls, lesson: Lesson, encoder: DualEncoder) -> Timing:
         """Measure both. The first pass, which may prepare something, does not count."""
-        data = LabelledImages(lesson.dataset, lesson.dataset.train[:TIMED])
+        data = LabelledImages(lesson.dataset, lesson.dataset.items[:TIMED])
         encode(encoder, data.views(encoder.preprocessing, [0]))
         begin = time.perf_counter()
         encode(encoder, data.views(encoder.preprocessing))
@@ -64,7 +63,7 @@ class Timing(NamedTuple):
 
     def head(self, lesson: Lesson) -> float:
         """Seconds to encode every image of a lesson once."""
-        return self.image * len(lesson.dataset.train)
+        return self.image * len(lesson.dataset.items)
 
     def prompts(self, lesson: Lesson) -> float:
         """Seconds of all trainings of a lesson."""
@@ -72,7 +71,7 @@ class Timing(NamedTuple):
         if inference is None:
             return 0.0
         seconds = 0.0
-        for images in (len(lesson.task(fold).train.items) for fold in (ALL, *lesson.folds)):
+        for images in (len(task.train.items) for task in lesson.tasks.values()):
             steps = max(1, images // inference.batch)
             seconds += 3 * inference.all_epochs * (images * self.image + steps * self.classes)
         return seconds
@@ -96,7 +95,7 @@ def plan_lessons(config: RunConfig, out: Path, device: str, *, quick: bool, best
     else:
         lessons = [Lesson.of(config.changed(**HEAD), out)]
         if lessons[0].dataset.features is None:
-            lessons.append(Lesson.of(config.changed(**PROMPTS), out.with_name(out.name + BEST)))
+            lessons.append(lessons[0].by(config.changed(**PROMPTS), out.with_name(out.name + BEST)))
         elif best:
             raise UserError(f"{config.data} has features, and prompts are learned from images: leave --best out")
     if anew:
@@ -109,7 +108,7 @@ def plan_lessons(config: RunConfig, out: Path, device: str, *, quick: bool, best
     if all(lesson.is_done() for lesson in lessons[: 1 + both]):
         return Plan(lessons[: 1 + both], [])
     timing = Timing.of(head, kept_backbone(config.backbone_name, device))
-    images, seconds = number_of(len(head.dataset.train), "image"), timing.prompts(prompts)
+    images, seconds = number_of(len(head.dataset.items), "image"), timing.prompts(prompts)
     first = f"takes about {roughly(max(1.0, timing.head(head)))} here to encode {images}, and some seconds to learn"
     later = f"prompts ({PROMPTS['method']} · {PROMPTS['inference']})"
     if both or (not quick and device != "cpu" and seconds <= PATIENCE):
