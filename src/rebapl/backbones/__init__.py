@@ -1,7 +1,7 @@
 """Frozen dual encoders. They are loaded by name or path, and prompts can be put in at any of their layers."""
 
 from rebapl.backbones.encoder import Dtype, DualEncoder, computing_type
-from rebapl.backbones.loading import DEFAULT_BACKBONE, find_backbone, load_backbone
+from rebapl.backbones.loading import DEFAULT_BACKBONE, backbone_stamps, find_backbone, load_backbone
 from rebapl.backbones.text import Text, TextTokenizer, clean_class_names
 from rebapl.backbones.tower import Edit, Insert, Layer, Replace, States, Tower
 
@@ -17,6 +17,7 @@ __all__ = [
     "Text",
     "TextTokenizer",
     "Tower",
+    "backbone_stamps",
     "clean_class_names",
     "computing_type",
     "find_backbone",

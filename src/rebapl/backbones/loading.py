@@ -12,11 +12,11 @@ from PIL import Image
 
 from rebapl.backbones.encoder import ARCHITECTURES, Architecture, Dtype, DualEncoder, computing_type
 from rebapl.backbones.hub import PREPROCESSING, TOKENIZERS, ask_hub, fetch, fetched_before, is_hub_id
-from rebapl.backbones.model import LARGEST, fill_with_weights
+from rebapl.backbones.model import LARGEST, fill_with_weights, weight_files
 from rebapl.backbones.text import TextTokenizer
 from rebapl.data.transforms import Preprocessing
 from rebapl.errors import UserError, first_line
-from rebapl.files import read_json
+from rebapl.files import read_json, stamp
 
 DEFAULT_BACKBONE = "openai/clip-vit-base-patch16"
 _ACCEPTED = (
@@ -66,6 +66,17 @@ def load_backbone(
     _ = encoder.fingerprint  # before the cast: it names the checkpoint, whatever type it computes in
     encoder.model.to(device=device, dtype=computing)
     return encoder
+
+
+def backbone_stamps(backbone: str) -> tuple[tuple[str, int, int], ...]:
+    """The stamps of the files of a backbone in a local folder, which tell it from another one; none of any other."""
+    folder = Path(backbone).expanduser()
+    if backbone == "mini" or not folder.is_dir():
+        return ()
+    folder = folder.resolve()
+    files = {path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".txt", ".model")}
+    there = sorted(path for path in files.union(weight_files(folder)) if path.is_file())  # a link may lead nowhere
+    return tuple(map(stamp, there))
 
 
 def find_backbone(name: str) -> str:

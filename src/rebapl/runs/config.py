@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rebapl.backbones.model import weight_files
+from rebapl.backbones import backbone_stamps
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.dataset import Dataset
 from rebapl.data.features import StoredFeatures, is_features
@@ -202,17 +202,6 @@ def _load_own(path: str, split: str | None, template: str | None, whole: bool) -
 @functools.lru_cache(maxsize=4)
 def _kept_images(asked: tuple[str, str | None, str | None, bool], stamps: int) -> tuple[Dataset, str]:  # noqa: ARG001
     return _load_own(*asked)
-
-
-def backbone_stamps(backbone: str) -> tuple[tuple[str, int, int], ...]:
-    """The stamps of the files of a backbone in a local folder, which tell it from another one; none of any other."""
-    folder = Path(backbone).expanduser()
-    if backbone == "mini" or not folder.is_dir():
-        return ()
-    folder = folder.resolve()
-    files = {path for path in folder.iterdir() if path.suffix in (".json", ".safetensors", ".txt", ".model")}
-    there = sorted(path for path in files.union(weight_files(folder)) if path.is_file())  # a link may lead nowhere
-    return tuple(map(stamp, there))
 
 
 @functools.lru_cache(maxsize=32)

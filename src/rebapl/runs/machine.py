@@ -16,9 +16,8 @@ from typing import Any
 import torch
 
 from rebapl import __version__
-from rebapl.backbones import DualEncoder, load_backbone
+from rebapl.backbones import DualEncoder, backbone_stamps, load_backbone
 from rebapl.errors import UserError
-from rebapl.runs.config import backbone_stamps
 
 PACKAGES = ("torch", "transformers", "safetensors", "numpy", "Pillow")
 
