@@ -152,6 +152,7 @@ def test_prediction_sets_are_fitted_on_request(tmp_path: Path) -> None:
     assert f"{temperature}, the held-out ones" in result.stdout
     assert f": {temperature.value:.2f}, fitted on 4 images" in str(temperature)
     said = f"prediction sets: at level 60 %; those of the held-out images have {conformal.size:.2f} classes on average"
+    assert f"is in its set with probability {conformal.promised:.2f} or more, and usually about 0.6" in result.stdout
     assert said in result.stdout
     assert said in rebapl("learn", "photos", *QUICK, "--set-level", "0.6").stdout
     plain = rebapl("learn", "photos", *QUICK, "--no-temperature", "--out", "runs/plain")

@@ -6,16 +6,28 @@ fewer than one of 10⁶ seeds.
 """
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from rebapl import fit
+from rebapl.backbones import DualEncoder
+from rebapl.data.task import load_task
 from rebapl.errors import UserError
-from rebapl.posterior import Prediction, choose_conformal, cross_conformal_sets
-from rebapl.posterior.conformal import rank_of
-from rebapl.posterior.set_scores import FREE, PENALTY, SET_SCORES
+from rebapl.posterior import (
+    Conformal,
+    Prediction,
+    choose_conformal,
+    choose_cross_conformal,
+    cross_conformal_sets,
+    load_posterior,
+    save_posterior,
+)
+from rebapl.posterior.set_scores import FREE, PENALTY, SET_SCORES, rank_of
 
 RESPLITS = 1000
 
@@ -170,3 +182,67 @@ def test_sets_by_folds_count_by_the_training_that_held_out_and_keep_their_promis
     assert np.mean(held) == pytest.approx(level, abs=0.1)
     with pytest.raises(UserError, match="do not fit together"):
         cross_conformal_sets(torch.ones(3), torch.tensor([0, 1, 2]), torch.ones(2, 1, 4))
+
+
+def by_loops(held: list[tuple[np.ndarray, np.ndarray]], new: list[np.ndarray], level: float) -> np.ndarray:
+    """The sets of new images (N, C) from held-out (probabilities, labels) and the new ones' probabilities of folds."""
+    images = sum(len(labels) for _, labels in held)
+    found = np.zeros(new[0].shape, dtype=bool)
+    for image, label in np.ndindex(*found.shape):
+        stranger = sum(
+            1 - p[row, c] < 1 - new[fold][image, label]
+            for fold, (p, labels) in enumerate(held)
+            for row, c in enumerate(labels)
+        )
+        found[image, label] = stranger < level * (images + 1)
+    return found
+
+
+@pytest.mark.parametrize("method", ["coop", "tip-adapter-f"])
+def test_a_posterior_compares_images_by_the_trainings_of_its_folds(
+    method: str, mini: DualEncoder, tmp_path: Path
+) -> None:
+    """Caches of different folds have different shapes, and everything is the same when it was saved and read."""
+    task = load_task("digits", shots=3, seed=1, protocol="few-shot")
+    names, items = task.train.class_names[:3], [item for item in task.train.items if item.label < 3]
+    pictures = [task.dataset.load(item.key) for item in items]
+    posteriors, predictions, labels = [], [], []
+    for fold in range(2):
+        left_out = [n for n in range(len(items)) if n % 2 == fold]
+        learned = [n for n in range(len(items)) if n % 2 != fold]
+        own = [items[n].label for n in learned]
+        posteriors.append(
+            fit([pictures[n] for n in learned], mini, method, "mle", labels=own, class_names=names, epochs=2)
+        )
+        predictions.append(posteriors[-1].predict([pictures[n] for n in left_out]))
+        labels.append(torch.tensor([items[n].label for n in left_out]))
+    sets = choose_cross_conformal(predictions, labels, level=0.6)
+    whole = replace(posteriors[0], conformal=sets, folds=tuple(posteriors))
+    new = [task.dataset.load(item.key) for item in task.tests["test"].items[:5]]
+    found = whole.predict(new)
+    held = [(each.probabilities.numpy(), own.numpy()) for each, own in zip(predictions, labels, strict=True)]
+    expected = by_loops(held, [each.predict(new).probabilities.numpy() for each in posteriors], 0.6)
+    expected |= np.eye(3, dtype=bool)[found.labels]
+    np.testing.assert_array_equal(found.sets().numpy(), expected)
+    np.testing.assert_array_equal(found[1:3].sets().numpy(), expected[1:3])
+
+    read = load_posterior(save_posterior(whole, tmp_path / "kept"), mini)
+    np.testing.assert_array_equal(read.predict(new).sets().numpy(), expected)
+    assert [len(each["set"]) for each in read.predict(new).records()] == expected.sum(1).tolist()
+    assert read.conformal == sets
+    assert read.bind([*reversed(names)]).predict(new).by_fold is None, "sets hold for the class names that they are of"
+    save_posterior(replace(read, conformal=None, folds=()), tmp_path / "kept")
+    assert not (tmp_path / "kept" / "folds.safetensors").exists()
+    with pytest.raises(UserError, match="compare images by the trainings of folds"):
+        replace(whole, folds=()).predict(new).sets()
+
+
+@pytest.mark.parametrize(("folds", "images", "promised"), [(1, 20, 0.9), (5, 100, 0.8 - 1.6 / 21), (2, 8, 0.8 - 0.2)])
+def test_what_sets_of_folds_promise(folds: int, images: int, promised: float) -> None:
+    """Barber et al. (2021): the smaller of the two losses, by hand; split conformal where there is one fold."""
+    scores = tuple(tuple([0.5] * (images // folds)) for _ in range(folds))
+    assert Conformal(0.9, None, "probabilities", ("a", "b"), images, 1.0, folds=scores).promised == pytest.approx(
+        promised
+    )
+    with pytest.raises(UserError, match="a quantile, or the scores of folds"):
+        Conformal(0.9, 0.5, "probabilities", ("a", "b"), images, 1.0, folds=scores)

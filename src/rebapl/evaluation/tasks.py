@@ -32,10 +32,10 @@ from rebapl.evaluation.scores import scores
 from rebapl.learners import METHODS, build_learner, check_features, published, takes_features
 from rebapl.numbers import harmonic_mean, spread
 from rebapl.posterior import Posterior, Prediction
-from rebapl.posterior.conformal import check_level
 from rebapl.posterior.outside import FEATURE_SCORES, RATE, check_outside
 from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.selective import CONFIDENCE, check_promise
+from rebapl.posterior.set_scores import check_level
 from rebapl.posterior.temperature import fit_temperature, tempered
 
 Predicted = Callable[[int, int], None]

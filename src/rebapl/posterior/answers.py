@@ -162,10 +162,10 @@ def answer_files(
         portions = read_ahead(read, files, size, pace)
 
     def answered() -> Iterator[list[Record]]:
-        for portion, logits, features in bound.portion_passes(portions):
+        for portion, passed in bound.portion_passes(portions):
             pace.waits_for(WRITING)
             names = [name for name, why in portion if not why]
-            prediction = bound.predict_logits(logits, names, asked.average, features)
+            prediction = bound.predict_passes(passed, names, asked.average)
             records = iter(prediction.records(asked.top, asked.abstain, asked.sets))
             pace.answered(len(portion))
             yield [record_of_broken(name, why) if why else next(records) for name, why in portion]

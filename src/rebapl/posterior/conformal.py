@@ -22,14 +22,13 @@ image be compared with a new one by the same training (Vovk, 2015; CV+ of Barber
     set(x) = {c : #{i : s_i < s_k(i)(x, c)} < level·(n + 1)}
 
 holds the right class with probability ≥ 1 − 2α − min(2(1 − 1/K)/(n/K + 1), (1 − K/n)/(K + 1)), whatever the trainings
-do; in practice it is near 1 − α. This needs the answers of all K trainings for every new image. Scores of folds
-together with one training on all images, which is what `rebapl learn` has, hold no such promise in general: they are
-about right where a training changes little if some images are left out.
+do, and with one training (K = 1) with probability ≥ 1 − α; in practice it is near 1 − α for any K. This needs the
+answers of all K trainings for every new image: the posterior that `rebapl learn --set-level` makes keeps them as its
+`folds`. Scores of folds together with one training on all images would hold no such promise.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -37,8 +36,8 @@ import torch
 from torch import Tensor
 
 from rebapl.errors import UserError
-from rebapl.posterior.prediction import Conformal, Prediction, check_set_score
-from rebapl.posterior.set_scores import SET_SCORES
+from rebapl.posterior.prediction import Conformal, Prediction
+from rebapl.posterior.set_scores import SET_SCORES, check_level
 
 
 def choose_conformal(
@@ -78,23 +77,25 @@ def choose_conformal(
     return replace(chosen, size=prediction.sets(chosen).sum(-1).double().mean().item())
 
 
-def cross_conformal_sets(scores: Tensor, folds: Tensor, new: Tensor, level: float = 0.9) -> Tensor:
-    """Which classes are in the sets of N new images, booleans (N, C), by K trainings that each held out a fold.
+def choose_cross_conformal(
+    predictions: Sequence[Prediction], labels: Sequence[Tensor], level: float = 0.9, *, score: str = "probability"
+) -> Conformal:
+    """Choose sets by trainings that held out a part of the images each: their predictions for it, and its labels (n_k).
 
-    `scores` (n,) are those of the right classes of the held-out images, each by the training that held it out, whose
-    number, from 0, is in `folds` (n,). `new` (K, N, C) has the scores of the new images by each training.
-
-    >>> cross_conformal_sets(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0, 0, 1]), torch.full((2, 1, 2), 0.25), 0.5)
-    tensor([[False, False]])
+    The probabilities must have no temperature that was fitted on these images.
     """
-    if len(scores) != len(folds) or not len(scores) or int(folds.max()) >= len(new) or int(folds.min()) < 0:
-        raise UserError(f"{len(scores)} scores in {len(folds)} folds of {len(new)} trainings do not fit together")
-    check_level(level, len(scores))
-    stranger = torch.zeros(new.shape[1:], dtype=torch.long, device=new.device)
-    for fold in folds.unique().tolist():
-        ordered = scores[folds == fold].sort().values.to(new.dtype)
-        stranger += torch.searchsorted(ordered, new[fold].contiguous())  # how many are strictly below
-    return stranger < level * (len(scores) + 1) - 1e-9
+    images, first = sum(map(len, labels)), predictions[0]
+    check_level(level, images, score)
+    folds = tuple(
+        tuple(SET_SCORES[score](each.probabilities).gather(1, own[:, None])[:, 0].double().tolist())
+        for each, own in zip(predictions, labels, strict=True)
+    )
+    names = tuple(first.class_names)
+    chosen = Conformal(level, None, first.average, names, images=images, size=0.0, score=score, folds=folds)
+    # A held-out image has the answer of the one training that did not see it, which stands for all of them here.
+    own_answers = (replace(each, by_fold=each.probabilities.expand(len(folds), -1, -1)) for each in predictions)
+    size = sum(int(each.sets(chosen).sum()) for each in own_answers) / images
+    return replace(chosen, size=size)
 
 
 def _limit(scores: Tensor, weights: Tensor, own: float, level: float) -> float | None:
@@ -109,21 +110,3 @@ def _checked(ratios: Sequence[float], classes: int) -> Tensor:
     if given.shape != (classes,) or not bool((given.isfinite() & (given >= 0)).all()) or not bool(given.any()):
         raise UserError(f"ratios are one number for each of the {classes} classes, at least 0 and not all 0")
     return given
-
-
-def check_level(level: float, images: int, score: str = "probability") -> None:
-    """Refuse a level that is none, or that so few held-out images cannot promise, and a score that is none."""
-    check_set_score(score)
-    if not 0 < level < 1:
-        raise UserError(f"level = {level}: the share of images whose set holds their class is above 0 and below 1")
-    if rank_of(level, images) > images:
-        needed = math.ceil(level / (1 - level) - 1e-9)
-        raise UserError(
-            f"prediction sets of level {level:g} need at least {needed} held-out images, and there are {images}: with "
-            "fewer, every set would hold all classes; choose a lower level"
-        )
-
-
-def rank_of(level: float, images: int) -> int:
-    """⌈(n + 1)·level⌉, where a product that is whole but for rounding counts as whole."""
-    return math.ceil((images + 1) * level - 1e-9)

@@ -14,7 +14,7 @@ from rebapl import __version__
 from rebapl.backbones.hub import is_hub_id
 from rebapl.errors import UserError, printable
 from rebapl.files import write_atomically
-from rebapl.posterior.storage import BANK, MANIFEST, SAMPLES, one_line, save_posterior
+from rebapl.posterior.storage import BANK, FOLDS, MANIFEST, SAMPLES, one_line, save_posterior
 from rebapl.wording import number_of
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def upload(folder: Path, repository: str, private: bool) -> str:
         return api.upload_folder(
             repo_id=repository,
             folder_path=folder,
-            allow_patterns=[MANIFEST, SAMPLES, BANK, CARD],
+            allow_patterns=[MANIFEST, SAMPLES, BANK, FOLDS, CARD],
             commit_message="Posterior",
         ).oid
     except UserError:
@@ -145,8 +145,9 @@ def _limits(posterior: Posterior) -> list[str]:
         "What the backbone has learned from its own training data, wrong or unfair, is still there.",
     ]
     if posterior.conformal is not None:
+        share = f"{100 * posterior.conformal.promised:.3g} %"
         limits.append(
-            f"Its prediction sets hold the right class of {100 * posterior.conformal.level:g} % of images like the "
+            f"Its prediction sets hold the right class of {share} of images like the "
             f"{posterior.conformal.images} that they were fitted on, and promise nothing for other images."
         )
     if posterior.about.get("seed") is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from rebapl.backbones import Dtype, DualEncoder, clean_class_names
 from rebapl.backbones.features import encode
 from rebapl.data.dataset import refuse_repeats
 from rebapl.errors import UserError
-from rebapl.learners import Learner
+from rebapl.learners import Learner, takes_features
 from rebapl.posterior.conformal import choose_conformal
 from rebapl.posterior.fitting import PRIOR, EarlierWeights, choose_threshold, stacking_weights
 from rebapl.posterior.images import Images, read_images
@@ -39,8 +39,27 @@ from rebapl.wording import number_of
 
 Given = TypeVar("Given")
 
-NOTHING_CHOSEN: dict[str, Any] = {**dict.fromkeys(CHOICES), "bank": {}}
+NOTHING_CHOSEN: dict[str, Any] = {**dict.fromkeys(CHOICES), "bank": {}, "folds": ()}
 """What was chosen for certain probabilities, and does not stay with others."""
+
+
+class Passed(NamedTuple):
+    """What the passes of N images gave: the samples' logits (S, N, C), and what was chosen needs beside them.
+
+    `features` (N, e) are frozen image features, by which "none of these" may be told, and `by_fold` (K, N, C) the
+    probabilities by the posteriors of folds; None where nothing needs them.
+    """
+
+    logits: Tensor
+    features: Tensor | None
+    by_fold: Tensor | None
+
+    @classmethod
+    def joined(cls, portions: Sequence[Passed]) -> Passed:
+        """Those of several portions as one."""
+        logits, features, by_fold = zip(*portions, strict=True)
+        rows = None if features[0] is None else torch.cat(features)
+        return cls(torch.cat(logits, dim=1), rows, None if by_fold[0] is None else torch.cat(by_fold, dim=1))
 
 
 @dataclass(frozen=True, repr=False)
@@ -67,6 +86,8 @@ class Posterior:
     temperature: Temperature | None = None
     outside: Outside | None = None
     bank: Bank = field(default_factory=dict)
+    folds: tuple[Posterior, ...] = field(default=(), compare=False)
+    """The posteriors that each held out a part of the training images, by which `conformal` compares images."""
     copies: tuple[DualEncoder, ...] = field(default=(), compare=False)
     """Its backbone on further devices, which share the work; see `spread`."""
 
@@ -196,10 +217,13 @@ class Posterior:
         The backbone computes in the same type as here, or in `dtype`: `auto` takes the quickest that suits the device.
         """
         encoder = self.learner.encoder.to(device, dtype)
-        if encoder is self.learner.encoder and not self.copies:
-            return self
+        return self if encoder is self.learner.encoder and not self.copies else self._on(encoder)
+
+    def _on(self, encoder: DualEncoder) -> Posterior:
+        """The same posterior on this copy of its backbone, which its folds share."""
         samples = {name: stack.to(encoder.device) for name, stack in self.samples.items()}
-        return replace(self, learner=self._learner_on(encoder), samples=samples, copies=())
+        folds = tuple(each._on(encoder) for each in self.folds)
+        return replace(self, learner=self._learner_on(encoder), samples=samples, folds=folds, copies=())
 
     def spread(self, devices: Sequence[str | torch.device]) -> Posterior:
         """The same posterior, predicting on several devices at once, such as `["cuda:0", "cuda:1"]`.
@@ -232,22 +256,29 @@ class Posterior:
     def sample_logits(self, views: Tensor | Iterable[Tensor]) -> Tensor:
         """Logits (S, N, C) of every sample for test-time views, uint8 (N, 3, H, W), or portions of them."""
         portions = [views] if isinstance(views, Tensor) else views
-        return torch.cat([logits for _, logits, _ in self.portion_passes((None, each) for each in portions)], dim=1)
+        return torch.cat([passed.logits for _, passed in self.portion_passes((None, each) for each in portions)], dim=1)
 
-    def portion_passes(self, portions: Iterable[tuple[Given, Tensor]]) -> Iterator[tuple[Given, Tensor, Tensor]]:
-        """Whatever came beside each portion of views, their logits, and the features that "none of these" is told by.
+    def portion_passes(self, portions: Iterable[tuple[Given, Tensor]]) -> Iterator[tuple[Given, Passed]]:
+        """Whatever came beside each portion of views, and what its passes gave.
 
-        These are frozen image features (n, e), or empty where it is not told by features. On a GPU, the portion after
-        one is asked for first, so that the GPU has work while this one is looked at.
+        On a GPU, the portion after one is asked for first, so that the GPU has work while this one is looked at.
         """
-        outside = self.outside
-        needed = (
-            outside is not None and outside.by in FEATURE_SCORES and outside.suits(self.class_names, outside.average)
-        )
-        both = (((given, self.image_features(views) if needed else torch.empty(0)), views) for given, views in portions)
+        both = (((given, self._beside(views)), views) for given, views in portions)
         begin = self.passes.begin if self.views == 1 else self._begin_several
         ahead = 0 if self.learner.encoder.device.type == "cpu" and not self.copies else 1
-        return ((given, logits, features) for (given, features), logits in in_order(both, begin, ahead))
+        return ((given, Passed(logits, *beside)) for (given, beside), logits in in_order(both, begin, ahead))
+
+    def _beside(self, views: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The features and the answers of folds for views, as far as what was chosen needs them."""
+        told, sets, names = self.outside, self.conformal, self.class_names
+        by_features = told is not None and told.by in FEATURE_SCORES and told.suits(names, told.average)
+        features = self.image_features(views) if by_features else None
+        if sets is None or not self.folds or not sets.suits(names, sets.average):
+            return features, None
+        alone = self.views == 1 and takes_features(self.learner)  # one pass of an image then serves all folds
+        seen = self.image_features(views) if alone else views
+        answers = [averaged(each.sample_logits(seen), each.weights, sets.average)[0] for each in self.folds]
+        return features, torch.stack(answers)
 
     def _begin_several(self, views: Tensor) -> Finish:
         """Begin the passes of several versions of these views."""
@@ -282,10 +313,9 @@ class Posterior:
     ) -> Prediction:
         """Predict test-time views, uint8 (N, 3, H, W), or portions of them, which are resized and cropped already."""
         portions = [views] if isinstance(views, Tensor) else views
-        passed = [(logits, features) for _, logits, features in self.portion_passes((None, each) for each in portions)]
-        logits, features = torch.cat([each for each, _ in passed], dim=1), torch.cat([each for _, each in passed])
-        names = [f"image {index}" for index in range(logits.shape[1])] if names is None else names
-        return self.predict_logits(logits, names, average, features)
+        passed = Passed.joined([each for _, each in self.portion_passes((None, each) for each in portions)])
+        names = [f"image {index}" for index in range(passed.logits.shape[1])] if names is None else names
+        return self.predict_passes(passed, names, average)
 
     def predict_portions(
         self, portions: Iterable[tuple[Sequence[str], Tensor]], average: Average | None = None
@@ -294,8 +324,7 @@ class Posterior:
 
         Each is what `predict_views` gives for these views.
         """
-        passed = self.portion_passes(portions)
-        return (self.predict_logits(logits, names, average, features) for names, logits, features in passed)
+        return (self.predict_passes(passed, names, average) for names, passed in self.portion_passes(portions))
 
     def image_features(self, views: Tensor) -> Tensor:
         """The frozen, normalised features (N, e) of views (N, 3, H, W); those that are stored stay as they are."""
@@ -304,31 +333,25 @@ class Posterior:
         encoder, portions = self.learner.encoder, views.split(CHUNK) if len(views) else ()
         return torch.cat([torch.empty(0, encoder.joint_width), *(encode(encoder, some) for some in portions)])
 
-    def predict_logits(
-        self, logits: Tensor, names: Sequence[str], average: Average | None = None, features: Tensor | None = None
-    ) -> Prediction:
-        """The prediction that follows from the samples' logits (S, N, C) for the images with these names.
-
-        `features` (N, e) are their `image_features`, if "none of these" is told by them.
-        """
+    def predict_passes(self, passed: Passed, names: Sequence[str], average: Average | None = None) -> Prediction:
+        """The prediction that follows from what the passes of the images with these names gave."""
         average = average or self.average
         tau, chosen = self.temperature_for(average), self.chosen_for(average)
         scores: dict[str, Tensor] = {}
         if self.logits_are_products:
-            scores = logit_scores(logits, self.weights, self.learner.encoder.logit_scale)
+            scores = logit_scores(passed.logits, self.weights, self.learner.encoder.logit_scale)
         if "outside" in chosen and (by := chosen["outside"].by) in FEATURE_SCORES:
-            if features is None:
-                raise UserError(f"'none of these' is told by {by}, which needs image features: predict the images")
-            scores[by] = FEATURE_SCORES[by].score(features, self.bank)
-        probabilities = averaged(logits, self.weights, average, tau)
+            assert passed.features is not None
+            scores[by] = FEATURE_SCORES[by].score(passed.features, self.bank)
         return Prediction(
             list(self.class_names),
             list(names),
-            *probabilities,
+            *averaged(passed.logits, self.weights, average, tau),
             self.weights,
             average,
             temperature=tau,
             scores=scores,
+            by_fold=passed.by_fold if "conformal" in chosen else None,
             **chosen,
         )
 
@@ -477,7 +500,8 @@ class Posterior:
 
         `how` are its `score`, `by_class` or `ratios`.
         """
-        return replace(self, conformal=choose_conformal(self.predict_views(views), labels, level, **how))
+        plain = replace(self, conformal=None, folds=())
+        return replace(plain, conformal=choose_conformal(plain.predict_views(views), labels, level, **how))
 
 
 def load_posterior(
@@ -493,4 +517,5 @@ def load_posterior(
     and computing in `dtype` (`auto`: bfloat16 on a GPU that has it, float32 elsewhere). `encoder` replaces it: the
     backbone itself, or the name that it is loaded by now.
     """
-    return Posterior(**read_posterior(source, encoder, device, dtype))
+    found = read_posterior(source, encoder, device, dtype)
+    return Posterior(**{**found, "folds": tuple(Posterior(**each) for each in found["folds"])})

@@ -33,7 +33,7 @@ from rebapl.errors import UserError, printable, unknown
 from rebapl.numbers import entropy
 from rebapl.posterior.records import LEVEL, MEASURES, Record, as_text, columns, head_of, row_of, said
 from rebapl.posterior.selective import expected_risk
-from rebapl.posterior.set_scores import SET_SCORES
+from rebapl.posterior.set_scores import SET_SCORES, check_set_score, cross_conformal_sets
 from rebapl.posterior.temperature import tempered
 from rebapl.wording import number_of
 
@@ -104,19 +104,34 @@ class Conformal(_HoldsFor):
 
     The quantile is one number, or one for each class; None puts a class into every set. They were chosen on `images`
     held-out images, whose sets have `size` classes on average; see `rebapl.posterior.conformal`.
+
+    Where trainings held out a part of the images each, `folds` has the scores of the right classes of each part, and
+    there is no quantile: a new image is compared with each part by the training that held it out.
     """
 
     level: Annotated[float, pydantic.Field(gt=0, lt=1)]
-    quantile: float | tuple[float | None, ...]
+    quantile: float | tuple[float | None, ...] | None
     average: str
     class_names: tuple[str, ...]
     images: int
     size: float
-    score: Annotated[str, pydantic.AfterValidator(lambda score: check_set_score(score))] = "probability"
+    score: Annotated[str, pydantic.AfterValidator(check_set_score)] = "probability"
+    folds: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
+        if (self.quantile is None) != bool(self.folds):
+            raise UserError("prediction sets have a quantile, or the scores of folds")
         if isinstance(self.quantile, tuple) and len(self.quantile) != len(self.class_names):
             raise UserError(f"{len(self.quantile)} quantiles for {len(self.class_names)} classes: one each is needed")
+
+    @property
+    def promised(self) -> float:
+        """How often, at least, the right class of an image like the held-out ones is in its set."""
+        folds, images = len(self.folds), self.images
+        if folds < 2:
+            return self.level
+        loss = min(2 * (1 - 1 / folds) / (images / folds + 1), (1 - folds / images) / (folds + 1))
+        return max(0.0, 1 - 2 * (1 - self.level) - loss)
 
 
 @dataclass(frozen=True)
@@ -168,6 +183,8 @@ class Prediction:
     """The posterior's threshold of "none of these", where it was chosen for these class names and this averaging."""
     scores: Mapping[str, Tensor] = field(default_factory=dict)
     """The outside scores (N,) that probabilities do not give: those of logits, and of features where `outside` does."""
+    by_fold: Tensor | None = None
+    """Probabilities (K, N, C) by each of the K trainings whose held-out images `conformal` was chosen on."""
 
     def __len__(self) -> int:
         return len(self.probabilities)
@@ -184,6 +201,7 @@ class Prediction:
             probabilities=self.probabilities[rows],
             per_sample=self.per_sample[:, rows],
             scores={name: values[rows] for name, values in self.scores.items()},
+            by_fold=None if self.by_fold is None else self.by_fold[:, rows],
         )
 
     def __iter__(self) -> Iterator[Prediction]:
@@ -359,9 +377,17 @@ class Prediction:
         if conformal is None:
             raise UserError(NO_SETS)
         likeliest = torch.zeros_like(self.probabilities, dtype=torch.bool).scatter_(1, self.labels[:, None], True)
+        score = SET_SCORES[conformal.score]
+        if conformal.folds:
+            if self.by_fold is None:
+                raise UserError("these sets compare images by the trainings of folds: predict with their posterior")
+            held_out = torch.tensor([value for each in conformal.folds for value in each], dtype=torch.float64)
+            folds = torch.tensor([number for number, each in enumerate(conformal.folds) for _ in each])
+            new = torch.stack([score(probabilities).double() for probabilities in self.by_fold])
+            return cross_conformal_sets(held_out, folds, new, conformal.level) | likeliest
         given = conformal.quantile if isinstance(conformal.quantile, tuple) else (conformal.quantile,)
         limits = torch.tensor([math.inf if limit is None else limit for limit in given], dtype=torch.float64)
-        return (SET_SCORES[conformal.score](self.probabilities).double() <= limits) | likeliest
+        return (score(self.probabilities).double() <= limits) | likeliest
 
 
 UNCERTAINTIES: dict[str, Callable[[Prediction], Tensor]] = {
@@ -373,13 +399,6 @@ UNCERTAINTIES: dict[str, Callable[[Prediction], Tensor]] = {
 """By name, higher where less sure: 1 − max_c p_c, H[p], mutual information, disagreement."""
 
 
-def check_set_score(score: str) -> str:
-    """Refuse a name that is no score of prediction sets."""
-    if score not in SET_SCORES:
-        raise unknown("score of prediction sets", score, SET_SCORES)
-    return score
-
-
 def check_uncertainty(by: str) -> str:
     """Refuse a name that is no uncertainty."""
     if by not in UNCERTAINTIES:
@@ -388,7 +407,7 @@ def check_uncertainty(by: str) -> str:
 
 
 def averaged(
-    logits: Tensor, weights: Tensor, average: Average = "probabilities", temperature: float = 1.0
+    logits: Tensor, weights: Tensor, average: str = "probabilities", temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """The probabilities of all samples together (N, C) and of each (S, N, C), from their logits (S, N, C)."""
     check_average(average)

@@ -1,4 +1,6 @@
-"""How strange a class would be for an image: the scores that prediction sets are made of, all of the probabilities p.
+"""What prediction sets are made of: scores that say how strange a class would be for an image, and how many count.
+
+The scores are all of the probabilities p.
 
 Let r(c) be the rank of class c by p, the likeliest first (of equal ones, the first in the order of the classes).
 
@@ -14,10 +16,13 @@ same set: they keep at least the level.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from rebapl.errors import UserError, unknown
 
 PENALTY, FREE = 0.1, 2
 """What each class beyond the first two adds to the score of RAPS."""
@@ -49,3 +54,47 @@ SET_SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "aps": aps,
     "raps": raps,
 }
+
+
+def check_set_score(score: str) -> str:
+    """Refuse a name that is no score of prediction sets."""
+    if score not in SET_SCORES:
+        raise unknown("score of prediction sets", score, SET_SCORES)
+    return score
+
+
+def check_level(level: float, images: int, score: str = "probability") -> None:
+    """Refuse a level that is none, or that so few held-out images cannot promise, and a score that is none."""
+    check_set_score(score)
+    if not 0 < level < 1:
+        raise UserError(f"level = {level}: the share of images whose set holds their class is above 0 and below 1")
+    if rank_of(level, images) > images:
+        needed = math.ceil(level / (1 - level) - 1e-9)
+        raise UserError(
+            f"prediction sets of level {level:g} need at least {needed} held-out images, and there are {images}: with "
+            "fewer, every set would hold all classes; choose a lower level"
+        )
+
+
+def rank_of(level: float, images: int) -> int:
+    """⌈(n + 1)·level⌉, where a product that is whole but for rounding counts as whole."""
+    return math.ceil((images + 1) * level - 1e-9)
+
+
+def cross_conformal_sets(scores: Tensor, folds: Tensor, new: Tensor, level: float = 0.9) -> Tensor:
+    """Which classes are in the sets of N new images, booleans (N, C), by K trainings that each held out a fold.
+
+    `scores` (n,) are those of the right classes of the held-out images, each by the training that held it out, whose
+    number, from 0, is in `folds` (n,). `new` (K, N, C) has the scores of the new images by each training.
+
+    >>> cross_conformal_sets(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0, 0, 1]), torch.full((2, 1, 2), 0.25), 0.5)
+    tensor([[False, False]])
+    """
+    if len(scores) != len(folds) or not len(scores) or int(folds.max()) >= len(new) or int(folds.min()) < 0:
+        raise UserError(f"{len(scores)} scores in {len(folds)} folds of {len(new)} trainings do not fit together")
+    check_level(level, len(scores))
+    stranger = torch.zeros(new.shape[1:], dtype=torch.long, device=new.device)
+    for fold in folds.unique().tolist():
+        ordered = scores[folds == fold].sort().values.to(new.dtype)
+        stranger += torch.searchsorted(ordered, new[fold].contiguous())  # how many are strictly below
+    return stranger < level * (len(scores) + 1) - 1e-9

@@ -41,6 +41,8 @@ FORMAT = 2
 MANIFEST, SAMPLES = "posterior.json", "samples.safetensors"
 BANK = "outside.safetensors"
 """What the score of "none of these" keeps of the training images; it is there only if that was fitted by features."""
+FOLDS = "folds.safetensors"
+"""The samples of the posteriors that prediction sets compare images by; it is there only for sets of folds."""
 INSIDE = "posterior"
 """The folder of the posterior inside the folder of a run."""
 
@@ -88,6 +90,7 @@ class Manifest(Settings):
     temperature: Temperature | None = None
     outside: Outside | None = None
     outside_sha256: str | None = None
+    folds_sha256: str | None = None
     method: str
     method_settings: dict[str, Any]
     inference: HowSampled
@@ -114,8 +117,9 @@ def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | Non
     for name, stack in samples.items():
         if not all_finite(stack):
             raise UserError(f"samples of '{name}' hold numbers that are not finite: nothing is saved")
-    bank = _bank(posterior)
-    if _holds(folder / SAMPLES, samples) and (_holds(folder / BANK, bank) if bank else not (folder / BANK).exists()):
+    beside = {BANK: _bank(posterior), FOLDS: _folds(posterior)}
+    same = all(_holds(folder / name, held) if held else not (folder / name).exists() for name, held in beside.items())
+    if same and _holds(folder / SAMPLES, samples):
         write_json(folder / MANIFEST, _manifest(posterior, sha256(folder / SAMPLES), backbone))
         return folder
     with folder_written_whole(folder) as temporary:
@@ -125,8 +129,9 @@ def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | Non
         except SafetensorError:  # it does not say in a form of its own what the system refused, and this does
             path.write_bytes(save(samples))
         path.chmod(0o644)  # the library lets nobody else read it
-        if bank:
-            (temporary / BANK).write_bytes(save(bank))
+        for name, held in beside.items():
+            if held:
+                (temporary / name).write_bytes(save(held))
         write_json(temporary / MANIFEST, _manifest(posterior, sha256(path), backbone))
     return folder
 
@@ -151,10 +156,13 @@ def read_posterior(
             f"({encoder.fingerprint[:12]}…): give the backbone it was trained on"
         )
     method, entries = manifest.method, manifest.model_dump(exclude_unset=True)
+
+    def built() -> Learner:
+        names, template = manifest.class_names, manifest.template
+        return build_learner(method, encoder, names, template, None, manifest.method_settings).eval()
+
     try:
-        learner = build_learner(
-            method, encoder, manifest.class_names, manifest.template, None, manifest.method_settings
-        ).eval()
+        learner = built()
     except (UserError, TypeError) as error:  # settings that this version does not know, or of another type
         wrote = f"install the one that wrote it ({manifest.versions.get('rebapl')})"
         if method not in METHODS:
@@ -163,22 +171,27 @@ def read_posterior(
             f"{path} cannot be used by this version of rebapl ({error}): {wrote}, or train the posterior again"
         ) from error
     weights, about = torch.tensor(manifest.weights), about_learner(learner)
-    stacks = _read_samples(samples, learner, len(weights), method)
-    learner.load_state_dict({name: stack[0] for name, stack in stacks.items()}, strict=False)
-    bank: dict[str, Tensor] = {}
-    if manifest.outside_sha256 is not None:
-        if not (folder / BANK).is_file() or sha256(folder / BANK) != manifest.outside_sha256:
-            raise UserError(
-                f"{folder / BANK} is not there, or is not the file that {MANIFEST} describes: fit 'none of these' again"
-            )
-        bank = load_file(folder / BANK)
+    stacks = _fitted(_tensors(samples), learner, len(weights), method, samples)
+    about = {key: entries[key] for key in about} | {"method_settings": about["method_settings"]}
+    folds: dict[str, dict[str, Tensor]] = {}
+    for name, stack in _beside(folder / FOLDS, manifest.folds_sha256, "prediction sets").items():
+        number, _, parameter = name.partition(":")
+        folds.setdefault(number, {})[parameter] = stack
+    each_of_folds = []
+    for number in sorted(folds, key=int):
+        own, count = built(), len(next(iter(folds[number].values())))
+        fitted = _fitted(folds[number], own, count, method, folder / FOLDS)
+        each_of_folds.append(
+            {"learner": own, "samples": fitted, "weights": torch.full((count,), 1 / count), "about": about}
+        )
     return {
         "learner": learner,
         "samples": stacks,
         "weights": weights,
-        "about": {key: entries[key] for key in about} | {"method_settings": about["method_settings"]},
+        "about": about,
         "earlier_weights": tuple(manifest.earlier_weights),
-        "bank": bank,
+        "bank": _beside(folder / BANK, manifest.outside_sha256, "'none of these'"),
+        "folds": each_of_folds,
         **{name: getattr(manifest, name) for name in CHOICES},
     }
 
@@ -211,7 +224,7 @@ def _fetch(name: str, revision: str | None = None) -> Path:
     """
     from huggingface_hub import HfApi, snapshot_download
 
-    asked: dict[str, Any] = {"revision": revision, "allow_patterns": [MANIFEST, SAMPLES, BANK]}
+    asked: dict[str, Any] = {"revision": revision, "allow_patterns": [MANIFEST, SAMPLES, BANK, FOLDS]}
     try:
         try:  # asked first, for a few seconds: `snapshot_download` itself may ask for half a minute
             HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
@@ -297,7 +310,7 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
         name: asdict(choice) if (choice := getattr(posterior, name)) is not None and _as_read(posterior) else None
         for name in CHOICES
     }
-    bank = _bank(posterior)
+    bank, folds = _bank(posterior), _folds(posterior)
     packages = ("torch", "transformers", "safetensors")
     content = {
         "format": FORMAT,
@@ -306,6 +319,7 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
         "earlier_weights": [asdict(each) for each in posterior.earlier_weights],
         **chosen,
         "outside_sha256": hashlib.sha256(save(bank)).hexdigest() if bank else None,
+        "folds_sha256": hashlib.sha256(save(folds)).hexdigest() if folds else None,
         **{key: about[key] for key in own},
         "versions": {
             "rebapl": __version__,
@@ -334,13 +348,35 @@ def _bank(posterior: Posterior) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in bank.items()}
 
 
-def _read_samples(path: Path, learner: Learner, count: int, method: str) -> dict[str, Tensor]:
-    """Read the stacks of `count` samples. They must be finite and fit the learner's parameters."""
+def _folds(posterior: Posterior) -> dict[str, Tensor]:
+    """The samples of the folds, as they are stored: `NUMBER:PARAMETER`. Those of a fold are weighted alike."""
+    folds = posterior.folds if _as_read(posterior) else ()
+    return {
+        f"{number}:{name}": stack.detach().cpu().contiguous()
+        for number, fold in enumerate(folds)
+        for name, stack in fold.samples.items()
+    }
+
+
+def _beside(path: Path, checksum: str | None, what: str) -> dict[str, Tensor]:
+    """The tensors of a file beside the samples, which must be as the manifest says; nothing where it names none."""
+    if checksum is None:
+        return {}
+    if not path.is_file() or sha256(path) != checksum:
+        raise UserError(f"{path} is not there, or is not the file that {MANIFEST} describes: fit {what} again")
+    return _tensors(path)
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
     try:
         # Cloned, so that they lie in memory as those saved did: where a tensor begins decides how sums are rounded.
-        stacked = {name: stack.clone() for name, stack in load_file(path).items()}
+        return {name: stack.clone() for name, stack in load_file(path).items()}
     except SafetensorError as error:
         raise UserError(f"{path} cannot be read ({error}): train the posterior again") from error
+
+
+def _fitted(stacked: dict[str, Tensor], learner: Learner, count: int, method: str, path: Path) -> dict[str, Tensor]:
+    """The stacks of `count` samples, which must be finite and fit the learner's parameters; it takes the first."""
     learner.shape_like({name: stack.shape[1:] for name, stack in stacked.items()})
     expected = {name: (count, *value.shape) for name, value in learner.named_parameters()}
     for name in sorted(expected.keys() | stacked.keys()):
@@ -351,4 +387,5 @@ def _read_samples(path: Path, learner: Learner, count: int, method: str) -> dict
                 f"and finite numbers in float32 of shape {expected.get(name, 'none')} are needed; train the posterior "
                 "again"
             )
+    learner.load_state_dict({name: stack[0] for name, stack in stacked.items()}, strict=False)
     return stacked

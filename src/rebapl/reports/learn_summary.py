@@ -85,7 +85,8 @@ def result_lines(
         if conformal is not None:
             lines.append(
                 f"prediction sets: at level {100 * conformal.level:g} %; those of the held-out images have "
-                f"{conformal.size:.2f} classes on average"
+                f"{conformal.size:.2f} classes on average. Promise: the right class of a new image is in its set with "
+                f"probability {conformal.promised:.2f} or more, and usually about {conformal.level:g}"
             )
         if lesson.unmeasured:
             lines.append(f"not measured, because they have one image each: {few(lesson.unmeasured)}")

@@ -33,11 +33,12 @@ from rebapl.errors import UserError
 from rebapl.evaluation.tasks import part_labels, predict_part, prediction_scores
 from rebapl.files import alone_in, write_atomically
 from rebapl.learners import published
-from rebapl.posterior import Prediction, load_posterior, save_posterior
-from rebapl.posterior.conformal import check_level, choose_conformal
+from rebapl.posterior import Posterior, Prediction, load_posterior, save_posterior
+from rebapl.posterior.conformal import choose_cross_conformal
 from rebapl.posterior.fitting import threshold_on
 from rebapl.posterior.prediction import Conformal, Threshold
 from rebapl.posterior.selective import CONFIDENCE, check_risk
+from rebapl.posterior.set_scores import check_level
 from rebapl.posterior.storage import read_manifest
 from rebapl.posterior.temperature import PRIOR, Temperature, fit_temperature
 from rebapl.runs.config import RunConfig, own_images
@@ -195,7 +196,8 @@ def learn(
             return
         device = engine.devices[0]
         with alone_in(lesson.out):
-            prediction, labels = _held_out(lesson, jobs[1:], device)
+            trained, predictions, by_fold = _held_out(lesson, jobs[1:], device)
+            prediction, labels = _joined(predictions), torch.cat(by_fold)
             posterior = load_posterior(lesson.out, kept_backbone(lesson.final.backbone_name, device), device)
             fitted = None
             if temperature:
@@ -204,8 +206,10 @@ def learn(
                 prediction = prediction.tempered(tau)
             doubt, wrong = prediction.uncertainty(), prediction.labels != labels
             threshold = _threshold(doubt, wrong, posterior.class_names, posterior.average, risk, confidence)
-            sets = None if set_level is None else choose_conformal(prediction, labels, set_level)
-            posterior = dataclasses.replace(posterior, temperature=fitted, threshold=threshold, conformal=sets)
+            posterior = dataclasses.replace(posterior, temperature=fitted, threshold=threshold)
+            if set_level is not None:
+                sets = choose_cross_conformal(predictions, by_fold, set_level)
+                posterior = dataclasses.replace(posterior, conformal=sets, folds=tuple(trained))
             save_posterior(posterior, lesson.out / POSTERIOR)
             write_atomically(lesson.out / HELD_OUT, _as_csv(prediction, labels))
             note_checksum(lesson.out, HELD_OUT)
@@ -221,22 +225,29 @@ def learn(
             shutil.rmtree(lesson.out / ESTIMATE)
 
 
-def _held_out(lesson: Lesson, jobs: Sequence[Job], device: str) -> tuple[Prediction, Tensor]:
-    """The answers of each training for the images of its fold, and their labels (N,)."""
-    predictions, labels = [], []
+def _held_out(
+    lesson: Lesson, jobs: Sequence[Job], device: str
+) -> tuple[list[Posterior], list[Prediction], list[Tensor]]:
+    """The posterior of each fold's training, its answers for the images of the fold, and their labels (n)."""
+    trained, predictions, labels = [], [], []
     for fold, job in zip(lesson.folds, jobs, strict=True):
         posterior = load_posterior(job.folder, kept_backbone(lesson.final.backbone_name, device), device)
         part = lesson.held_out(fold)
-        predictions.append(predict_part(posterior.bind(part.class_names, part.dataset.template), part))
+        trained.append(posterior.bind(part.class_names, part.dataset.template))
+        predictions.append(predict_part(trained[-1], part))
         labels.append(part_labels(part))
-    joined = dataclasses.replace(
+    return trained, predictions, labels
+
+
+def _joined(predictions: Sequence[Prediction]) -> Prediction:
+    """The answers of all trainings as one."""
+    return dataclasses.replace(
         predictions[0],
         names=[name for each in predictions for name in each.names],
         probabilities=torch.cat([each.probabilities for each in predictions]),
         per_sample=torch.cat([each.per_sample for each in predictions], dim=1),
         scores={},  # those of the first training are not those of the others
     )
-    return joined, torch.cat(labels)
 
 
 def choose_again(lesson: Lesson, device: str, risk: float, confidence: float = CONFIDENCE) -> None:
