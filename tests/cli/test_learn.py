@@ -290,6 +290,8 @@ def test_the_best_is_prompts_after_a_head_and_both_are_compared() -> None:
     assert "then prompts (mmrl · rebapl), about " in result.stderr
     both = [load_posterior(f"runs/{name}").about["method"] for name in ("photos", "photos-best")]
     assert both == ["tip-adapter-f", "mmrl"]
+    epochs = [load_posterior(f"runs/{name}").about["inference"]["epochs"] for name in ("photos", "photos-best")]
+    assert epochs[1] < 2 < epochs[0], "those of the prompts: 0.2 of 2 in a short cycle, at least one"
     compared = result.stdout.splitlines()[-1]
     nll = {name: json.loads(Path(f"runs/{name}/results.json").read_text())["parts"]["test"]["nll"] for name in BOTH}
     assert compared.endswith(f"The lower NLL has runs/{min(nll, key=nll.__getitem__)}")
@@ -314,6 +316,8 @@ def test_images_that_are_there_to_test_measure_it_and_are_learned_in_the_end() -
 
 def test_two_ways_to_say_what_is_learned_are_refused() -> None:
     class_folders(Path("photos"), cat=2, dog=2)
+    alone = rebapl("learn", "photos", "--backbone", "mini", "--device", "cpu", "--epochs", "2")
+    assert "--epochs needs --quick (for the head), --best" in str(alone.exception)
     for words in (("--quick", "--best"), ("--quick", "--method", "coop")):
         assert "give one of them" in str(rebapl("learn", "photos", "--backbone", "mini", *words).exception)
     assert not Path("runs").exists()

@@ -101,7 +101,7 @@ def learn(
             refuse_unwritable(lesson.out / "config.json")
             lesson.check(risk, confidence, set_level)
             with StepProgress(quiet, jobs=lesson.jobs()) as progress:
-                for line in [*plan_lines(lesson), *plan.lines]:
+                for line in [*plan_lines(lesson), *(plan.lines if lesson is plan.lessons[0] else ())]:
                     progress.note(line)
                 for line in warnings:
                     progress.warn(line)

@@ -88,12 +88,13 @@ def plan_lessons(config: RunConfig, out: Path, device: str, *, quick: bool, best
     """What to learn: the method that `config` names; with `quick` a head, with `best` a head and then prompts.
 
     Where none of these is said, a head and, on a GPU on which they take no longer than `PATIENCE`, prompts as well.
-    Prompts that were begun go on. With `anew`, what was learned before in these folders is deleted.
+    Prompts that were begun go on. With `anew`, what was learned before in these folders is deleted. Epochs are those of
+    the prompts where there are prompts, and else refused, unless it was said what is learned.
     """
     if config.method or config.inference:
         lessons = [Lesson.of(config if config.method else config.changed(method=HEAD["method"]), out)]
     else:
-        lessons = [Lesson.of(config.changed(**HEAD), out)]
+        lessons = [Lesson.of(config.changed(**HEAD, epochs=config.epochs if quick else None), out)]
         if lessons[0].dataset.features is None:
             lessons.append(lessons[0].by(config.changed(**PROMPTS), out.with_name(out.name + BEST)))
         elif best:
@@ -105,6 +106,9 @@ def plan_lessons(config: RunConfig, out: Path, device: str, *, quick: bool, best
         return Plan(lessons, [] if lessons[0].dataset.features is not None else ["chosen because you asked for it"])
     head, prompts = lessons
     both = best or (prompts.out / CONFIG).exists()
+    no_epochs = UserError("--epochs needs --quick (for the head), --best (for prompts after it) or --method")
+    if config.epochs is not None and device == "cpu" and not (quick or both):
+        raise no_epochs
     if all(lesson.is_done() for lesson in lessons[: 1 + both]):
         return Plan(lessons[: 1 + both], [])
     timing = Timing.of(head, kept_backbone(config.backbone_name, device))
@@ -113,4 +117,6 @@ def plan_lessons(config: RunConfig, out: Path, device: str, *, quick: bool, best
     later = f"prompts ({PROMPTS['method']} · {PROMPTS['inference']})"
     if both or (not quick and device != "cpu" and seconds <= PATIENCE):
         return Plan(lessons, [f"{first}; then {later}, about {roughly(seconds)}"])
+    if config.epochs is not None and not quick:
+        raise no_epochs
     return Plan([head], [f"{first}; {later} would take about {roughly(seconds)}: --best learns them as well"])
