@@ -176,7 +176,8 @@ def candidate_for(name: str, method: str, sgd_too: bool = False) -> Setting:
 
 def reported(chosen: str, method: str, sgd_too: bool) -> dict[str, Setting]:
     """The rows of the report, those that are needed most first."""
-    repelled = candidate_for(chosen, method, sgd_too)
+    # The preset is the chosen row, and knows which features a method has; the row names images, of which CoOp has none.
+    repelled = candidate_for(chosen, method, sgd_too) if method in METHODS else Setting("rebapl")
     return {
         OURS: repelled,
         ENSEMBLE: Setting("ensemble"),
