@@ -41,7 +41,7 @@ def test_without_a_connection_one_line_says_so(name: str, what: str) -> None:
     assert len(str(raised.value).splitlines()) == 1
 
 
-def test_only_the_two_files_of_the_revision_are_fetched(
+def test_only_the_files_of_a_posterior_are_fetched_and_of_the_revision(
     make: Any, encoder: DualEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, asked = save_posterior(make("coop"), tmp_path / "p"), []
@@ -58,9 +58,8 @@ def test_only_the_two_files_of_the_revision_are_fetched(
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", info)
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     assert len(load_posterior("hf://somebody/digits@v2", encoder)) == 3
-    assert asked == [
-        ("somebody/digits", "v2", ["posterior.json", "samples.safetensors", "outside.safetensors"])
-    ]  # which the cache notes
+    files = ["posterior.json", "samples.safetensors", "outside.safetensors", "folds.safetensors"]
+    assert asked == [("somebody/digits", "v2", files)]  # which the cache notes
 
 
 def test_the_same_device_is_the_same_posterior(make: Any) -> None:

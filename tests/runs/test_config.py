@@ -27,7 +27,7 @@ def changed(**values) -> RunConfig:
     "same",
     [
         changed(epochs=5),  # what MaPLe was published with
-        changed(inference_settings={"cycles": 3, "sampler": {"temperature": 0.03}}),
+        changed(inference_settings={"cycles": 2, "sampler": {"temperature": 0.001}}),
         changed(inference_settings={"repulsion.distance": "wasserstein"}),
         changed(inference_settings={"repulsion.distance": {"kind": "wasserstein"}}),
         changed(inference_settings={"repulsion": {"force": {"fraction": 1}}}),  # 1.0 written otherwise
