@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from rebapl import fit
@@ -27,6 +28,7 @@ from rebapl.posterior import (
     load_posterior,
     save_posterior,
 )
+from rebapl.posterior.answers import Question
 from rebapl.posterior.set_scores import FREE, PENALTY, SET_SCORES, rank_of
 
 RESPLITS = 1000
@@ -184,6 +186,10 @@ def test_sets_by_folds_count_by_the_training_that_held_out_and_keep_their_promis
         cross_conformal_sets(torch.ones(3), torch.tensor([0, 1, 2]), torch.ones(2, 1, 4))
 
 
+def views_of(mini: DualEncoder, pictures: list[Image.Image]) -> Tensor:
+    return torch.stack([mini.preprocessing.centre(picture) for picture in pictures])
+
+
 def by_loops(held: list[tuple[np.ndarray, np.ndarray]], new: list[np.ndarray], level: float) -> np.ndarray:
     """The sets of new images (N, C) from held-out (probabilities, labels) and the new ones' probabilities of folds."""
     images = sum(len(labels) for _, labels in held)
@@ -230,6 +236,11 @@ def test_a_posterior_compares_images_by_the_trainings_of_its_folds(
     np.testing.assert_array_equal(read.predict(new).sets().numpy(), expected)
     assert [len(each["set"]) for each in read.predict(new).records()] == expected.sum(1).tolist()
     assert read.conformal == sets
+    for sure in (None, False):
+        bound, asked = Question(sets=sure).put_to(read)
+        assert (asked.sets, len(bound.folds)) == ((True, 2) if sure is None else (False, 0)), "no passes for no sets"
+    broken = replace(read, folds=(None,))  # type: ignore[arg-type]  # which fails if anything asks it
+    assert torch.equal(broken.sample_logits(views_of(mini, new)), read.sample_logits(views_of(mini, new)))
     assert read.bind([*reversed(names)]).predict(new).by_fold is None, "sets hold for the class names that they are of"
     save_posterior(replace(read, conformal=None, folds=()), tmp_path / "kept")
     assert not (tmp_path / "kept" / "folds.safetensors").exists()

@@ -80,6 +80,8 @@ class Question:
             raise UserError(NO_SETS)
         abstain = has_threshold if self.abstain is None else self.abstain
         sets = has_sets if self.sets is None else self.sets
+        if bound.folds and not sets:
+            bound = replace(bound, folds=())  # which only sets compare images by, and which cost passes of their own
         return bound, replace(self, top=top, average=average, abstain=abstain, sets=sets)
 
     def head(self, bound: Posterior) -> Record:

@@ -256,17 +256,20 @@ class Posterior:
     def sample_logits(self, views: Tensor | Iterable[Tensor]) -> Tensor:
         """Logits (S, N, C) of every sample for test-time views, uint8 (N, 3, H, W), or portions of them."""
         portions = [views] if isinstance(views, Tensor) else views
-        return torch.cat([passed.logits for _, passed in self.portion_passes((None, each) for each in portions)], dim=1)
+        return torch.cat([logits for _, logits in self._portion_logits((None, each) for each in portions)], dim=1)
+
+    def _portion_logits(self, portions: Iterable[tuple[Given, Tensor]]) -> Iterator[tuple[Given, Tensor]]:
+        """The logits of portions of views, one portion after the other, each with whatever came beside its views.
+
+        On a GPU, the portion after it is asked for first, so that the GPU has work while this one is looked at.
+        """
+        begin = self.passes.begin if self.views == 1 else self._begin_several
+        return in_order(portions, begin, 0 if self.learner.encoder.device.type == "cpu" and not self.copies else 1)
 
     def portion_passes(self, portions: Iterable[tuple[Given, Tensor]]) -> Iterator[tuple[Given, Passed]]:
-        """Whatever came beside each portion of views, and what its passes gave.
-
-        On a GPU, the portion after one is asked for first, so that the GPU has work while this one is looked at.
-        """
+        """Whatever came beside each portion of views, and what its passes gave."""
         both = (((given, self._beside(views)), views) for given, views in portions)
-        begin = self.passes.begin if self.views == 1 else self._begin_several
-        ahead = 0 if self.learner.encoder.device.type == "cpu" and not self.copies else 1
-        return ((given, Passed(logits, *beside)) for (given, beside), logits in in_order(both, begin, ahead))
+        return ((given, Passed(logits, *beside)) for (given, beside), logits in self._portion_logits(both))
 
     def _beside(self, views: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """The features and the answers of folds for views, as far as what was chosen needs them."""

@@ -117,9 +117,10 @@ def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | Non
     for name, stack in samples.items():
         if not all_finite(stack):
             raise UserError(f"samples of '{name}' hold numbers that are not finite: nothing is saved")
-    beside = {BANK: _bank(posterior), FOLDS: _folds(posterior)}
-    same = all(_holds(folder / name, held) if held else not (folder / name).exists() for name, held in beside.items())
-    if same and _holds(folder / SAMPLES, samples):
+    beside = _beside_samples(posterior)
+    same = all(_content(folder / name) == beside.get(name) for name in (BANK, FOLDS))
+    old = _content(folder / SAMPLES) if same else None
+    if old is not None and old == save(samples):
         write_json(folder / MANIFEST, _manifest(posterior, sha256(folder / SAMPLES), backbone))
         return folder
     with folder_written_whole(folder) as temporary:
@@ -129,9 +130,8 @@ def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | Non
         except SafetensorError:  # it does not say in a form of its own what the system refused, and this does
             path.write_bytes(save(samples))
         path.chmod(0o644)  # the library lets nobody else read it
-        for name, held in beside.items():
-            if held:
-                (temporary / name).write_bytes(save(held))
+        for name, content in beside.items():
+            (temporary / name).write_bytes(content)
         write_json(temporary / MANIFEST, _manifest(posterior, sha256(path), backbone))
     return folder
 
@@ -310,7 +310,7 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
         name: asdict(choice) if (choice := getattr(posterior, name)) is not None and _as_read(posterior) else None
         for name in CHOICES
     }
-    bank, folds = _bank(posterior), _folds(posterior)
+    sums = {name: hashlib.sha256(content).hexdigest() for name, content in _beside_samples(posterior).items()}
     packages = ("torch", "transformers", "safetensors")
     content = {
         "format": FORMAT,
@@ -318,8 +318,8 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
         "weights": posterior.weights.tolist(),
         "earlier_weights": [asdict(each) for each in posterior.earlier_weights],
         **chosen,
-        "outside_sha256": hashlib.sha256(save(bank)).hexdigest() if bank else None,
-        "folds_sha256": hashlib.sha256(save(folds)).hexdigest() if folds else None,
+        "outside_sha256": sums.get(BANK),
+        "folds_sha256": sums.get(FOLDS),
         **{key: about[key] for key in own},
         "versions": {
             "rebapl": __version__,
@@ -337,24 +337,23 @@ def _as_read(posterior: Posterior) -> bool:
     return not learner.transfer and learner.template == posterior.about.get("template", learner.template)
 
 
-def _holds(path: Path, tensors: dict[str, Tensor]) -> bool:
-    """Whether a file holds these tensors, and nothing else."""
-    return path.is_file() and path.read_bytes() == save(tensors)
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
 
 
-def _bank(posterior: Posterior) -> dict[str, Tensor]:
-    """What the score of "none of these" keeps of the training images, as it is stored."""
-    bank = posterior.bank if _as_read(posterior) else {}
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in bank.items()}
+def _beside_samples(posterior: Posterior) -> dict[str, bytes]:
+    """The files beside the samples, by name: what "none of these" and prediction sets compare images with.
 
-
-def _folds(posterior: Posterior) -> dict[str, Tensor]:
-    """The samples of the folds, as they are stored: `NUMBER:PARAMETER`. Those of a fold are weighted alike."""
-    folds = posterior.folds if _as_read(posterior) else ()
+    In that of the folds a stack is named `NUMBER:PARAMETER`; the samples of a fold are weighted alike.
+    """
+    if not _as_read(posterior):
+        return {}
+    numbered = enumerate(posterior.folds)
+    folds = {f"{number}:{name}": stack for number, fold in numbered for name, stack in fold.samples.items()}
     return {
-        f"{number}:{name}": stack.detach().cpu().contiguous()
-        for number, fold in enumerate(folds)
-        for name, stack in fold.samples.items()
+        name: save({key: stack.detach().cpu().contiguous() for key, stack in tensors.items()})
+        for name, tensors in {BANK: posterior.bank, FOLDS: folds}.items()
+        if tensors
     }
 
 
