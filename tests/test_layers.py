@@ -64,8 +64,8 @@ def test_no_import_goes_up(path: Path) -> None:
     allowed = set(FOUNDATION) | {"", "__version__"}
     if len(parts) > 1:
         allowed |= set(LAYERS[: LAYERS.index(parts[0]) + 1])
-    elif path.name == "__init__.py":
-        return  # the front door names things of every layer, and imports them when they are asked for
+    elif path.stem in ("__init__", "__main__"):
+        return  # the front doors: one names things of every layer, and imports them when they are asked for
     upward = {module for module in imports(path) if folder_of(module) not in allowed}
     assert not upward
 

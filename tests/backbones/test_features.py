@@ -15,6 +15,7 @@ from rebapl.backbones import features as module
 from rebapl.backbones.features import features_kept_in, features_of
 from rebapl.data.batches import LabelledImages
 from rebapl.data.catalogue import load_dataset
+from rebapl.data.corruptions import Corruption
 
 
 @pytest.fixture
@@ -37,9 +38,9 @@ def folder(tmp_path: Path) -> Path:
     return pictures(tmp_path / "pets", a=5, b=5)
 
 
-def images_of(data: str | Path) -> LabelledImages:
+def images_of(data: str | Path, corruption: Corruption | None = None) -> LabelledImages:
     dataset = load_dataset(str(data), whole=True)
-    return LabelledImages(dataset, dataset.train[:10])
+    return LabelledImages(dataset, dataset.train[:10], corruption)
 
 
 def plain(encoder: DualEncoder, data: LabelledImages) -> Tensor:
@@ -48,21 +49,32 @@ def plain(encoder: DualEncoder, data: LabelledImages) -> Tensor:
         return torch.cat([encoder.image_features(some) for some in views.split(4)])
 
 
-@pytest.mark.parametrize("kind", ["files", "drawn"])
+@pytest.mark.parametrize("kind", ["files", "drawn", "spoiled files"])
 def test_images_are_encoded_once_and_the_bits_are_those_of_the_tower(
     mini: DualEncoder, folder: Path, tmp_path: Path, encoded: list[int], kind: str
 ) -> None:
-    data = images_of(folder if kind == "files" else "digits")
+    corruption = Corruption("fog", 3) if kind == "spoiled files" else None
+    data = images_of("digits" if kind == "drawn" else folder, corruption)
     with features_kept_in(tmp_path / "kept"):
         first = features_of(mini, data)
         assert encoded == [4, 4, 2]
-        again = features_of(mini, LabelledImages(data.dataset, data.items))
+        again = features_of(mini, LabelledImages(data.dataset, data.items, corruption))
     assert encoded == [4, 4, 2]
     assert torch.equal(first, plain(mini, data))
     assert torch.equal(again, first)
     assert len(list((tmp_path / "kept").iterdir())) == 3
     assert torch.equal(features_of(mini, data), first)
     assert encoded == [4, 4, 2] * 2, "outside of `with`, nothing is kept"
+
+
+@pytest.mark.usefixtures("encoded")
+def test_features_of_spoiled_images_are_not_those_of_other_ones(
+    mini: DualEncoder, folder: Path, tmp_path: Path
+) -> None:
+    clean = images_of(folder)
+    with features_kept_in(tmp_path / "kept", clean):
+        for each in (None, Corruption("fog", 3), Corruption("fog", 4), Corruption("contrast", 3)):
+            assert torch.equal(features_of(mini, images_of(folder, each)), plain(mini, images_of(folder, each)))
 
 
 def test_what_has_changed_is_encoded_again(

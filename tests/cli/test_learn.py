@@ -127,6 +127,15 @@ def test_changed_photos_are_refused_with_what_changed_and_learned_anew_on_reques
     other = rebapl("learn", "photos", *QUICK, "--out", "runs/other", "--anew")
     assert "learned: runs/other" in other.stdout
     assert "of 7 held-out images" in other.stdout
+    for wrong in (("--set-level", "0.99"), ("--risk", "2"), ("--epochs", "0"), ("--backbone", "no-such-folder/clip")):
+        assert rebapl("learn", "photos", *QUICK, "--out", "runs/other", "--anew", *wrong).exit_code != 0
+    (bad := learned[0] / "photos" / "emu" / "bad.png").write_bytes(b"no picture")
+    request.addfinalizer(bad.unlink)
+    refused = rebapl("learn", "photos", *QUICK, "--out", "runs/other", "--anew")
+    assert "bad.png" in str(refused.exception)
+    assert load_posterior(learned[0] / "runs/other").threshold, "nothing is deleted for a lesson that is refused"
+    again = rebapl("learn", "photos", *QUICK, "--out", "runs/other")
+    assert "bad.png" in str(again.exception)
 
 
 def test_one_image_per_class_is_learned_and_not_measured(tmp_path: Path) -> None:

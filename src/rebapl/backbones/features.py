@@ -7,8 +7,9 @@ they are kept in a folder, one file for each portion of images:
     <folder>/<first 24 digits of the key>.f32        the SHA-256 of what follows, and float32 (n, e)
 
 The key is a checksum of the backbone's fingerprint (its weights and its preprocessing), of where and in what type it
-computes, and of the images: of the path, size and time of each file or, where images are not plain files, of their
-pixels. So a file can be old, but never wrong, and the folder may be deleted at any time.
+computes, and of the images: of the path, size and time of each file or, where images are not plain files or are
+spoiled by a corruption, of their pixels. So a file can be old, but never wrong, and the folder may be deleted at any
+time.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def features_of(encoder: DualEncoder, data: LabelledImages) -> Tensor:
         stored.check(encoder.fingerprint, encoder.name)
         return stored.of([item.key for item in data.items])
     _, whole = _kept.get()
-    if whole is not None:
+    if whole is not None and data.corruption is None:
         places = {item.key: row for row, item in enumerate(whole.items)}
         if all(item.key in places for item in data.items):
             return _in_portions(encoder, whole)[[places[item.key] for item in data.items]]
@@ -108,9 +109,9 @@ def _portion(encoder: DualEncoder, data: LabelledImages, rows: Sequence[int]) ->
 
 
 def _files(data: LabelledImages, rows: Sequence[int]) -> object:
-    """What identifies images that are plain files without reading them; None if they are not, or are not there."""
+    """What identifies plain files without reading them; None if images are not plain files, or spoiled, or gone."""
     load = data.dataset.load
-    if not isinstance(load, FileImages):
+    if not isinstance(load, FileImages) or data.corruption is not None:
         return None
     try:
         return [load.upright, [stamp((load.folder / data.items[row].key).resolve()) for row in rows]]

@@ -53,7 +53,7 @@ def learn(
         confidence: How sure to be that no larger share is wrong: 0.9 if not given; 0 promises nothing.
         set_level: Also fit prediction sets, which hold the right class of this share of images: 0.9.
         no_temperature: Leave the probabilities as they are; otherwise a temperature is fitted on the held-out answers.
-        anew: Delete what was learned before in this folder.
+        anew: Learn again, and delete what was learned before in this folder.
         shots: Learn from at most this many images of each class.
         method: What is learned, instead of the choice by time; `rebapl list` names the methods.
         inference: How, alone for the head; `rebapl list` names the kinds of inference.
@@ -81,18 +81,18 @@ def learn(
         photos, method or "", inference, shots=shots, backbone=backbone, epochs=epochs, template=template
     )
     engine = LocalEngine(options.parse_names(device), jobs)
-    find_backbone(config.backbone_name)
     plan = plan_lessons(
         config, out or Path("runs") / folder_name(photos), engine.devices[0], quick=quick, best=best, anew=anew
     )
+    find_backbone(config.backbone_name)
     warnings = [ONLY_DRAWINGS] if config.backbone_name == "mini" and is_own(photos) else []
     for lesson in plan.lessons:
-        if changed := data_changes(lesson.final, lesson.out):
+        if not anew and (changed := data_changes(lesson.final, lesson.out)):
             raise UserError(
                 f"{photos} has changed since {lesson.out} was learned: {changed}. To learn it anew in the same place, "
                 "give --anew; to keep what was learned before, too, give --out FOLDER"
             )
-        if lesson.is_done():
+        if not anew and lesson.is_done():
             _refuse_other_fits(lesson.out, set_level, no_temperature)
             if other_threshold:
                 choose_again(lesson, engine.devices[0], risk, confidence)
@@ -100,6 +100,8 @@ def learn(
         else:
             refuse_unwritable(lesson.out / "config.json")
             lesson.check(risk, confidence, set_level)
+            if anew:
+                lesson.forget()
             with StepProgress(quiet, jobs=lesson.jobs()) as progress:
                 for line in [*plan_lines(lesson), *(plan.lines if lesson is plan.lessons[0] else ())]:
                     progress.note(line)

@@ -95,9 +95,9 @@ def train(
     parts = [part for job in todo if cycles_apart and job.folder not in before for part in cycle_jobs(job)]
     warnings = []
     if len(before) < len(todo):
-        find_backbone(first.backbone_name)
         if is_own(first.data):
             warnings = _remarks_on_photos(first, root)
+        find_backbone(first.backbone_name)
     with StepProgress(quiet, jobs=[*parts, *todo]) as progress:
         if first.backbone is None:
             progress.note(f"backbone: {first.backbone_name}, since none is given")

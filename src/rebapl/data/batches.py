@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
@@ -18,13 +19,20 @@ from rebapl.data.transforms import Preprocessing, random_box
 from rebapl.data.workers import Ahead, in_threads, thread_count
 from rebapl.randomness import generator, python_random
 
+if TYPE_CHECKING:
+    from rebapl.data.corruptions import Corruption
+
 
 class LabelledImages:
-    """Images and labels (N,) of some items of a data set, decoded in threads when they are needed."""
+    """Images and labels (N,) of some items of a data set, decoded in threads when they are needed.
 
-    def __init__(self, dataset: Dataset, items: Sequence[Item]) -> None:
+    Their test-time views are spoiled by the `corruption`, if there is one.
+    """
+
+    def __init__(self, dataset: Dataset, items: Sequence[Item], corruption: Corruption | None = None) -> None:
         self.dataset = dataset
         self.items = items
+        self.corruption = corruption
         self.labels = torch.tensor([item.label for item in items], dtype=torch.long)
         self._images: list[Image.Image] | None = None
 
@@ -74,7 +82,7 @@ class LabelledImages:
             views.numpy()[index] = preprocessing.centre(image).numpy()
 
         in_threads(fill, range(len(rows)))
-        return views
+        return views if self.corruption is None else self.corruption(views, [self.items[row].key for row in rows])
 
     def _decoded(self, row: int) -> Image.Image:
         image = self.dataset.load(self.items[row].key)

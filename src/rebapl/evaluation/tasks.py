@@ -194,16 +194,15 @@ def part_views(posterior: Posterior, part: Part, corruption: Corruption | None =
     """The test-time views, uint8 (N, 3, H, W), of a part, as the posterior's backbone wants them.
 
     A posterior that sees images through the frozen tower alone gets their features (N, e), which may be kept from
-    before; see `features_of`. One that averages over several views of an image needs its pixels, and so does a
-    `corruption`, which spoils the view.
+    before; see `features_of`. One that averages over several views of an image needs its pixels. A `corruption` spoils
+    the views.
     """
-    learner, data = posterior.learner, LabelledImages(part.dataset, part.items)
+    learner, data = posterior.learner, LabelledImages(part.dataset, part.items, corruption)
     if part.dataset.features is not None:
         check_features(learner, part.dataset.features)
-    if corruption is None and posterior.views == 1 and takes_features(learner):
+    if posterior.views == 1 and takes_features(learner):
         return features_of(learner.encoder, data)
-    views = data.views(learner.encoder.preprocessing)
-    return views if corruption is None else corruption(views, [item.key for item in part.items])
+    return data.views(learner.encoder.preprocessing)
 
 
 def part_labels(part: Part) -> torch.Tensor:

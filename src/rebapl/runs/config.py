@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from rebapl.backbones import backbone_stamps
-from rebapl.data.catalogue import is_own, load_dataset
+from rebapl.data.catalogue import is_own, load_dataset, own_path
 from rebapl.data.dataset import Dataset
 from rebapl.data.features import StoredFeatures, is_features
 from rebapl.data.identity import identity
@@ -186,7 +186,7 @@ def own_images(data: str, split: str | None, template: str | None, whole: bool) 
 
     Both are asked for often. Those of a folder are kept as long as the stamps of its files are the same.
     """
-    path = Path(data).expanduser().resolve()
+    path = own_path(data).resolve()
     asked = (str(path), split, template, whole)
     if not path.is_dir():
         return _load_own(*asked)

@@ -88,7 +88,7 @@ def plan_lessons(config: RunConfig, out: Path, device: str, *, quick: bool, best
     """What to learn: the method that `config` names; with `quick` a head, with `best` a head and then prompts.
 
     Where none of these is said, a head and, on a GPU on which they take no longer than `PATIENCE`, prompts as well.
-    Prompts that were begun go on. With `anew`, what was learned before in these folders is deleted. Epochs are those of
+    Prompts that were begun go on. With `anew`, nothing that was learned before counts as done. Epochs are those of
     the prompts where there are prompts, and else refused, unless it was said what is learned.
     """
     if config.method or config.inference:
@@ -99,17 +99,14 @@ def plan_lessons(config: RunConfig, out: Path, device: str, *, quick: bool, best
             lessons.append(lessons[0].by(config.changed(**PROMPTS), out.with_name(out.name + BEST)))
         elif best:
             raise UserError(f"{config.data} has features, and prompts are learned from images: leave --best out")
-    if anew:
-        for lesson in lessons:
-            lesson.forget()
     if len(lessons) == 1:
         return Plan(lessons, [] if lessons[0].dataset.features is not None else ["chosen because you asked for it"])
     head, prompts = lessons
-    both = best or (prompts.out / CONFIG).exists()
+    both = best or (not quick and (prompts.out / CONFIG).exists())
     no_epochs = UserError("--epochs needs --quick (for the head), --best (for prompts after it) or --method")
     if config.epochs is not None and device == "cpu" and not (quick or both):
         raise no_epochs
-    if all(lesson.is_done() for lesson in lessons[: 1 + both]):
+    if not anew and all(lesson.is_done() for lesson in lessons[: 1 + both]):
         return Plan(lessons[: 1 + both], [])
     timing = Timing.of(head, kept_backbone(config.backbone_name, device))
     images, seconds = number_of(len(head.dataset.items), "image"), timing.prompts(prompts)
