@@ -35,3 +35,10 @@ def test_others_are_not_there() -> None:
 def test_importing_it_loads_nothing_large() -> None:
     program = "import sys, rebapl; dir(rebapl); print([m for m in ('torch', 'pydantic', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_prediction_waits_for_no_part_of_scipy() -> None:
+    """They take half as long to import as torch, and are imported where they are needed."""
+    program = "import sys, rebapl.runs.run, rebapl.runs.shards, rebapl.repulsion, rebapl.reports.results; "
+    program += "print([m for m in ('special', 'optimize', 'stats', 'ndimage') if f'scipy.{m}' in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -26,9 +26,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 import torch
 from PIL import Image
-from scipy import ndimage
 from torch import Tensor
 
 from rebapl.data.workers import in_threads
@@ -135,7 +135,7 @@ def _impulse_noise(x: np.ndarray, _scale: float, draws: Draws, share: float) -> 
 @_corruption("defocus-blur", (3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))
 def _defocus_blur(x: np.ndarray, scale: float, _draws: Draws, radius: float, edge: float) -> np.ndarray:
     """The mean over a disk of this radius whose edge is blurred with a Gaussian of standard deviation `edge`."""
-    return ndimage.convolve(x, _disk(radius * scale, edge)[..., None], mode="mirror")
+    return scipy.ndimage.convolve(x, _disk(radius * scale, edge)[..., None], mode="mirror")
 
 
 @lru_cache(maxsize=16)
@@ -145,7 +145,7 @@ def _disk(radius: float, edge: float) -> np.ndarray:
     points = (np.arange((2 * reach + 1) * fine) + 0.5) / fine - reach - 0.5
     inside = points[:, None] ** 2 + points**2 <= radius**2
     covered = inside.reshape(2 * reach + 1, fine, 2 * reach + 1, fine).mean((1, 3))
-    kernel = ndimage.gaussian_filter(covered, edge, mode="constant")
+    kernel = scipy.ndimage.gaussian_filter(covered, edge, mode="constant")
     return kernel / kernel.sum()
 
 
@@ -168,7 +168,7 @@ def _glass_blur(x: np.ndarray, scale: float, draws: Draws, std: float, most: int
 
 
 def _gaussian(x: np.ndarray, std: float) -> np.ndarray:
-    return ndimage.gaussian_filter(x, (std, std, 0), mode="nearest")
+    return scipy.ndimage.gaussian_filter(x, (std, std, 0), mode="nearest")
 
 
 @_corruption("motion-blur", (10, 3), (15, 5), (15, 8), (15, 12), (20, 15))
@@ -326,15 +326,15 @@ def _elastic_transform(
     shift = strength * scale**2 * (down @ noise @ along.T)
     grid = np.stack([*np.mgrid[:height, :width], np.ones((height, width))])
     source = np.tensordot(backwards.T, grid, 1)
-    warped = [ndimage.map_coordinates(each, source, order=1, mode="mirror") for each in np.moveaxis(x, -1, 0)]
-    rippled = [ndimage.map_coordinates(each, grid[:2] + shift, order=1, mode="reflect") for each in warped]
+    warped = [scipy.ndimage.map_coordinates(each, source, order=1, mode="mirror") for each in np.moveaxis(x, -1, 0)]
+    rippled = [scipy.ndimage.map_coordinates(each, grid[:2] + shift, order=1, mode="reflect") for each in warped]
     return np.stack(rippled, -1)
 
 
 @lru_cache(maxsize=16)
 def _smoothing(side: int, std: float) -> np.ndarray:
     """A Gaussian filter of a line as a matrix (side, side), which is much quicker where std is large."""
-    return ndimage.gaussian_filter1d(np.eye(side), std, axis=0, mode="reflect", truncate=3)
+    return scipy.ndimage.gaussian_filter1d(np.eye(side), std, axis=0, mode="reflect", truncate=3)
 
 
 @_corruption("pixelate", 0.6, 0.5, 0.4, 0.3, 0.25)

@@ -16,8 +16,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import scipy
 import torch
-from scipy.special import stdtrit
 from torch import Tensor
 
 from rebapl.evaluation.scores import ECE_BINS, Z, confidence_bins, proportion_interval
@@ -60,7 +60,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
     [-0.48, 4.48]
     """
     mean, count = statistics.fmean(values), len(values)
-    half = float(stdtrit(count - 1, 0.975)) * statistics.stdev(values) / count**0.5
+    half = float(scipy.special.stdtrit(count - 1, 0.975)) * statistics.stdev(values) / count**0.5
     return Interval(mean - half, mean + half)
 
 

@@ -24,8 +24,8 @@ from __future__ import annotations
 
 import math
 
+import scipy
 import torch
-from scipy.special import bdtr
 from torch import Tensor
 
 from rebapl.errors import UserError
@@ -59,7 +59,7 @@ def answered_within(
         good = possible & (errors <= risk * counts + 1e-9)
     else:
         possible &= counts >= first_tested(risk, confidence, len(wrong))
-        unlikely = torch.from_numpy(bdtr(errors.numpy(), counts.numpy(), risk)) <= 1 - confidence
+        unlikely = torch.from_numpy(scipy.special.bdtr(errors.numpy(), counts.numpy(), risk)) <= 1 - confidence
         good = possible & (unlikely | ~possible).long().cumprod(0).bool()
     return int(counts[good].max()) if bool(good.any()) else 0
 

@@ -36,8 +36,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import pydantic
+import scipy
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from rebapl.errors import UserError
@@ -100,7 +100,7 @@ def fit_temperature(probabilities: Tensor, labels: Tensor, prior: float = 0.0) -
     def loss(beta: float) -> float:
         return torch.nn.functional.cross_entropy(beta * logs, labels).item() + each * (beta - math.log(beta))
 
-    return 1 / float(minimize_scalar(loss, bounds=RANGE, method="bounded", options={"xatol": 1e-4}).x)
+    return 1 / float(scipy.optimize.minimize_scalar(loss, bounds=RANGE, method="bounded", options={"xatol": 1e-4}).x)
 
 
 def text_factor(learner: Learner, samples: Mapping[str, Tensor], weights: Tensor, fitted: Sequence[str]) -> float:

@@ -15,10 +15,9 @@ from functools import cache
 from importlib.util import find_spec
 
 import numpy as np
+import scipy
 import torch
 from pydantic import Field
-from scipy.optimize import linear_sum_assignment, linprog
-from scipy.sparse import eye_array, kron, vstack
 from torch import Tensor
 
 from rebapl.repulsion.distances import Distance, Stored, register_distance, squared_distances
@@ -50,10 +49,14 @@ class Wasserstein(Distance):
 def _plan(cost: np.ndarray) -> np.ndarray:
     """The optimal plan (n, m) between uniform weights."""
     n, m = cost.shape
-    sums = vstack([kron(eye_array(n), np.ones((1, m))), kron(np.ones((1, n)), eye_array(m))]).tocsr()
+    sparse = scipy.sparse
+    rows = sparse.kron(sparse.eye_array(n), np.ones((1, m)))
+    columns = sparse.kron(np.ones((1, n)), sparse.eye_array(m))
+    sums = sparse.vstack([rows, columns]).tocsr()
     marginals = np.concatenate([np.full(n, 1 / n), np.full(m, 1 / m)])
     # one of the n + m sums follows from the others
-    solution = linprog(cost.ravel(), A_eq=sums[:-1], b_eq=marginals[:-1], bounds=(0, None), method="highs")
+    constraints = {"A_eq": sums[:-1], "b_eq": marginals[:-1], "bounds": (0, None)}
+    solution = scipy.optimize.linprog(cost.ravel(), **constraints, method="highs")
     if solution.x is None:
         raise RuntimeError(f"optimal transport between {n} and {m} points was not solved: {solution.message}")
     return solution.x.reshape(n, m)
@@ -74,7 +77,9 @@ def assigned(costs: Tensor) -> Tensor:
 
         return assign_on_device(costs)
     finite = np.nan_to_num(costs.cpu().double().numpy())
-    return torch.from_numpy(np.stack([linear_sum_assignment(cost)[1] for cost in finite])).to(costs.device)
+    return torch.from_numpy(np.stack([scipy.optimize.linear_sum_assignment(cost)[1] for cost in finite])).to(
+        costs.device
+    )
 
 
 @cache

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
+import scipy
 import torch
-from scipy.stats import norm, rankdata
 
 from rebapl.errors import UserError
 from rebapl.sampling.loop import Sample
@@ -88,7 +88,7 @@ def _folded(x: np.ndarray) -> np.ndarray:
 
 def _scores(x: np.ndarray) -> np.ndarray:
     """The normal scores of the ranks among all draws."""
-    return norm.ppf((rankdata(x).reshape(x.shape) - 0.375) / (x.size + 0.25))
+    return scipy.stats.norm.ppf((scipy.stats.rankdata(x).reshape(x.shape) - 0.375) / (x.size + 0.25))
 
 
 def _pooled(x: np.ndarray) -> tuple[float, float]:
