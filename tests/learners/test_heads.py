@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from plain import unit
-from scipy.optimize import minimize_scalar
+from scipy.optimize import minimize, minimize_scalar
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
@@ -113,6 +113,29 @@ def test_a_few_images_that_zero_shot_knows_leave_no_head_endlessly_sure(encoder:
     zero_shot = encoder.logits(features, learner.text_features)
     assert bool((zero_shot.argmax(-1) == labels).all())
     assert learner(features).logits.std() < 4 * zero_shot.std()
+
+
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e12])
+def test_the_blend_is_that_of_scipy_at_any_scale_and_at_the_edges(scale: float) -> None:
+    """Sixty random problems, most of them with κ = 0 or α = 0."""
+    edges = 0
+    for seed in range(60):
+        stream = np.random.default_rng(seed)
+        n, sign = int(stream.integers(2, 30)), stream.choice([-1, 0, 1], size=2)
+        labels = stream.integers(3, size=n)
+        parts = [own * 2 * np.eye(3)[labels] + stream.normal(size=(n, 3)) for own in sign]
+        ratio = np.sqrt(np.var(parts[1], axis=1).mean() / np.var(parts[0], axis=1).mean())
+
+        def objective(at: np.ndarray, parts: list = parts, labels: np.ndarray = labels, ratio: float = ratio) -> float:
+            prior = ((at[0] - 1) ** 2 + (ratio * at[1]) ** 2) / (2 * len(labels))
+            return nll(at[0] * parts[0] + at[1] * parts[1], labels) + prior
+
+        best = minimize(objective, (1.0, 0.1), bounds=[(0, None)] * 2, tol=1e-12)
+        kappa, alpha, loss = blended(torch.tensor(parts[0]), torch.tensor(scale * parts[1]), torch.tensor(labels))
+        assert loss == pytest.approx(best.fun, abs=1e-7)
+        assert objective(np.array([kappa, scale * alpha])) == pytest.approx(loss, abs=1e-9)
+        edges += 0.0 in (kappa, alpha)
+    assert edges > 20
 
 
 def test_what_does_not_help_has_no_weight_in_the_blend() -> None:
@@ -243,6 +266,21 @@ def test_parts_of_the_images_are_scored_by_the_others(encoder: DualEncoder) -> N
     weight, bias = discriminant(*moments(features, labels, 3))
     expected = kappa * zero_shot + alpha * (features @ weight.T + bias)
     torch.testing.assert_close(learner(features).logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_two_images_of_a_class_already_teach_a_discriminant(encoder: DualEncoder) -> None:
+    """Each part leaves one image of each class, without a covariance: it has the mean variance of the whole."""
+    learner, (features, labels) = built("gda", encoder), data(encoder, per_class=2, noise=0.1)
+    learner.see(features, labels)
+    part, held_out, shrunk = parts(labels, 2), torch.zeros(6, 3), moments(features, labels, 3)[2]
+    for fold in range(2):
+        means, shares, _ = moments(features[part != fold], labels[part != fold], 3)
+        weight, bias = discriminant(means, shares, shrunk.trace() / len(shrunk) * torch.eye(len(shrunk)).double())
+        held_out[part == fold] = features[part == fold] @ weight.T + bias
+    kappa, alpha, _ = blended(encoder.logits(features, learner.text_features), held_out, labels)
+    assert (learner.text_weight.item(), learner.alpha) == pytest.approx((kappa, alpha), rel=1e-5)
+    assert alpha > 0
+    assert bool((learner(features).logits.argmax(-1) == labels).all())
 
 
 def of_unequal_counts(encoder: DualEncoder) -> tuple[Tensor, Tensor]:

@@ -49,6 +49,9 @@ def test_mahalanobis_is_the_least_distance_to_a_class_in_the_shrunk_covariance()
         np.testing.assert_allclose(score.score(others, score.keep(train, given)), expected, rtol=1e-4)
     with pytest.raises(UserError, match="two different training images"):
         score.keep(train[:3], labels[:3])
+    line = score.keep(train[:2], torch.zeros(2, dtype=torch.long))  # which have a variance in one direction only
+    assert bool(score.score(others, line).isfinite().all())
+    assert score.score(train[:1], line) < score.score(others, line).min()
 
 
 def test_energy_and_mcm_by_their_definitions(make: Any, views: Tensor) -> None:

@@ -236,6 +236,12 @@ def test_a_posterior_compares_images_by_the_trainings_of_its_folds(
     np.testing.assert_array_equal(read.predict(new).sets().numpy(), expected)
     assert [len(each["set"]) for each in read.predict(new).records()] == expected.sum(1).tolist()
     assert read.conformal == sets
+    turned, order = names[::-1], [2, 1, 0]  # sets chosen among the same names in another order
+    backwards = [replace(each, class_names=turned, probabilities=each.probabilities[:, order]) for each in predictions]
+    other = choose_cross_conformal(backwards, [2 - own for own in labels], level=0.6)
+    bound = replace(whole.bind(turned), conformal=other, folds=tuple(each.bind(turned) for each in posteriors))
+    again = load_posterior(save_posterior(bound, tmp_path / "turned"), mini).bind(turned)
+    np.testing.assert_array_equal(again.predict(new).sets().numpy(), expected[:, order])
     for sure in (None, False):
         bound, asked = Question(sets=sure).put_to(read)
         assert (asked.sets, len(bound.folds)) == ((True, 2) if sure is None else (False, 0)), "no passes for no sets"

@@ -153,6 +153,27 @@ def test_other_class_names_are_scaled_by_the_distances_of_their_texts(
     assert (f"{1.5 / factor:.2f} for these class names" in bound.said_of_temperature()) == further
     assert make("cocoop").with_temperature(1.5).bind(asked).temperature_for() == 1.5  # every image has its own texts
     assert make("zero-shot", 1).with_temperature(1.5).bind(asked).temperature_for() == pytest.approx(1.5)
+    head = make("tip-adapter", 1)  # a number in front of its texts says how sure they are, not where they are
+    assert head.learner.text_weight.item() != 1
+    assert head.with_temperature(1.5).bind(["green fish", "car"]).temperature_for() == pytest.approx(1.5)
+
+
+def test_a_temperature_by_hand_is_that_of_the_names_bound_to(make: Any) -> None:
+    posterior = make("coop").with_weights([0.2, 0.3, 0.5]).with_temperature(2.0)
+    assert posterior.with_temperature(2.0) is posterior
+    bound = posterior.bind(["green fish", "dog", "car"])
+    assert bound.temperature_for() > 2
+    assert bound.with_temperature(2.0).temperature_for() == 2
+    plain = make("coop")
+    assert plain.with_temperature(1.0) is plain
+    assert posterior.with_temperature(1.0).temperature is None
+
+
+def test_an_answer_that_is_no_number_is_refused(make: Any, views: Tensor) -> None:
+    posterior = make("coop")
+    next(iter(posterior.samples.values()))[1].fill_(float("nan"))
+    with pytest.raises(UserError, match="the answer to image 0 is no number"):
+        posterior.predict_views(views)
 
 
 def test_exports_are_at_the_temperature(make: Any, views: Tensor, tmp_path: Path) -> None:

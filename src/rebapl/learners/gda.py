@@ -11,7 +11,9 @@ lets classes without images stand beside them.
 
 The published code searches α on a validation set. Here α, and κ in front of the zero-shot logits, have the greatest
 likelihood of the training images by cross-validation: each part of them is scored by the discriminant of the other
-parts. If no class has two images, nothing says how far to trust the discriminant: α = 0 and κ = 1, which is zero-shot.
+parts. Parts that leave one image of each class have no covariance: they take the variance of the whole, the same in all
+directions. If no class has two images, nothing says how far to trust the discriminant: α = 0 and κ = 1, which is
+zero-shot.
 
 With the covariance taken as known and a flat prior, the posterior of the means is Gaussian and exact,
 
@@ -58,14 +60,17 @@ class GDA(Head):
     @torch.no_grad()
     def see(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         classes, kappa, alpha = len(self.owners), 1.0, 0.0
-        folds = min(FOLDS, int(labels.bincount().max()))
+        folds, whole = min(FOLDS, int(labels.bincount().max())), moments(features, labels, classes)
         if folds > 1:
             part, held_out = parts(labels, folds), torch.zeros(len(labels), classes, device=features.device)
             for fold in range(folds):
-                weight, bias = discriminant(*moments(features[part != fold], labels[part != fold], classes))
+                means, shares, shrunk = moments(features[part != fold], labels[part != fold], classes)
+                if shrunk.trace() < 1e-6 * whole[2].trace():
+                    shrunk = whole[2].diagonal().mean() * torch.eye(len(shrunk)).to(shrunk)
+                weight, bias = discriminant(means, shares, shrunk)
                 held_out[part == fold] = features[part == fold] @ weight.mT + bias
             kappa, alpha, _ = blended(self.encoder.logits(features, self.text_features), held_out, labels)
-        weight, bias = discriminant(*moments(features, labels, classes))
+        weight, bias = discriminant(*whole)
         self.text_weight.fill_(kappa)
         self.weight.copy_(alpha * weight)
         self.bias.copy_(alpha * bias)

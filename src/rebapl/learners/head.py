@@ -91,15 +91,19 @@ def blended(zero_shot: Tensor, extra: Tensor, labels: Tensor) -> tuple[float, fl
 
     ρ is how far the extra logits of an image lie apart, in terms of how far those of zero-shot do (the ratio of their
     standard deviations over classes), so that ρ·α has the same prior of width 1 as κ. The `extra` logits of an image
-    must not have been learned from that image. Two numbers, by Newton's method: the problem is convex.
+    must not have been learned from that image. κ and ρ·α are found by Newton's method: the problem is convex. One of
+    them that would fall below 0 stays there while the other moves.
     """
     parts = torch.stack([zero_shot, extra]).double()
+    parts -= parts.mean(-1, keepdim=True)
     start = weights = torch.tensor([1.0, 0.0], dtype=torch.float64, device=parts.device)
-    apart = (parts - parts.mean(-1, keepdim=True)).square().mean((1, 2))
-    precision = torch.stack([torch.ones_like(apart[0]), apart[1] / apart[0].clamp(min=1e-12)]) / len(labels)
+    apart = parts.square().mean((1, 2)).sqrt()
+    ratio = apart[1] / apart[0].clamp(min=1e-6) if apart[1] > 0 else torch.ones_like(apart[1])  # ρ
+    parts[1] /= ratio
+    precision, identity = 1 / len(labels), torch.eye(2, dtype=torch.float64, device=parts.device)
 
     def loss(weights: Tensor) -> Tensor:
-        prior = (precision * (weights - start).square()).sum() / 2
+        prior = precision * (weights - start).square().sum() / 2
         return F.cross_entropy(torch.einsum("k,knc->nc", weights, parts), labels) + prior
 
     least = loss(weights)
@@ -109,13 +113,13 @@ def blended(zero_shot: Tensor, extra: Tensor, labels: Tensor) -> tuple[float, fl
         own = parts[:, torch.arange(len(labels), device=labels.device), labels]
         gradient = (mean - own).mean(-1) + precision * (weights - start)
         hessian = (torch.einsum("nc,knc,lnc->kln", p, parts, parts) - mean[:, None] * mean[None]).mean(-1)
-        hessian = hessian + precision.diag()
-        ridge = 1e-9 * hessian.diagonal().max() * torch.eye(2, dtype=hessian.dtype, device=hessian.device)
-        step, size = torch.linalg.solve(hessian + ridge + 1e-12 * torch.eye(2, device=hessian.device), gradient), 1.0
+        free = ((weights > 0) | (gradient < 0)).double()
+        hessian = (hessian + precision * identity) * free[:, None] * free + (1 - free).diag()
+        step, size = torch.linalg.solve(hessian, free * gradient), 1.0
         while size > 1e-6 and loss((weights - size * step).clamp(min=0)) > least:
             size /= 2
         moved = (weights - size * step).clamp(min=0)
         if size <= 1e-6 or (moved - weights).abs().max() < 1e-8 * weights.abs().max():
             break
         weights, least = moved, loss(moved)
-    return weights[0].item(), weights[1].item(), least.item()
+    return weights[0].item(), (weights[1] / ratio).item(), least.item()

@@ -101,7 +101,7 @@ def choose_cross_conformal(
 def _limit(scores: Tensor, weights: Tensor, own: float, level: float) -> float | None:
     """q for scores (n,) with weights (n,); None if a class must be in every set."""
     ordered, order = scores.sort()
-    reached = weights[order].cumsum(0) >= level * (weights.sum() + own) - 1e-9
+    reached = weights[order].cumsum(0) >= (level - 1e-12) * (weights.sum() + own)  # whole but for rounding is whole
     return ordered[int(reached.int().argmax())].item() if bool(reached.any()) else None
 
 

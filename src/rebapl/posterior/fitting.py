@@ -68,8 +68,8 @@ def choose_threshold(
     With `risk`, it is the highest threshold that promises, with this `confidence`, that at most that share of the
     answers to new images is wrong; see `rebapl.posterior.selective`. With confidence 0 nothing is promised, and the
     risk is kept on these images only. With `coverage`, it is the lowest threshold that answers at least that share of
-    the images; with both, the risk is kept and at most that share is answered. Images of equal uncertainty are answered
-    together or not at all.
+    the images; with both, the risk is kept and at most that share, rounded up to whole images, is answered. Images of
+    equal uncertainty are answered together or not at all.
     """
     if risk is None and coverage is None:
         raise UserError("choose a threshold by risk or by coverage: give one of them, or both")

@@ -12,7 +12,8 @@ and two of the frozen normalised image features f, which compare an image with t
     mahalanobis    min_c (f − μ_c)ᵀ Σ⁻¹ (f − μ_c)                                           (Lee et al., 2018)
 
 μ_c are the means of the classes, and Σ is the covariance around them of all classes together, which is shrunk after
-Ledoit and Wolf (2004), because there are far fewer training images than features; that it is shrunk is ours.
+Ledoit and Wolf (2004), because there are far fewer training images than features, and never flat in a direction (10⁻⁶
+of the mean variance is added); that it is shrunk is ours.
 `energy` and `mcm` do not depend on the temperature of the probabilities. They need logits that are scaled products of
 features (`Learner.logits_are_products`), of one view of an image: the energy of log-probabilities is 0 for every image.
 
@@ -43,6 +44,7 @@ NEIGHBOURS = 3
 """k, or the number of training images if there are fewer."""
 
 RATE = 0.05
+FLOOR = 1e-6
 
 Bank = Mapping[str, Tensor]
 """What a score keeps of the training images."""
@@ -88,6 +90,7 @@ def _keep_gaussians(features: Tensor, labels: Tensor) -> dict[str, Tensor]:
     if not bool((around.abs() > 1e-9).any()):
         raise UserError("mahalanobis needs two different training images of at least one class: take another score")
     covariance = torch.from_numpy(ledoit_wolf(around.numpy(), assume_centered=True)[0])
+    covariance += FLOOR * covariance.diagonal().mean() * torch.eye(len(covariance), dtype=covariance.dtype)
     root = torch.linalg.cholesky(torch.linalg.inv(covariance))
     return {"means": means.float().contiguous(), "root": root.float().contiguous()}
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from rebapl.backbones import Dtype, DualEncoder, clean_class_names
 from rebapl.backbones.features import encode
 from rebapl.data.dataset import refuse_repeats
-from rebapl.errors import UserError
+from rebapl.errors import UserError, printable
 from rebapl.learners import Learner, takes_features
 from rebapl.posterior.conformal import choose_conformal
 from rebapl.posterior.fitting import PRIOR, EarlierWeights, choose_threshold, stacking_weights
@@ -340,6 +340,12 @@ class Posterior:
         """The prediction that follows from what the passes of the images with these names gave."""
         average = average or self.average
         tau, chosen = self.temperature_for(average), self.chosen_for(average)
+        together, per_sample = averaged(passed.logits, self.weights, average, tau)
+        if bool((broken := together.isnan().any(-1)).any()):
+            raise UserError(
+                f"the answer to {printable(names[int(broken.int().argmax())])} is no number: the samples, or what the "
+                "backbone computes, are not finite. In float16 numbers can be too large: take float32 or bfloat16"
+            )
         scores: dict[str, Tensor] = {}
         if self.logits_are_products:
             scores = logit_scores(passed.logits, self.weights, self.learner.encoder.logit_scale)
@@ -349,7 +355,8 @@ class Posterior:
         return Prediction(
             list(self.class_names),
             list(names),
-            *averaged(passed.logits, self.weights, average, tau),
+            together,
+            per_sample,
             self.weights,
             average,
             temperature=tau,
@@ -460,7 +467,8 @@ class Posterior:
         return self._at(Temperature(tau, self.average, tuple(self.class_names), images=len(labels)))
 
     def _at(self, fitted: Temperature) -> Posterior:
-        if fitted.value == (1.0 if self.temperature is None else self.temperature.value):
+        before = self.temperature
+        if (fitted.value == 1) if before is None else (replace(fitted, images=before.images) == before):
             return self
         return replace(self, **{**NOTHING_CHOSEN, "temperature": None if fitted.value == 1 else fitted})
 

@@ -181,6 +181,8 @@ def read_posterior(
     for number in sorted(folds, key=int):
         own, count = built(), len(next(iter(folds[number].values())))
         fitted = _fitted(folds[number], own, count, method, folder / FOLDS)
+        if manifest.conformal is not None:  # whose class names may stand in another order
+            own = own.bind(manifest.conformal.class_names, manifest.template)
         each_of_folds.append(
             {"learner": own, "samples": fitted, "weights": torch.full((count,), 1 / count), "about": about}
         )
@@ -350,6 +352,8 @@ def _beside_samples(posterior: Posterior) -> dict[str, bytes]:
         return {}
     numbered = enumerate(posterior.folds)
     folds = {f"{number}:{name}": stack for number, fold in numbered for name, stack in fold.samples.items()}
+    if any(not torch.equal(fold.weights, torch.full_like(fold.weights, 1 / len(fold))) for fold in posterior.folds):
+        raise UserError("the samples of a fold are weighted alike in the file: take its weights away first")
     return {
         name: save({key: stack.detach().cpu().contiguous() for key, stack in tensors.items()})
         for name, tensors in {BANK: posterior.bank, FOLDS: folds}.items()

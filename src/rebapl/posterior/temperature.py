@@ -119,10 +119,15 @@ def text_factor(learner: Learner, samples: Mapping[str, Tensor], weights: Tensor
         untouched = bound.frozen_cloud("text", None)
         if untouched is None or any(text is None or text.ndim != 2 for text in texts):
             return 1.0
-        clouds.append(torch.stack([text.float().cpu() for text in texts if text is not None]))
-        frozen.append(untouched.float().cpu())
+        clouds.append(torch.stack([_directions(text) for text in texts if text is not None]))
+        frozen.append(_directions(untouched))
     factors = distance_factor(clouds[0], clouds[1], known, (frozen[0], frozen[1]))
     return min(1.0, (weights @ factors).exp().item())
+
+
+def _directions(texts: Tensor) -> Tensor:
+    """Text features (C, e) of length 1: those of a head have the length that it answers with."""
+    return torch.nn.functional.normalize(texts.float().cpu(), dim=-1)
 
 
 def distance_factor(fitted: Tensor, asked: Tensor, known: Tensor, frozen: tuple[Tensor, Tensor]) -> Tensor:

@@ -182,7 +182,8 @@ def learn(
 ) -> None:
     """Do what is missing of a lesson: train, and measure. Interrupted work goes on where it was.
 
-    The threshold answers as many held-out images as it can, but no more than 95 % of them, while it promises with this
+    The threshold answers as many held-out images as it can, but no more than 95 % of them (rounded up to whole images,
+    so all of fewer than 20), while it promises with this
     `confidence` that at most the share `risk` of the answers is wrong. Where so few images cannot promise that, it is
     chosen without a promise. `set_level` asks for prediction sets of this level, chosen on the same images. The
     temperature is fitted on them first, unless it is not wanted, and all else is measured with it.
@@ -274,8 +275,8 @@ def _threshold(
     """The threshold for this risk, without a promise where there can be none; None if even the surest answers are wrong
     more often. doubt (N,) and wrong (N,) are those of held-out answers, by their largest probability.
 
-    It leaves the least sure of the held-out images unanswered in any case, so that where nearly all of them were right
-    it still says for which images it knows too little.
+    It leaves the least sure of 20 or more held-out images unanswered in any case, so that where nearly all of them were
+    right it still says for which images it knows too little.
     """
     for promised in (confidence, 0.0):
         with contextlib.suppress(UserError):
