@@ -242,7 +242,7 @@ class Study:
         outside = () if task == "digits" else (others[other],)
         novel = ("novel",) if protocol == NOVEL else ()
         run = config(task, method, row, setting, protocol, seed, asked.root, asked.photo)
-        return Wanted(what, Job.of(run, asked.runs, root=asked.root, outside=(*novel, *outside)))
+        return Wanted(what, Job.of(run.changed(outside=(*novel, *outside)), asked.runs, root=asked.root))
 
     def do(self, runs: Sequence[Wanted]) -> bool:
         """Do those that are not known and whose data are there, in this order; whether all of these are done."""

@@ -144,7 +144,7 @@ def test_a_run_on_features_trains_and_scores_as_on_the_images(exact: Path, image
     out = do_run(config, runs=tmp_path / "runs", device="cpu")
     assert config.backbone_name == "mini"
     with pytest.raises(UserError, match="has only features of them: name the images"):
-        do_run(config.changed(seed=2), out=tmp_path / "other", device="cpu", corruptions=["fog@1"])
+        do_run(config.changed(seed=2, corruptions=("fog@1",)), out=tmp_path / "other", device="cpu")
     assert not (tmp_path / "other").exists()
     stored = json.loads((out / "results.json").read_text())["parts"]["test"]
     task = load_task(str(images), 4, protocol="few-shot")

@@ -46,20 +46,20 @@ def test_outside_scores_of_noise(nano: Path) -> None:
 
 def test_a_run_keeps_them_and_scores_only_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="corruption"):
-        run(CONFIG, tmp_path / "run", device="cpu", corruptions=["rain"])
+        run(CONFIG.changed(corruptions=("rain",)), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
-    out = run(CONFIG, tmp_path / "run", device="cpu", corruptions=["fog@1"])
-    job = Job.of(CONFIG, tmp_path, out=out, corruptions=("fog@1", "fog@3"))
+    out = run(CONFIG.changed(corruptions=("fog@1",)), tmp_path / "run", device="cpu")
+    job = Job.of(CONFIG.changed(corruptions=("fog@1", "fog@3")), tmp_path, out=out)
     assert not job.is_done()
     first = read_result(out)
-    run(CONFIG, out, device="cpu", corruptions=job.corruptions)
+    run(job.config, out, device="cpu")
     assert job.is_done()
     both = read_result(out)
     assert both.corruptions["fog"].keys() == {"1", "3"}
     assert (both.corruptions["fog"]["1"], both.parts) == (first.corruptions["fog"]["1"], first.parts)
-    assert evaluate_run(out, device="cpu", uniform_weights=True).corruptions == {}  # of other predictions
+    assert evaluate_run(out, device="cpu", config=CONFIG, undo=["weights"]).corruptions == {}  # of other predictions
     with pytest.raises(UserError, match="severity '9'"):
-        evaluate_run(out, device="cpu", corruptions=["fog@9"])
+        evaluate_run(out, device="cpu", config=CONFIG.changed(corruptions=("fog@9",)))
 
 
 def test_the_table_has_plain_means() -> None:

@@ -47,7 +47,7 @@ def posterior(encoder: DualEncoder, task: Task) -> Posterior:
 def test_weights_make_the_validation_images_more_likely(posterior: Posterior, task: Task) -> None:
     data = LabelledImages(task.dataset, task.val.items)
     views = data.views(posterior.learner.encoder.preprocessing)
-    fitted = fit_on_validation(posterior, task, weights=True, threshold={"coverage": 0.5})
+    fitted = fit_on_validation(posterior, task, {"weights": {}, "threshold": {"coverage": 0.5}})
     before, after = (
         each.predict_views(views).probabilities.gather(1, data.labels[:, None]).log().mean()
         for each in (posterior, fitted)
@@ -93,7 +93,7 @@ def test_an_unknown_outside_is_refused(posterior: Posterior, task: Task) -> None
 def test_without_validation_images_nothing_is_fitted(posterior: Posterior, task: Task) -> None:
     bare = dataclasses.replace(task, val=dataclasses.replace(task.val, items=[]))
     with pytest.raises(UserError, match="no validation images"):
-        fit_on_validation(posterior, bare, weights=True)
+        fit_on_validation(posterior, bare, {"weights": {}})
 
 
 def test_the_heat_map_is_drawn(posterior: Posterior, task: Task, tmp_path: Path) -> None:
@@ -114,9 +114,8 @@ def test_a_run_is_evaluated_with_what_was_fitted_and_keeps_it(config: RunConfig,
     fitted = evaluate_run(
         out,
         device="cpu",
-        fit_weights=True,
-        fit_threshold={"risk": 0.9, "confidence": 0, "by": "entropy"},
-        outside=["novel"],
+        config=config.changed(outside=("novel",)),
+        fits={"threshold": {"risk": 0.9, "confidence": 0, "by": "entropy"}, "weights": {}},
     )
     assert fitted.outside["novel"].keys() >= {"entropy", "mutual-information"}
     loaded = load_posterior(out)

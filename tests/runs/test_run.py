@@ -121,14 +121,14 @@ def test_an_unknown_device_is_refused() -> None:
 
 def test_outside_images_are_scored_with_the_run_and_added_to_a_finished_one(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'letters'"):
-        run(CONFIG, runs=tmp_path, device="cpu", outside=["leters"])
+        run(CONFIG.changed(outside=("leters",)), runs=tmp_path, device="cpu")
     assert not run_folder(CONFIG, tmp_path).exists()
-    out = run(CONFIG, runs=tmp_path, device="cpu", outside=["novel"])
+    out = run(CONFIG.changed(outside=("novel",)), runs=tmp_path, device="cpu")
     before = read_result(out)
     assert before.outside.keys() == {"novel"}
-    job = Job.of(CONFIG, tmp_path, outside=("novel", "letters"))
+    job = Job.of(CONFIG.changed(outside=("novel", "letters")), tmp_path)
     assert not job.is_done()
-    run(CONFIG, out, device="cpu", outside=job.outside)
+    run(job.config, out, device="cpu")
     assert job.is_done()
     after = read_result(out)
     assert after.outside.keys() == {"novel", "letters"}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -71,10 +72,13 @@ def evaluate(
     from rebapl.runs.run import evaluate_run
 
     moved = {key: value for key, value in (("data", data), ("backbone", backbone)) if value is not None}
-    config = scored_as(read_config(run).changed(**moved), protocol, options.parse_names(targets))
-    wanted = options.parse_fit("threshold", fit_threshold)
-    sets = options.parse_fit("conformal", fit_conformal)
-    none_of_these = options.parse_fit("outside", fit_outside)
+    scored = {"outside": tuple(outside or ()), "corruptions": options.parse_names(corruptions) or ()}
+    config = scored_as(read_config(run).changed(**moved, **scored), protocol, options.parse_names(targets))
+    flags = {"weights": fit_weights, "temperature": fit_temperature}
+    words = {"threshold": fit_threshold, "conformal": fit_conformal, "outside": fit_outside}
+    fits: dict[str, Mapping[str, Any]] = {name: {} for name, given in flags.items() if given}
+    fits |= {name: options.parse_fit(name, text) for name, text in words.items() if text is not None}
+    undo = [name for name, given in (("weights", uniform_weights), ("temperature", no_temperature)) if given]
     trackers = options.parse_trackers(track)
     with StepProgress(quiet, "images") as progress:
         progress.start_line(f"scoring {run}")
@@ -83,31 +87,24 @@ def evaluate(
             root=root,
             device=device,
             config=config,
-            fit_weights=fit_weights,
-            uniform_weights=uniform_weights,
-            fit_temperature=fit_temperature,
-            no_temperature=no_temperature,
+            fits=fits,
+            undo=undo,
             views=views,
-            fit_threshold=wanted,
-            fit_conformal=sets,
-            fit_outside=none_of_these,
-            outside=outside or (),
-            corruptions=options.parse_names(corruptions) or (),
             track=trackers,
             progress=progress.begin(f"scoring {printable(str(run))}"),
         )
     print_table(scores_table(result, title=str(run)))
-    if fit_weights or uniform_weights:
+    if "weights" in fits or "weights" in undo:
         _say_weights(run, torch.tensor(result.weights))
     fitted = read_manifest(run / POSTERIOR)
     if fit_temperature:
         print(fitted.temperature or "temperature of the probabilities: 1")
-    if wanted is not None and (threshold := fitted.threshold) is not None:
+    if "threshold" in fits and (threshold := fitted.threshold) is not None:
         print(
             f'"I don\'t know": of {threshold.images} validation images {100 * threshold.coverage:.0f} % are answered, '
             f"{100 * threshold.risk:.1f} % of these wrongly. {threshold.promise}"
         )
-    for name in outside or ():
+    for name in config.outside:
         for by, scores in result.outside[name].items():
             found = (f"{title} {scores[key]:.1f}" for key, title in OUTSIDE_TITLES.items())
             print(f"outside {name} by {by}: {', '.join(found)}")

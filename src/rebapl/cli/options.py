@@ -231,16 +231,14 @@ FITS: dict[str, tuple[str, dict[str, type | tuple[type, ...]], str]] = {
 """The options --fit-…: what stands in them without its name, what may stand in them, and what to say if it does not."""
 
 
-def parse_fit(what: str, given: str | None) -> dict[str, Any] | None:
-    """Read the words NAME=VALUE between commas of an option --fit-…; None where it is not given.
+def parse_fit(what: str, given: str) -> dict[str, Any]:
+    """Read the words NAME=VALUE between commas of an option --fit-….
 
     >>> parse_fit("threshold", "risk=0.05,confidence=0.95"), parse_fit("threshold", "coverage=0.9,by=entropy")
     ({'risk': 0.05, 'confidence': 0.95}, {'coverage': 0.9, 'by': 'entropy'})
     >>> parse_fit("conformal", "0.8,score=raps,by_class=true"), parse_fit("outside", "mahalanobis,rate=0.1")
     ({'level': 0.8, 'score': 'raps', 'by_class': True}, {'by': 'mahalanobis', 'rate': 0.1})
     """
-    if given is None:
-        return None
     first, kinds, write = FITS[what]
     wanted: dict[str, Any] = {}
     for key, _, value in (word.partition("=") for word in (f"{first}={given}" if first else given).split(",")):

@@ -32,10 +32,8 @@ from rebapl.evaluation.scores import scores
 from rebapl.learners import METHODS, build_learner, check_features, published, takes_features
 from rebapl.numbers import harmonic_mean, spread
 from rebapl.posterior import Posterior, Prediction
-from rebapl.posterior.outside import FEATURE_SCORES, RATE, check_outside
+from rebapl.posterior.outside import FEATURE_SCORES
 from rebapl.posterior.passes import CHUNK
-from rebapl.posterior.selective import CONFIDENCE, check_promise
-from rebapl.posterior.set_scores import check_level
 from rebapl.posterior.temperature import fit_temperature, tempered
 
 Predicted = Callable[[int, int], None]
@@ -241,41 +239,24 @@ def _changed_for(posterior: Posterior, task: Task, part: Part) -> dict[str, Any]
     )
 
 
-def fit_on_validation(
-    posterior: Posterior,
-    task: Task,
-    *,
-    weights: bool = False,
-    temperature: bool = False,
-    threshold: Mapping[str, Any] | None = None,
-    sets: Mapping[str, Any] | None = None,
-    outside: Mapping[str, Any] | None = None,
-) -> Posterior:
-    """Fit a posterior on the task's validation images: its sample weights, its temperature, a `threshold` (`risk`,
-    `coverage`, `by`, `confidence`), prediction `sets` (`level`, `score`, `by_class`), and when to say "none of these"
-    (`outside`: `by` and `rate`), whichever of them are named."""
-    images = len(task.val.items)
-    if not images:
+FITTED = ("weights", "temperature", "threshold", "conformal", "outside")
+"""What can be fitted on validation images, in this order: NAME by `Posterior.fit_NAME`."""
+
+
+def fit_on_validation(posterior: Posterior, task: Task, fits: Mapping[str, Mapping[str, Any]]) -> Posterior:
+    """Fit what is named in `fits`, one of `FITTED` each, with its arguments, on the task's validation images."""
+    if not fits:
+        return posterior
+    if not task.val.items:
         raise UserError(f"data set '{task.dataset.name}' has no validation images to fit on")
-    if sets is not None:
-        check_level(sets["level"], images, sets.get("score", "probability"))
-    if outside is not None:
-        check_outside(outside["by"], outside.get("rate", RATE), images, posterior.logits_are_products)
-    if threshold is not None and "risk" in threshold:
-        check_promise(threshold["risk"], threshold.get("confidence", CONFIDENCE), images)
     views, labels = part_views(posterior, task.val), part_labels(task.val)
     bound = posterior.bind(task.val.class_names, task.dataset.template)
-    if weights:
-        bound = bound.fit_weights(views, labels)
-    if temperature:
-        bound = bound.fit_temperature(views, labels)
-    if threshold is not None:
-        bound = bound.fit_threshold(views, labels, **threshold)
-    if sets is not None:
-        bound = bound.fit_conformal(views, labels, **sets)
-    if outside is not None:
-        train = (part_views(posterior, task.train), part_labels(task.train))
-        bound = bound.fit_outside(views, **outside, train=train)
+    for name in sorted(fits, key=FITTED.index):
+        if name == "outside":
+            train = (part_views(posterior, task.train), part_labels(task.train))
+            bound = bound.fit_outside(views, train=train, **fits[name])
+        else:
+            bound = getattr(bound, f"fit_{name}")(views, labels, **fits[name])
     return bound
 
 

@@ -30,7 +30,7 @@ from rebapl.posterior.images import Images, read_images
 from rebapl.posterior.outside import FEATURE_SCORES, RATE, Bank, check_outside, choose_outside, logit_scores
 from rebapl.posterior.passes import CHUNK, Finish, Passes, Spread, in_order
 from rebapl.posterior.prediction import Average, Conformal, Outside, Prediction, Threshold, averaged, check_average
-from rebapl.posterior.selective import CONFIDENCE
+from rebapl.posterior.selective import CONFIDENCE, check_promise
 from rebapl.posterior.storage import CHOICES, about_learner, check_weights, read_posterior
 from rebapl.posterior.temperature import PRIOR as TEMPERATURE_PRIOR
 from rebapl.posterior.temperature import Temperature, fit_temperature, text_factor
@@ -483,6 +483,8 @@ class Posterior:
         confidence: float = CONFIDENCE,
     ) -> Posterior:
         """The same posterior with a threshold chosen on held-out labels (N,) of views; see `choose_threshold`."""
+        if risk is not None:
+            check_promise(risk, confidence, len(views))
         prediction = self.predict_views(views)
         chosen = choose_threshold(prediction, labels, risk=risk, coverage=coverage, by=by, confidence=confidence)
         return replace(self, threshold=chosen)

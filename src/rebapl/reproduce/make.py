@@ -33,15 +33,8 @@ def make_target(
     `README.md` then shows everything that was made in that folder, and says where a result is opposite to the paper's.
     """
     configs = target.runs(context.suite)
-    run_all(
-        configs,
-        context.runs,
-        root=context.root,
-        engine=engine or LocalEngine(context.devices),
-        on_event=on_event,
-        outside=target.outside,
-        corruptions=target.corruptions,
-    )
+    engine = engine or LocalEngine(context.devices)
+    run_all(configs, context.runs, root=context.root, engine=engine, on_event=on_event)
     product = target.make(context)
     product.table.write(out, target.name)
     for name, figure in product.figures.items():
@@ -97,7 +90,8 @@ def planned(
             continue
         for config in configs:
             folder = run_folder(config, runs)
-            states[folder, tuple(config.parts())] = config, is_finished(config, folder)
+            key = folder, tuple(config.parts())
+            states[key] = config, is_finished(config, folder) and states.get(key, (config, True))[1]
     missing = missing_data((config for config, _ in states.values()), root)
     return list(states.values()), [*(f"Missing data: {line}." for line in missing), *remarks]
 

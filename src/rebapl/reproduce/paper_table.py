@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -84,8 +84,6 @@ class MeasuredTarget:
     name: str
     what: str
     make: Callable[[Context], Product]
-    outside: ClassVar[Sequence[str]] = ()
-    corruptions: ClassVar[Sequence[str]] = ()
 
     def runs(self, suite: Suite) -> list[RunConfig]:  # noqa: ARG002
         """None."""
@@ -139,7 +137,7 @@ class PaperTable:
     * `measure`: instead of runs, for a table that trains nothing: several measurements of the scores of a row.
     * `orientation`: the paper's numbers are shown also where ours are of other data sets, but no differences.
     * `merged`: how many of the first columns leave out words that repeat those above.
-    * `outside`, `corruptions`: what its runs are scored with, beside their test images, see `run`.
+    * `outside`, `corruptions`: what its runs are scored with, beside their test images, see `RunConfig`.
     * `notes`, `claims`, `figure`: further remarks, differences whose sign is compared with the paper's, a figure.
     """
 
@@ -154,8 +152,8 @@ class PaperTable:
     measure: Callable[[Context, TableRow], Sequence[Scores]] | None = None
     orientation: bool = False
     merged: int = 0
-    outside: Sequence[str] = ()
-    corruptions: Sequence[str] = ()
+    outside: tuple[str, ...] = ()
+    corruptions: tuple[str, ...] = ()
     notes: Callable[[FilledTable], Sequence[str]] = lambda _: ()
     claims: Callable[[Sequence[str]], Sequence[Claim]] = lambda _: ()
     figure: Callable[[FilledTable], Figure] | None = None
@@ -168,8 +166,9 @@ class PaperTable:
         """The run of every row on every data set with every seed, each once."""
         if self.measure is not None:
             return []
+        scored = {"outside": self.outside, "corruptions": self.corruptions}
         configs = (
-            suite.config(data, row, seed, self.protocol)
+            suite.config(data, row, seed, self.protocol).changed(**scored)
             for data in self.data(suite)
             for row in self.rows(suite)
             for seed in suite.seeds_of(row, self.name)

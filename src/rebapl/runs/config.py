@@ -13,6 +13,7 @@ from pydantic import Field
 
 from rebapl.backbones import backbone_stamps
 from rebapl.data.catalogue import is_own, load_dataset, own_path
+from rebapl.data.corruptions import Corruption, named_corruptions
 from rebapl.data.dataset import Dataset
 from rebapl.data.features import StoredFeatures, is_features
 from rebapl.data.identity import identity
@@ -31,13 +32,15 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class RunConfig(Settings):
-    """Everything that the numbers of a run depend on, as a person asks for it.
+    """Everything that the numbers of a run depend on, and what it is scored with, as a person asks for it.
 
     The machine and the folder in which the data lie are no part of it. `split`, `template`, `targets` and `fold`
     are as in `load_task`. `method_settings` replace settings that were published for the method, `epochs` takes
-    the place of the published number of epochs, and `inference_settings` replace values of the preset. Without an
-    `inference`, a method has the one that it was published with: `svgd` for APP, `mle` for the others. Without a
-    `backbone`, embedded tasks use the embedded `mini` and all other data use CLIP ViT-B/16.
+    the place of the published number of epochs, and `inference_settings` replace values of the preset. `outside` names
+    images of none of the trained classes that the run is scored with as well, see `score_outside`, and `corruptions`
+    what its test images are spoiled with, see `named_corruptions`. Without an `inference`, a method has the one that it
+    was published with: `svgd` for APP, `mle` for the others. Without a `backbone`, embedded tasks use the embedded
+    `mini` and all other data use CLIP ViT-B/16.
 
     >>> config = RunConfig("digits", "maple", "rebapl")
     >>> same = RunConfig("digits", "maple", "rebapl", backbone="mini", inference_settings={"cycles": 2})
@@ -62,6 +65,8 @@ class RunConfig(Settings):
     fold: str | None = None
     method_settings: dict[str, Any] = Field(default_factory=dict)
     inference_settings: dict[str, Any] = Field(default_factory=dict)
+    outside: Names = ()
+    corruptions: Names = ()
 
     def __init__(self, data: str, method: str = "coop", inference: str | None = None, **others: Any) -> None:
         super().__init__(data=data, method=method, inference=inference, **others)
@@ -100,12 +105,17 @@ class RunConfig(Settings):
         """The names of the parts to be scored."""
         return part_names(self.protocol, self.data, self.targets)
 
+    def corruptions_by_severity(self) -> list[Corruption]:
+        """The corruptions that are asked for. Wrong names are refused."""
+        return named_corruptions(self.corruptions) if self.corruptions else []
+
     def resolved(self) -> ResolvedRun:
         """Fill in every setting that the training depends on. Settings that make no sense are refused.
 
-        Protocols that train in the same way give the same result, because the targets of a transfer are left out.
+        Configurations that train in the same way give the same result, because what they are scored on is left out.
         """
         self.parts()
+        self.corruptions_by_severity()
         if self.fold is not None:
             check_fold_use(self.fold, self.protocol, self.split)
         training = resolve_training(

@@ -30,6 +30,8 @@ from rebapl.settings import inlined_schema, nested, overlaid
 from rebapl.yaml_files import parse_yaml, read_yaml
 
 SECTIONS = ("method", "inference")
+LISTS = ("targets", "outside", "corruptions")
+"""Settings that are several names, which may be one text with commas between them."""
 KEYS = tuple(name for name in RunConfig.model_fields if not name.endswith("_settings"))
 
 
@@ -122,8 +124,8 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
         values[f"{key}_settings"] = section
     if values.get("data") is None:
         raise UserError("which data set? Give --data, or data=… (`rebapl data list` names those there are)")
-    if isinstance(values.get("targets"), str):
-        values["targets"] = [name.strip() for name in values["targets"].split(",")]
+    texts = {key: value for key in LISTS if isinstance(value := values.get(key), str)}
+    values |= {key: [name.strip() for name in text.split(",")] for key, text in texts.items()}
     return RunConfig(**values)
 
 
@@ -179,7 +181,7 @@ def run_schema() -> dict[str, Any]:
             ],
         },
     }
-    keys["targets"]["anyOf"].append({"type": "string"})  # names with commas
+    keys |= {key: {"anyOf": [keys[key], {"type": "string"}]} for key in LISTS}
     extends = {"type": "string", "description": "Another configuration file, whose settings come first."}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

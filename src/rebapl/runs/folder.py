@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from rebapl.data.catalogue import is_own, load_dataset
-from rebapl.data.corruptions import named_corruptions
 from rebapl.data.features import is_features
 from rebapl.data.identity import changes, touched
 from rebapl.data.images import NO_IMAGES
@@ -171,15 +170,14 @@ def is_trained(config: RunConfig, out: Path, cycle: int | None = None) -> bool:
     return sampled
 
 
-def is_finished(config: RunConfig, out: Path, outside: Iterable[str] = (), corruptions: Iterable[str] = ()) -> bool:
-    """Whether everything that a configuration asks for is scored in the folder of its run, outside images and
-    corruptions too."""
+def is_finished(config: RunConfig, out: Path) -> bool:
+    """Whether everything that a configuration asks for is scored in the folder of its run."""
     if not (out / RESULTS).exists():
         return False
     result = read_result(out)
     same = result.run in (None, config.hash())
-    missing = missing_parts(result, config) or result.lacking(named_corruptions(corruptions))
-    return same and not missing and set(outside) <= result.outside.keys()
+    missing = missing_parts(result, config) or result.lacking(config.corruptions_by_severity())
+    return same and not missing and set(config.outside) <= result.outside.keys()
 
 
 def missing_parts(result: RunResult, config: RunConfig) -> list[str]:

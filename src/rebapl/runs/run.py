@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -18,7 +18,6 @@ import torch
 
 from rebapl.backbones.features import FOLDER, features_kept_in
 from rebapl.data.catalogue import is_own
-from rebapl.data.corruptions import named_corruptions
 from rebapl.data.folds import ALL
 from rebapl.data.identity import recorded_images
 from rebapl.data.task import Task
@@ -89,8 +88,6 @@ def run(
     wait: bool = False,
     cycle: int | None = None,
     track: Sequence[str] = (),
-    outside: Sequence[str] = (),
-    corruptions: Sequence[str] = (),
 ) -> Path:
     """Do what is missing of a run, and return its folder: train it and, unless `score` is false, score it.
 
@@ -98,16 +95,14 @@ def run(
     configuration is refused. Runs that train in the same way share a folder: the two transfer protocols train once, and
     each scores its own targets. `root` is the folder of data sets. If another process is at work in the folder, this is
     an error; with `wait`, it waits for that process instead. `track` names trackers that hear of the training and the
-    scores, see `Tracker`. `outside` names images that are scored, too, as those of none of the trained classes, see
-    `score_outside`; `corruptions` names those that the test images are scored with, see `named_corruptions`.
+    scores, see `Tracker`.
 
     If `cycle` is given, only this cycle is sampled, in a folder below that of the run, and the run takes it over later.
     The cycle must not depend on the others, see `Inference.independent_cycles`.
     """
     out = out or run_folder(config, runs)
     folder = out if cycle is None else cycle_folder(out, cycle)
-    job = Job(folder, config, root, score, wait, cycle, tuple(track), tuple(outside), tuple(corruptions))
-    job.do(best_device(device), progress)
+    Job(folder, config, root, score, wait, cycle, tuple(track)).do(best_device(device), progress)
     return out
 
 
@@ -134,15 +129,8 @@ def evaluate_run(
     config: RunConfig | None = None,
     posterior: Posterior | None = None,
     task: Task | None = None,
-    fit_weights: bool = False,
-    uniform_weights: bool = False,
-    fit_temperature: bool = False,
-    no_temperature: bool = False,
-    fit_threshold: Mapping[str, Any] | None = None,
-    fit_conformal: Mapping[str, Any] | None = None,
-    fit_outside: Mapping[str, Any] | None = None,
-    outside: Sequence[str] = (),
-    corruptions: Sequence[str] = (),
+    fits: Mapping[str, Mapping[str, Any]] | None = None,
+    undo: Collection[str] = (),
     views: int | None = None,
     only_missing: bool = False,
     progress: Predicted | None = None,
@@ -154,23 +142,18 @@ def evaluate_run(
     `config` is one that trains alike and asks for other parts, see `scored_as`: they are stored beside what is there;
     `only_missing` leaves out what is there already. `posterior` is the one that was just trained, and `task` that of
     `config`; a posterior that is not the folder's own is read from there. `views` is over how many views of an image
-    answers average from now on, see `Posterior.with_views`. `uniform_weights` first weights all samples
-    alike, and `no_temperature` leaves probabilities as they are averaged; `fit_weights`, `fit_temperature`,
-    `fit_threshold` (arguments of `choose_threshold`), `fit_conformal` (`level`, `score`, `by_class`) and `fit_outside`
-    (`by`, `rate`) first fit these on the run's validation images; all are stored in the posterior. `outside` names test
-    parts, data sets or folders of images to be told from the trained classes, and `corruptions` what to
-    spoil the test images with, see `named_corruptions`; scores of other ones stay. `progress`
-    hears of the images of the test parts. `wait` and `track` are as in `run`. Features of test images are kept beside
-    the run, for others that see the same images through the same backbone; see `features_of`.
+    answers average from now on, see `Posterior.with_views`. `undo` first takes back the fit of `weights` or of the
+    `temperature`, and `fits` has what is first fitted on the run's validation images, see `fit_on_validation`; all this
+    is stored in the posterior. Scores of outside images and corruptions that are not asked for stay. `progress` hears
+    of the images of the test parts. `wait` and `track` are as in `run`. Features of test images are kept beside the
+    run, for others that see the same images through the same backbone; see `features_of`.
     """
     check_trackers(track)
-    spoiled = named_corruptions(corruptions)
-    if fit_weights and uniform_weights:
-        raise UserError("weights are either fitted (--fit-weights) or uniform (--uniform-weights): give one of them")
-    if fit_temperature and no_temperature:
-        raise UserError("a temperature is either fitted (--fit-temperature) or taken away (--no-temperature): give one")
     asked = read_config(out)
     config = asked if config is None else config
+    spoiled, fits = config.corruptions_by_severity(), fits or {}
+    if both := [name for name in fits if name in undo]:
+        raise UserError(f"{both[0]}: either fitted (--fit-{both[0]}) or taken back: give one of them")
     if config.fold == ALL:
         raise UserError(
             f"{out} was learned from every image of its data, so there are none left to score it on; "
@@ -191,7 +174,7 @@ def evaluate_run(
     ):
         stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
         parts = missing_parts(stored, config) if only_missing else config.parts()
-        outside = [name for name in outside if not (only_missing and name in stored.outside)]
+        outside = [name for name in config.outside if not (only_missing and name in stored.outside)]
         spoiled = stored.lacking(spoiled) if only_missing else spoiled
         if not parts and not outside and not spoiled:
             return stored
@@ -203,22 +186,12 @@ def evaluate_run(
         if views is not None:
             check_views(views, pixels=task.dataset.features is None)
             posterior = posterior.with_views(views)
-        if uniform_weights:
+        if "weights" in undo:
             posterior = posterior.with_uniform_weights()
-        if no_temperature:
+        if "temperature" in undo:
             posterior = posterior.with_temperature(1)
-        fitted = bool(fit_weights or fit_temperature or fit_threshold or fit_conformal or fit_outside)
-        if fitted:
-            posterior = fit_on_validation(
-                posterior,
-                task,
-                weights=fit_weights,
-                temperature=fit_temperature,
-                threshold=fit_threshold,
-                sets=fit_conformal,
-                outside=fit_outside,
-            )
-        if uniform_weights or no_temperature or fitted or posterior is not before:
+        posterior = fit_on_validation(posterior, task, fits)
+        if undo or fits or posterior is not before:
             save_posterior(posterior, out / POSTERIOR)
             stored = RunResult(parts={})  # what is there was scored with other predictions
         told_apart = score_outside(posterior, task, outside, root) if outside else {}
@@ -256,7 +229,7 @@ AnyJob = TypeVar("AnyJob", bound="Job")
 class Job(Work):
     """A run as a piece of work for an engine: its folder, its configuration, the folder of data sets.
 
-    `score`, `wait`, `cycle`, `track`, `outside` and `corruptions` are those of `run`. The folder of a job for one cycle
+    `score`, `wait`, `cycle` and `track` are those of `run`. The folder of a job for one cycle
     lies below that of the run, see `cycle_jobs`.
 
     >>> job = Job.of(RunConfig("digits", "coop", backbone="mini"), Path("runs"))
@@ -270,8 +243,6 @@ class Job(Work):
     wait: bool = True
     cycle: int | None = None
     track: tuple[str, ...] = ()
-    outside: tuple[str, ...] = ()
-    corruptions: tuple[str, ...] = ()
     noun: ClassVar[str] = "run"
     unit: ClassVar[str] = "step"
 
@@ -307,20 +278,19 @@ class Job(Work):
         if self.cycle is not None or not self.score:
             done = is_trained(self.config, self.run_folder, self.cycle)
         else:
-            done = is_finished(self.config, self.folder, self.outside, self.corruptions)
+            done = is_finished(self.config, self.folder)
         return done and (self.cycle is not None or not _unfinished(self.folder))
 
     def do(self, device: str, progress: Progress | None) -> None:
         """Train and score the run, or sample the cycle, as far as that is not done."""
         check_trackers(self.track)
-        named_corruptions(self.corruptions)  # refuses a wrong name before the training
         config, out, task, posterior = self.config, self.run_folder, None, None
         if not self.is_done():
             if not is_trained(config, out, self.cycle):
                 task = config.task(self.root, keep_split=True)
-                if self.corruptions:
+                if config.corruptions:
                     check_corruptible(task)
-                for name in self.outside:
+                for name in config.outside:
                     outside_part(name, task, self.root)  # refuses a wrong name before the training
             if task is not None or (self.cycle is None and _unfinished(out)):
                 with _alone(self.folder, wait=self.wait):
@@ -338,8 +308,6 @@ class Job(Work):
                     config=config,
                     posterior=posterior,
                     task=task,
-                    outside=self.outside,
-                    corruptions=self.corruptions,
                     only_missing=True,
                     wait=self.wait,
                     track=self.track,
@@ -439,18 +407,12 @@ def run_all(
     root: Path | None = None,
     engine: Engine | None = None,
     on_event: OnEvent | None = None,
-    outside: Sequence[str] = (),
-    corruptions: Sequence[str] = (),
 ) -> list[Path]:
     """Train and score all these runs, as far as that is not done, and return their folders.
 
-    `outside` and `corruptions` are those of `run`. `engine` decides where, by default one run at a time in this
-    process.
-    A run that fails does not stop the others: a `UserError` at the end names every failure, and calling this again does
-    only what is missing.
+    `engine` decides where, by default one run at a time in this process. A run that fails does not stop the others: a
+    `UserError` at the end names every failure, and calling this again does only what is missing.
     """
-    jobs = [
-        Job.of(config, runs, root=root, outside=tuple(outside), corruptions=tuple(corruptions)) for config in configs
-    ]
+    jobs = [Job.of(config, runs, root=root) for config in configs]
     check_outcomes(list((engine or LocalEngine()).run(jobs, on_event)))
     return [job.folder for job in jobs]
