@@ -140,7 +140,9 @@ def read_lines(path: Path) -> list[str]:
     try:
         refuse_special(path)
         lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
         raise UserError(f"{path} cannot be read ({error}): save it as UTF-8 text") from error
     return [line.strip() for line in lines if line.strip()]
 

@@ -216,6 +216,9 @@ def leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
             yield f"{before}{name}", value
 
 
+SHOWN = 80
+"""How many characters of a wrong value an error repeats at most."""
+
 _MUST = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -228,6 +231,10 @@ _MUST = {
     "dict_type": "a mapping",
     "model_type": "a mapping of settings",
     "none_required": "null",
+    "too_short": "at least {min_length} values",
+    "too_long": "at most {max_length} values",
+    "string_too_short": "at least {min_length} long",
+    "string_too_long": "at most {max_length} long",
     "greater_than": "above {gt}",
     "greater_than_equal": "at least {ge}",
     "less_than": "below {lt}",
@@ -257,7 +264,9 @@ def _in_words(error: ValidationError, model: type[Settings]) -> SettingError:
         hint = f"did you mean '{near[0]}'? " if near else ""
         return SettingError(path, f"is {first['input']!r}: {hint}Accepted: {', '.join(accepted)}{null}")
     must = " or ".join(dict.fromkeys(_must(each) for each in together))
-    return SettingError(path[:1] if len(together) > 1 else path, f"is {first['input']!r}: it must be {must}{null}")
+    given = repr(first["input"])
+    shown = given if len(given) <= SHOWN else f"{given[:SHOWN]}…"
+    return SettingError(path[:1] if len(together) > 1 else path, f"is {shown}: it must be {must}{null}")
 
 
 def _must(error: Any) -> str:

@@ -17,6 +17,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from rebapl import __version__
+from rebapl.cli import commands
 from rebapl.cli.commands import app, main
 from rebapl.errors import UserError
 from rebapl.learners import METHODS
@@ -318,6 +319,12 @@ def test_mistakes_are_named_and_leave_nothing(
     assert isinstance(shown.exception, UserError)
     assert message in str(shown.exception)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_work_that_is_kept_does_not_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["rebapl", "learn", "photos", "--anew"])
+    assert commands._how_to_go_on("step 5 of 9 is kept").endswith("Go on with: rebapl learn photos")
+    assert commands._how_to_go_on("").endswith("Go on with: rebapl learn photos --anew")
 
 
 def test_an_interruption_promises_nothing_that_is_not_so(

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,49 @@ def test_changed_photos_are_refused_with_what_changed_and_learned_anew_on_reques
     assert load_posterior(learned[0] / "runs/other").threshold, "nothing is deleted for a lesson that is refused"
     again = rebapl("learn", "photos", *QUICK, "--out", "runs/other")
     assert "bad.png" in str(again.exception)
+
+
+def test_a_head_that_is_learned_anew_is_asked_for_so_and_every_broken_photo_is_named(tmp_path: Path) -> None:
+    """Without a method it times the machine first, which must not hide either."""
+    class_folders(tmp_path / "photos", cat=4, dog=4)
+    quick = ("learn", "photos", "--backbone", "mini", "--quick")
+    first = rebapl(*quick, "--risk", "0.01", "--confidence", "0.6")
+    assert first.exit_code == 0, first.output
+    assert "Promise" not in first.output or "Promise: none" in first.output
+    assert "Answered at confidence 60 % (without a promise)" in first.output
+    draw(tmp_path / "photos/dog/new.png")
+    assert "1 added (dog/new.png). To learn it anew in the same place, give --anew" in str(rebapl(*quick).exception)
+    for name in ("cat/bad.png", "dog/bad.png"):
+        (tmp_path / "photos" / name).touch()
+    refused = str(rebapl(*quick, "--anew").exception)
+    assert "2 images cannot be read" in refused
+    assert "cat/bad.png" in refused
+    assert "dog/bad.png" in refused
+    for name in ("cat/bad.png", "dog/bad.png", "dog/new.png"):
+        (tmp_path / "photos" / name).unlink()
+    assert "already learned" in rebapl(*quick).output
+    shutil.copy(tmp_path / "photos/cat/0.png", tmp_path / "photos/cat/again.png")
+    again = rebapl(*quick, "--anew").output
+    assert "each counts once in estimates: 1 (cat/0.png = cat/again.png)" in again
+    assert "of 8 held-out images were right" in again
+
+
+def test_a_lesson_that_is_not_measured_yet_says_so_where_it_answers(learned: tuple[Path, Result]) -> None:
+    estimate = learned[0] / "runs/photos/estimate"
+    assert "not measured yet" not in rebapl("predict", "runs/photos", "photos/cat").stderr
+    estimate.mkdir()
+    try:
+        assert "runs/photos is not measured yet" in rebapl("predict", "runs/photos", "photos/cat").stderr
+    finally:
+        estimate.rmdir()
+
+
+@pytest.mark.usefixtures("learned")
+def test_what_is_shared_of_a_lesson_says_who_was_asked(tmp_path: Path) -> None:
+    assert rebapl("share", "runs/photos", "--to", "a/b", "--dry-run", str(tmp_path / "card")).exit_code == 0
+    card = (tmp_path / "card/README.md").read_text()
+    assert "| images per class | at most 32 |" in card
+    assert "| held-out images, each by a training without it | 5 |" in card
 
 
 def test_one_image_per_class_is_learned_and_not_measured(tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ def test_one_sample_says_that_it_has_no_uncertainty_between_samples(run: Path, i
     alone = save_posterior(load_posterior(run).sample(0), tmp_path / "alone")
     said = CliRunner().invoke(app, ["predict", str(alone), str(images)])
     assert said.stderr.count("one sample, so it has no uncertainty of its own") == 1
-    for word in ("--outside", "--fit-threshold", "rebapl", "ensemble"):
-        assert word in said.stderr
+    assert "take --inference rebapl or ensemble" in said.stderr
+    assert "rebapl evaluate" not in said.stderr, "which scores runs, and not a posterior by itself"
     assert "one sample, so" not in said.stdout
     assert CliRunner().invoke(app, ["predict", str(run), str(images)]).stderr == ""
 

@@ -1,5 +1,6 @@
 """Which images are held out, so that all of them are learned from in the end."""
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from drawn_folder import class_folders
 
 from rebapl.data.catalogue import load_dataset
+from rebapl.data.checking import copy_remarks
 from rebapl.data.folds import ENOUGH, folded, folds_for
 from rebapl.data.task import load_task
 from rebapl.errors import UserError
@@ -47,3 +49,43 @@ def test_a_word_that_is_no_fold_is_refused(fold: str) -> None:
 def test_a_fold_that_would_have_no_effect_is_refused() -> None:
     with pytest.raises(UserError, match="is for the protocol few-shot"):
         load_task("digits", fold="1/3")
+
+
+def test_copies_of_a_photo_are_one_image_and_never_on_both_sides(tmp_path: Path) -> None:
+    photos = class_folders(tmp_path / "photos", cat=7, dog=5)
+    plain = load_dataset(str(photos), whole=True)
+    assert plain.copies() == []
+    expected = {fold: {item.key for item in folded(plain, fold).test} for fold in folds_for(plain)}
+    for original in ("cat/0.png", "cat/1.png", "dog/0.png"):
+        shutil.copy(photos / original, (photos / original).with_suffix(".copy.png"))
+    dataset = load_dataset(str(photos), whole=True)
+    contents = {item.key: (photos / item.key).read_bytes() for item in dataset.items}
+    for fold in folds_for(dataset):
+        part = folded(dataset, fold)
+        tested = [contents[item.key] for item in part.test]
+        assert len(set(tested)) == len(tested), "each photo is asked once"
+        assert not {contents[item.key] for item in part.train} & set(tested)
+        assert {contents[key] for key in expected[fold]} == set(tested), "the parts are those without the copies"
+    assert len(folded(dataset, "all").train) == 15
+    assert copy_remarks(dataset) == [
+        "images that lie in their class several times; each counts once in estimates: 3 (cat/0.copy.png = cat/0.png, "
+        "cat/1.copy.png = cat/1.png, dog/0.copy.png = dog/0.png)"
+    ]
+    shutil.copy(photos / "cat/2.png", photos / "dog/like a cat.png")
+    assert copy_remarks(load_dataset(str(photos), whole=True))[1:] == [
+        "images that lie in several classes: 1 (cat/2.png = dog/like a cat.png)"
+    ]
+    only = class_folders(tmp_path / "only", cat=1, dog=1)
+    shutil.copy(only / "cat/0.png", only / "cat/1.png")
+    assert folds_for(load_dataset(str(only), whole=True)) == [], "two copies are no two images"
+
+
+def test_copies_of_test_images_are_not_trained_on_where_these_are_asked(tmp_path: Path) -> None:
+    photos = class_folders(tmp_path / "photos" / "train", cat=3, dog=3).parent
+    class_folders(photos / "test", cat=2, dog=2)
+    shutil.copy(photos / "test/cat/0.png", photos / "train/cat/copy.png")
+    dataset = load_dataset(str(photos), whole=True)
+    part = folded(dataset, "test")
+    train, test = ({(photos / item.key).read_bytes() for item in items} for items in (part.train, part.test))
+    assert (len(dataset.train), len(test)) == (7, 4)
+    assert not train & test

@@ -164,7 +164,7 @@ def test_a_run_that_is_not_scored_is_scored_for_the_report_alone(folder: Path) -
 def test_a_closed_form_learned_at_once(tmp_path: Path) -> None:
     config = RunConfig("digits", "gda", "laplace", shots=2, test_images=20, backbone="mini")
     text = words(report_html([InspectedRun(run(config, tmp_path / "run", device="cpu"), device="cpu")]))
-    assert "30 samples of the prompts, learned from 2 images of each of" in text
+    assert "30 samples of the head, learned from 2 images of each of" in text
     assert "the Gaussian at its end (Laplace)" in text
     assert "All was learned at once: there are no steps to show." in text
 

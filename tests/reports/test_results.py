@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import shutil
 import statistics
 from pathlib import Path
 
@@ -70,6 +71,16 @@ def test_seeds_are_averaged_and_data_sets_too(tmp_path: Path) -> None:
     (other,) = result_tables(find_runs([tmp_path]), "average")
     of_each = [2 * 80 * 60 / 140, 2 * 70 * 60 / 130, 2 * 82 * 64 / 146, 2 * 72 * 64 / 136]
     assert numbers(other.rows[-1])[2] == pytest.approx(statistics.fmean(of_each))
+
+
+def test_a_copy_of_a_run_is_no_second_seed(tmp_path: Path) -> None:
+    out = store(tmp_path, CONFIG, base=80.0, novel=60.0)
+    shutil.copytree(out, tmp_path / "copy")
+    (table,) = tables(tmp_path)
+    assert len(table.rows) == 2
+    assert [row[-1] for row in table.rows] == ["1", "1"]
+    assert all(cell.std is None for row in table.rows for cell in row if isinstance(cell, Cell))
+    assert any(f"run={name}" in str(row) for row in table.rows for name in ("copy", out.name))
 
 
 def test_runs_that_were_scored_in_another_way_are_not_averaged_with_others(tmp_path: Path) -> None:

@@ -1,17 +1,23 @@
 """Folders of small pictures for tests of a person's own data."""
 
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 from PIL import Image
 
 
 def draw(*paths: Path) -> None:
-    """A small picture at each path, every one different."""
+    """A small picture at each path, every one different, in the colour of its folder with noise."""
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
-        seed = sum(ord(letter) for letter in path.name)
-        Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 10, 3), dtype=np.uint8)).save(path)
+        noise, colour = (_drawn("/".join(path.parts[-3:]), (8, 10, 3)), _drawn(path.parent.name, (3,)))
+        Image.fromarray(noise // 2 + colour // 2).save(path)
+
+
+def _drawn(text: str, shape: tuple[int, ...]) -> np.ndarray:
+    seed = crc32(text.encode("utf-8", "surrogateescape"))
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
 
 
 def class_folders(parent: Path, **counts: int) -> Path:

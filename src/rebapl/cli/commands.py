@@ -97,6 +97,8 @@ def _how_to_go_on(kept: str) -> str:
     words = sys.argv[1:]
     if not kept and not any(word in RESUMABLE for word in words):
         return "stopped"
+    if kept:  # which --anew would delete
+        words = [word for word in words if word != "--anew"]
     what = kept or "finished runs are kept, and the others go on from their last checkpoint, if they have one"
     return f"stopped; {what}. Go on with: rebapl {shlex.join(words)}"
 

@@ -64,11 +64,12 @@ def learn(
     from rebapl.backbones import find_backbone
     from rebapl.cli.progress import StepProgress
     from rebapl.data.catalogue import is_own
+    from rebapl.data.checking import copy_remarks
     from rebapl.posterior.selective import CONFIDENCE
     from rebapl.reports.learn_summary import compared_line, plan_lines, result_lines
     from rebapl.runs.config import RunConfig
     from rebapl.runs.engine import LocalEngine
-    from rebapl.runs.folder import data_changes, folder_name
+    from rebapl.runs.folder import folder_name
     from rebapl.runs.learn import choose_again, read_learned
     from rebapl.runs.learn import learn as do_lesson
     from rebapl.runs.learn_choice import plan_lessons
@@ -87,11 +88,6 @@ def learn(
     find_backbone(config.backbone_name)
     warnings = [ONLY_DRAWINGS] if config.backbone_name == "mini" and is_own(photos) else []
     for lesson in plan.lessons:
-        if not anew and (changed := data_changes(lesson.final, lesson.out)):
-            raise UserError(
-                f"{photos} has changed since {lesson.out} was learned: {changed}. To learn it anew in the same place, "
-                "give --anew; to keep what was learned before, too, give --out FOLDER"
-            )
         if not anew and lesson.is_done():
             _refuse_other_fits(lesson.out, set_level, no_temperature)
             if other_threshold:
@@ -105,7 +101,7 @@ def learn(
             with StepProgress(quiet, jobs=lesson.jobs()) as progress:
                 for line in [*plan_lines(lesson), *(plan.lines if lesson is plan.lessons[0] else ())]:
                     progress.note(line)
-                for line in warnings:
+                for line in [*warnings, *(f"warning: {line}" for line in copy_remarks(lesson.dataset))]:
                     progress.warn(line)
                 do_lesson(
                     lesson,
@@ -117,11 +113,11 @@ def learn(
                     temperature=not no_temperature,
                 )
             print(f"learned: {lesson.out}")
-        for line in [*result_lines(lesson, *read_learned(lesson.out)), *warnings]:
+        for line in [*result_lines(lesson, *read_learned(lesson.out), confidence or CONFIDENCE), *warnings]:
             print(line)
         trained_by = lesson.final.resolved().training.inference
         if trained_by is not None and trained_by.samples == 1:
-            print(one_sample(lesson.out))
+            print(one_sample())
     if len(plan.lessons) > 1:
         print(compared_line(plan.lessons))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from rebapl.cli import options
-from rebapl.cli.run_notes import ONLY_DRAWINGS, one_sample
+from rebapl.cli.run_notes import ONLY_DRAWINGS, notes_of
 from rebapl.cli.shards import Watch, counted, do_shards, nothing_read
 from rebapl.errors import UserError, printable, unknown
 
@@ -159,8 +159,7 @@ def _notes(run: Path, posterior: Posterior, question: Question, files: ImageFile
     """What a person should know before the answers come."""
     if said := posterior.said_of_temperature(question.average):
         yield said
-    if len(posterior) == 1:
-        yield one_sample(run)
+    yield from notes_of(run, posterior)
     if posterior.learner.encoder.name == "mini" and not piped and files.known and _is_photo(next(iter(files))):
         yield ONLY_DRAWINGS
     if files.passed_over:

@@ -40,7 +40,7 @@ def results(
         print("no run here has results yet")
     for title, folders in (
         ("trained, not scored (rebapl evaluate RUN)", found.unscored),
-        ("not finished (the same rebapl train goes on)", found.untrained),
+        ("not finished (the command that began it goes on)", found.untrained),
     ):
         if folders:
             print(f"{title}: {', '.join(map(str, folders[:5]))}{' …' if len(folders) > 5 else ''}")

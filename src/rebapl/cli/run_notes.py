@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rebapl.posterior import Posterior
 
 ONLY_DRAWINGS = (
     "warning: the backbone mini knows only drawings. On photos its answers are hardly better than chance; name a CLIP "
@@ -10,15 +14,31 @@ ONLY_DRAWINGS = (
 )
 
 
-def one_sample(run: Path) -> str:
-    """What a run with one sample cannot say, and what can be done about it."""
-    from rebapl.runs.folder import HELD_OUT
-
+def one_sample(run: Path | None = None) -> str:
+    """What one sample cannot say, and what can be done about it. If a run is named, commands measure that."""
     measures = (
         f"How well its probabilities tell unfamiliar images: rebapl evaluate {run} --outside FOLDER. When to say "
         f'"I don\'t know": rebapl evaluate {run} --fit-threshold coverage=0.9. '
     )
     return (
         "this run has one sample, so it has no uncertainty of its own: mutual information and disagreement are 0. "
-        f"{'' if (run / HELD_OUT).exists() else measures}For more, take --inference rebapl or ensemble"
+        f"{'' if run is None else measures}For more, take --inference rebapl or ensemble"
     )
+
+
+def notes_of(run: Path, posterior: Posterior) -> list[str]:
+    """What a person should know before a run, or a posterior from elsewhere, answers."""
+    from rebapl.data.folds import ALL
+    from rebapl.runs.folder import CONFIG, read_config
+    from rebapl.runs.learn import ESTIMATE
+
+    notes = []
+    if (run / ESTIMATE).is_dir():
+        notes.append(
+            f'warning: {run} is not measured yet, so it has no temperature and never says "I don\'t know": the command '
+            "`rebapl learn` that began it finishes that"
+        )
+    if len(posterior) == 1:
+        by_itself = (run / CONFIG).exists() and read_config(run).fold != ALL and posterior.threshold is None
+        notes.append(one_sample(run if by_itself else None))
+    return notes

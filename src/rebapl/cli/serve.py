@@ -39,6 +39,7 @@ def serve(
     import socket
 
     from rebapl.app.answering import Answering
+    from rebapl.cli.run_notes import notes_of
     from rebapl.data.task import Task
     from rebapl.posterior import load_posterior
     from rebapl.runs.folder import CONFIG, read_config
@@ -51,6 +52,8 @@ def serve(
             task = read_config(run).task(root)
         except (UserError, OSError) as error:
             print(f"no training images are shown beside answers: {error}", file=sys.stderr)
+    for note in notes_of(run, posterior):
+        print(note, file=sys.stderr)
     answering = Answering(posterior, task)
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -9,6 +9,9 @@ import typer
 
 from rebapl.cli import options
 
+ESTIMATED = "held-out images, each by a training without it"
+"""The test part of what `rebapl learn` made."""
+
 
 def share(
     run: options.RunArgument,
@@ -31,6 +34,7 @@ def share(
         backbone: Hub id where others find the backbone, if yours was a folder.
         dry_run: Upload nothing; write what would be uploaded to a folder.
     """
+    from rebapl.data.folds import ALL
     from rebapl.posterior import load_posterior
     from rebapl.posterior.hub import write_for_hub
     from rebapl.runs.folder import CONFIG, read_config
@@ -40,9 +44,12 @@ def share(
     card: dict[str, Any] = {"licence": licence, "backbone": backbone}
     if (run / CONFIG).exists():
         config = read_config(run)
-        card["facts"] = {"protocol": config.protocol, "images per class": config.shots}
-    if (run / RESULTS).exists():
-        card["scores"] = {name: part.as_json() for name, part in read_result(run).parts.items()}
+        learned = config.fold == ALL  # by `rebapl learn`: from as many images as there are
+        most = f"at most {config.shots}" if learned else config.shots
+        card["facts"] = {"protocol": "every class" if learned else config.protocol, "images per class": most}
+        if (run / RESULTS).exists():
+            parts = {ESTIMATED if learned else name: part for name, part in read_result(run).parts.items()}
+            card["scores"] = {name: part.as_json() for name, part in parts.items()}
     if dry_run is not None:
         print(f"what would be uploaded to {to}: {write_for_hub(posterior, dry_run, to, **card)}")
     else:

@@ -67,6 +67,7 @@ def check_dataset(
         _check_names(entry, dataset, data_root(name, root) / entry.folder, report)
     present = dataset.items if dataset.folder is None else _check_present(dataset, dataset.folder, report)
     if read and present:
+        report.notes += copy_remarks(dataset)
         broken = broken_images(dataset, present, progress)
         if broken:
             report.problems.append(f"{len(broken)} images cannot be read:\n  " + "\n  ".join(broken))
@@ -132,6 +133,20 @@ def _check_present(dataset: Dataset, folder: Path, report: Report) -> list[Item]
     if unlisted := sum(path.relative_to(folder).as_posix() not in listed for path in walk_images(folder)):
         report.notes.append(f"{unlisted} more images below {folder} are in no split")
     return present
+
+
+def copy_remarks(dataset: Dataset) -> list[str]:
+    """A line on images that lie in their class several times, and one on those that lie in several classes."""
+    lines = []
+    for several, where in (
+        (False, "in their class several times; each counts once in estimates"),
+        (True, "in several classes"),
+    ):
+        groups = [group for group in dataset.copies() if (len({item.label for item in group}) > 1) == several]
+        if groups:
+            shown = few((" = ".join(item.key for item in group) for group in groups), 3)
+            lines.append(f"images that lie {where}: {len(groups)} ({shown})")
+    return lines
 
 
 def broken_images(

@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from PIL import Image
 
 from rebapl.data.features import StoredFeatures
+from rebapl.data.workers import in_threads
 from rebapl.errors import UserError
-from rebapl.files import read_json, write_atomically
+from rebapl.files import read_json, sha256, write_atomically
 from rebapl.wording import few
 
 SPLITS = ("train", "val", "test")
@@ -87,6 +89,27 @@ class Dataset:
     def items(self) -> list[Item]:
         """All items, the training ones first."""
         return [*self.train, *self.val, *self.test]
+
+    @cached_property
+    def contents(self) -> Mapping[str, str]:
+        """A text for each image, by key: the same for files with the same bytes. Only files of one size are read."""
+        if self.features is not None:
+            return self.features.checksums
+        contents, by_size = {item.key: item.key for item in self.items}, dict[int, list[str]]()
+        if (folder := self.folder) is None:
+            return contents
+        for key in contents:
+            if (folder / key).is_file():
+                by_size.setdefault((folder / key).stat().st_size, []).append(key)
+        alike = [key for keys in by_size.values() if len(keys) > 1 for key in keys]
+        return contents | dict(zip(alike, in_threads(lambda key: sha256(folder / key), alike), strict=True))
+
+    def copies(self) -> list[list[Item]]:
+        """The images that are copies of one another, a list for each content."""
+        groups: dict[str, list[Item]] = {}
+        for item in sorted(set(self.items)):
+            groups.setdefault(self.contents[item.key], []).append(item)
+        return [group for group in groups.values() if len(group) > 1]
 
     @property
     def class_names(self) -> list[str]:

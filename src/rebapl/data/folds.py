@@ -2,13 +2,16 @@
 
 A fold is a word: `2/5` holds out the second of five parts, `test` holds out the test images that the data set has by
 itself, and `all` holds out nothing. In each case all other images train.
+
+A photo that lies in a class several times is one image here: it is held out once, and its copies do not train then.
+Otherwise what was learned from a copy would be asked again, and an estimate would count the photo several times.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from rebapl.data.dataset import Dataset, Item, by_label
@@ -39,10 +42,11 @@ def folds_for(dataset: Dataset) -> list[str]:
     """
     if dataset.test:
         return [TEST]
-    parts = min(PARTS, max(Counter(item.label for item in dataset.items).values()))
+    items = without_copies(dataset, dataset.items)
+    parts = min(PARTS, max(Counter(item.label for item in items).values()))
     if parts < 2:
         return []
-    return [f"{part}/{parts}" for part in range(1, 2 if len(dataset.items) // parts >= ENOUGH else parts + 1)]
+    return [f"{part}/{parts}" for part in range(1, 2 if len(items) // parts >= ENOUGH else parts + 1)]
 
 
 def check_fold(fold: str) -> None:
@@ -65,19 +69,29 @@ def folded(dataset: Dataset, fold: str) -> Dataset:
     check_fold(fold)
     items = dataset.items
     if fold == ALL:
-        held_out: set[Item] = set()
-    elif fold == TEST:
-        held_out = set(dataset.test)
+        return replace(dataset, train=items, val=[], test=[])
+    if fold == TEST:
+        held_out = without_copies(dataset, dataset.test)
     else:
         part, parts = map(int, fold.split("/"))
-        held_out = {item for item, number in _numbered(items, parts) if number == part}
-    if fold != ALL and not held_out:
+        held_out = [item for item, number in _numbered(without_copies(dataset, items), parts) if number == part]
+    if not held_out:
         raise UserError(f"data set '{dataset.name}' has no images in fold {fold}: every class has only one image there")
-    train = [item for item in items if item not in held_out]
-    return replace(dataset, train=train, val=[], test=[item for item in items if item in held_out])
+    contents = {_content(dataset, item) for item in held_out}
+    train = [item for item in items if _content(dataset, item) not in contents]
+    return replace(dataset, train=train, val=[], test=[item for item in items if item in set(held_out)])
 
 
-def _numbered(items: list[Item], parts: int) -> Iterator[tuple[Item, int]]:
+def without_copies(dataset: Dataset, items: Iterable[Item]) -> list[Item]:
+    """These items, and of those in a class that are copies of one another only the first by name."""
+    return list({_content(dataset, item): item for item in sorted(items, reverse=True)}.values())[::-1]
+
+
+def _content(dataset: Dataset, item: Item) -> tuple[str, int]:
+    return dataset.contents[item.key], item.label
+
+
+def _numbered(items: Iterable[Item], parts: int) -> Iterator[tuple[Item, int]]:
     """Each image with the number of its part, 1 … parts: those of a class in a fixed random order, dealt in turn."""
     for label, group in by_label(sorted(items)).items():
         python_random(0, "fold", group[0].class_name).shuffle(group)

@@ -145,10 +145,10 @@ def _limits(posterior: Posterior) -> list[str]:
         "What the backbone has learned from its own training data, wrong or unfair, is still there.",
     ]
     if posterior.conformal is not None:
-        share = f"{100 * posterior.conformal.promised:.3g} %"
+        sets = posterior.conformal
         limits.append(
-            f"Its prediction sets hold the right class of {share} of images like the "
-            f"{posterior.conformal.images} that they were fitted on, and promise nothing for other images."
+            f"Its prediction sets of level {sets.level:g} hold the right class of {100 * sets.promised:.3g} % or more "
+            f"of images like the {sets.images} that they were fitted on, and promise nothing for other images."
         )
     if posterior.about.get("seed") is not None:
         limits.append("It is one run with one seed; other seeds give somewhat other scores.")

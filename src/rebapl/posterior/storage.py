@@ -213,8 +213,8 @@ def _find(source: Path | str) -> Path:
         raise UserError(f"{source}: there is no such run or posterior")
     if not (folder / MANIFEST).exists():
         raise UserError(
-            f"{source} is not a posterior: it has no {MANIFEST}. If it is a run, it is not trained yet: run the same "
-            "`rebapl train` again and it goes on where it was"
+            f"{source} is not a posterior: it has no {MANIFEST}. If it is a run, it is not trained yet: give the "
+            "command that began it again, and it goes on where it was"
         )
     return folder
 

@@ -65,8 +65,12 @@ def result_lines(
     threshold: Threshold | None,
     conformal: Conformal | None,
     temperature: Temperature | None,
+    confidence: float = CONFIDENCE,
 ) -> list[str]:
-    """How well it went, a line each: accuracy, confusions, what was fitted, files, the next command."""
+    """How well it went, a line each: accuracy, confusions, what was fitted, files, the next command.
+
+    `confidence` is that of the promises that other risks would make, where the threshold makes none.
+    """
     kept = [f"{lesson.out / 'posterior'} (what was learned)"]
     if not answers:
         lines = [
@@ -81,7 +85,7 @@ def result_lines(
         lines = [accuracy, _mixed_up(answers)]
         if temperature is not None:
             lines.append(f"{temperature}, the held-out ones, so it cost no training (--no-temperature leaves it out)")
-        lines.append(_threshold(answers, threshold))
+        lines.append(_threshold(answers, threshold, confidence))
         if conformal is not None:
             lines.append(
                 f"prediction sets: at level {100 * conformal.level:g} %; those of the held-out images have "
@@ -104,21 +108,21 @@ def _mixed_up(answers: Sequence[Answer]) -> str:
     return f"mixes up: {', '.join(words[:MIXED_UP])}{more}"
 
 
-def _threshold(answers: Sequence[Answer], threshold: Threshold | None) -> str:
+def _threshold(answers: Sequence[Answer], threshold: Threshold | None, confidence: float) -> str:
     if threshold is None:
         never = '"I don\'t know": never, since even its surest answers were wrong too often to choose a threshold'
-        return f"{never}. {_other_risks(answers)}"
+        return f"{never}. {_other_risks(answers, confidence)}"
     answered = [answer for answer in answers if answer.uncertainty <= threshold.value]
     wrong = sum(not answer.right for answer in answered)
     lacks = "" if threshold.promised else ". A promise takes more held-out images, or fewer wrong answers"
     return (
         f'"I don\'t know": where no class has a probability of {1 - threshold.value:.3f} or more. Of {len(answers)} '
         f"held-out images {len(answered)} ({100 * len(answered) / len(answers):.0f} %) are answered, {wrong} of them "
-        f"wrongly. {threshold.promise}{lacks}. {_other_risks(answers, threshold.confidence or CONFIDENCE)}"
+        f"wrongly. {threshold.promise}{lacks}. {_other_risks(answers, threshold.confidence or confidence)}"
     )
 
 
-def _other_risks(answers: Sequence[Answer], confidence: float = CONFIDENCE) -> str:
+def _other_risks(answers: Sequence[Answer], confidence: float) -> str:
     """How many held-out images each of three risks answers, with a promise and without one."""
     shares = []
     for risk in RISKS:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, groupby
@@ -146,14 +147,17 @@ def ranges(seeds: Sequence[int]) -> str:
 
 
 def grouped(runs: Iterable[Run]) -> list[Group]:
-    """The runs grouped over seeds and ordered by data set.
+    """The runs grouped over seeds and ordered by data set; a second run of the same seed is in a group of its own.
 
-    Where two groups have the same words, the second gets one more: the first setting in which they differ.
+    Where two groups have the same words, the second has one more: the first setting in which they differ, or its name.
     """
-    by_rest: dict[str, list[Run]] = {}
+    by_rest: dict[tuple[str, int], list[Run]] = {}
+    copies: Counter[str] = Counter()
     for run in runs:
-        rest = {**run.resolved, "seed": None, "scored": _scored_with(run)}
-        by_rest.setdefault(json.dumps(rest, sort_keys=True), []).append(run)
+        same = json.dumps([run.resolved, run.config["seed"], _scored_with(run)], sort_keys=True)
+        rest = json.dumps([{**run.resolved, "seed": None}, _scored_with(run)], sort_keys=True)
+        by_rest.setdefault((rest, copies[same]), []).append(run)
+        copies[same] += 1
     groups = [Group(sorted(each, key=lambda run: run.config["seed"])) for each in by_rest.values()]
     seen: dict[tuple[str, ...], Group] = {}
     for index, group in enumerate(groups):

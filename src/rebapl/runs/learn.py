@@ -27,7 +27,7 @@ from rebapl.data.batches import LabelledImages
 from rebapl.data.catalogue import is_own, load_dataset
 from rebapl.data.checking import broken_images
 from rebapl.data.dataset import Dataset
-from rebapl.data.folds import ALL, folds_for
+from rebapl.data.folds import ALL, folds_for, without_copies
 from rebapl.data.task import Part, Task, load_task
 from rebapl.errors import UserError
 from rebapl.evaluation.tasks import part_labels, predict_part, prediction_scores
@@ -48,6 +48,7 @@ from rebapl.runs.folder import (
     HELD_OUT,
     POSTERIOR,
     RESULTS,
+    data_changes,
     is_trained,
     note_checksum,
     read_config,
@@ -132,7 +133,7 @@ class Lesson:
     @property
     def unmeasured(self) -> list[str]:
         """The classes that have one image only, which is always learned from and never held out."""
-        counts = Counter(item.class_name for item in self.dataset.items)
+        counts = Counter(item.class_name for item in without_copies(self.dataset, self.dataset.items))
         return [] if self.dataset.test else [name for name, count in counts.items() if count == 1]
 
     def held_out(self, fold: str) -> Part:
@@ -147,7 +148,12 @@ class Lesson:
         return [Job.of(each, out.parent, out=out, score=False, wait=False) for out, each in runs.items()]
 
     def is_done(self) -> bool:
-        """Whether everything is learned and measured. A folder with something else in it is refused."""
+        """Whether everything is learned and measured. A folder with something else, or of other photos, is refused."""
+        if changed := data_changes(self.final, self.out):
+            raise UserError(
+                f"{self.final.data} has changed since {self.out} was learned: {changed}. To learn it anew in the same "
+                "place, give --anew; to keep what was learned before, too, give --out FOLDER"
+            )
         done = is_trained(self.final, self.out) and (not self.folds or (self.out / RESULTS).exists())
         if done:
             shutil.rmtree(self.out / ESTIMATE, ignore_errors=True)  # which a kill at the very end has left
@@ -164,6 +170,10 @@ class Lesson:
         check_risk(risk, confidence)
         if set_level is not None:
             check_level(set_level, sum(len(self.held_out(fold).items) for fold in self.folds))
+        self.refuse_broken()
+
+    def refuse_broken(self) -> None:
+        """Refuse images that cannot be read, all of which are named."""
         broken = broken_images(self.dataset, self.dataset.items)
         if len(broken) == 1:
             raise UserError(broken[0])

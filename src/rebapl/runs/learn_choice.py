@@ -20,6 +20,7 @@ import torch
 from rebapl.backbones import DualEncoder
 from rebapl.backbones.features import encode
 from rebapl.data.batches import LabelledImages
+from rebapl.data.checking import broken_images
 from rebapl.errors import UserError
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import CONFIG
@@ -51,6 +52,8 @@ class Timing(NamedTuple):
     def of(cls, lesson: Lesson, encoder: DualEncoder) -> Timing:
         """Measure both. The first pass, which may prepare something, does not count."""
         data = LabelledImages(lesson.dataset, lesson.dataset.items[:TIMED])
+        if broken_images(data.dataset, data.items):
+            lesson.refuse_broken()
         encode(encoder, data.views(encoder.preprocessing, [0]))
         begin = time.perf_counter()
         encode(encoder, data.views(encoder.preprocessing))
