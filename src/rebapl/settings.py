@@ -77,6 +77,16 @@ class Settings(BaseModel):
         return {**kind, **{name: _plain(getattr(self, name)) for name in type(self).model_fields}}
 
 
+class Record(Settings):
+    """A part of a file of results. Known values are checked, and unknown ones are kept as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    def as_json(self) -> dict[str, Any]:
+        """The values as JSON has them. Values that were not measured are left out."""
+        return self.model_dump(exclude_none=True, exclude_defaults=True)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Settings):
         return value.plain()

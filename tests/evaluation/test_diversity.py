@@ -67,13 +67,13 @@ def test_samples_farther_apart_are_more_diverse() -> None:
     assert near.space == "image"
     assert far.mean_distance > 2 * near.mean_distance > 0
     assert far.mean_disagreement > near.mean_disagreement
-    assert 1 <= near.by_answers < far.by_answers < 3
-    assert far.by_weights == pytest.approx(3)
+    assert 1 <= near.effective_by_answers < far.effective_by_answers < 3
+    assert far.effective_by_weights == pytest.approx(3)
     assert same.mean_distance == same.mean_disagreement == 0
-    assert same.by_answers == pytest.approx(1)
+    assert same.effective_by_answers == pytest.approx(1)
     assert measure_diversity(posterior_of(0.5, "coop"), views[:9]).space == "text"
     alone = measure_diversity(posterior_of(0.5, samples=1), views[:9])
-    assert (alone.mean_distance, alone.mean_disagreement, alone.by_answers) == (0, 0, 1)
+    assert (alone.mean_distance, alone.mean_disagreement, alone.effective_by_answers) == (0, 0, 1)
 
 
 def test_a_hundred_images_are_spread_over_those_given() -> None:

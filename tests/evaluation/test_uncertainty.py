@@ -13,13 +13,11 @@ from rebapl.backbones import DualEncoder, load_backbone
 from rebapl.data.batches import LabelledImages
 from rebapl.data.task import Task, load_task
 from rebapl.errors import UserError
-from rebapl.evaluation import outside_scores
-from rebapl.evaluation.diversity import diversity_record
+from rebapl.evaluation import Diversity, outside_scores
 from rebapl.evaluation.tasks import diversity_on_test, fit_on_validation, score_outside
 from rebapl.posterior import Posterior, load_posterior
 from rebapl.reports.figures import diversity_figure
 from rebapl.runs.config import RunConfig
-from rebapl.runs.results import DiversityRecord
 from rebapl.runs.run import evaluate_run, run
 from rebapl.training.fit import fit
 
@@ -97,10 +95,10 @@ def test_without_validation_images_nothing_is_fitted(posterior: Posterior, task:
 
 
 def test_the_heat_map_is_drawn(posterior: Posterior, task: Task, tmp_path: Path) -> None:
-    record = diversity_record(diversity_on_test(posterior, task))
+    record = diversity_on_test(posterior, task).as_json()
     assert record["space"] == "image"
     assert record["mean_distance"] == pytest.approx(record["distance"][0][1])
-    path = diversity_figure(DiversityRecord(**json.loads(json.dumps(record))), tmp_path / "d" / "diversity.png")
+    path = diversity_figure(Diversity(**json.loads(json.dumps(record))), tmp_path / "d" / "diversity.png")
     with Image.open(path) as image:
         assert image.width > 800
 

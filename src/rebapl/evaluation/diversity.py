@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,75 +10,50 @@ from torch import Tensor
 from rebapl.numbers import effective_samples, spread
 from rebapl.posterior import Posterior
 from rebapl.repulsion import squared_distance
+from rebapl.settings import Record
 
 IMAGES = 100
 """Test images that the distances are measured on, as in the paper."""
 
 
-@dataclass(frozen=True)
-class Diversity:
-    """How much S samples differ: `distance` and `disagreement` (S, S) for each pair, and the numbers below.
+class Diversity(Record):
+    """How much S samples differ: `distance` and `disagreement` (S, S) for each pair, and their means over pairs.
 
     `distance` is Wasserstein-2 (not squared) between the clouds that two samples have in the feature space `space`;
-    `disagreement` is the share of images that two samples answer differently. Both are zero on the diagonal.
+    `disagreement` is the share of images that two samples answer differently. Both are zero on the diagonal. The
+    effective numbers of samples are by their weights alone, 1/Σ ω², and by how alike their answers are; see
+    `effective_samples`.
     """
 
     space: str
     images: int
-    distance: Tensor
-    disagreement: Tensor
-    weights: Tensor
-
-    @property
-    def mean_distance(self) -> float:
-        """Over different pairs; 0 for one sample."""
-        return mean_of_pairs(self.distance)
-
-    @property
-    def mean_disagreement(self) -> float:
-        """Over different pairs; 0 for one sample."""
-        return mean_of_pairs(self.disagreement)
-
-    @property
-    def by_weights(self) -> float:
-        """The effective number of samples by their weights alone: 1/Σ ω²."""
-        return effective_samples(self.weights)
-
-    @property
-    def by_answers(self) -> float:
-        """The effective number of samples by how alike their answers are; see `effective_samples`."""
-        return effective_samples(self.weights, 1 - self.disagreement)
+    mean_distance: float
+    mean_disagreement: float
+    effective_by_weights: float
+    effective_by_answers: float
+    distance: list[list[float]]
+    disagreement: list[list[float]]
 
 
-def diversity_record(diversity: Diversity) -> dict[str, Any]:
-    """The diversity as plain values, for a JSON file."""
-    return {
-        "space": diversity.space,
-        "images": diversity.images,
-        "mean_distance": diversity.mean_distance,
-        "mean_disagreement": diversity.mean_disagreement,
-        "effective_by_weights": diversity.by_weights,
-        "effective_by_answers": diversity.by_answers,
-        "distance": diversity.distance.tolist(),
-        "disagreement": diversity.disagreement.tolist(),
-    }
-
-
-def measure_diversity(posterior: Posterior, views: Tensor, space: str | None = None) -> Diversity:
+def measure_diversity(posterior: Posterior, views: Tensor) -> Diversity:
     """The diversity of the samples on at most 100 of the test-time views, uint8 (N, 3, H, W), spread evenly over them.
 
-    `space` defaults to the one in which the method repels: `image` for methods that prompt the image tower, `text` (a
-    point per class) for those that learn text only.
+    The space is that in which the method repels: `image` for methods that prompt the image tower, `text` (a point per
+    class) for those that learn text only.
     """
     views = views[spread(len(views), IMAGES)]
-    space = space or posterior.learner.repels_in or "image"
+    space = posterior.learner.repels_in or "image"
     clouds, logits = posterior.passes.clouds(views, space, "logits")
+    distance, disagreement = wasserstein_matrix(clouds), disagreement_matrix(logits.argmax(-1))
     return Diversity(
         space=space,
         images=len(views),
-        distance=wasserstein_matrix(clouds),
-        disagreement=disagreement_matrix(logits.argmax(-1)),
-        weights=posterior.weights,
+        mean_distance=mean_of_pairs(distance),
+        mean_disagreement=mean_of_pairs(disagreement),
+        effective_by_weights=effective_samples(posterior.weights),
+        effective_by_answers=effective_samples(posterior.weights, 1 - disagreement),
+        distance=distance.tolist(),
+        disagreement=disagreement.tolist(),
     )
 
 

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
+from rebapl.evaluation import Diversity
 from rebapl.evaluation.scores import proportion_interval, reliability, risk_by_coverage
 from rebapl.reports.inspection import Answered, Course
 from rebapl.reports.style import (
@@ -30,7 +31,6 @@ from rebapl.reports.style import (
     page_legend,
     save_figure,
 )
-from rebapl.runs.results import DiversityRecord
 
 NUMBERED = 10
 """The most samples whose heat map has its numbers written in its cells."""
@@ -42,7 +42,7 @@ POINTS = 240
 """The most points of a line over the steps of a training."""
 
 
-def diversity_figure(record: DiversityRecord, path: Path) -> Path:
+def diversity_figure(record: Diversity, path: Path) -> Path:
     """The heat maps of the pairwise distances and disagreements of the samples, side by side."""
     panels = (
         (np.array(record.distance), f"Wasserstein-2 in '{record.space}' features", "{:.2f}"),

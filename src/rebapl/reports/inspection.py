@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rebapl.data.task import Part, Task
 from rebapl.errors import UserError
-from rebapl.evaluation.diversity import diversity_record
+from rebapl.evaluation import Diversity
 from rebapl.evaluation.intervals import resampled_scores
 from rebapl.evaluation.scores import scores
 from rebapl.evaluation.tasks import Predicted, bound_to, diversity_on_test, part_labels, predict_part
@@ -29,7 +29,7 @@ from rebapl.posterior.temperature import fit_temperature
 from rebapl.runs.config import RunConfig, data_name
 from rebapl.runs.folder import CONFIG, LOG, RESULTS, Run, changed_files, config_from_json, read_environment
 from rebapl.runs.machine import best_device, kept_backbone
-from rebapl.runs.results import DiversityRecord, RunResult, read_result
+from rebapl.runs.results import RunResult, read_result
 from rebapl.sampling import Inference
 from rebapl.sampling.schedule import build_schedule
 from rebapl.training.log import EVERY, read_log
@@ -195,12 +195,12 @@ class InspectedRun:
         return self.stored_temperature
 
     @attempted("The distances between samples cannot be measured")
-    def diversity(self) -> DiversityRecord | None:
+    def diversity(self) -> Diversity | None:
         """How far apart the samples are, as it was stored, or measured on test images."""
         stored, posterior, task = self.run.result.diversity, self.posterior, self.task
         if stored is not None or posterior is None or task is None or len(posterior) < 2 or not task.tests:
             return stored
-        return DiversityRecord(**diversity_record(diversity_on_test(posterior, task)))
+        return diversity_on_test(posterior, task)
 
     @cached_property
     def course(self) -> Course | None:

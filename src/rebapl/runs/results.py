@@ -11,25 +11,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict
-
 from rebapl.data.corruptions import Corruption
 from rebapl.errors import UserError
-from rebapl.evaluation import base_novel_scores
+from rebapl.evaluation import Diversity, base_novel_scores
 from rebapl.files import content_sha256, read_json, write_json
-from rebapl.settings import SettingError, Settings
+from rebapl.settings import Record, SettingError
 
 RESULTS, CONFIG = "results.json", "config.json"
-
-
-class Record(Settings):
-    """A part of the file. Known values are checked, and unknown ones are kept as they are."""
-
-    model_config = ConfigDict(extra="allow")
-
-    def as_json(self) -> dict[str, Any]:
-        """The values as JSON has them. Values that were not measured are left out."""
-        return self.model_dump(exclude_none=True, exclude_defaults=True)
 
 
 class Scores(Record):
@@ -64,19 +52,6 @@ class PartScores(Scores):
     split: str | None = None
 
 
-class DiversityRecord(Record):
-    """How far apart the samples are on test images, see `rebapl.evaluation.diversity.diversity_record`."""
-
-    space: str
-    images: int
-    mean_distance: float
-    mean_disagreement: float
-    effective_by_weights: float
-    effective_by_answers: float
-    distance: list[list[float]]
-    disagreement: list[list[float]]
-
-
 class Seconds(Record):
     """How long a run took."""
 
@@ -99,7 +74,7 @@ class RunResult(Record):
 
     parts: dict[str, PartScores]
     protocols: dict[str, list[str]] = {}
-    diversity: DiversityRecord | None = None
+    diversity: Diversity | None = None
     outside: dict[str, dict[str, dict[str, Any]]] = {}
     corruptions: dict[str, dict[str, Scores]] = {}
     samples: int | None = None

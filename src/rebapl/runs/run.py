@@ -23,7 +23,6 @@ from rebapl.data.identity import recorded_images
 from rebapl.data.task import Task
 from rebapl.errors import UserError, printable
 from rebapl.evaluation.corrupted import check_corruptible, score_corruptions
-from rebapl.evaluation.diversity import diversity_record
 from rebapl.evaluation.tasks import (
     Predicted,
     diversity_on_test,
@@ -198,9 +197,9 @@ def evaluate_run(
         by_corruption: dict[str, Mapping[str, object]] = {**stored.corruptions}
         for name, found in (score_corruptions(posterior, task, spoiled, progress) if spoiled else {}).items():
             by_corruption[name] = {**by_corruption.get(name, {}), **found}
-        diversity: object = stored.diversity
+        diversity = stored.diversity
         if len(posterior) > 1 and not (only_missing and diversity):
-            diversity = diversity_record(diversity_on_test(posterior, task))
+            diversity = diversity_on_test(posterior, task)
         result = stored.changed(
             parts={**stored.parts, **evaluate(posterior, task, parts, progress)},
             protocols={**stored.protocols, config.protocol: config.parts()},
