@@ -80,7 +80,9 @@ def test_a_hundred_images_are_spread_over_those_given() -> None:
     views, posterior = random_views(130), posterior_of(0.5)
     chosen = views[[i * 130 // 100 for i in range(100)]]
     found = measure_diversity(posterior, views)
-    torch.testing.assert_close(found.distance, wasserstein_matrix(posterior.passes.clouds(chosen, "image")[0]))
+    torch.testing.assert_close(
+        torch.tensor(found.distance), wasserstein_matrix(posterior.passes.clouds(chosen, "image")[0])
+    )
     assert torch.equal(found.disagreement, disagreement_matrix(posterior.sample_logits(chosen).argmax(-1)))
 
 
