@@ -83,7 +83,7 @@ def test_a_hundred_images_are_spread_over_those_given() -> None:
     torch.testing.assert_close(
         torch.tensor(found.distance), wasserstein_matrix(posterior.passes.clouds(chosen, "image")[0])
     )
-    assert torch.equal(found.disagreement, disagreement_matrix(posterior.sample_logits(chosen).argmax(-1)))
+    assert found.disagreement == disagreement_matrix(posterior.sample_logits(chosen).argmax(-1)).tolist()
 
 
 def test_scores_of_all_samples_and_of_each() -> None:

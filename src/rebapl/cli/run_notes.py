@@ -28,9 +28,7 @@ def one_sample(run: Path | None = None) -> str:
 
 def notes_of(run: Path, posterior: Posterior) -> list[str]:
     """What a person should know before a run, or a posterior from elsewhere, answers."""
-    from rebapl.data.folds import ALL
-    from rebapl.runs.folder import CONFIG, read_config
-    from rebapl.runs.learn import ESTIMATE
+    from rebapl.posterior.storage import ESTIMATE
 
     notes = []
     if (run / ESTIMATE).is_dir():
@@ -39,6 +37,9 @@ def notes_of(run: Path, posterior: Posterior) -> list[str]:
             "`rebapl learn` that began it finishes that"
         )
     if len(posterior) == 1:
+        from rebapl.data.folds import ALL
+        from rebapl.runs.folder import CONFIG, read_config
+
         by_itself = (run / CONFIG).exists() and read_config(run).fold != ALL and posterior.threshold is None
         notes.append(one_sample(run if by_itself else None))
     return notes

@@ -45,6 +45,8 @@ FOLDS = "folds.safetensors"
 """The samples of the posteriors that prediction sets compare images by; it is there only for sets of folds."""
 INSIDE = "posterior"
 """The folder of the posterior inside the folder of a run."""
+ESTIMATE = "estimate"
+"""The folder inside that of a run in which `rebapl learn` measures it; while it is there, nothing is fitted yet."""
 
 _REMOTE = re.compile(r"hf:/+([^@]+)(?:@(.+))?")  # one slash is enough: a `Path` has no double slashes
 

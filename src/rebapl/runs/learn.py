@@ -39,7 +39,7 @@ from rebapl.posterior.fitting import threshold_on
 from rebapl.posterior.prediction import Conformal, Threshold
 from rebapl.posterior.selective import CONFIDENCE, check_risk
 from rebapl.posterior.set_scores import check_level
-from rebapl.posterior.storage import read_manifest
+from rebapl.posterior.storage import ESTIMATE, read_manifest
 from rebapl.posterior.temperature import PRIOR, Temperature, fit_temperature
 from rebapl.runs.config import RunConfig, own_images
 from rebapl.runs.engine import LocalEngine
@@ -65,7 +65,6 @@ FULL_SHOTS = 8
 COVERAGE = 0.95
 """The share of held-out images that are answered at most, as far as their number allows."""
 
-ESTIMATE = "estimate"
 COLUMNS = ("image", "class", "answer", "probability", "uncertainty")
 
 
