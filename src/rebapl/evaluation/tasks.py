@@ -6,14 +6,13 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rebapl.backbones.features import features_of
 from rebapl.data.batches import LabelledImages
 from rebapl.data.catalogue import is_own, load_dataset
-from rebapl.data.corruptions import Corruption
 from rebapl.data.embedded import NOISE, noise_images
 from rebapl.data.own_images import is_flat, load_flat_folder
 from rebapl.data.task import TARGETS, Part, Task, split_of
@@ -35,6 +34,9 @@ from rebapl.posterior import Posterior, Prediction
 from rebapl.posterior.outside import FEATURE_SCORES
 from rebapl.posterior.passes import CHUNK
 from rebapl.posterior.temperature import fit_temperature, tempered
+
+if TYPE_CHECKING:
+    from rebapl.data.corruptions import Corruption
 
 Predicted = Callable[[int, int], None]
 """Called now and then with the number of images that are predicted, and with the number of all images."""

@@ -12,7 +12,6 @@ from functools import cached_property
 from itertools import chain, groupby
 from typing import Any
 
-from rebapl.data.corruptions import CORRUPTIONS, SEVERITIES
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
 from rebapl.posterior.storage import WEIGHT_TOLERANCE
 from rebapl.reports.tables import Cell, Row, Table, score_cells
@@ -308,20 +307,22 @@ def corruption_table(result: RunResult) -> Table:
     The last row has the means over the corruptions. They are plain means: unlike the mCE of ImageNet-C, they are not
     divided by the errors of a reference network.
     """
+    from rebapl.data.corruptions import CORRUPTIONS, SEVERITIES  # late: few runs have any
+
     found = {name: [result.corruptions[name]] for name in CORRUPTIONS if name in result.corruptions}
     rules = [len(found)] if len(found) > 1 else []
     if len(found) > 1:
         found["mean"] = [by_severity for (by_severity,) in found.values()]
-    rows: list[Row] = [[name, *_means(corruptions)] for name, corruptions in found.items()]
+    rows: list[Row] = [[name, *_means(corruptions, SEVERITIES)] for name, corruptions in found.items()]
     columns = ["corruption", *(f"@{severity}" for severity in SEVERITIES), *(COLUMNS[name] for name in CORRUPTED)]
     notes = ["@1 to @5 are the accuracy at each severity; the other columns are means over the severities"]
     return Table("Corrupted test images", columns, rows, notes, rules=rules)
 
 
-def _means(corruptions: Sequence[Mapping[str, Scores]]) -> list[Cell]:
+def _means(corruptions: Sequence[Mapping[str, Scores]], severities: Iterable[int]) -> list[Cell]:
     """The numbers of a row, averaged over some corruptions, each of which weighs the same."""
     row = []
-    for severity in map(str, SEVERITIES):
+    for severity in map(str, severities):
         known = [by[severity].accuracy for by in corruptions if severity in by]
         row.append(Cell(statistics.fmean(known) if known else None, digits=1))
     for name, digits in CORRUPTED.items():

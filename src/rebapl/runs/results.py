@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rebapl.data.corruptions import Corruption
 from rebapl.errors import UserError
 from rebapl.evaluation import Diversity, base_novel_scores
 from rebapl.files import content_sha256, read_json, write_json
 from rebapl.settings import Record, SettingError
+
+if TYPE_CHECKING:
+    from rebapl.data.corruptions import Corruption
 
 RESULTS, CONFIG = "results.json", "config.json"
 
