@@ -1,12 +1,11 @@
 """Posteriors on the Hugging Face hub: a repository holds the folder of a posterior, and a model card.
 
-The card says what the posterior is, how to use it, its scores, its limits and its licence; `model_card.md` is its text.
+The card says what the posterior is, how to use it, its scores, limits and licence; `model_card.md` has its text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from importlib import resources
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +44,7 @@ def write_for_hub(
             f"others cannot load the backbone '{name}': give the hub id where they find it (backbone='somebody/clip', "
             f"or --backbone somebody/clip)"
         )
-    text = model_card(posterior, repository, backbone=name, licence=licence, scores=scores or {}, facts=facts or {})
+    text = _card(posterior, repository, name, licence, scores or {}, facts or {})
     save_posterior(posterior, folder, name)
     write_atomically(folder / CARD, text)
     return folder
@@ -75,40 +74,31 @@ def upload(folder: Path, repository: str, private: bool) -> str:
         ) from error
 
 
-def model_card(
+def _card(
     posterior: Posterior,
     repository: str,
-    *,
     backbone: str,
     licence: str | None,
     scores: Mapping[str, Mapping[str, Any]],
     facts: Mapping[str, object],
 ) -> str:
     """The text of the card: metadata in YAML, which the hub reads, and Markdown for people."""
-    about, count = posterior.about, len(posterior)
-    training = {
-        "data": about.get("data"),
-        **facts,
-        "seed": about.get("seed"),
-        "template": about["template"],
-        "classes": len(about["class_names"]),
-    }
-    scored = [(name, found["images"], *(f"{found[key]:.4g}" for key in SCORES)) for name, found in scores.items()]
-    template = resources.files("rebapl.posterior").joinpath("model_card.md").read_text(encoding="utf-8")
-    return template.format(
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("rebapl", "posterior")
+    page = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    page.filters |= {"cell": _cell, "printable": printable, "number_of": number_of}
+    return page.get_template("model_card.md").render(
+        posterior=posterior,
+        about=posterior.about,
         metadata=_metadata(posterior, repository, backbone, licence, scores),
-        title=repository.partition("/")[2],
         repository=repository,
         backbone=backbone,
-        samples=number_of(count, "sample"),
-        method=about["method"],
-        inference=about["inference"]["name"],
+        licence=licence,
         version=__version__,
-        training=_table(("setting", "value"), training.items()),
-        class_names="\n".join(f"    {printable(name)}" for name in about["class_names"]),
-        scores=_table(("test part", "images", *SCORES.values()), scored) if scored else "It was not scored.",
-        limits="\n".join(f"- {limit}" for limit in _limits(posterior)),
-        licence="Its author has not chosen a licence." if licence is None else f"`{licence}`.",
+        facts=facts,
+        scores=scores,
+        columns=SCORES,
     )
 
 
@@ -134,34 +124,6 @@ def _metadata(
     ).to_yaml()
 
 
-def _limits(posterior: Posterior) -> list[str]:
-    """What a person should know before trusting an answer."""
-    held = {"I don't know": posterior.threshold, "none of these": posterior.outside}
-    words = " or ".join(f"'{words}'" for words, threshold in held.items() if threshold is not None)
-    limits = [
-        "It always answers with one of the class names that it is given, also for an image of something else"
-        + (f", unless the threshold that it holds says {words}." if words else "."),
-        "It was trained on few images, and its scores hold for images like those that it was tested on.",
-        "What the backbone has learned from its own training data, wrong or unfair, is still there.",
-    ]
-    if posterior.conformal is not None:
-        sets = posterior.conformal
-        limits.append(
-            f"Its prediction sets of level {sets.level:g} hold the right class of {100 * sets.promised:.3g} % or more "
-            f"of images like the {sets.images} that they were fitted on, and promise nothing for other images."
-        )
-    if posterior.about.get("seed") is not None:
-        limits.append("It is one run with one seed; other seeds give somewhat other scores.")
-    if len(posterior) == 1:
-        limits.append("It has one sample, so there is no uncertainty between samples.")
-    return limits
-
-
-def _table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> str:
-    """A table in Markdown. A value that is None was not recorded."""
-    lines = [[*map(_cell, row)] for row in (head, ("---",) * len(head), *rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _cell(value: object) -> str:
+    """A value in a table. One that is None was not recorded."""
     return "not recorded" if value is None else printable(str(value)).replace("|", "\\|")
