@@ -124,8 +124,11 @@ def name_of(row: dict[str, str]) -> str:
 
 
 def mean(rows: Iterable[dict[str, str]], score: str) -> float | None:
-    values = [float(row[score]) for row in rows]
-    return statistics.fmean(values) if values else None
+    """The mean over tasks of the means over seeds: a task counts once, however many seeds it has."""
+    by_task: dict[str, list[float]] = {}
+    for row in rows:
+        by_task.setdefault(row["task"], []).append(float(row[score]))
+    return statistics.fmean(map(statistics.fmean, by_task.values())) if by_task else None
 
 
 def table(rows: Sequence[dict[str, str]], tasks: Sequence[str]) -> str:

@@ -25,3 +25,9 @@ def test_the_page_has_the_tables_of_the_rows_and_learn_takes_the_head_that_the_r
     for tasks in (shots.CHOOSING, shots.REPORT_ONLY):
         assert shots.table(rows, tasks) in page
     assert shots.chosen(rows) == f"{HEAD['method']} · {HEAD['inference']}"
+
+
+def test_a_task_counts_once_however_many_seeds_it_has() -> None:
+    """Prompts have two seeds on some tasks and one on others."""
+    rows = [*made_up("gda", 80.0, 0.5), *made_up("gda", 90.0, 0.5), *made_up("gda", 40.0, 0.5, task="caltech101")]
+    assert shots.mean(rows, "accuracy") == (85 + 40) / 2

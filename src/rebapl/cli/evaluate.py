@@ -59,6 +59,7 @@ def evaluate(
             0.9,score=aps (or raps), and by_class=true to keep it for each class.
         fit_outside: First choose when to say 'none of these' on them: energy, or mahalanobis,rate=0.1 (false alarms).
         outside: Score how well others are told apart: novel, noise, a data set or a folder of images; may be repeated.
+            Those that the run's settings name if not given, and so for corruptions.
         corruptions: Score corrupted test images: all, or names with commas; NAME@3 is one severity of five.
         heat_map: Draw how far apart samples are: diversity.png.
         data: Where the images are now, if they have moved.
@@ -72,7 +73,8 @@ def evaluate(
     from rebapl.runs.run import evaluate_run
 
     moved = {key: value for key, value in (("data", data), ("backbone", backbone)) if value is not None}
-    scored = {"outside": tuple(outside or ()), "corruptions": options.parse_names(corruptions) or ()}
+    named = {"outside": tuple(outside or ()), "corruptions": options.parse_names(corruptions)}
+    scored = {key: names for key, names in named.items() if names}
     config = scored_as(read_config(run).changed(**moved, **scored), protocol, options.parse_names(targets))
     flags = {"weights": fit_weights, "temperature": fit_temperature}
     words = {"threshold": fit_threshold, "conformal": fit_conformal, "outside": fit_outside}
@@ -108,7 +110,7 @@ def evaluate(
         for by, scores in result.outside[name].items():
             found = (f"{title} {scores[key]:.1f}" for key, title in OUTSIDE_TITLES.items())
             print(f"outside {name} by {by}: {', '.join(found)}")
-    if corruptions:
+    if config.corruptions:
         print_table(corruption_table(result))
     if heat_map:
         if result.diversity is None:

@@ -133,7 +133,7 @@ def _notes(filled: FilledTable) -> list[str]:
         "(near) and noise (far) from them. NLL at τ: after one temperature fitted on validation images.",
         f"Milliseconds are of one image among {TIMED}, after the texts were encoded, on "
         f"{filled.context.result(filled.first_run(filled.rows[0])).device}.",
-        "mle, tta and laplace train for the published epochs, the others for about three times as many.",
+        "Swag, ensemble, csghmc and rebapl train for about three times as many epochs as the other rows of a method.",
     ]
 
 

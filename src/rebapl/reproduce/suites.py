@@ -262,7 +262,7 @@ MINI = Suite(
     repeats=10,
     latency_images=25,
 )
-"""All targets together take one core about an hour."""
+"""All targets together take some 25 minutes of processor time."""
 
 PHOTO = Suite(
     "photo",

@@ -8,7 +8,7 @@ V is a function of a squared distance, large when two samples are alike:
 The inverse one is the paper's. ε is relative: ε = `epsilon`·s, where s is the squared distance between the stored
 sample's cloud and that of the model before anything was learned, on the same images. So ε means the same whatever the
 distance and the scale of the features. Wasserstein and paired distances give the same s for many images as for few; the
-others give a larger one for few images (MMD up to 1.75 times as much for 8). A fixed small ε would give a force of
+others give a larger one for few images (MMD 2.8 times as much for 8). A fixed small ε would give a force of
 ε^(−3/2) just off a stored sample, which is where a warm restart begins.
 
 The gradient of a sample's term has the norm c_s·|dV/dd|_s·‖∇d_s‖. With `usual`, the usual norm of the loss gradient

@@ -1,9 +1,9 @@
 """What `rebapl learn` learns where nobody says it, and about how long that takes on this machine.
 
 A head on frozen features takes seconds: every image is encoded once, whatever the number of trainings and samples.
-Prompts are better where there is time for them. How long they would take follows from a short timing: with t_i for the
-image tower on one image and t_c for the text tower on all class names, a pass forward and backward takes about three
-times a pass forward, so that
+Prompts take longer, and are better on some tasks. How long they would take follows from a short timing: with t_i for
+the image tower on one image and t_c for the text tower on all class names, a pass forward and backward takes about
+three times a pass forward, so that
 
     seconds ≈ Σ over trainings of epochs · (images · 3·t_i + steps · 3·t_c).
 """

@@ -143,7 +143,8 @@ def evaluate_run(
     `config`; a posterior that is not the folder's own is read from there. `views` is over how many views of an image
     answers average from now on, see `Posterior.with_views`. `undo` first takes back the fit of `weights` or of the
     `temperature`, and `fits` has what is first fitted on the run's validation images, see `fit_on_validation`; all this
-    is stored in the posterior. Scores of outside images and corruptions that are not asked for stay. `progress` hears
+    is stored in the posterior, and only what is asked for is then scored; otherwise scores of other outside images and
+    corruptions stay. `progress` hears
     of the images of the test parts. `wait` and `track` are as in `run`. Features of test images are kept beside the
     run, for others that see the same images through the same backbone; see `features_of`.
     """
