@@ -293,6 +293,7 @@ def test_several_runs_are_shown_as_lines_and_their_cycles_may_be_apart(
         ("train sed=2", "did you mean 'seed'"),
         ("train --data digits --seeds 1,x", "whole numbers"),
         ("train --data digits --seeds 1,1", "name it once"),
+        ("train --data digits --seeds 1,2 seed=3", "the seed is given twice"),
         ("train --data digits --seeds 1,2 --out x", "--out names the folder of one run"),
         ("train --backbone mini", "which data set"),
         ("train --config no.yaml", "cannot be read"),

@@ -57,7 +57,12 @@ def test_a_run_keeps_them_and_scores_only_what_is_missing(tmp_path: Path) -> Non
     both = read_result(out)
     assert both.corruptions["fog"].keys() == {"1", "3"}
     assert (both.corruptions["fog"]["1"], both.parts) == (first.corruptions["fog"]["1"], first.parts)
-    assert evaluate_run(out, device="cpu", config=CONFIG, undo=["weights"]).corruptions == {}  # of other predictions
+    kept = evaluate_run(out, device="cpu", config=CONFIG, undo=["weights"], fits={"threshold": {"coverage": 0.5}})
+    assert kept.corruptions == both.corruptions, "neither changes an answer"
+    fitted = evaluate_run(out, device="cpu", config=CONFIG, fits={"temperature": {}})
+    assert fitted.temperature != 1
+    assert fitted.corruptions == {}, "those were of other answers"
+    assert fitted.changed_answers(1) == ["a temperature"]
     with pytest.raises(UserError, match="severity '9'"):
         evaluate_run(out, device="cpu", config=CONFIG.changed(corruptions=("fog@9",)))
 

@@ -73,6 +73,16 @@ def test_seeds_are_averaged_and_data_sets_too(tmp_path: Path) -> None:
     assert numbers(other.rows[-1])[2] == pytest.approx(statistics.fmean(of_each))
 
 
+def test_a_temperature_is_a_setting_of_the_scores(tmp_path: Path) -> None:
+    store(tmp_path, CONFIG, base=80.0, novel=60.0)
+    out = store(tmp_path, CONFIG.changed(seed=2), base=80.0, novel=60.0)
+    results = json.loads((out / "results.json").read_text())
+    (out / "results.json").write_text(json.dumps({**results, "temperature": 1.5}))
+    (table,) = tables(tmp_path)
+    assert [row[-1] for row in table.rows] == ["1", "2"]
+    assert "a temperature" in str(table.rows[1])
+
+
 def test_a_copy_of_a_run_is_no_second_seed(tmp_path: Path) -> None:
     out = store(tmp_path, CONFIG, base=80.0, novel=60.0)
     shutil.copytree(out, tmp_path / "copy")

@@ -135,6 +135,23 @@ def test_outside_images_are_scored_with_the_run_and_added_to_a_finished_one(tmp_
     assert (after.parts, after.outside["novel"]) == (before.parts, before.outside["novel"])
 
 
+def test_scores_of_other_answers_do_not_outlive_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = run(CONFIG, runs=tmp_path, device="cpu")
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs_module, "evaluate", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_run(out, device="cpu", fits={"temperature": {}})
+    assert not Job.of(CONFIG, tmp_path).is_done(), "the posterior has another temperature than the scores had"
+    monkeypatch.undo()
+    run(CONFIG, runs=tmp_path, device="cpu")
+    assert read_result(out).temperature == load_posterior(out).temperature.value
+
+
 def test_a_finished_run_is_neither_trained_nor_scored_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = run(CONFIG, runs=tmp_path, device="cpu")
     assert out == run_folder(CONFIG, tmp_path)

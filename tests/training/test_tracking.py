@@ -73,6 +73,20 @@ def test_what_is_in_the_log_and_the_results_is_heard(tmp_path: Path) -> None:
     assert listener.closed == 2
 
 
+@pytest.mark.usefixtures("registered")
+def test_cycles_that_were_sampled_apart_are_heard_too(tmp_path: Path) -> None:
+    heard = []
+    for apart in (False, True):
+        listener = Listener()
+        register_tracker(f"listener {apart}")(lambda _, own=listener: own)
+        config, out = CONFIG.changed(inference="ensemble"), tmp_path / str(apart)
+        for cycle in range(2) if apart else ():
+            do_run(config, out, device="cpu", cycle=cycle)
+        do_run(config, out, device="cpu", score=False, track=[f"listener {apart}"])
+        heard.append([(step, values["loss"]) for step, values in listener.rows])
+    assert heard[0] == heard[1] != []
+
+
 def test_a_tracker_is_handed_to_fit() -> None:
     listener = Listener()
     fit(load_task("digits", shots=2), "mini", "coop", epochs=1, tracker=listener)

@@ -1,5 +1,6 @@
 """From a task to a posterior and its scores, on the embedded backbone."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,9 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
     with pytest.raises(KeyboardInterrupt):
         fit(task, small, "maple", "rebapl", checkpoint=tmp_path / "c", **settings)
     monkeypatch.setattr(Chain, "step", step)
+    sketches = dataclasses.replace(task, dataset=dataclasses.replace(task.dataset, template="a sketch of a {}."))
+    with pytest.raises(UserError, match="settings"):  # of other texts
+        fit(sketches, small, "maple", "rebapl", checkpoint=tmp_path / "c", **settings)
     resumed = Training(task, small, resolve("maple", "rebapl", task, **settings), task.seed)
     seen: list[int] = []
     posterior = resumed.run(tmp_path / "c", lambda done, *_: seen.append(done))

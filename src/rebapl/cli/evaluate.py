@@ -106,6 +106,10 @@ def evaluate(
             f'"I don\'t know": of {threshold.images} validation images {100 * threshold.coverage:.0f} % are answered, '
             f"{100 * threshold.risk:.1f} % of these wrongly. {threshold.promise}"
         )
+    if "conformal" in fits and (sets := fitted.conformal) is not None:
+        print(f"prediction sets of level {sets.level:g}: {sets.size:.2f} classes on average on {sets.images} images")
+    if "outside" in fits and (none := fitted.outside) is not None:
+        print(f"none of these: {none.by} above {none.value:.4g}, at most {100 * none.rate:g} % false alarms")
     for name in config.outside:
         for by, scores in result.outside[name].items():
             found = (f"{title} {scores[key]:.1f}" for key, title in OUTSIDE_TITLES.items())

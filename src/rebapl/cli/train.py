@@ -64,7 +64,7 @@ def train(
     from rebapl.cli.progress import StepProgress, print_table
     from rebapl.data.catalogue import is_own
     from rebapl.reports.results import scores_table
-    from rebapl.runs.config_file import build_config, gather_settings
+    from rebapl.runs.config_file import build_config, gather_settings, read_words
     from rebapl.runs.folder import is_trained
     from rebapl.runs.jobs import check_outcomes
     from rebapl.runs.results import read_result
@@ -81,6 +81,8 @@ def train(
     }
     given = {key: value for key, value in named.items() if value is not None}
     chosen = gather_settings(config, given, settings or [])
+    if seeds is not None and "seed" in read_words(settings or []):
+        raise UserError("the seed is given twice: as an option, and as a word seed=…")
     wanted = [chosen] if seeds is None else [{**chosen, "seed": each} for each in options.parse_seeds(seeds)]
     if out is not None and len(wanted) > 1:
         raise UserError("--out names the folder of one run: with several --seeds leave it out (they go to --runs)")

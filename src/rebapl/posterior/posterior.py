@@ -425,6 +425,14 @@ class Posterior:
         earlier = EarlierWeights(tuple(self.weights.tolist()), replaced_by=why, replaced_at=now)
         return replace(changed, earlier_weights=(*self.earlier_weights, earlier))
 
+    def answers_as(self, other: Posterior) -> bool:
+        """Whether it answers as another one with the same samples: by its weights, its views and its temperature."""
+        own, theirs = (
+            (each.weights.tolist(), each.views, each.temperature and replace(each.temperature, images=0))
+            for each in (self, other)
+        )
+        return own == theirs
+
     def with_views(self, count: int) -> Posterior:
         """The same posterior, whose answers average over `count` views of each image; see `rebapl.posterior.views`.
 

@@ -29,7 +29,7 @@ from rebapl.reports.comparison import HALVES, HARMONIC_MEAN, compare, resampled_
 from rebapl.reports.figures import Illustration, reliability_figure, risk_figure, training_figures
 from rebapl.reports.inspection import Answered, InspectedRun
 from rebapl.reports.pictures import disputed, sure_mistakes
-from rebapl.reports.results import COLUMNS, asked_settings, corruption_table, result_tables, short_value
+from rebapl.reports.results import COLUMNS, chosen_settings, corruption_table, result_tables, short_value
 from rebapl.reports.tables import Cell, Row, Table, score_cells
 from rebapl.runs.config import data_name
 from rebapl.runs.folder import POSTERIOR, Found
@@ -106,7 +106,7 @@ class RunPage:
         self.missing, self.environment = seen.missing, seen.environment
         self.samples = 0 if seen.posterior is None else len(seen.posterior)
         self.resolved = {**seen.run.resolved, "data": data_name(self.config["data"])}
-        self.chosen = asked_settings(self.config)
+        self.chosen = chosen_settings(seen.run)
 
     @cached_property
     def left_out(self) -> set[str]:

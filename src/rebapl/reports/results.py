@@ -12,8 +12,8 @@ from functools import cached_property
 from itertools import chain, groupby
 from typing import Any
 
+from rebapl.data.task import TARGETS
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
-from rebapl.posterior.storage import WEIGHT_TOLERANCE
 from rebapl.reports.tables import Cell, Row, Table, score_cells
 from rebapl.runs.config import data_name, first_difference
 from rebapl.runs.folder import Found, Run
@@ -65,19 +65,20 @@ def result_tables(found: Found, hm: str = HM_CONVENTIONS[0]) -> list[Table]:
 
 
 def long_list(runs: Sequence[Run]) -> str:
-    """Every score of every run as CSV, unrounded: a line per run, part and sample (`all`: all samples together)."""
+    """Every score of every run as CSV, unrounded: a line per run, protocol, part and sample (`all`: all samples)."""
     words = ("data", "method", "inference", "shots", "seed", "backbone")
     numbers = (*SCORES, "training_seconds")
     rows: list[Row] = []
     for run in runs:
-        protocol = {part: name for name, parts in run.protocols.items() for part in parts}
         about = {**run.config, "inference": run.resolved["inference"]["name"]}
         asked = ["" if about.get(word) is None else str(about[word]) for word in words]
         for part, scores in run.result.parts.items():
-            front = [run.folder.name, protocol.get(part, ""), *asked, ", ".join(chosen_settings(run)), part]
             of_part = {"images": scores.images, "training_seconds": run.result.seconds.training}
-            for sample, each in [("all", scores), *enumerate(scores.per_sample, 1)]:
-                rows.append([*front, str(sample), *score_cells({**dict(each), **of_part}, dict.fromkeys(numbers, 0))])
+            for protocol in [name for name, parts in run.protocols.items() if part in parts] or [""]:
+                front = [run.folder.name, protocol, *asked, ", ".join(chosen_settings(run)), part]
+                for sample, each in [("all", scores), *enumerate(scores.per_sample, 1)]:
+                    cells = score_cells({**dict(each), **of_part}, dict.fromkeys(numbers, 0))
+                    rows.append([*front, str(sample), *cells])
     return Table("", ["run", "protocol", *words, "settings", "part", "sample", *numbers], rows).to_csv()
 
 
@@ -170,14 +171,9 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
 
 def _scored_with(run: Run) -> list[str]:
     """What changed the scores after the training: NAME=FILE for each target that was scored on another split file than
-    its own, whether the weights of the samples were fitted, and the number of views if that is not the trained one."""
-    weights, views = run.result.weights, run.result.views
+    its own, and what changed the answers."""
     words = [f"{name}={part.split}" for name, part in run.result.parts.items() if part.split]
-    if weights and max(weights) - min(weights) > WEIGHT_TOLERANCE:
-        words.append("fitted weights")
-    if views != run.resolved["inference"].get("views", 1):
-        words.append(number_of(views, "view"))
-    return words
+    return words + run.result.changed_answers(run.resolved["inference"].get("views", 1))
 
 
 def _protocol_table(protocol: str, groups: Sequence[Group], hm: str) -> Table:
@@ -295,9 +291,11 @@ def scores_table(result: RunResult, title: str) -> Table:
     notes = []
     if result.has_base_novel:
         notes = [f"harmonic mean {result.base_novel['hm']:.2f}"]
-    targets = [part.accuracy for name, part in result.parts.items() if name not in ("test", "base", "novel")]
-    if targets:
-        notes = [f"average accuracy over targets {sum(targets) / len(targets):.2f}"]
+    targets = {protocol: [name for name in names if name != "test"] for protocol, names in result.protocols.items()}
+    for protocol, names in targets.items():
+        if protocol in TARGETS and names:
+            mean = statistics.fmean(result.parts[name].accuracy for name in names)
+            notes.append(f"average accuracy over the targets of {protocol} {mean:.2f}")
     return Table(title, columns, rows, notes)
 
 

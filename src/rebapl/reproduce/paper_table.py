@@ -14,6 +14,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from rebapl.data.task import SOURCE
+from rebapl.errors import UserError
 from rebapl.evaluation.scores import HM_CONVENTIONS, average_over_data
 from rebapl.posterior import Posterior, load_posterior
 from rebapl.reports.tables import Cell, Table, mark_column
@@ -55,8 +56,15 @@ class Context:
         return best_device(self.devices[0] if self.devices else None)
 
     def result(self, config: RunConfig) -> RunResult:
-        """The stored result of a finished run."""
-        return read_result(run_folder(config, self.runs))
+        """The stored result of a finished run. One whose answers were changed after the training is refused."""
+        folder = run_folder(config, self.runs)
+        result, inference = read_result(folder), config.resolved().training.inference
+        if changed := result.changed_answers(1 if inference is None else inference.views):
+            raise UserError(
+                f"{folder} no longer answers as it was trained ({', '.join(changed)}): undo that by `rebapl evaluate` "
+                "with --uniform-weights, --no-temperature or --views, or choose another --runs"
+            )
+        return result
 
     def posterior(self, config: RunConfig) -> Posterior:
         """The stored posterior of a finished run."""

@@ -55,7 +55,8 @@ def read_config(out: Path) -> RunConfig:
 
 def write_config(config: RunConfig, resolved: ResolvedRun, out: Path) -> None:
     """Store the configuration of a run in its folder, as it was asked for and as it is resolved."""
-    asked = with_full_paths(config).plain()  # which any working folder understands
+    outside = tuple(str(Path(name).resolve()) if Path(name).is_dir() else name for name in config.outside)
+    asked = with_full_paths(config).changed(outside=outside).plain()  # which any working folder understands
     write_json(out / CONFIG, {**asked, "hash": hash_of(resolved.settings), "resolved": resolved.settings})
     (out / NO_IMAGES).touch()  # a run among the photos that it learns from is no class
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from rebapl.errors import UserError
 from rebapl.evaluation import Diversity, base_novel_scores
 from rebapl.files import content_sha256, read_json, write_json
+from rebapl.posterior.storage import WEIGHT_TOLERANCE
 from rebapl.settings import Record, SettingError
+from rebapl.wording import number_of
 
 if TYPE_CHECKING:
     from rebapl.data.corruptions import Corruption
@@ -66,7 +68,8 @@ class RunResult(Record):
 
     `protocols` names the parts that each protocol scored; `outside` has, per outside data, AUROC and FPR95 by kind of
     uncertainty; `corruptions` has the scores by corruption and severity. `weights` are those of the samples that were
-    scored together, from this number of `views` of each image. `run` is the hash of the run's settings.
+    scored together, from this number of `views` of each image, at this `temperature`. `run` is the hash of the run's
+    settings.
 
     >>> scores = {"accuracy": 60.0, "nll": 0.5, "ece": 2.0, "images": 9}
     >>> result = RunResult(parts={"base": scores, "novel": {**scores, "accuracy": 30.0}})
@@ -82,6 +85,7 @@ class RunResult(Record):
     samples: int | None = None
     weights: list[float] = []
     views: int = 1
+    temperature: float = 1.0
     seconds: Seconds = Seconds()
     device: str | None = None
     run: str | None = None
@@ -98,6 +102,12 @@ class RunResult(Record):
             raise UserError(f"there are no scores on base and novel classes, only on {', '.join(self.parts)}")
         base, novel = (self.parts[name] for name in ("base", "novel"))
         return base_novel_scores(base.as_json(), novel.as_json())
+
+    def changed_answers(self, views: int) -> list[str]:
+        """What changed the answers after a training that asked for this number of views, in words."""
+        words = ["fitted weights"] if self.weights and max(self.weights) - min(self.weights) > WEIGHT_TOLERANCE else []
+        words += ["a temperature"] if self.temperature != 1 else []
+        return words if self.views == views else [*words, number_of(self.views, "view")]
 
     def lacking(self, corruptions: Iterable[Corruption]) -> list[Corruption]:
         """Those of the corruptions that were not scored."""

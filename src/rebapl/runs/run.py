@@ -39,7 +39,6 @@ from rebapl.runs.config import RunConfig, hash_of, with_full_paths
 from rebapl.runs.engine import Engine, LocalEngine
 from rebapl.runs.folder import (
     CHECKPOINT,
-    CONFIG,
     CYCLES,
     DATA,
     ENVIRONMENT,
@@ -143,10 +142,10 @@ def evaluate_run(
     `config`; a posterior that is not the folder's own is read from there. `views` is over how many views of an image
     answers average from now on, see `Posterior.with_views`. `undo` first takes back the fit of `weights` or of the
     `temperature`, and `fits` has what is first fitted on the run's validation images, see `fit_on_validation`; all this
-    is stored in the posterior, and only what is asked for is then scored; otherwise scores of other outside images and
-    corruptions stay. `progress` hears
-    of the images of the test parts. `wait` and `track` are as in `run`. Features of test images are kept beside the
-    run, for others that see the same images through the same backbone; see `features_of`.
+    is stored in the posterior. Scores of other parts, outside images and corruptions stay, unless the answers change
+    with the weights, the temperature or the views. `progress` hears of the images of the test parts. `wait` and `track`
+    are as in `run`. Features of test images are kept beside the run, for others that see the same images through the
+    same backbone; see `features_of`.
     """
     check_trackers(track)
     asked = read_config(out)
@@ -161,7 +160,8 @@ def evaluate_run(
         )
     if is_own(config.data) and not Path(config.data).expanduser().exists():
         raise UserError(
-            f"{out} was trained on {config.data}, which is not there: if it has moved, say where with --data"
+            f"{out} was trained on {config.data}, which is not there: if it has moved, say where with --data; "
+            "if a plugin registers it, name that (rebapl --plugin MODULE evaluate …)"
         )
     # Data and backbone may have moved, and defaults may have changed since: both are resolved as they are now.
     refuse_other_run(config, out, asked.changed(data=config.data, backbone=config.backbone).resolved().settings)
@@ -191,9 +191,11 @@ def evaluate_run(
         if "temperature" in undo:
             posterior = posterior.with_temperature(1)
         posterior = fit_on_validation(posterior, task, fits)
-        if undo or fits or posterior is not before:
+        if not posterior.answers_as(before):
+            (out / RESULTS).unlink(missing_ok=True)  # which were scored with other answers
+            stored = RunResult(parts={})
+        if posterior is not before:
             save_posterior(posterior, out / POSTERIOR)
-            stored = RunResult(parts={})  # what is there was scored with other predictions
         told_apart = score_outside(posterior, task, outside, root) if outside else {}
         by_corruption: dict[str, Mapping[str, object]] = {**stored.corruptions}
         for name, found in (score_corruptions(posterior, task, spoiled, progress) if spoiled else {}).items():
@@ -201,15 +203,17 @@ def evaluate_run(
         diversity = stored.diversity
         if len(posterior) > 1 and not (only_missing and diversity):
             diversity = diversity_on_test(posterior, task)
+        added = [name for name in config.parts() if name not in stored.protocols.get(config.protocol, [])]
         result = stored.changed(
             parts={**stored.parts, **evaluate(posterior, task, parts, progress)},
-            protocols={**stored.protocols, config.protocol: config.parts()},
+            protocols={**stored.protocols, config.protocol: [*stored.protocols.get(config.protocol, []), *added]},
             diversity=diversity,
             outside={**stored.outside, **told_apart},
             corruptions=by_corruption,
             samples=len(posterior),
             weights=posterior.weights.tolist(),
             views=posterior.views,
+            temperature=1.0 if posterior.temperature is None else posterior.temperature.value,
             device=device_name(device),
             run=hash_of(settings),
         )
@@ -374,9 +378,9 @@ class Job(Work):
     def place_for_error(self, bad_input: bool) -> Path | None:
         """A file in the folder of the run.
 
-        Bad input leaves no folder behind where there was none, and the folder of something else is never written into.
+        Bad input is said and not written, and the folder of something else is never written into.
         """
-        if bad_input and not (self.run_folder / CONFIG).exists():
+        if bad_input:  # nothing of the run went wrong; another process may be at work in the folder
             return None
         try:
             is_trained(self.config, self.run_folder)

@@ -12,7 +12,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,9 +179,8 @@ class ResumableLoop:
         part = cycles.get(schedule.cycle) if schedule.at_cycle_start else None
         if part is None or any(part.get(key) != value for key, value in self.made_for.items()):
             return False
-        self._write_log()
         try:
-            self.rows += part["rows"]
+            self._write_log(part["rows"])
             self.loop.samples += [Sample(**sample) for sample in part["samples"]]
             self._before += part["seconds"]
             self.loop.begin_at(schedule.cycle + 1)
@@ -192,9 +191,12 @@ class ResumableLoop:
             ) from error
         return True
 
-    def _write_log(self) -> None:
-        """Add the new records of the loop to the rows, and write them all. The tracker hears of the new ones."""
-        new = self.loop.rows()
+    def _write_log(self, taken: Sequence[dict[str, Any]] = ()) -> None:
+        """Add the new records of the loop, and those taken from elsewhere, to the rows, and write them all.
+
+        The tracker hears of the new ones.
+        """
+        new = [*self.loop.rows(), *taken]
         self.rows += new
         if self.tracker is not None:
             for row in new:

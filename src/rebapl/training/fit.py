@@ -143,8 +143,10 @@ class Training:
         return loop.cycle()
 
     def _name(self) -> str:
-        """What identifies a training that is no run: the settings that its posterior is stored with."""
-        return hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:16]
+        """What identifies a training that is no run: its settings, its class names and template, and its backbone."""
+        names, template = self.learner.class_names, self.learner.template
+        whole = [self.about, names, template, self.learner.encoder.fingerprint]
+        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def fit(
