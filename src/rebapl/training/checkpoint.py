@@ -104,6 +104,10 @@ def _filled(outline: Any, tensors: dict[str, Tensor]) -> Any:
     return content
 
 
+class ForeignCheckpointError(UserError):
+    """A checkpoint is whole, and of another training: it stays as it is, and so do those before it."""
+
+
 class ResumableLoop:
     """Drives a loop, keeps its state in checkpoints and a log, and first goes on from those that are there.
 
@@ -218,6 +222,8 @@ class ResumableLoop:
         for index, path in enumerate(there):
             try:
                 return self._load(path)
+            except ForeignCheckpointError:
+                raise
             except UserError as error:
                 if index + 1 == len(there):
                     raise
@@ -228,14 +234,14 @@ class ResumableLoop:
     def _load(self, path: Path) -> float:
         state = load_checkpoint(path)
         if not isinstance(state, dict) or state.keys() != {"loop", "seconds", *self.made_for}:
-            raise UserError(f"{path} is of another version of rebapl: delete it to begin this run anew")
+            raise ForeignCheckpointError(f"{path} is of another version of rebapl: delete it to begin this run anew")
         if state["images"] != self.made_for["images"]:
-            raise UserError(
+            raise ForeignCheckpointError(
                 f"{path} was made with other training images: put back those that this run began with, or delete it to "
                 "begin anew"
             )
         if state["run"] != self.made_for["run"]:
-            raise UserError(f"{path} is of a run with other settings: delete it to begin this run anew")
+            raise ForeignCheckpointError(f"{path} is of a run with other settings: delete it to begin this run anew")
         try:
             self.loop.load_state_dict(state["loop"])
             self.loop.check_restored()
