@@ -113,6 +113,11 @@ def test_a_resumed_training_equals_an_uninterrupted_one(
         assert torch.equal(posterior.samples[name], stack)
 
 
+def test_a_cycle_too_short_for_swag_is_named_by_it(encoder: DualEncoder) -> None:
+    with pytest.raises(UserError, match="swag has no step for a snapshot in cycles of 3 steps"):
+        fit(load_task("digits", shots=1), encoder, "coop", "swag", epochs=1)
+
+
 def test_the_same_seed_gives_the_same_and_another_does_not(small: DualEncoder, task: Task) -> None:
     first, again, other = (fit(task, small, "vpt", epochs=1, seed=seed).samples for seed in (1, 1, 2))
     name = next(iter(first))

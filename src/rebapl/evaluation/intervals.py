@@ -12,6 +12,7 @@ is the paired standard error. None of these errors says how much another seed of
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -45,10 +46,10 @@ def accuracy_interval(right: Tensor) -> Interval:
     return Interval(100 * low, 100 * high)
 
 
-def around(score: float, resampled: Tensor, least: float = 0.0) -> Interval:
-    """The interval of a score that is never below `least`, from its values (draws,) over bootstrap samples."""
+def around(score: float, resampled: Tensor, least: float = 0.0, most: float = math.inf) -> Interval:
+    """The interval of a score from `least` to `most`, from its values (draws,) over bootstrap samples."""
     half = Z * resampled.std().item()
-    return Interval(max(least, score - half), score + half)
+    return Interval(max(least, score - half), min(most, score + half))
 
 
 def mean_interval(values: Sequence[float]) -> Interval:

@@ -166,7 +166,7 @@ class RunPage:
             notes.append(f"{name}: as stored in the run; intervals need its test images.")
         if set(HALVES) <= self.parts.keys():
             mean = harmonic_mean(*(self.parts[half].scores["accuracy"] for half in HALVES))
-            interval = around(mean, resampled_harmonic_mean(self.seen))
+            interval = around(mean, resampled_harmonic_mean(self.seen), most=100.0)
             rows.append([HARMONIC_MEAN, "", Cell(mean, interval=interval), *[""] * (len(OF_PART) - 2)])
         return Table("All samples together", ["classes", *(COLUMNS[key] for key in OF_PART)], rows, notes)
 

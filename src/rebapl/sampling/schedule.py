@@ -27,6 +27,7 @@ from rebapl.sampling.settings import (
 from rebapl.sampling.sghmc import SGHMC
 from rebapl.sampling.sgld import SGLD
 from rebapl.settings import Settings, refuse
+from rebapl.wording import number_of
 
 
 class Timetable(Settings):
@@ -288,6 +289,9 @@ def build_schedule(
     if (swag := inference.swag) is not None:  # the marks of the schedule are its snapshots
         shortest = min(inference.epochs, inference.first_epochs or inference.epochs) * steps_per_epoch
         stage = shortest - stage_steps(swag.start, shortest)
+        if not stage:
+            cycle = number_of(shortest, "step")
+            refuse("swag", f"has no step for a snapshot in cycles of {cycle}: more epochs are needed")
         exploration, marks = swag.start, min(swag.snapshots, stage)
     rounds = inference.cycles * inference.chains
     return CyclicalSchedule(
