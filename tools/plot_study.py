@@ -44,7 +44,7 @@ def plot(records: list[Record], out: Path) -> None:
                 axes.set_title(title, fontsize=10)
         row[len(columns) // 2].set_xlabel(f"{label} ({'more' if score == 'accuracy' else 'less'} is better)")
     about = "Difference to the ensemble on OxfordPets, Flowers102 and Tiny-60 (mle has a third of its epochs)"
-    figure.suptitle(f"{about}; bars: one standard error over the three tasks", fontsize=11)
+    figure.suptitle(f"{about}; bars: one standard error over these tasks", fontsize=11)
     save_figure(figure, out, dpi=130)
 
 

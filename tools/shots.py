@@ -33,6 +33,11 @@ from study import METHODS, OURS, REPORT_ONLY, Protocol, Setting, by_second_rule,
 
 TASKS = ("dtd", "scene15", "eurosat", "caltech101", *REPORT_ONLY)
 CHOOSING = ("dtd", "scene15", "eurosat", "caltech101")
+TABLES = {
+    "DTD, SCENE-15 and EuroSAT": CHOOSING[:3],
+    "Caltech101": CHOOSING[3:],
+    "OxfordPets, Flowers102 and Tiny-60, which only report": REPORT_ONLY,
+}
 SHOTS, SEEDS = (1, 2, 4, 8, 16), (1, 2)
 HEADS = (
     ("zero-shot", None),
@@ -181,7 +186,8 @@ def main() -> None:
     elif asked.what == "take":
         take(asked)
     rows = read(asked.out)
-    print("development\n", table(rows, CHOOSING), "reports only\n", table(rows, REPORT_ONLY), sep="\n")
+    for title, tasks in TABLES.items():
+        print(f"{title}:\n", table(rows, tasks), sep="\n")
     print(f"by the rule: {chosen(rows)}")
 
 

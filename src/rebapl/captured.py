@@ -143,12 +143,18 @@ class Capturing:
         self._pool = None  # no recording holds it any more, so the next cannot share it
 
     def _give_up(self, error: Exception) -> None:
-        """Run as usual from now on. An error that has nothing to do with recording comes again, and is then raised."""
+        """Run as usual from now on. An error that has nothing to do with recording comes again, and is then raised.
+
+        A recording that an error breaks off ends with an error of its own, so the first one is told.
+        """
         self.failed = True
         self._captured.clear()
+        first: BaseException = error
+        while first.__context__ is not None:
+            first = first.__context__
         warnings.warn(
             "a pass could not be captured as a CUDA graph and runs operation by operation, which is slower "
-            f"({first_line(error)})",
+            f"({first_line(first)})",
             RuntimeWarning,
             stacklevel=3,
         )

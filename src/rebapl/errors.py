@@ -40,7 +40,7 @@ def printable(text: str, keep: str = "") -> str:
     )
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an exception of a library says in its first line, or its name if it says nothing.
 
     >>> first_line(RuntimeError("no room\\nat all")), first_line(KeyError())

@@ -425,7 +425,10 @@ def test_fifty_captured_steps_with_batches_drawn_inside_equal_the_usual_ones_and
 
 def test_what_cannot_be_captured_runs_as_usual_and_says_so_once(monkeypatch):
     def refused(*_given):
-        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        try:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        finally:  # as the end of a recording that was broken off
+            raise RuntimeError("operation failed due to a previous error during capture")
 
     monkeypatch.setattr(captured, "_Captured", refused)
     capturing, x = captured.Capturing(), torch.ones(2)
