@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_a_run_on_features_trains_and_scores_as_on_the_images(exact: Path, images: Path, tmp_path: Path) -> None:
-    """The backbone is that of the features. The posterior has the same scores on features and on images."""
+    """The backbone is that of the features. Up to rounding, scores are the same on features and on images."""
     config = RunConfig(str(exact), "coop", "ensemble", protocol="few-shot", shots=4, epochs=2)
     config = config.changed(inference_settings={"cycles": 2})
     out = do_run(config, runs=tmp_path / "runs", device="cpu")
@@ -149,9 +149,8 @@ def test_a_run_on_features_trains_and_scores_as_on_the_images(exact: Path, image
     stored = json.loads((out / "results.json").read_text())["parts"]["test"]
     task = load_task(str(images), 4, protocol="few-shot")
     scored = evaluate(load_posterior(out), task)["test"]
-    assert {key: stored[key] for key in ("accuracy", "nll", "ece")} == {
-        key: scored[key] for key in ("accuracy", "nll", "ece")
-    }
+    for key in ("accuracy", "nll", "ece"):  # the images share their passes with others here, which rounds otherwise
+        assert stored[key] == pytest.approx(scored[key], rel=1e-5), key
     again = fit(
         load_task(str(exact), 4, protocol="few-shot"),
         method="coop",
