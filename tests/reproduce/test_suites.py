@@ -13,6 +13,7 @@ from rebapl.errors import UserError
 from rebapl.files import write_json
 from rebapl.learners import METHODS
 from rebapl.reproduce.make import planned
+from rebapl.reproduce.paper import printed
 from rebapl.reproduce.suites import MINI, PAPER, TABLE1_METHODS, TableRow, learns, named_suite
 from rebapl.reproduce.targets import PAPER_TARGETS, steps
 from rebapl.runs.config import RunConfig
@@ -143,6 +144,21 @@ def test_a_local_suite_takes_what_is_there(tmp_path: Path) -> None:
         PAPER_TARGETS["table3"].runs(suite)
     states, (remark,) = planned([PAPER_TARGETS["table3"]], suite, tmp_path)
     assert (states, remark.split(":")[0]) == ([], "table3 is left out")
+
+
+def test_a_local_suite_takes_folders_of_photos(tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    for name in ("cat", "dog"):
+        (photos / name).mkdir(parents=True)
+    suite = named_suite("photo", None, "some/clip", [str(photos)])
+    assert (suite.data, suite.source, suite.cross) == ((str(photos),), str(photos), ())
+    assert suite.trained_on("doubt") == suite.trained_on("diversity") == (str(photos),)
+    assert printed(str(photos)) == "photos"
+    (tmp_path / "eurosat" / "2750").mkdir(parents=True)
+    suite = named_suite("photo", tmp_path, "some/clip", [str(photos), "eurosat"])
+    assert (suite.data, suite.source, suite.cross) == ((str(photos), "eurosat"), "eurosat", (str(photos),))
+    with pytest.raises(UserError, match="no such folder or CSV file"):
+        named_suite("photo", tmp_path, "x", [str(tmp_path / "nowhere")])
 
 
 def test_a_transfer_takes_the_named_split_files_of_source_and_targets(tmp_path: Path) -> None:

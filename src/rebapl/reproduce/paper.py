@@ -6,11 +6,13 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from rebapl.data.task import SOURCE
 from rebapl.evaluation.scores import average_over_data
 from rebapl.reports.tables import Cell
+from rebapl.runs.config import data_name
 
 AVERAGE = "average"
 OF_THESE = "the average of the paper's numbers of these data sets"
@@ -73,7 +75,10 @@ def quote_section(table: str, row: str, column: str, section: str, data: Sequenc
 def printed(name: str) -> str:
     """A method's or data set's name as the paper prints it; other names stay as they are.
 
-    >>> printed("oxford_flowers"), printed("maple + rebapl"), printed("digits")
-    ('Flowers102', 'MaPLe + ReBaPL', 'digits')
+    The path of a user's own images is printed as the name of that folder or file.
+
+    >>> printed("oxford_flowers"), printed("maple + rebapl"), printed("digits"), printed("data/photos")
+    ('Flowers102', 'MaPLe + ReBaPL', 'digits', 'photos')
     """
-    return paper()["names"].get(name) or paper()["data"].get(name) or name
+    known = paper()["names"].get(name) or paper()["data"].get(name)
+    return known or (data_name(name) if Path(name).name != name else name)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rebapl.backbones import DEFAULT_BACKBONE
-from rebapl.data.catalogue import data_root
+from rebapl.data.catalogue import data_root, given_root, is_own, own_path
 from rebapl.data.published import PUBLISHED
 from rebapl.data.task import SOURCE, TARGETS
 from rebapl.errors import UserError, unknown
@@ -277,7 +277,10 @@ SUITES = {suite.name: suite for suite in (PAPER, MINI, PHOTO)}
 def named_suite(
     name: str, root: Path | None, backbone: str | None, data: Sequence[str] = (), splits: Sequence[str] = ()
 ) -> Suite:
-    """The suite of a name, on these of its data sets, with split files such as eurosat=split_subset_EuroSAT.json."""
+    """The suite of this name, on `data`, with split files such as eurosat=split_subset_EuroSAT.json.
+
+    `data` names some of the suite's data sets. The suite photo also takes folders and CSV files of a user's own images.
+    """
     if name not in SUITES:
         raise unknown("suite", name, SUITES)
     suite, files = SUITES[name], {}
@@ -289,33 +292,39 @@ def named_suite(
             raise unknown("data set of --split", of, PUBLISHED)
         files[of] = file
     for each in data:
-        if each not in suite.data:
+        if name == "photo" and is_own(each):
+            own_path(each)  # refuses a path that does not exist
+        elif each not in suite.data:
             raise unknown(f"data set of suite {name}", each, suite.data)
     if name != "photo":
         suite = suite.changed(data=data)
     elif backbone is None:
         raise UserError("--suite photo needs a backbone: --backbone DIR, a CLIP in Hugging Face format")
     else:
-        suite = _reduced_to_present(suite, data_root(SOURCE, root), data)
+        suite = _reduced_to_present(suite, root, data)
     return replace(suite, splits=files, backbone=backbone or suite.backbone)
 
 
-def _reduced_to_present(suite: Suite, root: Path, data: Sequence[str]) -> Suite:
-    """The suite on those of its data sets (or of `data`) that lie below `root`.
+def _reduced_to_present(suite: Suite, root: Path | None, data: Sequence[str]) -> Suite:
+    """The suite on those of its data sets (or of `data`) that lie below `root`, and on the user's own images in `data`.
 
     A study whose own data set is not there takes the first that is. Transfers are trained on ImageNet if it is there,
-    and else on the data set with most classes.
+    and otherwise on the published data set with the most classes.
     """
 
-    def there(names: Sequence[str]) -> tuple[str, ...]:
-        entries = [PUBLISHED[name] for name in names]
-        return tuple(entry.name for entry in entries if (root / entry.folder / entry.images).is_dir())
+    def is_there(name: str) -> bool:
+        if is_own(name):
+            return True
+        entry = PUBLISHED[name]
+        return (data_root(name, root) / entry.folder / entry.images).is_dir()
 
-    present = there([name for name in suite.data if not data or name in data])
+    present = tuple(filter(is_there, data or suite.data))
     if not present:
-        looked = ", ".join(PUBLISHED[name].folder for name in data or suite.data)
-        raise UserError(f"none of the data sets lies below {root} (looked for {looked}): see `rebapl data list`")
-    source = SOURCE if SOURCE in present else max(present, key=lambda name: PUBLISHED[name].classes)
+        folder, looked = given_root(root), ", ".join(PUBLISHED[name].folder for name in data or suite.data)
+        raise UserError(f"none of the data sets lies below {folder} (looked for {looked}): see `rebapl data list`")
+    source = (
+        SOURCE if SOURCE in present else max(present, key=lambda name: 0 if is_own(name) else PUBLISHED[name].classes)
+    )
     cross = tuple(name for name in present if name != source)
-    shifted = there(suite.shifted) if source == SOURCE else ()
+    shifted = tuple(filter(is_there, suite.shifted)) if source == SOURCE else ()
     return replace(suite.changed(data=present), source=source, cross=cross, shifted=shifted)
