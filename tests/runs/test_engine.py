@@ -218,6 +218,23 @@ def test_an_interruption_ends_the_workers_and_is_reported(tmp_path: Path, jobs_a
     assert any((job.folder / CHECKPOINT).exists() for job in jobs), "the very step is kept"
 
 
+def test_jobs_that_were_started_are_ended_when_the_next_cannot_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = engine_module._LocalJob.started, list[Work]()
+
+    def start_one(job: Work, device: str, text: str) -> engine_module._LocalJob:
+        started.append(job)
+        if len(started) > 1:
+            raise OSError("no more processes")
+        return start(job, device, text)
+
+    monkeypatch.setattr(engine_module._LocalJob, "started", start_one)
+    with pytest.raises(OSError, match="no more processes"):
+        list(LocalEngine(["cpu"], 2).run([Job.of(tiny(seed=seed, epochs=40), tmp_path) for seed in (1, 2)]))
+    assert not multiprocessing.active_children()
+
+
 def test_a_process_whose_driver_is_gone_ends_and_keeps_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
