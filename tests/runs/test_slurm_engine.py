@@ -20,7 +20,7 @@ from rebapl.runs.clusters import SlurmEngine, minutes
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.folder import CHECKPOINT
 from rebapl.runs.jobs import Event, Stepped
-from rebapl.runs.run import Job
+from rebapl.runs.run import Job, cycle_jobs
 from rebapl.training.checkpoint import load_checkpoint
 
 
@@ -97,6 +97,14 @@ def test_several_runs_are_one_array(slurm: Path, tmp_path: Path) -> None:
     assert len({path.name.partition("_")[0] for path in (slurm / "jobs").glob("*_*.sh")}) == 1
     assert len(list((slurm / "jobs").glob("*_*.sh"))) == 2
     assert not [path.name for path in (tmp_path / "runs" / ".slurm").iterdir() if path.suffix in (".json", ".answer")]
+
+
+@pytest.mark.usefixtures("slurm")
+def test_cycles_of_two_runs_do_not_take_each_others_answers(tmp_path: Path) -> None:
+    apart = {"inference": "ensemble", "inference_settings": {"cycles": 2}}
+    cycles = [cycle for job in jobs(tmp_path / "runs", 1, 2, **apart) for cycle in cycle_jobs(job)]
+    outcomes = list(SlurmEngine(tmp_path / "runs").run(cycles))
+    assert [(outcome.state, outcome.attempts) for outcome in outcomes] == [("done", 1)] * 4
 
 
 @pytest.mark.usefixtures("slurm")
