@@ -115,7 +115,7 @@ class RunResult(Record):
         return [each for each in corruptions if str(each.severity) not in self.corruptions.get(each.name, {})]
 
     def numbers(self) -> dict[str, float]:
-        """The scores of all samples together, by names such as `novel/accuracy`, and `hm` if base and novel were scored.
+        """The scores of all samples together, by names such as `novel/accuracy`; with base and novel parts also `hm`.
 
         >>> RunResult(parts={"test": {"accuracy": 60.0, "nll": 0.5, "ece": 2.0, "images": 9}}).numbers()
         {'test/accuracy': 60.0, 'test/nll': 0.5, 'test/ece': 2.0, 'test/images': 9}
