@@ -1,4 +1,4 @@
-"""Runs as jobs of SLURM: here of processes that stand for it, handed over by the real submitit."""
+"""Runs as SLURM jobs. The real submitit submits them to local processes that stand in for SLURM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rebapl.training.checkpoint import load_checkpoint
 
 
 def test_bad_input_comes_back_and_is_not_tried_again(tmp_path: Path) -> None:
-    """By submitit's local executor. What it does of good input is compared in `test_ray_engine.py`."""
+    """With submitit's local executor. Its results for good input are compared in `test_ray_engine.py`."""
     wrong = Job.of(tiny(data="digit"), tmp_path / "runs")
     (outcome,) = SlurmEngine(tmp_path / "runs", cluster="local", time="10").run([wrong])
     assert (outcome.state, outcome.attempts) == ("failed", 1)
@@ -42,7 +42,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def interrupt(event: Event) -> None:
-    """Raise amid the training of a job."""
+    """Raise an interruption during the training of a job."""
     if isinstance(event, Stepped):
         raise KeyboardInterrupt
 
@@ -109,7 +109,7 @@ def test_cycles_of_two_runs_do_not_take_each_others_answers(tmp_path: Path) -> N
 
 @pytest.mark.usefixtures("slurm")
 def test_files_in_the_working_folder_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By submitit in a job, which begins in the folder in which sbatch was called."""
+    """Submitit in a SLURM job does not run them. The job starts in the folder in which sbatch was called."""
     (tmp_path / "evil").mkdir()
     for name in ("torch", "numpy", "submitit", "json", "rebapl"):
         (tmp_path / "evil" / f"{name}.py").write_text(f'open({str(tmp_path / "EXECUTED")!r}, "w")\n')

@@ -210,35 +210,30 @@ class SlurmEngine(Engine["_SlurmJob"]):
 
     def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[_SlurmJob]:
         """Submit the jobs as one SLURM array, except those that an earlier driver submitted and that have not ended."""
-        in_slurm = {job.folder: self._queued(job) for job, _ in jobs}
-        new = [(job, text) for job, text in jobs if in_slurm[job.folder] is None]
-        for job, _ in new:
-            self._file(job, "answer").unlink(missing_ok=True)
+        handles = [self._handle(job) for job, _ in jobs]
+        new = [(handle, text) for handle, (_, text) in zip(handles, jobs, strict=True) if handle.slurm_job is None]
+        for handle, _ in new:
+            handle.answer.unlink(missing_ok=True)
         try:
             with in_a_safe_folder(), self._executor.batch() if new else contextlib.nullcontext():
-                queued = [self._executor.submit(_InSlurm(), text, str(self._file(job, "answer"))) for job, text in new]
+                queued = [self._executor.submit(_InSlurm(), text, str(handle.answer)) for handle, text in new]
         except (self.submitit.core.utils.FailedJobError, subprocess.CalledProcessError, OSError) as error:
             raise UserError(f"SLURM does not take the jobs ({_line(error)}): see what sbatch says") from error
-        for (job, _), slurm_job in zip(new, queued, strict=True):
-            in_slurm[job.folder] = slurm_job
-            write_json(self._file(job, "json"), {"cluster": self.cluster, "job": slurm_job.job_id})
-        return [
-            _SlurmJob(job, in_slurm[job.folder], self._file(job, "json"), self._file(job, "answer")) for job, _ in jobs
-        ]
+        for (handle, _), slurm_job in zip(new, queued, strict=True):
+            handle.slurm_job = slurm_job
+            write_json(handle.record, {"cluster": self.cluster, "job": slurm_job.job_id})
+        return handles
 
-    def _queued(self, job: Work) -> Any:
-        """The SLURM job that an earlier driver has submitted for this job, or None if it has ended."""
-        record = self._file(job, "json")
-        if self.cluster != "slurm" or not record.exists():
-            return None
-        number = str(read_json(record, "a record of a job").get("job"))
-        slurm_job = self.submitit.SlurmJob(self.folder / "%j", number)
-        return None if slurm_job.done(force_check=True) else slurm_job
-
-    def _file(self, job: Work, ending: str) -> Path:
-        """A file for this job. Its name depends on the whole path: cycles of two runs have folders of the same name."""
+    def _handle(self, job: Work) -> _SlurmJob:
+        """A job, with the SLURM job that an earlier driver has submitted for it if that has not ended."""
         path = hashlib.sha256(str(job.folder.absolute()).encode()).hexdigest()[:10]
-        return self.folder / f"{job.folder.name}-{path}.{ending}"
+        name = f"{job.folder.name}-{path}"  # because cycles of two runs have folders of the same name
+        handle = _SlurmJob(job, None, self.folder / f"{name}.json", self.folder / f"{name}.answer")
+        if self.cluster == "slurm" and handle.record.exists():
+            number = str(read_json(handle.record, "a record of a job").get("job"))
+            earlier = self.submitit.SlurmJob(self.folder / "%j", number)
+            handle.slurm_job = None if earlier.done(force_check=True) else earlier
+        return handle
 
     def wait(self, handles: Sequence[_SlurmJob], seconds: float) -> list[tuple[_SlurmJob, Failure | None]]:
         """Find the jobs that have ended, see `Engine.wait`."""

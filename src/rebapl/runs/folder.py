@@ -264,7 +264,7 @@ def find_runs(folders: Iterable[Path]) -> Found:
     untrained: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
-            raise UserError(f"{folder} is not a folder of runs: `rebapl train` makes one, `runs` unless told otherwise")
+            raise UserError(f"{folder} is not a folder of runs: `rebapl train` makes one, called `runs` by default")
         for path in [folder] if (folder / CONFIG).exists() else sorted(folder.iterdir()):
             if not (path / CONFIG).exists():
                 continue

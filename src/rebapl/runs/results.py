@@ -112,7 +112,8 @@ class RunResult(Record):
 
     def lacking(self, corruptions: Iterable[Corruption]) -> list[Corruption]:
         """The corruptions in this list that have no scores."""
-        return [each for each in corruptions if str(each.severity) not in self.corruptions.get(each.name, {})]
+        scored = self.corruptions
+        return [wanted for wanted in corruptions if str(wanted.severity) not in scored.get(wanted.name, {})]
 
     def numbers(self) -> dict[str, float]:
         """The scores of all samples together, by names such as `novel/accuracy`; with base and novel parts also `hm`.

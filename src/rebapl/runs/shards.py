@@ -200,7 +200,7 @@ def plan_lists(place: Place, about: Mapping[str, Any], entries: Mapping[str, Ent
     place.check_about(about)
     in_file = images_in(place.out, place.form) if place.joined and place.out.exists() else []
     lists = list(read_images_of_shards(place.folder))
-    known = {as_text(name_of(entry)) for images in lists for entry in images}
+    known = {as_text(entry if isinstance(entry, str) else entry[0]) for images in lists for entry in images}
     if known.intersection(in_file):  # the work was stopped between joining the shards and removing them
         shutil.rmtree(place.folder)
         lists, known = [], set()
@@ -213,11 +213,6 @@ def plan_lists(place: Place, about: Mapping[str, Any], entries: Mapping[str, Ent
     if not place.about.exists():
         write_json(place.about, {"what": place.what, **about})
     return lists
-
-
-def name_of(entry: Entry) -> str:
-    """The name of the image of an entry."""
-    return entry if isinstance(entry, str) else entry[0]
 
 
 def entries_of(shards: Sequence[Shard]) -> Iterator[Entry]:
