@@ -1,4 +1,4 @@
-"""What a run depends on, and its name: equal for runs that are alike, different for those that are not."""
+"""The hash of a run: equal for runs that train in the same way, different for runs that do not."""
 
 import json
 import re
@@ -100,7 +100,7 @@ def test_a_local_backbone_is_known_by_its_content_wherever_it_lies(tmp_path: Pat
 
 
 def test_a_local_backbone_is_known_by_the_weights_that_are_read(tmp_path: Path) -> None:
-    """Those of a pickle only where there are no others, so that one beside them changes nothing."""
+    """Weights in a pickle are read only if there are no others, so adding a pickle to other weights changes nothing."""
     folder = Path(shutil.copytree(Path(rebapl.backbones.loading.__file__).parent / "mini", tmp_path / "model"))
     run = changed(backbone=str(folder))
     first, pickled = run.hash(), folder / "pytorch_model.bin"

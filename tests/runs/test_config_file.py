@@ -203,6 +203,9 @@ def test_the_file_of_a_run_that_cannot_be_made_again_is_refused(run: Path, tmp_p
         path = write(tmp_path, "config.json", json.dumps({**content, "resolved": changed}))
         with pytest.raises(UserError, match=message):
             read_config_file(path)
+    path = write(tmp_path, "config.json", json.dumps({**content, "method_settings": ["tokens"]}))
+    with pytest.raises(UserError, match="cannot make again"):
+        read_config_file(path)
 
 
 def test_the_page_shows_a_configuration_that_holds_and_names_every_key(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Cycles that do not depend on one another, sampled by themselves: the run is bit for bit what it would have been."""
+"""Independent cycles that are sampled separately give the same run, bit for bit, as when sampled together."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bytes_of(out: Path) -> tuple[bytes, bytes]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_joined_cycles_equal_those_of_one_run(name: str, tmp_path: Path) -> None:
-    """Some of them, or all, and in another order."""
+    """Some of the cycles, or all of them, are sampled separately and in another order."""
     whole, some, every = tmp_path / "whole", tmp_path / "some", tmp_path / "every"
     case = CASES[name]
     run(case, whole, device="cpu", score=False)

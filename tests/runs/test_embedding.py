@@ -1,4 +1,4 @@
-"""Features in shards: what the frozen tower gives for each image, whatever they lie in and whatever is killed."""
+"""Features in shards are those of the frozen tower for every kind of source, also if a process is killed."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def tower(encoder: DualEncoder, files: list[Path]) -> np.ndarray:
-    """The normalised features (n, e) of images, with Pillow and the formula of the preprocessing alone."""
+    """The normalised features (n, e) of images, preprocessed with Pillow and the formula only."""
     views = []
     for file in files:
         with Image.open(file) as image:  # 90 × 70 px: the short side becomes 64 px, and the centre is cropped
@@ -74,7 +74,7 @@ def test_float16_is_float32_rounded(mini: DualEncoder, folder: Path, tmp_path: P
 
 
 class KillsOnce:
-    """Ends the process of a shard with SIGKILL amid its images."""
+    """Kills the process of a shard with SIGKILL while it works on the images."""
 
     def __init__(self, shard: FeatureShard) -> None:
         self.shard, self.process = shard, 0
@@ -108,7 +108,7 @@ def test_two_workers_one_of_which_is_killed_give_the_same_files(
 def test_stopped_work_goes_on_and_new_images_become_new_shards(
     mini: DualEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A list of images that are also named twice; one of them is broken."""
+    """The images come from a list that names each of them twice. One of them is broken."""
     folder = pictures(tmp_path / "images", a=34)
     (folder / "a" / "3.png").write_bytes(b"broken")
     files, out = sorted(folder.rglob("*.png")), tmp_path / "features"
@@ -151,7 +151,7 @@ def test_the_layout_of_clip_retrieval(mini: DualEncoder, folder: Path, files: li
 
 
 def test_archives_of_webdataset(mini: DualEncoder, files: list[Path], tmp_path: Path) -> None:
-    """With the label of each sample beside it, as a word; captions are passed over."""
+    """Each sample has a file with its label as a word. Captions are ignored."""
     tars = []
     for number, some in enumerate((files[:7], files[7:])):
         content = {}

@@ -1,4 +1,4 @@
-"""Many runs: the same results wherever they happen, nothing done twice, and one failure is only one."""
+"""Many runs: the same results on every engine, nothing is done twice, and a failure affects one run only."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_job_travels_as_json(tmp_path: Path) -> None:
 
 
 def test_a_killed_worker_costs_its_own_run_only(tmp_path: Path) -> None:
-    """Five runs on two workers: one is killed once, one at every attempt, one is refused; the others see nothing."""
+    """Five runs on two workers: one is killed once, one at every attempt, one is refused; the others are unaffected."""
     once_killed, always_killed = (StruckJob.of(tiny(seed=seed, epochs=4), tmp_path, deaths=seed) for seed in (1, 2))
     jobs = [once_killed, always_killed]
     jobs += [Job.of(config, tmp_path) for config in (tiny(seed=3, **REFUSED), tiny(seed=4), tiny(seed=5))]
@@ -185,7 +185,7 @@ def test_a_changed_backbone_is_loaded_again(clip_copy: Path, loads: list[str]) -
 
 
 def test_weights_that_a_link_does_not_lead_to_are_named(clip_copy: Path) -> None:
-    """As in the cache of the hub, if its blobs were removed."""
+    """As in the cache of the hub after its blobs were removed."""
     (clip_copy / "model.safetensors").unlink()
     (clip_copy / "model.safetensors").symlink_to("nowhere")
     assert tiny(backbone=str(clip_copy)).hash()
@@ -218,6 +218,23 @@ def test_an_interruption_ends_the_workers_and_is_reported(tmp_path: Path, jobs_a
     assert any((job.folder / CHECKPOINT).exists() for job in jobs), "the very step is kept"
 
 
+def test_jobs_that_were_started_are_ended_when_the_next_cannot_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = engine_module._LocalJob.started, list[Work]()
+
+    def start_one(job: Work, device: str, text: str) -> engine_module._LocalJob:
+        started.append(job)
+        if len(started) > 1:
+            raise OSError("no more processes")
+        return start(job, device, text)
+
+    monkeypatch.setattr(engine_module._LocalJob, "started", start_one)
+    with pytest.raises(OSError, match="no more processes"):
+        list(LocalEngine(["cpu"], 2).run([Job.of(tiny(seed=seed, epochs=40), tmp_path) for seed in (1, 2)]))
+    assert not multiprocessing.active_children()
+
+
 def test_a_process_whose_driver_is_gone_ends_and_keeps_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +250,7 @@ def test_a_process_whose_driver_is_gone_ends_and_keeps_its_step(
 
 
 class _Silent(Engine[int]):
-    """An engine whose jobs say once that they have begun, and nothing after that."""
+    """An engine whose jobs report one step of progress and no more."""
 
     def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[int]:
         self.looks = 0
@@ -261,7 +278,7 @@ EVIL = 'from pathlib import Path; Path("{0}/EXECUTED").touch(); raise SystemExit
 
 
 def test_files_in_the_working_folder_are_not_run(tmp_path: Path) -> None:
-    """By the server of workers or by a worker, on any version of Python; the command's own path has no such folder."""
+    """Neither the server of workers nor a worker runs them. The path of the command itself has no such folder."""
     for name in ("torch", "numpy", "rebapl", "signal", "multiprocessing", "random", "json"):
         (tmp_path / f"{name}.py").write_text(EVIL.format(tmp_path))
     words = "train --data digits --shots 1 --epochs 1 test_images=5 --seeds 1,2 --jobs 2 --device cpu -q".split()
@@ -276,7 +293,7 @@ def test_files_in_the_working_folder_are_not_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_run_goes_on_with_the_threads_that_it_began_with(tmp_path: Path, threads: int) -> None:
-    """How sums are split among threads changes their last digits."""
+    """The last digits of a sum depend on how it is split among threads."""
     (job,) = [Job.of(tiny(epochs=2), tmp_path, score=False)]
     used: list[int] = []
 

@@ -71,7 +71,7 @@ def stop_after(step: int) -> Callable[[int, int, float], None]:
 
 
 def stopped_at(train: Train, out: Path, step: int) -> Path:
-    """A run that was interrupted after so many steps."""
+    """A run that was interrupted after this number of steps."""
     with pytest.raises(Interrupted, match=f"step {step} of 75 is kept"):
         train(CONFIG, out, progress=stop_after(step))
     return out / CHECKPOINT
@@ -119,7 +119,7 @@ def test_an_interruption_keeps_the_very_step_and_the_run_goes_on_from_it(
 def test_a_signal_waits_for_the_end_of_its_step(
     train: Train, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in the last step; and a handler that only takes note lets the training go on, as schedulers want."""
+    """Also in the last step. If the handler only records the signal, the training goes on, as schedulers want."""
     step, noted = Chain.step, []
 
     def signalled(chain: Chain) -> None:
@@ -160,7 +160,7 @@ def test_sigterm_ends_a_process_only_after_its_step_is_kept(train: Train, whole:
 
 
 def test_a_checkpoint_that_is_cut_off_or_changed_anywhere_is_never_used(train: Train, tmp_path: Path) -> None:
-    """Cut at every 1 KiB; a byte flipped in every part of the file."""
+    """The file is cut at every 1 KiB, and a byte is flipped in every part of it."""
     path = stopped_at(train, tmp_path / "run", 30)
     content, damaged = path.read_bytes(), tmp_path / "damaged"
     places = random.Random(1).sample(range(len(content)), 150)
@@ -291,7 +291,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_leaves_the_last_good_chec
 
 
 class SmallDisk:
-    """A file system of 256 KiB, where one may be mounted; else a folder, and a limit on the size of files."""
+    """A file system of 256 KiB if one can be mounted; otherwise a folder with a limit on the size of files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -301,7 +301,7 @@ class SmallDisk:
         self.limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(self) -> None:
-        """Leave no room."""
+        """Fill the disk."""
         if self.mounted:
             size = os.statvfs(self.folder).f_bavail * os.statvfs(self.folder).f_bsize
             (self.folder / "filler").write_bytes(b"x" * size)
@@ -309,7 +309,7 @@ class SmallDisk:
             resource.setrlimit(resource.RLIMIT_FSIZE, (64, self.limits[1]))
 
     def free(self) -> None:
-        """Undo that."""
+        """Free the disk again."""
         (self.folder / "filler").unlink(missing_ok=True)
         resource.setrlimit(resource.RLIMIT_FSIZE, self.limits)
 
@@ -368,7 +368,7 @@ def test_a_folder_that_may_not_be_written_is_named(train: Train) -> None:
 def test_a_kill_between_the_renames_of_a_posterior_loses_nothing(
     whole: Path, encoder: DualEncoder, tmp_path: Path, moment: int
 ) -> None:
-    """1: the manifest has its name; 2: the new folder waits; 3: the old one is away; 4: the new one is in place."""
+    """1: the manifest has its name; 2: the new folder is ready; 3: the old one is moved; 4: the new one is in place."""
     folder = Path(shutil.copytree(whole / "posterior", tmp_path / "run" / "posterior"))
     old = load_posterior(folder, encoder)
     samples = {name: stack + 1 for name, stack in old.samples.items()}

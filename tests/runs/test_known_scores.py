@@ -1,4 +1,4 @@
-"""The whole way from image files to a score, against a figure measured elsewhere."""
+"""A score computed from image files equals a figure that was measured independently."""
 
 import json
 from pathlib import Path

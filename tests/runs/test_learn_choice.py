@@ -1,4 +1,4 @@
-"""How long prompts would take, by the formula, for the images that are drawn."""
+"""The estimated time for prompts follows the formula, for the images that are learned from."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from rebapl.runs.learn_choice import Timing
 
 
 def test_the_time_is_that_of_the_images_that_are_learned_from(tmp_path: Path) -> None:
-    """Nine images of each of two classes, at most four of which are learned from, by all trainings: one on everything,
-    and three without a third, which leaves six to draw from."""
+    """Two classes have nine images each, and every training learns from at most four of each class. One training may
+    draw them from all images, and three draw them from the six per class that are left without a fold."""
     class_folders(tmp_path / "photos", cat=9, dog=9)
     config = RunConfig(str(tmp_path / "photos"), "coop", "mle", shots=4, backbone="mini", epochs=5)
     lesson = Lesson.of(config, tmp_path / "run")

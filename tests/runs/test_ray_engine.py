@@ -1,4 +1,4 @@
-"""Runs on a real Ray cluster of two machines with one core each: what is lost is done again, and only that."""
+"""Runs on a real Ray cluster of two machines with one core each: only lost work is done again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rebapl.training.checkpoint import load_checkpoint
 
 ROOM = 80 * 1024 * 1024
 PATH = os.pathsep.join([str(Path(small_jobs.__file__).parent), *filter(None, sys.path)])
-"""Where the processes of the cluster find modules."""
+"""The path on which the processes of the cluster find modules."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def engine(cluster: Any) -> RayEngine:
 def test_what_is_lost_is_done_again_and_the_results_are_those_of_the_local_engine(
     engine: RayEngine, tmp_path: Path
 ) -> None:
-    """A worker is killed. A wrong setting is not tried again, and stops nobody."""
+    """A worker is killed. A run with a wrong setting is not tried again and does not stop the others."""
     wanted = [StruckJob.of(tiny(epochs=4), tmp_path / "ray"), *jobs(tmp_path / "ray", 2)]
     wrong = Job.of(tiny(data="digit"), tmp_path / "ray")
     events: list[Event] = []
@@ -82,7 +82,7 @@ def test_what_is_lost_is_done_again_and_the_results_are_those_of_the_local_engin
 
 
 def test_the_miniature_suite_is_the_same_on_every_engine(engine: RayEngine, tmp_path: Path) -> None:
-    """One of its runs, smaller still: byte for byte the same results, times aside."""
+    """One of its runs, made smaller: apart from times, the results are the same byte for byte."""
     configs = PAPER_TARGETS["table1"].runs(replace(TINY, methods=("coop",), epochs={"*": 1}, shots=1))
     assert [config.method for config in configs] == ["coop"]
     engines = {
@@ -114,7 +114,7 @@ def test_an_interruption_keeps_the_step_of_every_run(engine: RayEngine, tmp_path
 
 
 def test_a_driver_that_is_killed_is_started_again_and_goes_on(cluster: Any, engine: RayEngine, tmp_path: Path) -> None:
-    """The first driver is a process of its own; the one that goes on is another. Files where it works are not run."""
+    """A second process continues the work of the first driver. Python files in its working folder are not run."""
     wanted = jobs(tmp_path, 1, 2, 3, epochs=20)
     for name in ("torch", "numpy", "json", "rebapl"):
         (tmp_path / f"{name}.py").write_text(f'open({str(tmp_path / "EXECUTED")!r}, "w")\n')
@@ -147,7 +147,7 @@ def test_a_driver_that_is_killed_is_started_again_and_goes_on(cluster: Any, engi
 def test_a_prediction_in_shards_survives_its_worker_and_goes_on(
     engine: RayEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Paths are given from the working folder, which is not that of the workers."""
+    """Paths are relative to the working folder of the driver; the workers have another one."""
     files, run, out = draw(tmp_path / "drawn", 60), save_small(tmp_path / "run"), tmp_path / "answers"
     monkeypatch.chdir(tmp_path)
     names = [file.relative_to(tmp_path) for file in files]
@@ -179,7 +179,7 @@ def test_impossible_shares_are_refused(given: dict[str, Any]) -> None:
 
 
 def test_a_run_travels_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With full paths, and with the variables that say where the data are."""
+    """The text has full paths, and the environment variable with the folder of the data."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("REBAPL_DATA", "data")
     (job,) = jobs(Path("runs"), 1)

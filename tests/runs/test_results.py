@@ -1,4 +1,4 @@
-"""Stored results: what is written is read back, old and newer files are read, damaged ones are refused by name."""
+"""Stored results are read back as written. Old and newer files are read, and damaged ones are refused by name."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ CONTENT = {
 
 
 def stored(folder: Path) -> dict[str, Any]:
-    """The content of the file, whose checksum stands last."""
+    """The content of the file, with the checksum at its end."""
     content = json.loads((folder / RESULTS).read_text())
     assert list(content)[-1] == "sha256"
     assert changed_files(folder) == []

@@ -1,4 +1,4 @@
-"""A run in its folder: finished work is kept, broken work goes on, another configuration is refused."""
+"""A run in its folder: finished work is kept, interrupted work continues, another configuration is refused."""
 
 import gc
 import json

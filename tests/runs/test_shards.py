@@ -1,4 +1,4 @@
-"""A prediction in shards: one row per image, whatever is killed, and the rows of one file of answers."""
+"""A prediction in shards has one row per image, also if processes are killed, with the rows of a single file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def expected(run: Path, files: list[Path], tmp_path_factory: pytest.TempPathFact
 
 
 class KillsOnce:
-    """Ends the process of the first shard with SIGKILL amid its images."""
+    """Kills the process of the first shard with SIGKILL while it works on the images."""
 
     def __init__(self, shard: Shard) -> None:
         self.shard, self.process = shard, 0
@@ -90,7 +90,7 @@ def test_a_killed_worker_costs_its_shard_only(
 def test_only_what_is_missing_or_damaged_is_done(
     run: Path, files: list[Path], expected: pandas.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From another folder, with paths as they were given there."""
+    """The second command runs in another folder, with the same paths as the first."""
     monkeypatch.chdir(files[0].parent)
     names, out, engine = [Path(file.name) for file in files[:9]], tmp_path / "answers", LocalEngine(["cpu"])
     shards = small_shards(run, names, out, size=3)
@@ -224,7 +224,7 @@ def test_without_pyarrow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 
 
 def test_bad_input_is_not_tried_again(run: Path, files: list[Path], tmp_path: Path) -> None:
-    """An image that cannot be read, where that is an error, stops its own shard only."""
+    """If an unreadable image is an error, it stops its own shard only."""
     shards = small_shards(run, files[:4], tmp_path / "answers", size=2, strict=True)
     outcomes = list(LocalEngine(["cpu"]).run(shards))
     assert [(outcome.state, outcome.attempts) for outcome in outcomes] == [("done", 1), ("failed", 1)]

@@ -1,4 +1,4 @@
-"""Runs as jobs of SLURM: here of processes that stand for it, handed over by the real submitit."""
+"""Runs as SLURM jobs. The real submitit submits them to local processes that stand in for SLURM."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rebapl.runs.clusters import SlurmEngine, minutes
 from rebapl.runs.engine import LocalEngine
 from rebapl.runs.folder import CHECKPOINT
 from rebapl.runs.jobs import Event, Stepped
-from rebapl.runs.run import Job
+from rebapl.runs.run import Job, cycle_jobs
 from rebapl.training.checkpoint import load_checkpoint
 
 
 def test_bad_input_comes_back_and_is_not_tried_again(tmp_path: Path) -> None:
-    """By submitit's local executor. What it does of good input is compared in `test_ray_engine.py`."""
+    """With submitit's local executor. Its results for good input are compared in `test_ray_engine.py`."""
     wrong = Job.of(tiny(data="digit"), tmp_path / "runs")
     (outcome,) = SlurmEngine(tmp_path / "runs", cluster="local", time="10").run([wrong])
     assert (outcome.state, outcome.attempts) == ("failed", 1)
@@ -42,7 +42,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def interrupt(event: Event) -> None:
-    """Raise amid the training of a job."""
+    """Raise an interruption during the training of a job."""
     if isinstance(event, Stepped):
         raise KeyboardInterrupt
 
@@ -100,8 +100,16 @@ def test_several_runs_are_one_array(slurm: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("slurm")
+def test_cycles_of_two_runs_do_not_take_each_others_answers(tmp_path: Path) -> None:
+    apart = {"inference": "ensemble", "inference_settings": {"cycles": 2}}
+    cycles = [cycle for job in jobs(tmp_path / "runs", 1, 2, **apart) for cycle in cycle_jobs(job)]
+    outcomes = list(SlurmEngine(tmp_path / "runs").run(cycles))
+    assert [(outcome.state, outcome.attempts) for outcome in outcomes] == [("done", 1)] * 4
+
+
+@pytest.mark.usefixtures("slurm")
 def test_files_in_the_working_folder_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By submitit in a job, which begins in the folder in which sbatch was called."""
+    """Submitit in a SLURM job does not run them. The job starts in the folder in which sbatch was called."""
     (tmp_path / "evil").mkdir()
     for name in ("torch", "numpy", "submitit", "json", "rebapl"):
         (tmp_path / "evil" / f"{name}.py").write_text(f'open({str(tmp_path / "EXECUTED")!r}, "w")\n')

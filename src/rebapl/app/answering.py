@@ -1,9 +1,9 @@
-"""Answers to images that come at any time from many clients, computed by one thread.
+"""Answers for images that arrive at any time from many clients, computed by one thread.
 
-Requests wait in a queue. The thread takes all that wait and answers those with the same class names together. The
-posteriors for the latest class names are kept, so that these are encoded once. Each image goes through the model in a
-pass of its own, because the rounding of a pass depends on how many images are in it. So an answer has the same digits
-as `rebapl predict RUN IMAGE` gives, whoever else asks.
+Requests wait in a queue. The thread takes all waiting requests and answers those with the same class names together.
+The posteriors for the latest lists of class names are cached, so that each list is encoded once. Each image has its own
+pass through the model, because the rounding of a pass depends on the number of images in it. So an answer has the same
+digits as that of `rebapl predict RUN IMAGE`, whatever other clients send.
 """
 
 from __future__ import annotations
@@ -35,27 +35,29 @@ from rebapl.posterior import Posterior, Prediction
 from rebapl.reports.pictures import embedded
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-"""The formats of images that are read. Others of Pillow's are seldom used, and less well kept."""
+"""The accepted image formats. The other formats of Pillow are rarely used, and their code is less well maintained."""
 
 MAX_PIXELS = 50_000_000
+"""The largest number of pixels of an image. Larger images are refused before they are decoded."""
+
 WAITING = 64
-"""How many requests may wait; further ones are refused until some are answered."""
+"""The largest number of waiting requests. Further requests are refused until some have been answered."""
 
 TOGETHER = 32
-"""How many requests are answered together at most."""
+"""The largest number of requests that are answered together."""
 
 KEPT = 8
-"""For how many lists of class names, the latest ones, the encoded texts are kept; each may take some GPU memory."""
+"""The number of lists of class names, the latest ones, whose encoded texts are cached. Each may take GPU memory."""
 
 COMPARED = 2000
-"""How many training images an image is compared with at most, evenly spread over all."""
+"""The largest number of training images with which an image is compared. They are evenly spread over all."""
 
 NEAREST = 4
-"""How many training images are shown beside an answer."""
+"""The number of training images that are shown with an answer."""
 
 
 class RefusedError(UserError):
-    """A request that is refused: the status of the response, and the sentence in it."""
+    """The refusal of a request: the HTTP status of the response, and the sentence in it."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -64,7 +66,7 @@ class RefusedError(UserError):
 
 @dataclass(frozen=True)
 class Upload:
-    """An image, as its test-time view (3, H, W), and the class names to answer among (None: those of the training)."""
+    """An image, as its test-time view (3, H, W), and the class names to choose from (None: those of the training)."""
 
     view: Tensor
     class_names: Sequence[str] | None = None
@@ -74,10 +76,10 @@ class Upload:
 
 
 def view_of(content: bytes, preprocessing: Preprocessing) -> Tensor:
-    """The test-time view (3, H, W) of an image file's content, read as `rebapl predict` reads the file."""
+    """The test-time view (3, H, W) of the content of an image file, read in the same way as by `rebapl predict`."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of large images and of damaged EXIF
+            warnings.simplefilter("ignore")  # Pillow warns about large images and damaged EXIF data
             image = Image.open(io.BytesIO(content), formats=FORMATS)
             if image.width * image.height > MAX_PIXELS:
                 raise UserError(f"the image has {image.width} × {image.height} pixels: at most {MAX_PIXELS} are read")
@@ -90,13 +92,13 @@ def view_of(content: bytes, preprocessing: Preprocessing) -> Tensor:
 
 
 class Answering:
-    """A posterior that answers `Upload`s in a thread of its own, from `start` to `stop`."""
+    """A posterior that answers each `Upload` in a separate thread, which runs from `start` to `stop`."""
 
     def __init__(self, posterior: Posterior, task: Task | None = None) -> None:
         self.posterior = posterior
         self.nearby = None if task is None else Nearby(posterior, task)
         self.together: Counter[int] = Counter()
-        """How often each number of requests was answered together."""
+        """For each number of requests, how often exactly this number was answered together."""
         self._bound: OrderedDict[tuple[str, ...], Posterior] = OrderedDict()
         self._waiting: queue.Queue[Upload | None] = queue.Queue(WAITING)
         self._thread = threading.Thread(target=self._work, name="answering", daemon=True)
@@ -105,48 +107,48 @@ class Answering:
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer what waits, and end the thread."""
+        """Answer the waiting requests, and end the thread."""
         self._waiting.put(None)
         self._thread.join()
 
-    def ask(self, question: Upload) -> Future[dict[str, Any]]:
-        """Let a question wait for its answer."""
+    def ask(self, upload: Upload) -> Future[dict[str, Any]]:
+        """Put an upload into the queue, and return the future of its answer."""
         try:
-            self._waiting.put_nowait(question)
+            self._waiting.put_nowait(upload)
         except queue.Full:
             raise RefusedError(503, f"{WAITING} requests wait already: try again in a moment") from None
-        return question.answer
+        return upload.answer
 
     def _work(self) -> None:
         if self.posterior.learner.encoder.device.type == "cpu":
             torch.set_num_threads(quickest_threads(self.posterior))
         ended = False
         while not ended:
-            questions = [self._waiting.get()]
-            while len(questions) < TOGETHER and not self._waiting.empty():
-                questions.append(self._waiting.get())
-            ended = None in questions
-            self._answer([question for question in questions if question is not None])
+            taken = [self._waiting.get()]
+            while len(taken) < TOGETHER and not self._waiting.empty():
+                taken.append(self._waiting.get())
+            ended = None in taken  # `stop` puts None into the queue
+            self._answer([upload for upload in taken if upload is not None])
 
-    def _answer(self, questions: Sequence[Upload]) -> None:
+    def _answer(self, uploads: Sequence[Upload]) -> None:
         by_names: dict[tuple[str, ...], list[Upload]] = {}
-        for question in questions:
-            if question.answer.set_running_or_notify_cancel():  # False where the client has gone meanwhile
-                by_names.setdefault(tuple(question.class_names or ()), []).append(question)
+        for upload in uploads:
+            if upload.answer.set_running_or_notify_cancel():  # False if the client has disconnected
+                by_names.setdefault(tuple(upload.class_names or ()), []).append(upload)
         for names, group in by_names.items():
             self.together[len(group)] += 1
             try:
                 bound = self._among(names)
-                views = ((["image"], question.view[None]) for question in group)
-                for question, prediction in zip(group, bound.predict_portions(views), strict=True):
-                    question.answer.set_result(self._said(question, prediction))
-            except Exception as error:  # whatever it is, those who asked are told, and the next are answered
-                for question in group:
-                    if not question.answer.done():
-                        question.answer.set_exception(error)
+                views = ((["image"], upload.view[None]) for upload in group)
+                for upload, prediction in zip(group, bound.predict_portions(views), strict=True):
+                    upload.answer.set_result(self._content(upload, prediction))
+            except Exception as error:  # any error is passed to these clients, and the thread goes on
+                for upload in group:
+                    if not upload.answer.done():
+                        upload.answer.set_exception(error)
 
     def _among(self, names: tuple[str, ...]) -> Posterior:
-        """The posterior that answers among these class names, perhaps one that did so before."""
+        """The posterior for these class names, from the cache if it is there."""
         if not names:
             return self.posterior
         bound = self._bound.pop(names, None) or self.posterior.among(list(names))
@@ -155,8 +157,8 @@ class Answering:
             self._bound.popitem(last=False)
         return bound
 
-    def _said(self, question: Upload, prediction: Prediction) -> dict[str, Any]:
-        """What `rebapl predict --format json` says of one image, and what each sample says."""
+    def _content(self, upload: Upload, prediction: Prediction) -> dict[str, Any]:
+        """The output of `rebapl predict --format json` for one image, the answers of each sample, and near images."""
         opinions = [
             {
                 "class": prediction.class_names[int(alone[0].argmax())],
@@ -165,29 +167,30 @@ class Answering:
             }
             for alone, weight in zip(prediction.per_sample, prediction.weights.tolist(), strict=True)
         ]
-        nearest = self.nearby.to(question.view) if question.nearest and self.nearby is not None else []
-        return {**prediction.to_dict(question.top), "opinions": opinions, "nearest": nearest}
+        nearest = self.nearby.to(upload.view) if upload.nearest and self.nearby is not None else []
+        return {**prediction.to_dict(upload.top), "opinions": opinions, "nearest": nearest}
 
 
 def quickest_threads(posterior: Posterior, clock: Callable[[], float] = time.perf_counter) -> int:
-    """The number of threads of torch with which one image is answered sooner: one, or as many as there are cores.
+    """The number of torch threads with which one image is answered faster: one, or the number that torch uses now.
 
-    For a small backbone, to share the work among threads takes longer than the work. It is tried on a black image.
+    For a small backbone, sharing the work among threads takes longer than the work itself. Both are timed on a black
+    image.
     """
-    side, cores = posterior.learner.encoder.preprocessing.crop, torch.get_num_threads()
+    side, all_threads = posterior.learner.encoder.preprocessing.crop, torch.get_num_threads()
     view, seconds = torch.zeros(1, 3, side, side, dtype=torch.uint8), {}
-    for threads in dict.fromkeys((1, cores)):
+    for threads in dict.fromkeys((1, all_threads)):
         torch.set_num_threads(threads)
         posterior.sample_logits(view)
-        begun = clock()
+        start = clock()
         posterior.sample_logits(view)
-        seconds[threads] = clock() - begun
-    torch.set_num_threads(cores)
+        seconds[threads] = clock() - start
+    torch.set_num_threads(all_threads)
     return min(seconds, key=lambda threads: seconds[threads])
 
 
 class Nearby:
-    """Training images, to find those whose frozen features are nearest to an image's. Of many, some are taken."""
+    """Up to `COMPARED` training images, among which those with frozen features nearest to an image's are found."""
 
     def __init__(self, posterior: Posterior, task: Task) -> None:
         self.posterior = posterior
@@ -202,14 +205,14 @@ class Nearby:
         )
 
     def to(self, view: Tensor) -> list[dict[str, Any]]:
-        """The nearest training images of a view (3, H, W): class, cosine, and the picture."""
+        """The training images nearest to a view (3, H, W): the class, the cosine and the picture of each."""
         cosines = self.features @ self.posterior.image_features(view[None])[0]
-        found = cosines.topk(min(NEAREST, len(self.items)))
+        nearest = cosines.topk(min(NEAREST, len(self.items)))
         return [
             {
                 "class": self.items[index].class_name,
                 "cosine": cosine,
                 "picture": embedded(self.dataset, self.items[index].key, "").uri,
             }
-            for cosine, index in zip(found.values.tolist(), found.indices.tolist(), strict=True)
+            for cosine, index in zip(nearest.values.tolist(), nearest.indices.tolist(), strict=True)
         ]

@@ -28,25 +28,28 @@ from rebapl.errors import UserError
 from rebapl.settings import Settings
 
 MAX_BYTES = 16 * 1024 * 1024
-"""The largest body of a request; an image in it is a quarter smaller, since base64 makes it longer."""
+"""The largest request body, in bytes. Base64 makes an image longer, so the largest image is a quarter smaller."""
 
 MAX_BYTES_OF_ALL = 4 * MAX_BYTES
-"""What the bodies that are on their way may take together; further ones are refused until some have arrived."""
+"""The largest total size, in bytes, of request bodies being received at one time. Further requests are refused until
+some have arrived."""
 
 HEADER_SECONDS, BODY_SECONDS, LAST_SECONDS = 10.0, 30.0, 5.0
-"""How long a client may take to send the headers and the body of a request, and how long the server waits for requests
-that are on their way when it is ended."""
+"""The most seconds that a client may take to send the headers and the body of a request, and that the server waits for
+unfinished requests when it is ended."""
 
 CONNECTIONS = 256
-"""How many clients may be connected at the same time."""
+"""The largest number of clients that are connected at the same time."""
 
 DECODED_AT_ONCE = 2
-"""How many images are decoded at the same time: a large one takes 150 MB."""
+"""The largest number of images that are decoded at the same time. A large one takes 150 MB."""
 
 RATE = 20.0
-"""Requests a second that one address may make in the long run; at once it may make twice as many."""
+"""Requests per second that one address may make on average. In a burst it may make twice this number at once."""
 
 ADDRESSES = 10_000
+"""The number of addresses, the latest ones, whose requests are counted."""
+
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "img-src data: blob:; connect-src 'self'; form-action 'none'; frame-ancestors 'none'; base-uri 'none'",
@@ -56,14 +59,17 @@ HEADERS = {
 }
 
 MAX_CLASSES, MAX_LETTERS = 200, 200
-"""The most class names of a request, and the most characters of each."""
+"""The largest number of class names in a request, and of characters in each."""
 
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=MAX_LETTERS)]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class Asked(Settings):
-    """The body of a request: the content of an image file in base64, and what to say of it; see docs/serve.md."""
+class PredictRequest(Settings):
+    """The body of a request: the content of an image file in base64, and what the answer is to contain.
+
+    docs/serve.md describes the fields.
+    """
 
     image: str
     class_names: Annotated[list[Name], Field(min_length=2, max_length=MAX_CLASSES)] | None = None
@@ -71,7 +77,7 @@ class Asked(Settings):
     nearest: bool = False
 
     def content(self) -> bytes:
-        """The bytes of the image file. The text may be a URL that holds them, as browsers write it."""
+        """The bytes of the image file. The text may also be a data URL, as browsers make it."""
         text = self.image.partition(",")[2] if self.image.startswith("data:") else self.image
         try:
             return base64.b64decode(text, validate=True)
@@ -80,14 +86,14 @@ class Asked(Settings):
 
 
 class Rate:
-    """How many requests each address may make now: a bucket that fills with `rate` a second up to `burst`."""
+    """A limit on the requests of each address: a bucket that refills at `rate` per second, up to `burst`."""
 
     def __init__(self, rate: float, burst: float) -> None:
         self.rate, self.burst = rate, burst
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, address: str, now: float) -> bool:
-        """Whether one more request is allowed; if so, it is counted."""
+        """Count one more request at the time `now`, in seconds, if it is allowed. Return whether it is."""
         left, before = self._buckets.pop(address, (self.burst, now))
         left = min(self.burst, left + (now - before) * self.rate)
         allowed = left >= 1
@@ -98,7 +104,7 @@ class Rate:
 
 
 class Impatient(H11Protocol):
-    """The HTTP of uvicorn, which hangs up if the headers of a request do not arrive within `HEADER_SECONDS`."""
+    """Uvicorn's HTTP protocol, which disconnects if the headers of a request do not arrive within `HEADER_SECONDS`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
@@ -121,7 +127,7 @@ class Impatient(H11Protocol):
 
 
 def server_of(app: Starlette, quiet: bool = False, behind_proxy: bool = False) -> uvicorn.Server:
-    """The server of an application. Only `behind_proxy`, X-Forwarded-For of this machine says who the client is."""
+    """The server of an application. Only with `behind_proxy` does X-Forwarded-For from this machine name the client."""
     config = uvicorn.Config(
         app,
         http=Impatient,
@@ -136,13 +142,13 @@ def server_of(app: Starlette, quiet: bool = False, behind_proxy: bool = False) -
 
 
 class Bodies:
-    """Reads the bodies of requests: each has a limit of size and time, and all together have one of memory."""
+    """Reads the bodies of requests. Each has a limit on size and time, and all together have a limit on memory."""
 
     def __init__(self) -> None:
         self.held = 0
 
     async def read(self, request: Request) -> bytes:
-        """The body of a request. One that is too large is received to its end, but not kept, before it is refused."""
+        """The body of a request. A body that is too large is received to its end but not stored, and then refused."""
         body, size = bytearray(), 0
 
         async def receive() -> None:
@@ -172,7 +178,7 @@ class Bodies:
 
 
 def build_app(answering: Answering, title: str, hosts: list[str], rate: float = RATE) -> Starlette:
-    """The application. It answers only to the names in `hosts`, so that no other web page can reach it by a name."""
+    """The application. It accepts only the host names in `hosts`, so that other web pages cannot reach it by a name."""
     limit, encoder = Rate(rate, max(1.0, 2 * rate)), answering.posterior.learner.encoder
     page = resources.files("rebapl.app").joinpath("page.html").read_text(encoding="utf-8")
     bodies, decoding = Bodies(), asyncio.Semaphore(DECODED_AT_ONCE)
@@ -189,7 +195,9 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
             except UserError as error:
                 response = JSONResponse({"error": str(error)}, 400)
             except ClientDisconnect:
-                return Response(status_code=400)  # nobody reads it
+                return Response(status_code=400)  # which nobody receives
+            except asyncio.CancelledError:  # the server was ended, and this request took longer than `LAST_SECONDS`
+                response = JSONResponse({"error": "the server is ending: try again later"}, 503)
             except Exception:
                 logging.getLogger("uvicorn.error").exception("a request failed")
                 response = JSONResponse({"error": "the server failed on this request; its log says why"}, 500)
@@ -205,7 +213,7 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
 
     async def about(_: Request) -> Response:
         posterior = answering.posterior
-        said = {
+        content = {
             "run": title,
             "class_names": list(posterior.class_names),
             "samples": len(posterior),
@@ -216,13 +224,13 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
             "answered_together": {str(count): times for count, times in sorted(answering.together.items())},
             "version": __version__,
         }
-        return JSONResponse(said)
+        return JSONResponse(content)
 
     async def predict(request: Request) -> Response:
-        asked = await _read(request, bodies)
+        question = await _read(request, bodies)
         async with decoding:
-            view = await asyncio.to_thread(view_of, asked.content(), encoder.preprocessing)
-        future = answering.ask(Upload(view, asked.class_names, asked.top, asked.nearest))
+            view = await asyncio.to_thread(view_of, question.content(), encoder.preprocessing)
+        future = answering.ask(Upload(view, question.class_names, question.top, question.nearest))
         return JSONResponse(await asyncio.wrap_future(future))
 
     @contextlib.asynccontextmanager
@@ -243,15 +251,15 @@ def build_app(answering: Answering, title: str, hosts: list[str], rate: float = 
     return app
 
 
-async def _read(request: Request, bodies: Bodies) -> Asked:
-    """What the body of a request asks."""
+async def _read(request: Request, bodies: Bodies) -> PredictRequest:
+    """The checked content of the body of a request."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise RefusedError(415, "send JSON, with Content-Type: application/json")
     body = await bodies.read(request)
     try:
-        given = json.loads(body)
+        content = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise UserError("the body is not JSON") from error
-    if not isinstance(given, dict):
+    if not isinstance(content, dict):
         raise UserError('the body is not a JSON object, such as {"image": "…"}')
-    return Asked(**given)
+    return PredictRequest(**content)

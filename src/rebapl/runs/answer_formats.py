@@ -1,6 +1,6 @@
-"""The formats of answers: CSV, JSON lines and Parquet. Each is written as shards, and shards are joined into one file.
+"""The formats of answers: CSV, JSON lines and Parquet. Each is written in shards, which are joined into one file.
 
-Shards of CSV and JSON lines are the rows alone, so that joining them is putting one behind the other.
+Shards of CSV and JSON lines have no header, so that they can be joined by writing one after the other.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ ENDINGS = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "pa
 """The formats, by the endings of their files."""
 
 ESCAPED = "csv-escaped"
-"""CSV for spreadsheets: text that one of them would take for a formula has an apostrophe before it."""
+"""CSV for spreadsheets: text that a spreadsheet would read as a formula gets an apostrophe in front."""
 
 FORMATS = ("csv", ESCAPED, "jsonl", "parquet")
 _TAKEN_FOR_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "'")
 
 
 def head_bytes(form: str, top: int) -> bytes:
-    """What stands before the rows: in CSV, the names of the columns."""
+    """The line before the rows: in CSV the names of the columns, otherwise nothing."""
     return _csv([columns(top)]) if form.startswith("csv") else b""
 
 
 def rows_bytes(records: Sequence[Record], form: str, top: int) -> bytes:
-    """Records as rows of CSV, as JSON lines, or as a Parquet file. CSV says why where the answer is None."""
+    """Records as rows of CSV, as JSON lines, or as a Parquet file. In CSV, the reason replaces an answer of None."""
     if form == "jsonl":
         return b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)
     if form == "parquet":
         stream = io.BytesIO()
         import_parquet().write_table(_table(records, top), stream)
         return stream.getvalue()
-    worded = (each if each["error"] is not None else {**each, "answer": said(each)} for each in records)
-    rows: Iterable[Sequence[Any]] = (row_of(record, top) for record in worded)
+    with_words = (record if record["error"] is not None else {**record, "answer": said(record)} for record in records)
+    rows: Iterable[Sequence[Any]] = (row_of(record, top) for record in with_words)
     return _csv([escaped(cell) for cell in row] for row in rows) if form == ESCAPED else _csv(rows)
 
 
 def escaped(cell: Any) -> Any:
-    """A cell with an apostrophe before it, if it is text that a spreadsheet would take for a formula.
+    """A cell, with an apostrophe in front if it is text that a spreadsheet would read as a formula.
 
     >>> escaped("=1+1"), escaped("a.png"), escaped(-0.5)
     ("'=1+1", 'a.png', -0.5)
@@ -75,7 +75,7 @@ def _table(records: Sequence[Record], top: int) -> pyarrow.Table:
 
 
 def images_in(file: Path, form: str) -> list[str]:
-    """The images that have a row in a file of answers, which is as it was written."""
+    """The images that have a row in a file of answers. The file must be unchanged since it was written."""
     if form == "parquet":
         return import_parquet().read_table(file, columns=["image"])["image"].to_pylist()
     with file.open(encoding="utf-8", newline="") as stream:
@@ -86,17 +86,17 @@ def images_in(file: Path, form: str) -> list[str]:
 
 
 def join(out: Path, shards: Sequence[Path], form: str, top: int) -> Path:
-    """Write the rows of `out`, if it is there, and of shards behind them into a temporary file beside it."""
+    """Write the rows of `out`, if it exists, and then those of the shards into a temporary file in the same folder."""
     with clear_refusals(out):
         handle, name = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.", suffix=".tmp")
-        before = [out] if out.exists() else []
+        existing = [out] if out.exists() else []
         try:
             with os.fdopen(handle, "wb") as stream:
                 if form == "parquet":
-                    _join_parquet([*before, *shards], stream, top)
+                    _join_parquet([*existing, *shards], stream, top)
                 else:
-                    stream.write(b"" if before else head_bytes(form, top))
-                    for part in (*before, *shards):
+                    stream.write(b"" if existing else head_bytes(form, top))
+                    for part in (*existing, *shards):
                         with part.open("rb") as rows:
                             shutil.copyfileobj(rows, stream)
                 stream.flush()

@@ -1,4 +1,4 @@
-"""Answers in shards: the rows of `rebapl predict`, for images or for stored features of images."""
+"""Answers in shards: the rows of `rebapl predict`, for images or for stored features."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from rebapl.runs.machine import kept_backbone
 from rebapl.runs.shards import Entry, Place, Shard, entries_of, plan_lists, written
 
 SIZE = 2048
-"""Images in a shard: seconds of work on a GPU, which is what a process that is killed costs at most."""
+"""Images in a shard. They take some seconds on a GPU, and a process that is killed loses at most one shard."""
 
 CPU_SIZE = 128
-"""The same where one process works on a CPU."""
+"""Images in a shard if one process computes on a CPU."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Inquiry:
-    """A question, and where the posterior and the images are, in plain values that any process understands.
+    """A question and the places of the posterior and the images, as plain values that can be sent to any process.
 
-    `source` is where the posterior is, `fingerprint` says what it must be there, `backbone` where its backbone is.
-    Paths of images are taken from the folder `start`; or the images are those of the stored features in the folder
-    `features`. `form` is the format of the shards.
+    `source` is the place of the posterior, `fingerprint` is the fingerprint that it must have, and `backbone` is its
+    backbone. Paths of images are relative to the folder `start`; if `features` is given, the images are those of the
+    stored features in that folder. `form` is the format of the shards.
     """
 
     source: str
@@ -58,7 +58,7 @@ class AnswerShard(Shard):
 def answer_shards(
     shards: Sequence[AnswerShard], posterior: Posterior, pace: Pace | None = None
 ) -> Iterator[list[Record]]:
-    """Answer the images of shards in one stream, and write each shard when it is complete. Each portion is given."""
+    """Answer the images of shards in one stream, and write each shard when it is complete. Yields each portion."""
     if not shards:
         return
     inquiry = Inquiry(**shards[0].inquiry)
@@ -74,7 +74,7 @@ def answer_shards(
 def _answered(
     bound: Posterior, question: Question, inquiry: Inquiry, entries: Sequence[Entry], pace: Pace | None
 ) -> Iterator[list[Record]]:
-    """The records of the images of some shards, a portion at a time."""
+    """The records of these images, a portion at a time."""
     if inquiry.features is not None:
         stored = StoredFeatures.read(Path(inquiry.features))
         yield from answer_files(bound, stored, question, pace, [number for _, number, _ in entries])
@@ -92,10 +92,10 @@ def plan_answers(
     images: Iterable[Path] | StoredFeatures,
     size: int,
 ) -> list[AnswerShard]:
-    """The shards of a prediction by the posterior in `source`. A place that is that of another prediction is refused.
+    """The shards of a prediction by the posterior in `source`. A place with another prediction is refused.
 
-    The question was put to the posterior already, which is `bound` to its class names. Files have shards of `size`
-    images; stored features keep the shards that they have. See `plan_lists` for the rest.
+    `bound` is this posterior, already bound to the class names of the question. Files are put into shards of `size`
+    images; stored features keep their shards. See `plan_lists` for the rest.
     """
     stored = images if isinstance(images, StoredFeatures) else None
     inquiry = Inquiry(
@@ -129,6 +129,6 @@ def plan_answers(
         if not entries:
             raise UserError("no path came through the pipe: write one per line")
     lists = plan_lists(place, about, entries, size)
-    counts = [len(each) if stored is None else each[0][2] for each in lists]
+    counts = [len(listed) if stored is None else listed[0][2] for listed in lists]
     plain = dataclasses.asdict(inquiry)
     return [AnswerShard(place.folder_of(number), plain, number, count) for number, count in enumerate(counts)]

@@ -1,14 +1,15 @@
-"""The engines of clusters: Ray, and SLURM by submitit.
+"""The engines for clusters: Ray, and SLURM through submitit.
 
-A job travels as a JSON text. What comes back are the files in the folder of its run, and a JSON text that says why it
-failed, if it did. So the driver, which hands out the jobs, may die: when it is started again, on any machine that sees
-the folder, it finds what is done and hands out the rest.
+A job is sent as a JSON text. Its results are the files in its folder, and its answer is a JSON text with the reason of
+a failure, or null. So the driver, which submits the jobs, may die: when it is started again, on any machine that sees
+the folders, it finds the finished jobs and submits the others.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import importlib
 import logging
 import os
@@ -29,13 +30,13 @@ from rebapl.runs.jobs import Failure, Work, perform_text, read_failure, read_pro
 from rebapl.runs.workers import in_a_safe_folder
 
 CONNECT_SECONDS = 10.0
-"""How long a cluster may take to answer at its address."""
+"""How many seconds a cluster may take to answer at its address."""
 
 UNKNOWN_SECONDS = 300.0
-"""A job of SLURM that `sacct` does not know for this long is given up."""
+"""A SLURM job that `sacct` does not know for this many seconds is given up."""
 
 FOLDER = ".slurm"
-"""The folder beside the runs that holds what submitit writes, and which job of SLURM does which run."""
+"""The folder next to the runs for the files of submitit, and for the record and the answer of each SLURM job."""
 
 
 def _imported(package: str, engine: str) -> Any:
@@ -45,23 +46,23 @@ def _imported(package: str, engine: str) -> Any:
         raise UserError(f"--engine {engine} needs {package}: pip install 'rebapl[{engine}]'") from error
 
 
-def _number(name: str, given: float | str, least: float) -> float:
+def _number(name: str, value: float | str, least: float) -> float:
     try:
-        value = float(given)
+        number = float(value)
     except ValueError:
-        value = -1.0
-    if not least <= value < 10_000:
-        raise UserError(f"{name} is {given}: give a number of at least {least:g}")
-    return value
+        number = -1.0
+    if not least <= number < 10_000:
+        raise UserError(f"{name} is {value}: give a number of at least {least:g}")
+    return number
 
 
 @ENGINES.register("ray")
 class RayEngine(Engine[Any]):
-    """Packs runs onto a Ray cluster by the CPUs and GPUs that each takes.
+    """Distributes jobs over a Ray cluster by the number of CPUs and GPUs that each job takes.
 
-    `address` is that of the cluster; without one it is `$RAY_ADDRESS`, or a cluster of this machine alone that lasts as
-    long as the jobs. A run takes `cpus` and `gpus`, of which a share of one is possible; where nothing is said about
-    GPUs, it takes one if the cluster has any.
+    `address` is the address of the cluster. Without it, the address is `$RAY_ADDRESS`; if that is not set either, a
+    cluster of this machine alone is started, which ends with the jobs. Each job takes `cpus` CPUs and `gpus` GPUs,
+    which may be fractions of one. Without `gpus`, a job takes one GPU if the cluster has any.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class RayEngine(Engine[Any]):
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:
-        """Join the cluster, or begin one, and leave it afterwards."""
+        """Join the cluster or start one, and leave it afterwards."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self.ray = _imported("ray", "ray")
         ours = not self.ray.is_initialized()
@@ -101,7 +102,7 @@ class RayEngine(Engine[Any]):
             )
 
     def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[Any]:
-        """Make a task of Ray of each job."""
+        """Submit each job as a Ray task."""
         options = {"name": "rebapl", "num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": 0}
         task = self.ray.remote(perform_text).options(**options)
         return [task.remote(text) for _, text in jobs]
@@ -118,29 +119,29 @@ class RayEngine(Engine[Any]):
         except errors.OutOfMemoryError as error:
             return Failure("out of memory", _line(error), str(error))
         except (errors.RayTaskError, errors.RuntimeEnvSetupError) as error:
-            # what our own code does not catch, such as a package that is missing on a machine of the cluster
+            # errors outside of our own code, such as a package that is missing on a machine of the cluster
             return Failure("error", _line(error), str(error))
         except errors.RayError as error:
             return Failure("worker died", f"its process or machine was lost ({_line(error)})", str(error))
 
     def cancel(self, handles: Sequence[Any]) -> None:
-        """Cancel the tasks, and wait until they have kept their step."""
-        with contextlib.suppress(Exception):  # the cluster itself may be what is gone
+        """Cancel the tasks, and wait until they have stored their step."""
+        with contextlib.suppress(Exception):  # the cluster itself may be gone
             for handle in handles:
                 self.ray.cancel(handle)
             self.ray.wait(list(handles), num_returns=len(handles), timeout=GRACE_SECONDS)
 
 
 def _line(error: BaseException) -> str:
-    """The last line of an error that says something; Ray's are long."""
+    """The last non-empty line of an error, since the messages of Ray are long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else 'no more is known'}"
 
 
 def _connect(ray: Any, address: str) -> None:
-    """Begin or join a cluster. Ray takes SIGTERM over for itself, and here it stays with whoever had it."""
+    """Start or join a cluster. Ray replaces the handler of SIGTERM; the previous handler is restored here."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
-    if host and port.isdecimal():  # Ray itself tries for nine minutes
+    if host and port.isdecimal():  # because Ray itself tries for nine minutes
         try:
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         except (OSError, OverflowError) as error:
@@ -149,7 +150,7 @@ def _connect(ray: Any, address: str) -> None:
     before = signal.getsignal(signal.SIGTERM) if main else None
     options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
-        with in_a_safe_folder():  # Ray puts the working folder on the path of its workers
+        with in_a_safe_folder():  # because Ray puts the working folder on the path of its workers
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         raise UserError(f"no Ray cluster could be reached at '{address}' ({_line(error)})") from error
@@ -160,12 +161,12 @@ def _connect(ray: Any, address: str) -> None:
 
 @ENGINES.register("slurm")
 class SlurmEngine(Engine["_SlurmJob"]):
-    """Makes a job of SLURM of each run. All machines must see the folder of the runs.
+    """Submits each job as a SLURM job. All machines must see the folder of the runs.
 
-    `partition` and `time` (`2:00:00`, `1-00:00:00`, or minutes) are those of SLURM. If a run takes longer than `time`,
-    it writes a checkpoint shortly before the end, and the job is queued again. A driver that is started again takes up
-    the jobs that are still in the queue. `cluster` is submitit's name of the system: `local` stands for processes of
-    this machine.
+    `partition` and `time` (`2:00:00`, `1-00:00:00`, or minutes) are those of SLURM. If a job takes longer than `time`,
+    it writes a checkpoint shortly before the end and is queued again. A driver that is started again waits for the jobs
+    that are still in the queue and does not submit them a second time. `cluster` is submitit's name of the system;
+    `local` means processes on this machine.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class SlurmEngine(Engine["_SlurmJob"]):
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[None]:
-        """Find submitit and SLURM."""
+        """Load submitit and check that SLURM is available."""
         self.submitit = _imported("submitit", "slurm")
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -208,91 +209,89 @@ class SlurmEngine(Engine["_SlurmJob"]):
         yield
 
     def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[_SlurmJob]:
-        """Make a job of SLURM of each job, as one array, unless an earlier driver has made it."""
-        there = {job.folder: self._still_there(job) for job, _ in jobs}
-        new = [(job, text) for job, text in jobs if there[job.folder] is None]
-        for job, _ in new:
-            self._file(job, "answer").unlink(missing_ok=True)
+        """Submit the jobs as one SLURM array, except those that an earlier driver submitted and that have not ended."""
+        handles = [self._handle(job) for job, _ in jobs]
+        new = [(handle, text) for handle, (_, text) in zip(handles, jobs, strict=True) if handle.slurm_job is None]
+        for handle, _ in new:
+            handle.answer.unlink(missing_ok=True)
         try:
             with in_a_safe_folder(), self._executor.batch() if new else contextlib.nullcontext():
-                made = [self._executor.submit(_InSlurm(), text, str(self._file(job, "answer"))) for job, text in new]
+                queued = [self._executor.submit(_InSlurm(), text, str(handle.answer)) for handle, text in new]
         except (self.submitit.core.utils.FailedJobError, subprocess.CalledProcessError, OSError) as error:
             raise UserError(f"SLURM does not take the jobs ({_line(error)}): see what sbatch says") from error
-        for (job, _), theirs in zip(new, made, strict=True):
-            there[job.folder] = theirs
-            write_json(self._file(job, "json"), {"cluster": self.cluster, "job": theirs.job_id})
-        return [
-            _SlurmJob(job, there[job.folder], self._file(job, "json"), self._file(job, "answer")) for job, _ in jobs
-        ]
+        for (handle, _), slurm_job in zip(new, queued, strict=True):
+            handle.slurm_job = slurm_job
+            write_json(handle.record, {"cluster": self.cluster, "job": slurm_job.job_id})
+        return handles
 
-    def _still_there(self, job: Work) -> Any:
-        """The job of SLURM that an earlier driver has made of this run, if it is not over."""
-        record = self._file(job, "json")
-        if self.cluster != "slurm" or not record.exists():
-            return None
-        theirs = self.submitit.SlurmJob(self.folder / "%j", str(read_json(record, "a record of a job").get("job")))
-        return None if theirs.done(force_check=True) else theirs
-
-    def _file(self, job: Work, ending: str) -> Path:
-        return self.folder / f"{job.folder.name}.{ending}"
+    def _handle(self, job: Work) -> _SlurmJob:
+        """A job, with the SLURM job that an earlier driver has submitted for it if that has not ended."""
+        path = hashlib.sha256(str(job.folder.absolute()).encode()).hexdigest()[:10]
+        name = f"{job.folder.name}-{path}"  # because cycles of two runs have folders of the same name
+        handle = _SlurmJob(job, None, self.folder / f"{name}.json", self.folder / f"{name}.answer")
+        if self.cluster == "slurm" and handle.record.exists():
+            number = str(read_json(handle.record, "a record of a job").get("job"))
+            earlier = self.submitit.SlurmJob(self.folder / "%j", number)
+            handle.slurm_job = None if earlier.done(force_check=True) else earlier
+        return handle
 
     def wait(self, handles: Sequence[_SlurmJob], seconds: float) -> list[tuple[_SlurmJob, Failure | None]]:
-        """Ask which jobs have ended, see `Engine.wait`."""
-        done = [handle for handle in handles if handle.theirs.done() or handle.is_lost()]
+        """Find the jobs that have ended, see `Engine.wait`."""
+        done = [handle for handle in handles if handle.slurm_job.done() or handle.is_lost()]
         if not done:
             clock.sleep(seconds)
         return [(handle, handle.end()) for handle in done]
 
     def cancel(self, handles: Sequence[_SlurmJob]) -> None:
-        """Cancel the jobs; SLURM lets them keep their step."""
+        """Cancel the jobs. SLURM leaves them time to store their step."""
         for handle in handles:
             with contextlib.suppress(Exception):
-                handle.theirs.cancel()
+                handle.slurm_job.cancel()
             handle.record.unlink(missing_ok=True)
 
 
 @dataclasses.dataclass(eq=False)
 class _SlurmJob:
-    """A job as submitit knows it, the file that records it, and the one that the job writes its answer to."""
+    """A job, its object in submitit, the file with its number in SLURM, and the file to which it writes its answer."""
 
     job: Work
-    theirs: Any
+    slurm_job: Any
     record: Path
     answer: Path
     unknown_since: float | None = None
 
     def is_lost(self) -> bool:
-        """Whether SLURM has not known the job for long, and the job has not said a word either."""
-        if self.theirs.state.upper() != "UNKNOWN" or read_progress(self.job.folder) is not None:
+        """Whether SLURM has not known the job for `UNKNOWN_SECONDS`, and the job has not reported any progress."""
+        if self.slurm_job.state.upper() != "UNKNOWN" or read_progress(self.job.folder) is not None:
             self.unknown_since = None
             return False
         self.unknown_since = self.unknown_since or clock.monotonic()
         return clock.monotonic() - self.unknown_since > UNKNOWN_SECONDS
 
     def end(self) -> Failure | None:
-        """How the job ended: by the answer that it has written or, where there is none, by what SLURM says of it."""
+        """The failure of the job, from the answer that it wrote or, without an answer, from its state in SLURM."""
         self.record.unlink(missing_ok=True)
         if self.answer.exists():
             text = self.answer.read_text(encoding="utf-8")
             self.answer.unlink()
             return read_failure(text)
-        state = str(self.theirs.state)
+        state = str(self.slurm_job.state)
         message = (
-            f"job {self.theirs.job_id} ended as {state} before the {self.job.noun} did; its output is in "
-            f"{self.theirs.paths.stderr}"
+            f"job {self.slurm_job.job_id} ended as {state} before the {self.job.noun} did; its output is in "
+            f"{self.slurm_job.paths.stderr}"
         )
         return Failure("out of memory" if "MEMORY" in state else "worker died", message)
 
 
 class _InSlurm:
-    """What submitit calls in a job of SLURM. When time is over, it is called again in a job that continues."""
+    """The function that submitit calls in a SLURM job. When its time is over, it is called again in a new job."""
 
     def __call__(self, text: str, answer: str) -> None:
-        """Do the run that the text describes, and write how it ended to the file `answer`."""
+        """Do the job in the text, and write its answer to the file `answer`."""
         write_atomically(Path(answer), perform_text(text))
 
     def checkpoint(self, text: str, answer: str) -> Any:
-        """What submitit queues again. By then the run has written its own checkpoint, see `HeldBack`."""
+        """What submitit queues again when time is over. By then the job has written its checkpoint, see `HeldBack`."""
         return _imported("submitit", "slurm").helpers.DelayedSubmission(self, text, answer)
 
 
@@ -300,15 +299,15 @@ _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<hours>\d+):(?P<minutes>\d\d)(?::(?P<
 
 
 def minutes(time: str) -> int:
-    """SLURM's way to write a time in whole minutes, rounded up.
+    """A time as SLURM writes it, in whole minutes, rounded up.
 
     >>> minutes("2:00:00"), minutes("1-12:00"), minutes("90"), minutes("0:00:30")
     (120, 2160, 90, 1)
     """
-    found = _TIME.fullmatch(time.strip())
-    if found is None or not any(int(part) for part in found.groups() if part):
+    match = _TIME.fullmatch(time.strip())
+    if match is None or not any(int(part) for part in match.groups() if part):
         raise UserError(f"time is '{time}': write hours:minutes:seconds as in 2:00:00, days before it as in 1-00:00:00")
-    if found["only"]:
-        return int(found["only"])
-    days, hours, rest, seconds = (int(found[name] or 0) for name in ("days", "hours", "minutes", "seconds"))
+    if match["only"]:
+        return int(match["only"])
+    days, hours, rest, seconds = (int(match[name] or 0) for name in ("days", "hours", "minutes", "seconds"))
     return (days * 24 + hours) * 60 + rest + (seconds > 0)

@@ -1,4 +1,4 @@
-"""The settings of a run: as a person asks for them (`RunConfig`), and with every value filled in (`ResolvedRun`)."""
+"""The settings of a run: as a person writes them (`RunConfig`), and with every value filled in (`ResolvedRun`)."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class RunConfig(Settings):
-    """Everything that the numbers of a run depend on, and what it is scored with, as a person asks for it.
+    """Everything that the numbers of a run depend on, and what the run is scored on, as a person writes it.
 
-    The machine and the folder in which the data lie are no part of it. `split`, `template`, `targets` and `fold`
-    are as in `load_task`. `method_settings` replace settings that were published for the method, `epochs` takes
-    the place of the published number of epochs, and `inference_settings` replace values of the preset. `outside` names
-    images of none of the trained classes that the run is scored with as well, see `score_outside`, and `corruptions`
-    what its test images are spoiled with, see `named_corruptions`. Without an `inference`, a method has the one that it
-    was published with: `svgd` for APP, `mle` for the others. Without a `backbone`, embedded tasks use the embedded
-    `mini` and all other data use CLIP ViT-B/16.
+    The machine and the folder of the data sets are not part of it. `split`, `template`, `targets` and `fold` have the
+    same meaning as in `load_task`. `method_settings` replace the settings published for the method, `epochs` replaces
+    the published number of epochs, and `inference_settings` replace values of the preset. `outside` names additional
+    test images that belong to none of the trained classes (see `score_outside`). `corruptions` names the ways in which
+    the test images are corrupted for additional scores (see `named_corruptions`). Without an `inference`, the method
+    uses the one that it was published with: `svgd` for APP, `mle` for the others. Without a `backbone`, embedded tasks
+    use the embedded `mini`, and all other data use CLIP ViT-B/16.
 
     >>> config = RunConfig("digits", "maple", "rebapl")
     >>> same = RunConfig("digits", "maple", "rebapl", backbone="mini", inference_settings={"cycles": 2})
@@ -75,22 +75,23 @@ class RunConfig(Settings):
 
     @property
     def inference_name(self) -> str:
-        """The inference asked for, or the one that the method was published with."""
+        """The requested inference, or the one that the method was published with."""
         return self.inference or self.resolved().training.inference_name
 
     @property
     def backbone_name(self) -> str:
-        """The backbone asked for, or the default for the data."""
+        """The requested backbone, or the default one for the data."""
         return self.backbone or default_backbone(self.data)
 
     def task(self, root: Path | None = None, *, keep_split: bool = False) -> Task:
         """Load the task of this run. `root` is the folder of data sets.
 
-        With `keep_split`, a split that is made of somebody's own images is written beside them, as training does.
+        With `keep_split`, a split that is drawn from the user's own images is stored next to these images. Training
+        does this.
         """
-        whole = self.fold is not None and is_own(self.data)
+        all_images = self.fold is not None and is_own(self.data)
         return load_task(
-            own_images(self.data, None, self.template, whole=True)[0] if whole else self.data,
+            own_images(self.data, None, self.template, whole=True)[0] if all_images else self.data,
             self.shots,
             self.seed,
             self.protocol,
@@ -104,11 +105,11 @@ class RunConfig(Settings):
         )
 
     def parts(self) -> list[str]:
-        """The names of the parts to be scored."""
+        """The names of the test parts on which the run is scored."""
         return part_names(self.protocol, self.data, self.targets)
 
     def corruptions_by_severity(self) -> list[Corruption]:
-        """The corruptions that are asked for. Wrong names are refused."""
+        """The requested corruptions, one for each severity. Unknown names are refused."""
         if not self.corruptions:
             return []
         from rebapl.data.corruptions import named_corruptions  # late: few runs need them
@@ -116,9 +117,9 @@ class RunConfig(Settings):
         return named_corruptions(self.corruptions)
 
     def resolved(self) -> ResolvedRun:
-        """Fill in every setting that the training depends on. Settings that make no sense are refused.
+        """Fill in every setting that the training depends on. Settings that contradict each other are refused.
 
-        Configurations that train in the same way give the same result, because what they are scored on is left out.
+        What a run is scored on is left out, so configurations that train in the same way give the same result.
         """
         self.parts()
         self.corruptions_by_severity()
@@ -139,28 +140,28 @@ class RunConfig(Settings):
             data = f"images:{own_images(data, self.split, self.template, self.fold is not None)[1]}"
         if stamps := backbone_stamps(backbone):
             backbone = f"{Path(backbone).expanduser().resolve().name}:{_content(stamps)}"
-        same = ("split", "template", "shots", "seed", "test_images", "fold")
+        unchanged = ("split", "template", "shots", "seed", "test_images", "fold")
         settings = {
             "data": data,
             "backbone": backbone,
             "classes": TRAINED_CLASSES.get(self.protocol, "all"),
-            **{name: getattr(self, name) for name in same},
+            **{name: getattr(self, name) for name in unchanged},
             **training.plain(),
         }
         return ResolvedRun(settings, training)
 
     def hash(self) -> str:
-        """Ten hexadecimal digits that name the resolved settings."""
+        """Ten hexadecimal digits that identify the resolved settings."""
         return hash_of(self.resolved().settings)
 
 
 @dataclass(frozen=True)
 class ResolvedRun:
-    """A run with every setting filled in. This is what is hashed, run and saved.
+    """A run with every setting filled in. These settings are hashed, used for the training, and saved.
 
-    In `settings`, which are as JSON has them, `data` and `backbone` are not paths but what identifies them: a name, a
-    name with a hash of the content, or for somebody's own images their `identity`. `training` has those of the method
-    and of the inference as objects.
+    `settings` has plain JSON values. Its `data` and `backbone` are not paths: each is a name, a name with a hash of the
+    content or, for the user's own images, their `identity`. `training` has the settings of the method and of the
+    inference as objects.
     """
 
     settings: dict[str, Any]
@@ -168,28 +169,30 @@ class ResolvedRun:
 
 
 def with_full_paths(config: RunConfig) -> RunConfig:
-    """The same configuration with absolute paths, so that it means the same in any working folder."""
+    """The same configuration with absolute paths, so that it means the same in every working folder."""
     paths = {"data": config.data if is_own(config.data) else "", "backbone": config.backbone_name}
-    full = {key: Path(path).expanduser().resolve() for key, path in paths.items() if path and path != "mini"}
-    return config.changed(**{key: str(path) for key, path in full.items() if path.exists()})
+    absolute = {key: Path(path).expanduser().resolve() for key, path in paths.items() if path and path != "mini"}
+    return config.changed(**{key: str(path) for key, path in absolute.items() if path.exists()})
 
 
 def hash_of(resolved: Mapping[str, Any]) -> str:
-    """Ten hexadecimal digits that name resolved settings. They do not depend on the order of these."""
+    """Ten hexadecimal digits that identify resolved settings, whatever the order of the settings."""
     return content_sha256(resolved)[:HASH_LENGTH]
 
 
 def first_difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """The dotted name and both values of the first setting in which two differ, or None."""
+    """The dotted name of the first setting that differs, and its value in both mappings; None if none differs."""
     ours, theirs = dict(leaves(first)), dict(leaves(second))
-    differences = ((key, ours.get(key), theirs.get(key)) for key in {**ours, **theirs})
-    return next((each for each in differences if each[1] != each[2]), None)
+    for key in {**ours, **theirs}:
+        if ours.get(key) != theirs.get(key):
+            return key, ours.get(key), theirs.get(key)
+    return None
 
 
 def data_name(data: str) -> str:
-    """The name of a data set. Where `data` is a path, it is the name of that folder or file.
+    """The name of a data set. If `data` is a path, it is the name of that folder, or of that file without its ending.
 
-    Stored features have the name of the data set that they were made of.
+    Stored features have the name of the data set from which they were computed.
     """
     path = Path(data).expanduser().resolve()
     if is_own(data) and is_features(path):
@@ -198,16 +201,16 @@ def data_name(data: str) -> str:
 
 
 def own_images(data: str, split: str | None, template: str | None, whole: bool) -> tuple[Dataset, str]:
-    """The data set of somebody's own images and its identity, see `load_dataset` and `identity`.
+    """The data set of the user's own images, and its identity (see `load_dataset` and `identity`).
 
-    Both are asked for often. Those of a folder are kept as long as the stamps of its files are the same.
+    Both are needed often. For a folder they are cached until the stamp of one of its files changes.
     """
     path = own_path(data).resolve()
-    asked = (str(path), split, template, whole)
+    arguments = (str(path), split, template, whole)
     if not path.is_dir():
-        return _load_own(*asked)
+        return _load_own(*arguments)
     files = [*files_below(path), *([] if split is None else [Path(split)])]
-    return _kept_images(asked, hash(tuple(stamp(file) for file in files if file.exists())))
+    return _cached_own(arguments, hash(tuple(stamp(file) for file in files if file.exists())))
 
 
 def _load_own(path: str, split: str | None, template: str | None, whole: bool) -> tuple[Dataset, str]:
@@ -216,12 +219,15 @@ def _load_own(path: str, split: str | None, template: str | None, whole: bool) -
 
 
 @functools.lru_cache(maxsize=4)
-def _kept_images(asked: tuple[str, str | None, str | None, bool], stamps: int) -> tuple[Dataset, str]:  # noqa: ARG001
-    return _load_own(*asked)
+def _cached_own(
+    arguments: tuple[str, str | None, str | None, bool],
+    stamps: int,  # noqa: ARG001 (part of the key of the cache)
+) -> tuple[Dataset, str]:
+    return _load_own(*arguments)
 
 
 @functools.lru_cache(maxsize=32)
 def _content(stamps: tuple[tuple[str, int, int], ...]) -> str:
-    """Sixteen hexadecimal digits that name the content of files, kept as long as their stamps are the same."""
+    """Sixteen hexadecimal digits that identify the content of files, cached until one of their stamps changes."""
     sums = [f"{Path(path).name} {sha256(Path(path))}\n" for path, _, _ in stamps]
     return hashlib.sha256("".join(sums).encode()).hexdigest()[:16]

@@ -1,6 +1,6 @@
-"""Run configurations as people write them: a YAML file, and `key=value` words that replace what it says.
+"""Run configurations as people write them: a YAML file, and `key=value` words that replace its values.
 
-    extends: common.yaml          # another file, which is read first; this file replaces what it says
+    extends: common.yaml          # another file, which is read first; the values below replace its values
     data: eurosat
     method: {name: maple, tokens: 4}
     inference:
@@ -10,8 +10,8 @@
     seed: 2
 
 `method` and `inference` are a name, or a mapping with `name` and settings. On the command line the same keys are
-written with dots: `seed=2 inference.repulsion.distance=energy`. The `config.json` of a run can be read like such a
-file; the configuration that results names the same run. `run_schema` describes the files to editors.
+written with dots: `seed=2 inference.repulsion.distance=energy`. The `config.json` of a run can be given instead of such
+a file; the resulting configuration has the same hash as that run. `run_schema` describes the files to editors.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from rebapl.yaml_files import parse_yaml, read_yaml
 
 SECTIONS = ("method", "inference")
 LISTS = ("targets", "outside", "corruptions")
-"""Settings that are several names, which may be one text with commas between them."""
+"""Settings that are lists of names. Each may also be one text with commas between the names."""
 KEYS = tuple(name for name in RunConfig.model_fields if not name.endswith("_settings"))
 
 
 def gather_settings(file: Path | None, options: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """The settings of a file, of options and of `key=value` words, each on top of those before it.
+    """The settings of a file, of options and of `key=value` words. Later values replace earlier ones.
 
-    Another method than the one below it takes none of its settings. The same holds for the inference.
+    Where a later source names another method, the earlier settings of the method are dropped. The same holds for the
+    inference.
 
     >>> gather_settings(None, {"data": "digits", "method": "maple"}, ["method.tokens=4", "method.depth=3"])
     {'data': 'digits', 'method': {'name': 'maple', 'tokens': 4, 'depth': 3}}
@@ -46,13 +47,13 @@ def gather_settings(file: Path | None, options: Mapping[str, Any], words: Sequen
     {'method': {'name': 'coop', 'tokens': 4}}
     """
     settings = {} if file is None else read_config_file(file)
-    for each in (_checked(options), read_words(words)):
-        settings = overlaid(settings, each)
+    for changes in (_checked(options), read_words(words)):
+        settings = overlaid(settings, changes)
     return settings
 
 
 def read_config_file(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read the settings in a file. They replace those of the file that it `extends` (a path from its own folder)."""
+    """Read the settings in a file. They replace those of the file that it `extends` (a path relative to its folder)."""
     path = path.resolve()
     if path in below:
         raise UserError(f"{path} extends itself")
@@ -67,16 +68,16 @@ def read_config_file(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]
 
 
 def _settings_of_run(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Read the settings in the `config.json` of a run, so that they name the same run again.
+    """Read the settings in the `config.json` of a run, so that they give the same run again.
 
-    The settings that were asked for are enough if they still resolve to the same. Otherwise all resolved ones are
-    taken.
+    The settings as the person wrote them are taken if they still resolve to the same values. Otherwise all resolved
+    settings of the method and the inference are taken.
     """
     settings = {key: value for key, value in content.items() if key in KEYS and value is not None}
-    for key in SECTIONS:
-        settings[key] = {"name": content.get(key), **(content.get(f"{key}_settings") or {})}
     resolved = content["resolved"]
     try:
+        for key in SECTIONS:
+            settings[key] = {"name": content.get(key), **(content.get(f"{key}_settings") or {})}
         for more in ({}, {key: dict(resolved[key]) for key in SECTIONS}):
             if build_config(settings | more).resolved().settings == resolved:
                 return settings | more
@@ -130,7 +131,7 @@ def build_config(settings: Mapping[str, Any]) -> RunConfig:
 
 
 def _checked(content: Mapping[str, Any], where: str = "", accepted: Sequence[str] = KEYS) -> dict[str, Any]:
-    """The content with `method` and `inference` as nested mappings that hold a name and settings."""
+    """The content, with `method` and `inference` as nested mappings of name and settings. Unknown keys are refused."""
     settings = {}
     for key, value in content.items():
         if key not in accepted:
@@ -142,7 +143,7 @@ def _checked(content: Mapping[str, Any], where: str = "", accepted: Sequence[str
         elif value is None or isinstance(value, str):
             settings[key] = {} if value is None else {"name": value}
         elif isinstance(value, Mapping):
-            settings[key] = nested({str(name): each for name, each in value.items()})
+            settings[key] = nested({str(name): setting for name, setting in value.items()})
         else:
             raise UserError(f"{key} is {value!r}: give its name, or a mapping with `name` and settings")
     return settings
@@ -151,8 +152,8 @@ def _checked(content: Mapping[str, Any], where: str = "", accepted: Sequence[str
 def run_schema() -> dict[str, Any]:
     """The JSON schema of configuration files, with which editors complete and check YAML.
 
-    It says which settings each method and each kind of sampler, force or distance has, also of those that plugins
-    bring. It does not say which values go together (a repulsion needs several cycles, for example): that is checked
+    It lists the settings of each method and of each kind of sampler, force or distance, including those that plugins
+    add. It does not describe which values fit together (a repulsion needs several cycles, for example): this is checked
     when a configuration is resolved.
 
     >>> schema = run_schema()
@@ -160,7 +161,7 @@ def run_schema() -> dict[str, Any]:
     (['base-to-novel', 'few-shot'], True)
     """
     own = inlined_schema(RunConfig)["properties"]
-    # settings that replace some values of a preset: none is required, and without `kind` they are of the preset's kind
+    # These settings replace some values of a preset: none is required, and without `kind` the preset's kind holds.
     inference = inlined_schema(Inference, without=("required", "default"))["properties"]
     methods = [
         {"name": {"const": name}, **inlined_schema(method.config).get("properties", {})}
@@ -174,7 +175,7 @@ def run_schema() -> dict[str, Any]:
             "default": own["method"]["default"],
         },
         "inference": {
-            "description": "How it is learned; as the method was published if not given.",
+            "description": "How it is learned; if not given, the inference that the method was published with.",
             "anyOf": [
                 {"enum": list(PRESETS)},
                 _mapping({"name": {"enum": list(PRESETS)}, **inference}, patternProperties=dotted),
@@ -182,7 +183,10 @@ def run_schema() -> dict[str, Any]:
         },
     }
     keys |= {key: {"anyOf": [keys[key], {"type": "string"}]} for key in LISTS}
-    extends = {"type": "string", "description": "Another configuration file, whose settings come first."}
+    extends = {
+        "type": "string",
+        "description": "Another configuration file, which is read first. This file replaces its values.",
+    }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "rebapl run",

@@ -1,4 +1,4 @@
-"""Features in shards: `rebapl embed` runs the frozen image tower over any number of images, once."""
+"""Features in shards: `rebapl embed` runs the frozen image tower once over any number of images."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ SIZE = 8192
 """Images in a shard: 8 MB of features of 512 numbers, and seconds of work on a GPU."""
 
 CPU_SIZE = 512
-"""The same where one process works on a CPU, which takes a minute for them with ViT-B/16."""
+"""Images in a shard if one process computes on a CPU: about a minute of work with ViT-B/16."""
 
 
 class ToEmbed(NamedTuple):
     """The images that are to be embedded.
 
-    `entries` are [path, label, split] by path, and paths are taken from the folder `start`; or they are those of the
-    data set `data`, with `root` and `split` as in `load_dataset`. `classes` are the class names by label, in their
-    order, if they are known. `name` and `template` are those of the data set.
+    `entries` has [path, label, split] of each image by its path. Paths are relative to the folder `start` or, if `data`
+    is given, they are keys of that data set, with `root` and `split` as in `load_dataset`. `classes` has the class
+    names by label, in their order, if they are known. `name` and `template` belong to the data set. `passed_over` is a
+    message about files that are not images.
     """
 
     entries: Mapping[str, Entry]
@@ -66,11 +67,11 @@ def gather_images(
     split: str | None = None,
     unlabelled: bool = False,
 ) -> ToEmbed:
-    """Find the images in folders, files, CSV files, tar archives, or in a data set by its name.
+    """Find the images in folders, files, CSV files and tar archives, or in a data set by its name.
 
-    One data set, one folder all of whose images lie in class folders, or one CSV file with labels is taken with its
-    classes and splits, unless `unlabelled`. `lists` are as in `rebapl predict`, and `root` and `split` as in
-    `load_dataset`.
+    Classes and splits are used if `images` is one data set, one folder whose images are all in class folders, or one
+    CSV file with labels. With `unlabelled` they are not used. `lists` are as in `rebapl predict`, and `root` and
+    `split` as in `load_dataset`.
     """
     alone = images[0] if len(images) == 1 and not lists else None
     if alone is not None and not is_own(alone):
@@ -86,16 +87,15 @@ def gather_images(
     path = None if alone is None else Path(alone).expanduser()
     if path is not None and not unlabelled and has_classes(path):
         start = path.parent if path.is_file() else path
-        found, names = own_rows(path)
+        labelled, names = own_rows(path)
         name = path.stem if path.is_file() else path.resolve().name
-        return ToEmbed(_by_path(found), names, name, own_template(path), start.absolute())
-    paths = [Path(each).expanduser() for each in images]
-    files = ImageFiles(
-        [each for each in paths if not _is_list(each)], [*(each for each in paths if _is_list(each)), *lists]
-    )
+        return ToEmbed(_by_path(labelled), names, name, own_template(path), start.absolute())
+    paths = [Path(image).expanduser() for image in images]
+    csv_files = [path for path in paths if _is_list(path)]
+    files = ImageFiles([path for path in paths if not _is_list(path)], [*csv_files, *lists])
     if not files.known:
         raise UserError("which images? Name a data set, folders, files, tar archives, or --list FILE")
-    tars = [each for each in paths if is_tar(each)]
+    tars = [path for path in paths if is_tar(path)]
     labels = {sample: label for tar in tars for sample, label in labels_in_tar(tar).items()}
     named = _names_beside(tars[0], set(labels.values())) if labels and len(tars) == len(paths) and not lists else None
     entries = _by_path([(str(file), labels.get(sample_of(file)), "") for file in files])
@@ -112,7 +112,7 @@ def _is_list(path: Path) -> bool:
 
 
 def _names_beside(tar: Path, labels: set[str]) -> dict[str, str] | None:
-    """The class names of labels in an archive: those of `classnames.txt` beside it, or labels that are words."""
+    """The class names of the labels in an archive: from `classnames.txt` beside it, or the labels if they are words."""
     file = tar.parent / "classnames.txt"
     if not file.is_file() and any(label.isdecimal() for label in labels):
         return None
@@ -121,7 +121,7 @@ def _names_beside(tar: Path, labels: set[str]) -> dict[str, str] | None:
 
 @dataclasses.dataclass(frozen=True)
 class FeatureInquiry:
-    """What is embedded and how, in plain values that any process understands; see `ToEmbed` and `plan_features`."""
+    """What is embedded and how, as plain values that can be sent to any process; see `ToEmbed` and `plan_features`."""
 
     backbone: str
     fingerprint: str
@@ -141,7 +141,7 @@ class FeatureShard(Shard):
 
     @property
     def files(self) -> Sequence[Path]:
-        """The files with its features and its other columns, which may be one."""
+        """The files with its features and its other columns. In some formats this is one file."""
         return shard_files(self.kept_in, self.inquiry["form"], self.number)
 
     def portions(self, device: str) -> Iterator[list[Record]]:
@@ -161,9 +161,9 @@ def plan_features(
     size: int,
     strict: bool = False,
 ) -> list[FeatureShard]:
-    """The shards of the features of images. A place of other features is refused; see `plan_lists`.
+    """The shards for the features of images. A place with other features is refused; see `plan_lists`.
 
-    With `strict`, an image that cannot be read is an error; otherwise it has no row.
+    With `strict`, an image that cannot be read is an error. Otherwise it gets no row.
     """
     inquiry = FeatureInquiry(
         backbone=encoder.name,
@@ -196,7 +196,7 @@ def plan_features(
 
 
 def features_place(out: Path, form: str) -> Place:
-    """The place of features in a folder."""
+    """A folder as a place of features."""
     return Place(out, form, joined=False, what=WHAT)
 
 
@@ -205,7 +205,7 @@ def embed_shards(
 ) -> Iterator[list[Record]]:
     """Embed the images of shards in one stream, and write each shard when it is complete.
 
-    For each portion it gives the `image` of each and the `error`, None where it can be read.
+    Yields for each portion of images their records, each with the `image` and the `error` (None if it could be read).
     """
     if not shards:
         return
@@ -214,21 +214,21 @@ def embed_shards(
     done = _embedded(read_ahead(_reader(inquiry, encoder), entries_of(shards), size, pace), encoder, pace)
 
     def write(shard: FeatureShard, embedded: list[_Embedded]) -> None:
-        good = [each for each in embedded if each.feature is not None]
-        kept = np.array([each.feature for each in good], dtype=PRECISIONS[inquiry.precision])
-        broken = [(each.row.image_path, each.why) for each in embedded if each.feature is None]
-        features = kept.reshape(-1, encoder.joint_width)
-        shard.write(shard_bytes([each.row for each in good], features, inquiry.form), broken)
+        readable = [image for image in embedded if image.feature is not None]
+        features = np.array([image.feature for image in readable], dtype=PRECISIONS[inquiry.precision])
+        features = features.reshape(-1, encoder.joint_width)  # also if there is none
+        broken = [(image.row.image_path, image.error) for image in embedded if image.feature is None]
+        shard.write(shard_bytes([image.row for image in readable], features, inquiry.form), broken)
 
     for portion in written(by_one_torch_thread(done) if encoder.device.type == "cuda" else done, shards, write):
-        yield [{"image": row.image_path, "error": why or None} for row, why, _ in portion]
+        yield [{"image": row.image_path, "error": error or None} for row, error, _ in portion]
 
 
 class _Embedded(NamedTuple):
-    """What is known of an image, why it cannot be read or nothing, and its feature (e,) if it can."""
+    """One image: its row, the reason why it could not be read (empty if it could), and otherwise its feature (e,)."""
 
     row: FeatureRow
-    why: str
+    error: str
     feature: np.ndarray | None
 
 
@@ -238,11 +238,11 @@ def _embedded(
     for portion, views in portions:
         features = iter(encode(encoder, views).numpy() if len(views) else ())
         pace.answered(len(portion))
-        yield [_Embedded(row, why, None if why else next(features)) for row, why in portion]
+        yield [_Embedded(row, error, None if error else next(features)) for row, error in portion]
 
 
 def _reader(inquiry: FeatureInquiry, encoder: DualEncoder) -> Callable[[Entry], tuple[FeatureRow, Tensor | None, str]]:
-    """Reads an image: what is known of it, and its view, or None and why it cannot be read."""
+    """A function that reads an image: its row, its view, and an empty text; or its row, None, and the error."""
     folder: Path | None = Path(inquiry.start)
     load: Callable[[str], Image.Image] = lambda name: read_image(Path(inquiry.start) / name)  # noqa: E731
     if inquiry.data is not None:
@@ -254,7 +254,7 @@ def _reader(inquiry: FeatureInquiry, encoder: DualEncoder) -> Callable[[Entry], 
         name, label, part = entry
         row = FeatureRow(as_text(name), "", label, classes.get(label), part or None)
         try:
-            image = as_rgb(load(name), upright=False)  # what `load` gives is upright already where it should be
+            image = as_rgb(load(name), upright=False)  # `load` has turned it upright already if it should be
             checksum = _checksum(image if folder is None else folder / name)
             return row._replace(sha256=checksum), encoder.preprocessing.centre(image), ""
         except UnreadableImageError as error:
@@ -271,7 +271,7 @@ def _dataset(name: str, root: str | None, split: str | None) -> Dataset:
 
 
 def _checksum(image: Image.Image | Path) -> str:
-    """The SHA-256 of the file of an image; of its RGB pixels, if it has none."""
+    """The SHA-256 of the file of an image, or of its RGB pixels if it has no file."""
     if isinstance(image, Image.Image):
         return hashlib.sha256(image.tobytes()).hexdigest()
     tar = tar_of(image)

@@ -1,9 +1,9 @@
-"""Engines decide where work is done. They take jobs, report events, and give an outcome for each job as it ends.
+"""Engines decide where jobs are done. They take jobs, report events, and yield an outcome for each job as it ends.
 
-`Engine` is the loop that all engines share: which jobs to hand out, what to report, when to try again and how to stop.
-An engine adds how a job is handed over, waited for and cancelled. `LocalEngine` is the one of this machine: it does one
-job at a time in this process, or several, each in a process of its own, so that the death of a process costs one job.
-Engines of clusters are in `rebapl.runs.clusters`.
+`Engine` is the loop that all engines share: it decides which jobs to submit, what to report, when to try again and how
+to stop. A subclass says how a job is submitted, waited for and cancelled. `LocalEngine` uses this machine: it does one
+job at a time in this process, or several at a time, each in its own process, so that the death of a process costs one
+job. The engines for clusters are in `rebapl.runs.clusters`.
 """
 
 from __future__ import annotations
@@ -48,59 +48,59 @@ from rebapl.runs.machine import best_device, forget_backbone
 from rebapl.runs.workers import in_a_safe_folder, worker_context
 
 ATTEMPTS = 2
-"""How often a job is tried if trying again can help."""
+"""How many times a job is tried if trying again can help."""
 
 GRACE_SECONDS = 30.0
-"""How many seconds a job may take to end when it is told to: it finishes its step and writes a checkpoint."""
+"""How many seconds a job may take to end when it is cancelled: it finishes its step and writes a checkpoint."""
 
 STALLED_SECONDS = 1800.0
-"""A job that reports no progress for this many seconds is named, so that a person can look after it."""
+"""After this many seconds without progress a job is reported as stalled, so that a person can look at it."""
 
 PASSED_ON = ("REBAPL_", "HF_")
-"""Environment variables that begin like this go along with a job to other machines."""
+"""Environment variables with these prefixes are passed on to other machines together with a job."""
 
 Handle = TypeVar("Handle")
 
 
 @dataclasses.dataclass
 class Attempt:
-    """An attempt at a job that was handed over: which one, since when, its last report, and when that came."""
+    """An attempt at a submitted job: its number, when it started, its last progress and when that was reported."""
 
     job: Work
     number: int
     start: float = dataclasses.field(default_factory=time.monotonic)
-    seen: Reached | None = None
-    moved: float = 0.0
+    progress: Reached | None = None
+    progress_time: float = 0.0
 
     def ended(self, state: Literal["done", "failed", "interrupted"], failure: Failure | None = None) -> Outcome:
-        """The outcome of the job if this attempt is the last."""
+        """The outcome of the job if this was its last attempt."""
         return Outcome(self.job, state, failure, self.number, time.monotonic() - self.start)
 
 
 class Engine(ABC, Generic[Handle]):
-    """The loop of all engines. A job whose process is lost, or that had too little memory, is tried once more.
+    """The loop of all engines. A job that ran out of memory, or whose process died, is tried once more.
 
-    An engine brings `submit`, `wait` and `cancel`. A `Handle` is what it knows a job by that it was given.
+    A subclass defines `submit`, `wait` and `cancel`. A `Handle` is the object by which it identifies a submitted job.
     """
 
     at_once: int | None = None
-    """How many jobs are handed over at a time; None is all of them."""
+    """How many jobs are submitted at the same time; None submits all of them at once."""
     look_seconds = 1.0
-    """How often the driver looks how far the jobs are."""
+    """The interval, in seconds, at which the progress of the jobs is read."""
     threads = 1
     device = "cpu"
 
     def run(self, jobs: Sequence[Work], on_event: OnEvent | None = None) -> Iterator[Outcome]:
-        """Do the jobs and give the outcome of each as it ends. The failure of one does not stop the others.
+        """Do the jobs and yield the outcome of each as it ends. The failure of one does not stop the others.
 
-        Work goes on while the caller asks for the next outcome. An interruption ends the jobs that are being done. The
-        engine reports an event for each of them and then raises the interruption.
+        New jobs are submitted only while the caller waits for the next outcome. An interruption ends the active jobs:
+        the engine reports an outcome for each of them and raises the interruption again.
         """
         emit = on_event or (lambda _event: None)
         missing: list[Work] = []
         for job in jobs:
             done = False
-            with contextlib.suppress(UserError):  # which the attempt at the job will meet again
+            with contextlib.suppress(UserError):  # the attempt at the job will raise it again
                 done = job.is_done()
             if done:
                 emit(outcome := Outcome(job, "done"))
@@ -111,34 +111,34 @@ class Engine(ABC, Generic[Handle]):
             yield from self._hand_out(missing, emit)
 
     def connected(self) -> AbstractContextManager[Any]:
-        """Within `with`, jobs can be handed over."""
+        """A context within which jobs can be submitted."""
         return contextlib.nullcontext()
 
     @abstractmethod
     def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[Handle]:
-        """Hand over jobs, each with its text for `perform_text`."""
+        """Submit jobs, each with its text for `perform_text`, and return a handle for each."""
 
     @abstractmethod
     def wait(self, handles: Sequence[Handle], seconds: float) -> list[tuple[Handle, Failure | None]]:
-        """Wait this long at most for one to end. Give those that have ended, with the failure of each."""
+        """Wait at most this long for a job to end. Return the jobs that have ended, each with its failure or None."""
 
     @abstractmethod
     def cancel(self, handles: Sequence[Handle]) -> None:
-        """End these, after they have written their checkpoints."""
+        """End these jobs, after they have written their checkpoints."""
 
     def reached(self, handle: Handle, job: Work) -> Reached | None:  # noqa: ARG002 (engines that know more need it)
-        """How far a job is, if that is known; here by the file that `perform_text` writes."""
+        """The progress of a job, from the file that `perform_text` writes; None if there is no such file."""
         return read_progress(job.folder)
 
     def environment(self) -> dict[str, str]:
         """The environment variables that a job needs where it is done."""
-        found = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
-        if "REBAPL_DATA" in found:
-            found["REBAPL_DATA"] = str(Path(found["REBAPL_DATA"]).absolute())
-        return found
+        variables = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+        if "REBAPL_DATA" in variables:
+            variables["REBAPL_DATA"] = str(Path(variables["REBAPL_DATA"]).absolute())
+        return variables
 
     def text(self, job: Work) -> str:
-        """A job as it travels, with what the process that does it needs to know."""
+        """A job as JSON, with everything that the process that does it needs."""
         content = {
             "job": job.absolute().as_json(),
             "environment": self.environment(),
@@ -157,7 +157,7 @@ class Engine(ABC, Generic[Handle]):
                 while waiting or active:
                     if chosen := self._choose(waiting, active.values()):
                         handles = self.submit([(job, self.text(job)) for job, _ in chosen])
-                        active.update(zip(handles, (Attempt(*each) for each in chosen), strict=True))
+                        active.update(zip(handles, (Attempt(job, number) for job, number in chosen), strict=True))
                     for handle, failure in self.wait(list(active), self.look_seconds):
                         attempt = active.pop(handle)
                         if outcome := self._settle(attempt, failure, emit):
@@ -165,7 +165,7 @@ class Engine(ABC, Generic[Handle]):
                         else:
                             waiting.append((attempt.job, attempt.number + 1))
                     for handle, attempt in active.items():
-                        self._look(handle, attempt, emit)
+                        self._report_progress(handle, attempt, emit)
             except BaseException:
                 self.cancel(list(active))
                 for attempt in active.values():
@@ -173,7 +173,7 @@ class Engine(ABC, Generic[Handle]):
                 raise
 
     def _settle(self, attempt: Attempt, failure: Failure | None, emit: OnEvent) -> Outcome | None:
-        """Report how an attempt has ended. There is no outcome yet if the job is to be tried again."""
+        """Report how an attempt has ended. Return no outcome if the job is to be tried again."""
         failure = failure and failure.written(attempt.job)
         if failure is not None and failure.may_pass and attempt.number < ATTEMPTS:
             emit(Retried(attempt.job, failure))
@@ -182,7 +182,7 @@ class Engine(ABC, Generic[Handle]):
         return outcome
 
     def _choose(self, waiting: deque[tuple[Work, int]], active: Collection[Attempt]) -> list[tuple[Work, int]]:
-        """Take as many jobs as there is room for, but none whose folder another one is at work in."""
+        """Take as many jobs as may be submitted now, but none whose folder is in use by another job."""
         taken = {attempt.job.folder for attempt in active}
         room = math.inf if self.at_once is None else self.at_once - len(active)
         chosen: list[tuple[Work, int]] = []
@@ -192,28 +192,29 @@ class Engine(ABC, Generic[Handle]):
                 taken.add(job.folder)
                 chosen.append((job, number))
                 with contextlib.suppress(OSError):
-                    (job.folder / PROGRESS).unlink()  # of a process that was killed
+                    (job.folder / PROGRESS).unlink()  # left by a process that was killed
         return chosen
 
-    def _look(self, handle: Handle, attempt: Attempt, emit: OnEvent) -> None:
-        """Report how far a job is, if that is new, and name one that makes no progress."""
-        now, before, clock = self.reached(handle, attempt.job), attempt.seen, time.monotonic()
-        if now is None or (before and now._replace(loss=0.0) == before._replace(loss=0.0)):  # a loss may be NaN
-            if before and clock - attempt.moved > STALLED_SECONDS:
+    def _report_progress(self, handle: Handle, attempt: Attempt, emit: OnEvent) -> None:
+        """Report the progress of a job if it has changed, and report a job without progress as stalled."""
+        progress, before, now = self.reached(handle, attempt.job), attempt.progress, time.monotonic()
+        # a loss may be NaN, which differs from itself
+        if progress is None or (before and progress._replace(loss=0.0) == before._replace(loss=0.0)):
+            if before and now - attempt.progress_time > STALLED_SECONDS:
                 emit(Stalled(attempt.job, STALLED_SECONDS))
-                attempt.moved = clock
+                attempt.progress_time = now
             return
-        attempt.seen, attempt.moved = now, clock
+        attempt.progress, attempt.progress_time = progress, now
         if before is None:
-            emit(Started(attempt.job, attempt.number, now.where, now.process))
-        if now.total:
-            emit(Stepped(attempt.job, now.done, now.total, now.loss))
+            emit(Started(attempt.job, attempt.number, progress.where, progress.process))
+        if progress.total:
+            emit(Stepped(attempt.job, progress.done, progress.total, progress.loss))
 
 
 ENGINES: Registry[Callable[..., Engine[Any]]] = Registry(
     "engine", "rebapl.engines", dict.fromkeys(("ray", "slurm"), "rebapl.runs.clusters")
 )
-"""The engines by name, as `--engine` takes them."""
+"""The engines, by the names that `--engine` accepts."""
 
 EngineType = TypeVar("EngineType", bound=Callable[..., Engine[Any]])
 
@@ -221,15 +222,16 @@ EngineType = TypeVar("EngineType", bound=Callable[..., Engine[Any]])
 def register_engine(name: str) -> Callable[[EngineType], EngineType]:
     """Register a class of engines, so that `--engine NAME` finds it.
 
-    It is called with the folder of the runs; the local engine, which has options of its own, is made otherwise. Its
-    other arguments have names and defaults, and come as texts from `--engine-option NAME=VALUE`.
+    The class is called with the folder of runs as its first argument. Its other arguments must have defaults; their
+    values come as texts from `--engine-option NAME=VALUE`. Only the local engine, which has command-line options of its
+    own, is built differently.
     """
     return ENGINES.register(name)
 
 
 @dataclasses.dataclass(eq=False)
 class _LocalJob:
-    """A job that a process of this machine does on a device; the process answers through the pipe."""
+    """A job that is done by a process of this machine on `device`. The process sends its answer through the pipe."""
 
     job: Work
     device: str
@@ -244,11 +246,11 @@ class _LocalJob:
         process = context.Process(target=_do_in_process, args=(theirs, text, device), daemon=True)
         with in_a_safe_folder():
             process.start()
-        theirs.close()  # so that the pipe ends with the process
+        theirs.close()  # so that the pipe closes when the process ends
         return cls(job, device, process, ours)
 
     def end(self) -> Failure | None:
-        """Wait for the process to end, kill it where it does not, and give the failure of the job."""
+        """Wait for the process to end, kill it if it does not, and return the failure of the job."""
         answer = None
         with contextlib.suppress(EOFError, OSError):  # it was killed before it answered
             answer = self.pipe.recv() if self.pipe.poll(GRACE_SECONDS) else None
@@ -269,19 +271,19 @@ class _LocalJob:
 
 
 def _do_in_process(pipe: connection.Connection, text: str, device: str) -> None:
-    """Do the job of a text. It ignores Ctrl-C: the process that started this one decides what happens then."""
+    """Do the job of a text. Ctrl-C is ignored here, because the process that started this one handles it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answer = perform_text(text, device)
-    with contextlib.suppress(OSError):  # nobody is there to be told; the files of the run are kept
+    with contextlib.suppress(OSError):  # the process that started this one is gone; the files of the job stay
         pipe.send(answer)
 
 
 @ENGINES.register("local")
 class LocalEngine(Engine[_LocalJob]):
-    """The engine of one machine: `jobs` at a time on each device.
+    """The engine for one machine. It does `jobs` jobs at a time on each device.
 
-    `devices` None is the GPU if there is one. If one job is done at a time, it is done in this process; if several are,
-    each is done in a process of its own.
+    Without `devices`, the GPU is used if there is one. If only one job is done at a time, it is done in this process.
+    Otherwise each job has its own process.
     """
 
     look_seconds = 0.2
@@ -307,7 +309,7 @@ class LocalEngine(Engine[_LocalJob]):
         attempt, device = Attempt(job, number), self.devices[0]
         emit(Started(job, number, device, os.getpid()))
         try:
-            failure = perform(job, device, lambda *reached: emit(Stepped(job, *reached)))
+            failure = perform(job, device, lambda *progress: emit(Stepped(job, *progress)))
         except BaseException:
             emit(attempt.ended("interrupted"))
             raise
@@ -320,33 +322,36 @@ class LocalEngine(Engine[_LocalJob]):
         return self._do_here(job, emit, number + 1)
 
     def environment(self) -> dict[str, str]:
-        """All of them: the server that processes are forked from has those of its own start."""
+        """All variables of this process. The server that forks the workers still has those from when it was started."""
         return dict(os.environ)
 
     def submit(self, jobs: Sequence[tuple[Work, str]]) -> list[_LocalJob]:
-        """Start a process for each job, on the device that has the fewest."""
+        """Start a process for each job, on the device that has the fewest jobs."""
         for job, text in jobs:
-            used = [each.device for each in self._busy]
+            used = [active.device for active in self._busy]
             self._busy.append(_LocalJob.started(job, min(self.devices, key=used.count), text))
         return self._busy[-len(jobs) :]
 
     def wait(self, handles: Sequence[_LocalJob], seconds: float) -> list[tuple[_LocalJob, Failure | None]]:
         """Wait for a process to end, see `Engine.wait`."""
-        ready = connection.wait([each.pipe for each in handles], seconds)
-        ended = [(each, each.end()) for each in handles if each.pipe in ready]
-        for each, _ in ended:
-            self._busy.remove(each)
-        return ended
+        ready = connection.wait([handle.pipe for handle in handles], seconds)
+        ended = [handle for handle in handles if handle.pipe in ready]
+        for handle in ended:  # first, so that `cancel` leaves them alone if their end is interrupted
+            self._busy.remove(handle)
+        return [(handle, handle.end()) for handle in ended]
 
     def reached(self, handle: _LocalJob, job: Work) -> Reached | None:
-        """How far a job is. That it has begun is known before its process says so."""
-        said = super().reached(handle, job) or Reached(0, 0, math.nan, handle.process.pid, handle.device)
-        return said._replace(where=handle.device)
+        """The progress of a job. A job counts as started before its process has reported any progress."""
+        progress = super().reached(handle, job) or Reached(0, 0, math.nan, handle.process.pid, handle.device)
+        return progress._replace(where=handle.device)
 
-    def cancel(self, handles: Sequence[_LocalJob]) -> None:
-        """End the processes; what they were at goes on from its checkpoint the next time."""
-        for each in handles:
-            each.process.terminate()
-        for each in handles:
-            each.end()
+    def cancel(self, handles: Sequence[_LocalJob]) -> None:  # noqa: ARG002 (all that are busy, with a handle or not)
+        """End all processes, which first write their checkpoints.
+
+        That includes processes without a handle: those that `submit` had started when it was interrupted.
+        """
+        for active in self._busy:
+            active.process.terminate()
+        for active in self._busy:
+            active.end()
         self._busy.clear()

@@ -1,11 +1,11 @@
-"""The folder of a run: what it is called, what it holds, and whether that is the run of a configuration.
+"""The folder of a run: its name, its files, and the check that it holds the run of a given configuration.
 
-The folder holds `config.json` (the settings as asked for, and as `resolved`), `environment.json`, `log.csv`,
-`posterior/` and, if somebody's own images are trained on, `data.json`, which says what they were. Evaluation adds
-`results.json`. While the run trains there is a `checkpoint.safetensors` and, as `checkpoint.previous.safetensors`, the
-one before it; `cycles/` has the cycles that were sampled by themselves. After a failure there is an `error.txt`. The
-checkpoints, the environment and the results name the hash of the run, so that files of another run are not taken for
-its own.
+The folder holds `config.json` (the settings as the person wrote them, and as `resolved`), `environment.json`,
+`log.csv`, `posterior/` and, if the run trains on the user's own images, `data.json`, which records these images.
+Evaluation adds `results.json`. While the run trains, there is a `checkpoint.safetensors`, and the previous one as
+`checkpoint.previous.safetensors`; `cycles/` holds the cycles that are sampled separately. After a failure there is an
+`error.txt`. The checkpoints, the environment and the results contain the hash of the run, so that files of another run
+are not mistaken for its own.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ _log = logging.getLogger(__name__)
 
 
 def config_from_json(content: Mapping[str, Any], source: str | Path) -> RunConfig:
-    """Read the configuration that a `config.json` holds. Errors name it as `source`."""
-    asked = {key: value for key, value in content.items() if key not in ("hash", "resolved")}
+    """Read the configuration in the content of a `config.json`. Error messages call the file `source`."""
+    settings = {key: value for key, value in content.items() if key not in ("hash", "resolved")}
     try:
-        return RunConfig(**{"data": None, **asked})
+        return RunConfig(**{"data": None, **settings})
     except SettingError as error:
         raise UserError(f"{source} is not the configuration of this version ({error})") from error
 
 
 def read_config(out: Path) -> RunConfig:
-    """The configuration of a run folder, as it was asked for."""
+    """The configuration in the folder of a run, as the person wrote it."""
     return config_from_json(read_json(out / CONFIG, "a run"), out / CONFIG)
 
 
 def write_config(config: RunConfig, resolved: ResolvedRun, out: Path) -> None:
-    """Store the configuration of a run in its folder, as it was asked for and as it is resolved."""
+    """Store the configuration of a run in its folder, as the person wrote it and as it is resolved."""
     outside = tuple(str(Path(name).resolve()) if Path(name).is_dir() else name for name in config.outside)
-    asked = with_full_paths(config).changed(outside=outside).plain()  # which any working folder understands
-    write_json(out / CONFIG, {**asked, "hash": hash_of(resolved.settings), "resolved": resolved.settings})
-    (out / NO_IMAGES).touch()  # a run among the photos that it learns from is no class
+    settings = with_full_paths(config).changed(outside=outside).plain()  # valid in every working folder
+    write_json(out / CONFIG, {**settings, "hash": hash_of(resolved.settings), "resolved": resolved.settings})
+    (out / NO_IMAGES).touch()  # so that a run stored among the photos it learns from is not read as a class
 
 
 def stored_settings(out: Path) -> dict[str, Any]:
-    """Every setting that the run in a folder was begun with. Settings or an environment of another run are refused."""
+    """The resolved settings with which the run in a folder was started. Files of another run are refused."""
     content = read_json(out / CONFIG, "a run")
     resolved = content.get("resolved")
     if not isinstance(resolved, dict):
@@ -76,42 +76,42 @@ def stored_settings(out: Path) -> dict[str, Any]:
 
 
 def read_environment(out: Path) -> dict[str, Any]:
-    """Where and how the run in a folder is made, as far as that is known."""
+    """Where and how the run in a folder is computed; empty if that was not stored."""
     return read_json(out / ENVIRONMENT, "a run") if (out / ENVIRONMENT).exists() else {}
 
 
 def note_checksum(out: Path, *names: str) -> None:
-    """Note in the environment of a run what files of its folder hold, see `changed_files`."""
-    made_in = read_environment(out)
-    found = {name: sha256(out / name) for name in names if (out / name).exists()}
-    write_json(out / ENVIRONMENT, {**made_in, "files": {**made_in.get("files", {}), **found}})
+    """Store the checksums of these files of a run in its environment, for `changed_files`."""
+    stored = read_environment(out)
+    checksums = {name: sha256(out / name) for name in names if (out / name).exists()}
+    write_json(out / ENVIRONMENT, {**stored, "files": {**stored.get("files", {}), **checksums}})
 
 
 def changed_files(out: Path) -> list[str]:
-    """The log, the answers to held-out images and the scores of a run, as far as they do not hold what it wrote."""
-    noted = read_environment(out).get("files") or {}
-    there = [name for name in (LOG, HELD_OUT) if name in noted and (out / name).exists()]
-    changed = [name for name in there if sha256(out / name) != noted[name]]
+    """Those of the log, the answers for held-out images and the scores of a run that were changed after it."""
+    checksums = read_environment(out).get("files") or {}
+    present = [name for name in (LOG, HELD_OUT) if name in checksums and (out / name).exists()]
+    changed = [name for name in present if sha256(out / name) != checksums[name]]
     scores = read_json(out / RESULTS, "a finished run") if (out / RESULTS).exists() else {}
     return [*changed, *([RESULTS] if "sha256" in scores and scores["sha256"] != content_sha256(scores) else [])]
 
 
 def run_folder(config: RunConfig, runs: Path) -> Path:
-    """The folder of a run in `runs`. Its name says what the run is, and ends in the hash of all its resolved settings.
+    """The folder of a run in `runs`. Its name has the main settings, and ends in the hash of all resolved settings.
 
     >>> run_folder(RunConfig("digits", "maple", "rebapl", backbone="mini"), Path("runs")).name[:22]
     'digits-maple-rebapl-s1'
     """
     resolved = config.resolved()
     name = hash_of(resolved.settings)
-    if is_own(config.data) and (there := sorted(runs.glob(f"*-{name}"))):
-        return there[0]  # the same images may have been in a folder of another name
+    if is_own(config.data) and (existing := sorted(runs.glob(f"*-{name}"))):
+        return existing[0]  # the folder of the same images may have had another name
     inference = resolved.training.inference_name
     return runs / "-".join((folder_name(config.data), config.method, inference, f"s{config.seed}", name))
 
 
 def folder_name(data: str) -> str:
-    """The name of a data set with only such characters as the name of a folder may have.
+    """The name of a data set, in which characters that a folder name should not have are replaced by `_`.
 
     >>> folder_name("my photos/")
     'my_photos'
@@ -120,18 +120,18 @@ def folder_name(data: str) -> str:
 
 
 def data_changes(config: RunConfig, out: Path) -> str | None:
-    """What has changed of somebody's own images since the run in `out` was begun, in words, or None.
+    """What has changed in the user's own images since the run in `out` was started, in words; None if nothing has.
 
-    `config.data` says where they are now. They may have moved: that is no change. Stored features are no images, and
-    their identity is among the settings.
+    The images are looked for at `config.data`. That they were moved is not a change. Stored features are not checked
+    here, because their identity is one of the settings.
     """
     path = Path(config.data).expanduser()
     if not is_own(config.data) or is_features(path) or not (out / DATA).exists():
         return None
     recorded = read_json(out / DATA, "a run")
     try:
-        begun_with = read_json(out / CONFIG, "a run").get("resolved", {}).get("data")
-        if begun_with == config.resolved().settings["data"] and not touched(
+        identity_at_start = read_json(out / CONFIG, "a run").get("resolved", {}).get("data")
+        if identity_at_start == config.resolved().settings["data"] and not touched(
             recorded, path if path.is_dir() else path.parent
         ):
             return None
@@ -143,9 +143,9 @@ def data_changes(config: RunConfig, out: Path) -> str | None:
 
 
 def refuse_other_run(config: RunConfig, out: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse a folder whose run was begun with other images, or whose `settings` train in another way.
+    """Refuse the folder of a run that was started with other images, or whose `settings` lead to another training.
 
-    Everything that takes up the run in a folder asks this first.
+    This is checked before anything uses the run in a folder.
     """
     if changed := data_changes(config, out):
         raise UserError(f"the images in {config.data} have changed since {out} was begun: {changed}. {ANEW}")
@@ -155,15 +155,15 @@ def refuse_other_run(config: RunConfig, out: Path, settings: Mapping[str, Any]) 
 
 
 def is_trained(config: RunConfig, out: Path, cycle: int | None = None) -> bool:
-    """Whether a folder holds the trained run of this configuration, or this cycle of it.
+    """Whether a folder holds the trained run of this configuration or, if `cycle` is given, the samples of that cycle.
 
-    A folder with something else in it is refused.
+    A folder with anything else in it is refused.
     """
     sampled = cycle is not None and cycle_file(out, cycle).exists()
     if (out / CONFIG).exists():
         refuse_other_run(config, out, stored_settings(out))
         return sampled or (out / POSTERIOR).exists()
-    ours = (ERROR, CYCLES)  # which may be there before the settings are
+    ours = (ERROR, CYCLES)  # these may be stored before the settings
     if out.exists() and (
         not out.is_dir() or any(path.name not in ours and not is_leftover(path) for path in out.iterdir())
     ):
@@ -172,19 +172,19 @@ def is_trained(config: RunConfig, out: Path, cycle: int | None = None) -> bool:
 
 
 def is_finished(config: RunConfig, out: Path) -> bool:
-    """Whether everything that a configuration asks for is scored in the folder of its run."""
+    """Whether the folder of a run has all the scores that the configuration requests."""
     if not (out / RESULTS).exists():
         return False
     result = read_result(out)
-    same = result.run in (None, config.hash())
+    same_run = result.run in (None, config.hash())
     missing = missing_parts(result, config) or result.lacking(config.corruptions_by_severity())
-    return same and not missing and set(config.outside) <= result.outside.keys()
+    return same_run and not missing and set(config.outside) <= result.outside.keys()
 
 
 def missing_parts(result: RunResult, config: RunConfig) -> list[str]:
-    """The parts that a configuration asks for and that a result lacks, or has only for other settings of the target."""
-    there = result.parts
-    return [name for name in config.parts() if name not in there or _stale(there[name], config, name)]
+    """The requested test parts without a score, and those whose score was made with other settings of the target."""
+    scored = result.parts
+    return [name for name in config.parts() if name not in scored or _stale(scored[name], config, name)]
 
 
 def _stale(part: PartScores, config: RunConfig, name: str) -> bool:
@@ -205,23 +205,23 @@ def scored_as(config: RunConfig, protocol: str | None = None, targets: Sequence[
     ['test', 'letters']
     """
     protocol = protocol or config.protocol
-    kept = config.targets if protocol == config.protocol else None
-    return config.changed(protocol=protocol, targets=kept if targets is None else tuple(targets))
+    same_targets = config.targets if protocol == config.protocol else None
+    return config.changed(protocol=protocol, targets=same_targets if targets is None else tuple(targets))
 
 
 def cycle_folder(out: Path, cycle: int) -> Path:
-    """Where a cycle of a run is sampled by itself."""
+    """The folder in which a cycle of a run is sampled separately."""
     return out / CYCLES / str(cycle)
 
 
 def cycle_file(out: Path, cycle: int) -> Path:
-    """The samples of a cycle that was sampled by itself."""
+    """The file with the samples of a cycle that was sampled separately."""
     return out / CYCLES / f"{cycle}.safetensors"
 
 
 def read_cycles(out: Path) -> dict[int, dict[str, Any]]:
-    """All cycles of a run that were sampled by themselves. A damaged one is left out, and so sampled again."""
-    found = {}
+    """All cycles of a run that were sampled separately. A damaged one is left out, so that it is sampled again."""
+    cycles = {}
     for path in (out / CYCLES).glob("*.safetensors"):
         try:
             content = load_checkpoint(path)
@@ -229,13 +229,13 @@ def read_cycles(out: Path) -> dict[int, dict[str, Any]]:
             _log.warning("%s; this cycle is sampled again", error)
             continue
         if path.stem.isdecimal() and isinstance(content, dict):
-            found[int(path.stem)] = content
-    return found
+            cycles[int(path.stem)] = content
+    return cycles
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One finished run: its folder, its settings as asked for and resolved, and its result."""
+    """A finished run: its folder, its settings as written and as resolved, and its result."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -244,13 +244,13 @@ class Run:
 
     @property
     def protocols(self) -> Mapping[str, Sequence[str]]:
-        """The parts that each protocol scored."""
+        """The test parts that were scored for each protocol."""
         return self.result.protocols or {self.config.get("protocol", ""): list(self.result.parts)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """All finished runs in some folders, and the folders of runs that are not scored or not trained yet."""
+    """The finished runs in some folders, and the folders of runs that are not yet scored or not yet trained."""
 
     runs: Sequence[Run]
     unscored: Sequence[Path]
@@ -258,13 +258,13 @@ class Found:
 
 
 def find_runs(folders: Iterable[Path]) -> Found:
-    """Find the runs in these folders, in the order of their names. A folder may also be that of a run itself."""
+    """Find the runs in these folders, in the order of their names. Each folder may also be the folder of one run."""
     runs: list[Run] = []
     unscored: list[Path] = []
     untrained: list[Path] = []
     for folder in folders:
         if not folder.is_dir():
-            raise UserError(f"{folder} is not a folder of runs: `rebapl train` makes one, `runs` unless told otherwise")
+            raise UserError(f"{folder} is not a folder of runs: `rebapl train` makes one, called `runs` by default")
         for path in [folder] if (folder / CONFIG).exists() else sorted(folder.iterdir()):
             if not (path / CONFIG).exists():
                 continue

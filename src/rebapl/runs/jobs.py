@@ -1,8 +1,8 @@
-"""What engines and work agree on: a job, how it ends, and the events on the way.
+"""The interface between engines and jobs: the job, its outcome, and the events while it is done.
 
-A job is a `Work`: plain data that can travel to any process or machine as JSON. Its results are files in a folder of
-its own, so an outcome says only how the job ended. `perform` does one job in the process that calls it, and
-`perform_text` does one that came as a text; every engine calls them in the end.
+A job is a `Work`: plain data that can be sent to any process or machine as JSON. Its results are files in its own
+folder, so an `Outcome` only describes how the job ended. `perform` does a job in the process that calls it, and
+`perform_text` does a job that arrives as text. Every engine uses one of the two.
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ WORTH_RETRYING: tuple[Kind, ...] = ("out of memory", "worker died")
 AnyWork = TypeVar("AnyWork", bound="Work")
 
 PROGRESS = ".progress.tmp"
-"""The file in the folder of a job that says how far it is. After a kill it is a leftover, which the run removes."""
+"""The file in the folder of a job that stores its progress. A killed process leaves it behind; the run removes it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Work(ABC):
-    """A job: plain data, and a folder that is its own while it is being done.
+    """A job: plain data, and a folder that no other job uses at the same time.
 
-    Two jobs that share a folder are not done at once. What a job makes are files, and they say whether it is done. So
-    it can be done anywhere, and be tried again by anybody. `noun` is what a person calls such a job, and `unit` what
-    its progress counts.
+    A job produces only files, and these files show whether it is done. So it can be done on any machine and tried again
+    by any process. `noun` is the word for such a job in messages, and `unit` the word for what its progress counts.
     """
 
     folder: Path
@@ -56,36 +55,36 @@ class Work(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What it is called among others of its kind."""
+        """The name of the job in messages."""
 
     @property
     @abstractmethod
     def kept_in(self) -> Path:
-        """The folder in which a person finds the results of it and of others of its kind."""
+        """The folder in which a person finds the results of this job and of similar ones."""
 
     @abstractmethod
     def is_done(self) -> bool:
-        """Whether everything that it is to make is there."""
+        """Whether all files of the job exist."""
 
     @abstractmethod
     def do(self, device: str, progress: Progress | None) -> None:
-        """Do it in this process, as far as that is not done."""
+        """Do what is missing of the job in this process."""
 
     @abstractmethod
     def place_for_error(self, bad_input: bool) -> Path | None:
-        """The file for the traceback of a failure, or None where none should be written."""
+        """The file for the traceback of a failure, or None if none should be written."""
 
     def phase(self, done: int, total: int) -> str:  # noqa: ARG002 (jobs of several parts need them)
-        """The part that a job is in after `done` of `total` steps, in words; nothing if it has one part."""
+        """The part that a job has reached after `done` of `total` steps, in words; empty if it has one part."""
         return ""
 
     def absolute(self: AnyWork) -> AnyWork:
-        """The same for a process that works in another folder."""
+        """The same job with absolute paths, for a process with another working folder."""
         paths = {name: value.absolute() for name, value in vars(self).items() if isinstance(value, Path)}
         return dataclasses.replace(self, **paths)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for the way to another process: the class by its name, and its fields."""
+        """The job as plain values, to be sent to another process: the name of its class, and its fields."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         for name, value in fields.items():
             if isinstance(value, Path):
@@ -96,7 +95,7 @@ class Work(ABC):
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> Work:
-        """The job of which `as_json` made these values."""
+        """The job from which `as_json` made these values."""
         fields: dict[str, Any] = {}
         for name, value in content["fields"].items():
             match value:
@@ -107,7 +106,7 @@ class Work(ABC):
                 case _:
                     fields[name] = tuple(value) if isinstance(value, list) else value
         kind = pkgutil.resolve_name(content["class"])
-        assert issubclass(kind, Work), "only jobs travel"
+        assert issubclass(kind, Work), "only jobs are sent"
         job: Work = kind(**fields)
         return job
 
@@ -118,9 +117,9 @@ def _class_name(thing: object) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """Why a job failed: the kind, the message of the error, and its traceback as `details`, if there is one.
+    """Why a job failed: the kind of failure, the message of the error and, as `details`, its traceback if there is one.
 
-    When the engine has written the details to a file, it drops them, and `traceback` names the file.
+    Once the engine has written the details to a file, `details` is empty and `traceback` is the path of that file.
     """
 
     kind: Kind
@@ -138,9 +137,9 @@ class Failure:
         return f"{first} (the traceback is in {self.traceback})" if self.traceback else first
 
     def written(self, job: Work) -> Failure:
-        """The same failure, after it is written to the file that the job has for errors, if it has one.
+        """Write the failure to the job's file for errors, if it has one, and return the failure as it is then.
 
-        A process that died has left no traceback; the file then has the message.
+        A process that died has left no traceback, so its message is written instead.
         """
         path = job.place_for_error(self.kind == "bad input")
         if path is None:
@@ -155,9 +154,9 @@ class Failure:
 
 @dataclasses.dataclass(frozen=True)
 class Started:
-    """An attempt at a job has begun, in the process with the id `process`.
+    """An attempt at a job has started, in the process with the id `process`.
 
-    `device` says where: a device of this machine, or the name of another one.
+    `device` is a device of this machine, or the name of another machine.
     """
 
     job: Work
@@ -168,7 +167,7 @@ class Started:
 
 @dataclasses.dataclass(frozen=True)
 class Stepped:
-    """A job has done `done` of `total` steps, or images. `loss` is the latest known one of a training, or NaN."""
+    """A job has done `done` of `total` steps or images. `loss` is the latest loss of a training, or NaN."""
 
     job: Work
     done: int
@@ -178,7 +177,7 @@ class Stepped:
 
 @dataclasses.dataclass(frozen=True)
 class Stalled:
-    """A job has made no progress for this many seconds. It goes on; whether to end it is for a person to decide."""
+    """A job has made no progress for this many seconds. It is not ended: a person may decide to end it."""
 
     job: Work
     seconds: float
@@ -194,7 +193,7 @@ class Retried:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a job ended. `attempts` is 0 if there was nothing to do; `seconds` is the time of the last attempt."""
+    """How a job ended. `attempts` is 0 if the job was done before; `seconds` is the duration of the last attempt."""
 
     job: Work
     state: Literal["done", "failed", "interrupted"]
@@ -213,11 +212,11 @@ OnEvent = Callable[[Event], None]
 
 
 def check_outcomes(outcomes: Sequence[Outcome]) -> None:
-    """Raise an error that names every failed job, what went wrong and where its traceback is, if any failed.
+    """If any job failed, raise an error that names every failed job, the reason and the file with its traceback.
 
-    It is a `UserError` if all of them were refused for bad input, and a `FailedError` if work failed.
+    The error is a `UserError` if all of these jobs were refused for bad input, and otherwise a `FailedError`.
     """
-    failed = [(each.job, each.failure) for each in outcomes if each.failure is not None]
+    failed = [(outcome.job, outcome.failure) for outcome in outcomes if outcome.failure is not None]
     if not failed:
         return
     kind = UserError if all(failure.kind == "bad input" for _, failure in failed) else FailedError
@@ -226,15 +225,15 @@ def check_outcomes(outcomes: Sequence[Outcome]) -> None:
         job, failure = failed[0]
         raise kind(failure.message if kind is UserError else f"the {noun} {job.folder} failed: {failure}")
     lines = "\n".join(f"  {job.folder.name}: {failure}" for job, failure in failed)
-    kept = ", ".join(sorted({str(each.job.kept_in) for each in outcomes}))
+    folders = ", ".join(sorted({str(outcome.job.kept_in) for outcome in outcomes}))
     raise kind(
-        f"{len(failed)} of {len(outcomes)} {noun}s failed; the others are kept in {kept}, and the same command again "
-        f"does only what is missing:\n{lines}"
+        f"{len(failed)} of {len(outcomes)} {noun}s failed; the others are kept in {folders}, and the same command "
+        f"again does only what is missing:\n{lines}"
     )
 
 
 def perform(job: Work, device: str, progress: Progress | None = None) -> Failure | None:
-    """Do a job in this process. An error is not raised, but returned as a failure."""
+    """Do a job in this process. An error is returned as a failure and not raised."""
     try:
         load_named_modules()
         job.do(device, progress)
@@ -254,29 +253,29 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def perform_text(text: str, device: str | None = None) -> str:
-    """Do the job that a text of `Engine.text` describes, in this process. Return its failure, or null, as JSON.
+    """Do the job in a text made by `Engine.text`, in this process. Return its failure, or null, as JSON.
 
-    `device` takes the place of the one that the text names.
+    `device` replaces the device in the text.
     """
-    given = json.loads(text)
-    os.environ.update(given["environment"])
+    content = json.loads(text)
+    os.environ.update(content["environment"])
     with contextlib.suppress(OSError):
-        os.chdir(given["working folder"])
-    torch.set_num_threads(given["threads"])
-    job = Work.from_json(given["job"])
-    with _reporting(job.folder, given["report every"]) as progress:
-        failure = perform(job, device or given["device"], progress)
+        os.chdir(content["working folder"])
+    torch.set_num_threads(content["threads"])
+    job = Work.from_json(content["job"])
+    with _reporting(job.folder, content["report every"]) as progress:
+        failure = perform(job, device or content["device"], progress)
     return json.dumps(None if failure is None else dataclasses.asdict(failure))
 
 
 def read_failure(text: str) -> Failure | None:
-    """The failure that `perform_text` returned."""
+    """The failure in a text that `perform_text` returned, or None."""
     content = json.loads(text)
     return None if content is None else Failure(**content)
 
 
 class Reached(NamedTuple):
-    """The steps done, the steps in all, the latest loss or NaN, the process at work, and its machine or device."""
+    """The progress of a job: steps done, all steps, latest loss or NaN, process id, and machine or device."""
 
     done: int
     total: int
@@ -287,41 +286,43 @@ class Reached(NamedTuple):
 
 @contextlib.contextmanager
 def _reporting(folder: Path, seconds: float) -> Iterator[Progress]:
-    """Within `with`, this progress is written to a small file in the folder of a job, `seconds` apart or more.
+    """A function that writes progress to a small file in the folder of a job, at most once in `seconds` seconds.
+
+    The file is removed at the end of the `with` block.
 
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
-    >>> with _reporting(folder, 1.0) as moved:
-    ...     moved(3, 10, 0.5)
+    >>> with _reporting(folder, 1.0) as report:
+    ...     report(3, 10, 0.5)
     ...     read_progress(folder)[:3]
     (3, 10, 0.5)
     >>> read_progress(folder) is None
     True
     """
-    path, beside = folder / PROGRESS, folder / f".progress.{os.getpid()}.tmp"
+    path, temporary = folder / PROGRESS, folder / f".progress.{os.getpid()}.tmp"
     parent, last = multiprocessing.parent_process(), float("-inf")
 
-    def moved(done: int, total: int, loss: float) -> None:
+    def report(done: int, total: int, loss: float) -> None:
         nonlocal last
         if time.monotonic() - last < seconds:
             return
         last = time.monotonic()
         if parent is not None and not parent.is_alive():
-            raise SystemExit(1)  # whoever gave the job is gone; the training keeps its step
+            raise SystemExit(1)  # the process that sent the job is gone; a training keeps its step
         try:
-            beside.write_text(json.dumps([done, total, loss, os.getpid(), socket.gethostname()]), encoding="utf-8")
-            beside.replace(path)
-        except OSError:  # to show how far a run is must not stop it
-            beside.unlink(missing_ok=True)
+            temporary.write_text(json.dumps([done, total, loss, os.getpid(), socket.gethostname()]), encoding="utf-8")
+            temporary.replace(path)
+        except OSError:  # a failure to report progress must not stop the job
+            temporary.unlink(missing_ok=True)
 
     try:
-        yield moved
+        yield report
     finally:
         path.unlink(missing_ok=True)
 
 
 def read_progress(folder: Path) -> Reached | None:
-    """How far the job in a folder is, or None if no process says so."""
+    """The progress of the job in a folder, or None if no process has reported any."""
     try:
         return Reached(*json.loads((folder / PROGRESS).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):

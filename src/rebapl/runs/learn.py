@@ -1,10 +1,10 @@
-"""Learning from all of somebody's photos, with an honest estimate of how well that works.
+"""Learning from all of the user's photos, with an honest estimate of how well that works.
 
-The posterior in the folder of the run is trained on every image. It cannot be measured on them, so the same training is
-done without the images of a fold, once for each fold of `folds_for`. What these trainings answer for the images that
-they have not seen makes the estimate, fits the temperature of the probabilities, and chooses the threshold above which
-the posterior says "I don't know", and the prediction sets if they are asked for. The trainings of the folds are
-ordinary runs in the folder `estimate`; they are deleted when the estimate is done.
+The posterior in the folder of the run is trained on every image, so it cannot be measured on these images. Therefore
+the same training is repeated once for each fold of `folds_for`, without the images of that fold. The answers of these
+trainings for the images that they have not seen give the estimate. They also fit the temperature of the probabilities,
+and choose the threshold of uncertainty above which the posterior answers "I don't know" and, if requested, the
+prediction sets. The trainings of the folds are ordinary runs in the folder `estimate`, which is deleted in the end.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ from rebapl.runs.run import Job
 from rebapl.wording import few
 
 FULL_SHOTS = 8
-"""With fewer images per class, a training has more epochs, so that it takes as many steps as it would with eight."""
+"""With fewer images per class, a training has more epochs, so that it takes as many steps as with this number."""
 
 COVERAGE = 0.95
-"""The share of held-out images that are answered at most, as far as their number allows."""
+"""The largest share of held-out images that the threshold may answer, rounded up to whole images."""
 
 COLUMNS = ("image", "class", "answer", "probability", "uncertainty")
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What was answered for an image that was held out: its own class, the likeliest class and its probability.
+    """The answer for a held-out image: its true class `class_name`, the likeliest class and the probability of that.
 
-    `uncertainty` is the one that the threshold is chosen on.
+    `uncertainty` is the measure on which the threshold is chosen.
     """
 
     image: str
@@ -88,10 +88,11 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Lesson:
-    """All images of a data set, to be learned in the folder `out`, and the trainings that measure how well.
+    """All images of a data set, to be learned in the folder `out`, and the trainings that measure the result.
 
-    `final` is the run that trains on everything. `tasks` has what each training learns from, by its fold: on everything
-    first, then without each of the folds, whose images are the test part. Without folds, nothing can be measured.
+    `final` is the run that trains on all images. `tasks` has the task of each training by its fold. The first task has
+    all images; each of the others leaves the images of its fold out, which are its test part. Without folds, nothing
+    can be measured.
     """
 
     dataset: Dataset
@@ -101,7 +102,7 @@ class Lesson:
 
     @classmethod
     def of(cls, config: RunConfig, out: Path) -> Lesson:
-        """Plan to learn all images of a configuration's data in the folder `out`; see `by`."""
+        """The lesson that learns all images of a configuration's data in the folder `out`; see `by`."""
         if is_own(config.data):
             dataset, _ = own_images(config.data, None, config.template, whole=True)
         else:
@@ -111,17 +112,17 @@ class Lesson:
         return cls(dataset, config, out, tasks).by(config, out)
 
     def by(self, config: RunConfig, out: Path) -> Lesson:
-        """Plan to learn the same images by a configuration in the folder `out`. Bad input is refused.
+        """The lesson that learns the same images with another configuration and folder. Bad input is refused.
 
-        The epochs, unless they are given, are those that were published for the method, and more where there are few
-        images; see `FULL_SHOTS`.
+        Unless the configuration has a number of epochs, it is the one published for the method, and larger if there are
+        few images; see `FULL_SHOTS`.
         """
         final, train = config.changed(protocol="few-shot", fold=ALL), self.tasks[ALL].train
         epochs = published(config.method, "few-shot", self.dataset.name, config.shots)[1].epochs
         per_class = len(train.items) / len(train.class_names)
         if config.epochs is None and epochs and per_class < FULL_SHOTS:
             final = final.changed(epochs=math.ceil(epochs * FULL_SHOTS / per_class))
-        final.resolved()  # refuses settings that make no sense
+        final.resolved()  # refuses settings that contradict each other
         return dataclasses.replace(self, final=final, out=out)
 
     @property
@@ -131,7 +132,7 @@ class Lesson:
 
     @property
     def unmeasured(self) -> list[str]:
-        """The classes that have one image only, which is always learned from and never held out."""
+        """The classes with a single image, which is always used for training and never held out."""
         counts = Counter(item.class_name for item in without_copies(self.dataset, self.dataset.items))
         return [] if self.dataset.test else [name for name, count in counts.items() if count == 1]
 
@@ -140,14 +141,14 @@ class Lesson:
         return self.tasks[fold].tests["test"]
 
     def jobs(self) -> list[Job]:
-        """The trainings: on everything first, then without each fold in turn."""
+        """The trainings: first on all images, then without each fold in turn."""
         folder = self.out / ESTIMATE
         runs = {self.out: self.final}
         runs |= {folder / fold.replace("/", "-of-"): self.final.changed(fold=fold) for fold in self.folds}
-        return [Job.of(each, out.parent, out=out, score=False, wait=False) for out, each in runs.items()]
+        return [Job.of(config, out.parent, out=out, score=False, wait=False) for out, config in runs.items()]
 
     def is_done(self) -> bool:
-        """Whether everything is learned and measured. A folder with something else, or of other photos, is refused."""
+        """Whether everything is learned and measured. A folder with anything else, or of other photos, is refused."""
         if changed := data_changes(self.final, self.out):
             raise UserError(
                 f"{self.final.data} has changed since {self.out} was learned: {changed}. To learn it anew in the same "
@@ -155,24 +156,24 @@ class Lesson:
             )
         done = is_trained(self.final, self.out) and (not self.folds or (self.out / RESULTS).exists())
         if done:
-            shutil.rmtree(self.out / ESTIMATE, ignore_errors=True)  # which a kill at the very end has left
+            shutil.rmtree(self.out / ESTIMATE, ignore_errors=True)  # left if the process was killed at the very end
         return done
 
     def forget(self) -> None:
-        """Delete the run of an earlier lesson in the folder. Anything else in it stays, and is refused later."""
+        """Delete the run of an earlier lesson in the folder. A folder with anything else stays and is refused later."""
         if (self.out / CONFIG).exists() and read_config(self.out).fold == ALL:
             with alone_in(self.out):
                 shutil.rmtree(self.out)
 
     def check(self, risk: float, confidence: float = CONFIDENCE, set_level: float | None = None) -> None:
-        """Refuse settings that cannot be, and images that cannot be read; all of them are decoded."""
+        """Refuse impossible settings and unreadable images. To find those, all images are decoded."""
         check_risk(risk, confidence)
         if set_level is not None:
             check_level(set_level, sum(len(self.held_out(fold).items) for fold in self.folds))
         self.refuse_broken()
 
     def refuse_broken(self) -> None:
-        """Refuse images that cannot be read, all of which are named."""
+        """Refuse images that cannot be read."""
         broken = broken_images(self.dataset, self.dataset.items)
         if len(broken) == 1:
             raise UserError(broken[0])
@@ -189,19 +190,19 @@ def learn(
     set_level: float | None = None,
     temperature: bool = True,
 ) -> None:
-    """Do what is missing of a lesson: train, and measure. Interrupted work goes on where it was.
+    """Do what is missing of a lesson: train and measure. Interrupted work continues where it stopped.
 
-    The threshold answers as many held-out images as it can, but no more than 95 % of them (rounded up to whole images,
-    so all of fewer than 20), while it promises with this
-    `confidence` that at most the share `risk` of the answers is wrong. Where so few images cannot promise that, it is
-    chosen without a promise. `set_level` asks for prediction sets of this level, chosen on the same images. The
-    temperature is fitted on them first, unless it is not wanted, and all else is measured with it.
+    The threshold answers as many held-out images as possible, but no more than 95 % of them (rounded up to whole
+    images, so all of fewer than 20), such that with this `confidence` at most the share `risk` of the answers is wrong.
+    If there are too few images for this promise, it is chosen without one. With `set_level`, prediction sets of this
+    level are chosen on the same images. If `temperature` is true, the temperature is fitted on them first, and
+    everything else is measured with it.
     """
     images = LabelledImages(lesson.dataset, lesson.dataset.items)
     with features_kept_in(lesson.out.parent / FOLDER, images):
         jobs = lesson.jobs()
-        for some in (jobs[:1], jobs[1:]):
-            check_outcomes(list(engine.run(some, on_event)))
+        for stage in (jobs[:1], jobs[1:]):  # if the training on all images fails, the others are not started
+            check_outcomes(list(engine.run(stage, on_event)))
         if not lesson.folds:
             return
         device = engine.devices[0]
@@ -214,8 +215,8 @@ def learn(
                 tau = fit_temperature(prediction.probabilities, labels, PRIOR)
                 fitted = Temperature(tau, prediction.average, tuple(prediction.class_names), images=len(labels))
                 prediction = prediction.tempered(tau)
-            doubt, wrong = prediction.uncertainty(), prediction.labels != labels
-            threshold = _threshold(doubt, wrong, posterior.class_names, posterior.average, risk, confidence)
+            uncertainty, wrong = prediction.uncertainty(), prediction.labels != labels
+            threshold = _threshold(uncertainty, wrong, posterior.class_names, posterior.average, risk, confidence)
             posterior = dataclasses.replace(posterior, temperature=fitted, threshold=threshold)
             if set_level is not None:
                 sets = choose_cross_conformal(predictions, by_fold, set_level)
@@ -238,7 +239,7 @@ def learn(
 def _held_out(
     lesson: Lesson, jobs: Sequence[Job], device: str
 ) -> tuple[list[Posterior], list[Prediction], list[Tensor]]:
-    """The posterior of each fold's training, its answers for the images of the fold, and their labels (n)."""
+    """For each fold: the posterior trained without it, its answers for the fold's images, and their labels (n)."""
     trained, predictions, labels = [], [], []
     for fold, job in zip(lesson.folds, jobs, strict=True):
         posterior = load_posterior(job.folder, kept_backbone(lesson.final.backbone_name, device), device)
@@ -250,20 +251,20 @@ def _held_out(
 
 
 def _joined(predictions: Sequence[Prediction]) -> Prediction:
-    """The answers of all trainings as one."""
+    """The answers of all trainings as one prediction."""
     return dataclasses.replace(
         predictions[0],
-        names=[name for each in predictions for name in each.names],
-        probabilities=torch.cat([each.probabilities for each in predictions]),
-        per_sample=torch.cat([each.per_sample for each in predictions], dim=1),
-        scores={},  # those of the first training are not those of the others
+        names=[name for prediction in predictions for name in prediction.names],
+        probabilities=torch.cat([prediction.probabilities for prediction in predictions]),
+        per_sample=torch.cat([prediction.per_sample for prediction in predictions], dim=1),
+        scores={},  # the scores of the first training do not hold for the others
     )
 
 
 def choose_again(lesson: Lesson, device: str, risk: float, confidence: float = CONFIDENCE) -> None:
-    """Choose the threshold of a lesson that is done anew, on the answers in its `held-out.csv`, and store it.
+    """Choose the threshold of a finished lesson again, from the answers in its `held-out.csv`, and store it.
 
-    It is the one that `learn` would have chosen. Without held-out answers there is none to choose.
+    The result is the threshold that `learn` would have chosen for this risk. Without held-out answers, nothing changes.
     """
     check_risk(risk, confidence)
     with alone_in(lesson.out):
@@ -271,25 +272,26 @@ def choose_again(lesson: Lesson, device: str, risk: float, confidence: float = C
         if not answers:
             return
         posterior = load_posterior(lesson.out, kept_backbone(lesson.final.backbone_name, device), device)
-        doubt = torch.tensor([answer.uncertainty for answer in answers], dtype=torch.float64)
+        uncertainty = torch.tensor([answer.uncertainty for answer in answers], dtype=torch.float64)
         wrong = torch.tensor([not answer.right for answer in answers])
-        threshold = _threshold(doubt, wrong, posterior.class_names, posterior.average, risk, confidence)
+        threshold = _threshold(uncertainty, wrong, posterior.class_names, posterior.average, risk, confidence)
         if threshold != before:
             save_posterior(dataclasses.replace(posterior, threshold=threshold), lesson.out / POSTERIOR)
 
 
 def _threshold(
-    doubt: Tensor, wrong: Tensor, class_names: Sequence[str], average: str, risk: float, confidence: float
+    uncertainty: Tensor, wrong: Tensor, class_names: Sequence[str], average: str, risk: float, confidence: float
 ) -> Threshold | None:
-    """The threshold for this risk, without a promise where there can be none; None if even the surest answers are wrong
-    more often. doubt (N,) and wrong (N,) are those of held-out answers, by their largest probability.
+    """The threshold for this risk; None if even the surest answers are wrong more often.
 
-    It leaves the least sure of 20 or more held-out images unanswered in any case, so that where nearly all of them were
-    right it still says for which images it knows too little.
+    uncertainty (N,), from the largest probability, and wrong (N,) describe the held-out answers. If no threshold
+    keeps the risk with this confidence, one is chosen that promises nothing. With 20 or more held-out images, the least
+    sure of them are always left unanswered, so that the posterior abstains on unclear images even if nearly all answers
+    were right.
     """
-    for promised in (confidence, 0.0):
+    for level in (confidence, 0.0):
         with contextlib.suppress(UserError):
-            return threshold_on(doubt, wrong, "max-probability", class_names, average, risk, COVERAGE, promised)
+            return threshold_on(uncertainty, wrong, "max-probability", class_names, average, risk, COVERAGE, level)
     return None
 
 
@@ -309,9 +311,9 @@ def _as_csv(prediction: Prediction, labels: Tensor) -> str:
 
 
 def read_learned(out: Path) -> tuple[list[Answer], Threshold | None, Conformal | None, Temperature | None]:
-    """The answers for held-out images, the threshold, the sets and the temperature of a run that was learned.
+    """The answers for held-out images, the threshold, the prediction sets and the temperature of a learned run.
 
-    There are none if it was not measured.
+    If the run was not measured, there are no answers and the others are None.
     """
     path = out / HELD_OUT
     if not path.exists():
@@ -319,7 +321,10 @@ def read_learned(out: Path) -> tuple[list[Answer], Threshold | None, Conformal |
     try:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.reader(file))[1:]
-        answers = [Answer(name, own, said, float(sure), float(doubt)) for name, own, said, sure, doubt in rows]
+        answers = [
+            Answer(image, class_name, answer, float(probability), float(uncertainty))
+            for image, class_name, answer, probability, uncertainty in rows
+        ]
     except (ValueError, TypeError, csv.Error) as error:
         raise UserError(f"{path} is damaged ({error}): learn anew, with --anew") from error
     if not answers:

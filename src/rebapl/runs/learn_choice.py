@@ -1,9 +1,9 @@
-"""What `rebapl learn` learns where nobody says it, and about how long that takes on this machine.
+"""The default methods of `rebapl learn`, and an estimate of how long they take on this machine.
 
 A head on frozen features takes seconds: every image is encoded once, whatever the number of trainings and samples.
-Prompts take longer, and are better on some tasks. How long they would take follows from a short timing: with t_i for
-the image tower on one image and t_c for the text tower on all class names, a pass forward and backward takes about
-three times a pass forward, so that
+Prompts take longer, and are better on some tasks. Their time is estimated from a short measurement: let t_i be the time
+of the image tower for one image, and t_c that of the text tower for all class names. A forward and backward pass takes
+about three times as long as a forward pass, so
 
     seconds ≈ Σ over trainings of epochs · (images · 3·t_i + steps · 3·t_c).
 """
@@ -30,16 +30,16 @@ from rebapl.wording import number_of, roughly
 
 HEAD = {"method": "tip-adapter-f", "inference": "mle"}
 PROMPTS = {"method": "mmrl", "inference": "rebapl"}
-"""What is learned, both as the benchmarks chose them (docs/benchmarks.md)."""
+"""The settings for a head and for prompts, as the benchmarks chose them (docs/benchmarks.md)."""
 
 BEST = "-best"
-"""What the name of the folder of the prompts has behind that of the head."""
+"""The end of the name of the prompts' folder, which otherwise has the name of the head's folder."""
 
 PATIENCE = 300
-"""Seconds that prompts may take on a GPU if nobody has asked for them."""
+"""The most seconds for which prompts are learned on a GPU without being requested."""
 
 TIMED = 8
-"""Images that are encoded to see how long one takes."""
+"""The number of images that are encoded to measure the time for one."""
 
 
 class Timing(NamedTuple):
@@ -50,7 +50,7 @@ class Timing(NamedTuple):
 
     @classmethod
     def of(cls, lesson: Lesson, encoder: DualEncoder) -> Timing:
-        """Measure both. The first pass, which may prepare something, does not count."""
+        """Measure both. An image is encoded once before, because the first pass may take longer."""
         data = LabelledImages(lesson.dataset, lesson.dataset.items[:TIMED])
         if broken_images(data.dataset, data.items):
             lesson.refuse_broken()
@@ -69,7 +69,7 @@ class Timing(NamedTuple):
         return self.image * len(lesson.dataset.items)
 
     def prompts(self, lesson: Lesson) -> float:
-        """Seconds of all trainings of a lesson."""
+        """Seconds for all trainings of a lesson."""
         inference = lesson.final.resolved().training.inference
         if inference is None:
             return 0.0
@@ -81,18 +81,18 @@ class Timing(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The lessons, one after the other, and lines that say why these and how long they take."""
+    """The lessons in their order, and lines that tell the user why they were chosen and how long they take."""
 
     lessons: Sequence[Lesson]
     lines: Sequence[str]
 
 
 def plan_lessons(config: RunConfig, out: Path, device: str, *, quick: bool, best: bool, anew: bool) -> Plan:
-    """What to learn: the method that `config` names; with `quick` a head, with `best` a head and then prompts.
+    """What to learn: the method or inference in `config`; with `quick` a head; with `best` a head and then prompts.
 
-    Where none of these is said, a head and, on a GPU on which they take no longer than `PATIENCE`, prompts as well.
-    Prompts that were begun go on. With `anew`, nothing that was learned before counts as done. Epochs are those of
-    the prompts where there are prompts, and else refused, unless it was said what is learned.
+    Without any of these, a head is learned and, on a GPU where prompts take no longer than `PATIENCE`, prompts after
+    it. Prompts that were started earlier are continued. With `anew`, earlier results do not count as done. A number of
+    epochs holds for the prompts if they are learned, and for a head that was requested; otherwise it is refused.
     """
     if config.method or config.inference:
         lessons = [Lesson.of(config if config.method else config.changed(method=HEAD["method"]), out)]
@@ -113,10 +113,10 @@ def plan_lessons(config: RunConfig, out: Path, device: str, *, quick: bool, best
         return Plan(lessons[: 1 + both], [])
     timing = Timing.of(head, kept_backbone(config.backbone_name, device))
     images, seconds = number_of(len(head.dataset.items), "image"), timing.prompts(prompts)
-    first = f"takes about {roughly(max(1.0, timing.head(head)))} here to encode {images}, and some seconds to learn"
+    head_line = f"takes about {roughly(max(1.0, timing.head(head)))} here to encode {images}, and some seconds to learn"
     later = f"prompts ({PROMPTS['method']} · {PROMPTS['inference']})"
     if both or (not quick and device != "cpu" and seconds <= PATIENCE):
-        return Plan(lessons, [f"{first}; then {later}, about {roughly(seconds)}"])
+        return Plan(lessons, [f"{head_line}; then {later}, about {roughly(seconds)}"])
     if config.epochs is not None and not quick:
         raise no_epochs
-    return Plan([head], [f"{first}; {later} would take about {roughly(seconds)}: --best learns them as well"])
+    return Plan([head], [f"{head_line}; {later} would take about {roughly(seconds)}: --best learns them as well"])

@@ -1,4 +1,4 @@
-"""The machine that a run is made on: its device, its threads, the versions, and the backbone that is loaded once."""
+"""The machine on which a run is computed: device, threads, versions, and the backbone, which is loaded once."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ PACKAGES = ("torch", "transformers", "safetensors", "numpy", "Pillow")
 
 
 def best_device(wanted: str | None = None) -> str:
-    """The device of this name, or the GPU if there is one."""
+    """The device of this name; without a name the GPU, or the CPU if there is no GPU."""
     if wanted is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.empty(0, device=wanted)
     except (RuntimeError, AssertionError) as error:
-        there = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-        there += ["mps"] if torch.backends.mps.is_available() else []
-        raise UserError(f"device '{wanted}' is not available here; there is {', '.join(there)}") from error
+        available = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+        available += ["mps"] if torch.backends.mps.is_available() else []
+        raise UserError(f"device '{wanted}' is not available here; there is {', '.join(available)}") from error
     return wanted
 
 
 @contextmanager
 def computing_with(threads: object) -> Iterator[None]:
-    """Compute with this number of threads, as far as the machine has them.
+    """Compute with this number of threads, but not with more than the machine has cores.
 
-    How many threads share a sum decides how it is rounded, so a run goes on with the number that it began with.
+    The rounding of a sum depends on the number of threads, so a run continues with the number that it started with.
     """
     before = torch.get_num_threads()
     if isinstance(threads, int) and threads > 0:
@@ -54,27 +54,27 @@ _last: dict[tuple[object, ...], DualEncoder] = {}
 
 
 def kept_backbone(name: str, device: str) -> DualEncoder:
-    """Load a backbone, and keep it until another one is asked for: runs of a process that share it load it once.
+    """Load a backbone and keep it until another one is requested, so that the runs of a process load it once.
 
-    A local folder whose files have changed is loaded again.
+    A local backbone is loaded again if its files have changed.
 
     >>> kept_backbone("mini", "cpu") is kept_backbone("mini", "cpu")
     True
     """
     identity = (name, *backbone_stamps(name), device)
     if identity not in _last:
-        _last.clear()  # before the next one is loaded: two need not fit into memory
+        _last.clear()  # before the next one is loaded, because two may not fit into memory
         _last[identity] = load_backbone(name, device)
     return _last[identity]
 
 
 def forget_backbone() -> None:
-    """Free the memory of the backbone that is kept."""
+    """Free the memory of the backbone that `kept_backbone` holds."""
     _last.clear()
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Versions, machine and code, as plain values.
+    """Versions, machine and code version, as plain values.
 
     >>> sorted(environment("cpu"))
     ['code', 'device', 'platform', 'threads', 'versions']
@@ -97,29 +97,29 @@ def device_name(device: str) -> str:
 
 
 def peak_memory(device: str) -> dict[str, int]:
-    """The most bytes that this `process` has held since it began and, on a GPU, those that torch has held there.
+    """The peak memory in bytes: of this `process` since its start and, for a GPU, of torch on the `device`.
 
-    Where the system does not say (Windows), the first is left out.
+    On systems that do not report it (Windows), `process` is left out.
 
     >>> sorted(peak_memory("cpu")) in (["process"], [])
     True
     """
-    found = {}
+    peaks = {}
     try:
         import resource
     except ImportError:
         pass
     else:
         unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kilobytes
-        found["process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        peaks["process"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     if device.startswith("cuda"):
-        found["device"] = torch.cuda.max_memory_allocated(device)
-    return found
+        peaks["device"] = torch.cuda.max_memory_allocated(device)
+    return peaks
 
 
 @functools.cache
 def code_version() -> dict[str, Any] | None:
-    """The git commit of this package's files, and whether they were changed since; None outside of a checkout."""
+    """The git commit of this package's files, and whether they were changed after it; None outside a git checkout."""
     folder = Path(__file__).parents[1]
     if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None  # installed, perhaps into somebody else's checkout

@@ -1,8 +1,8 @@
-"""The scores of a run, as the file `results.json` in its folder holds them.
+"""The scores of a run, which are stored in the file `results.json` in its folder.
 
 When the file is read, every value that this version knows is checked. The error for a damaged file names its path and
-the field. Values that a newer version has added are kept and written again. The file has a checksum of itself, by which
-a report tells that somebody has changed it.
+the field. Values that a newer version has added are kept and written again. The file contains a checksum of its
+content, by which a report recognises that the file was changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESULTS, CONFIG = "results.json", "config.json"
 
 
 class Scores(Record):
-    """Scores of predictions, see `rebapl.evaluation.scores`."""
+    """The scores of predictions, see `rebapl.evaluation.scores`."""
 
     accuracy: float
     nll: float
@@ -38,8 +38,8 @@ class Scores(Record):
 class PartScores(Scores):
     """Scores of all samples together on one test part, and of each sample alone in `per_sample`.
 
-    `temperature` was fitted on validation images, see `rebapl.posterior.temperature`. `target_settings` is what the
-    method's authors change for a target, and `split` the target's own split file.
+    `temperature` was fitted on validation images, see `rebapl.posterior.temperature`. `target_settings` are those that
+    the method's authors change for this target, and `split` is the target's own split file.
     """
 
     entropy: float | None = None
@@ -57,7 +57,7 @@ class PartScores(Scores):
 
 
 class Seconds(Record):
-    """How long a run took."""
+    """How many seconds the training and the evaluation of a run took."""
 
     training: float | None = None
     evaluation: float | None = None
@@ -66,10 +66,10 @@ class Seconds(Record):
 class RunResult(Record):
     """Everything that was scored of one run.
 
-    `protocols` names the parts that each protocol scored; `outside` has, per outside data, AUROC and FPR95 by kind of
-    uncertainty; `corruptions` has the scores by corruption and severity. `weights` are those of the samples that were
-    scored together, from this number of `views` of each image, at this `temperature`. `run` is the hash of the run's
-    settings.
+    `protocols` has the names of the parts that were scored for each protocol, `outside` has AUROC and FPR95 by outside
+    data and kind of uncertainty, and `corruptions` has the scores by corruption and severity. `weights` are the weights
+    of the samples in these scores, `views` is the number of views of each image, and `temperature` the temperature of
+    the probabilities. `run` is the hash of the run's settings.
 
     >>> scores = {"accuracy": 60.0, "nll": 0.5, "ece": 2.0, "images": 9}
     >>> result = RunResult(parts={"base": scores, "novel": {**scores, "accuracy": 30.0}})
@@ -104,31 +104,33 @@ class RunResult(Record):
         return base_novel_scores(base.as_json(), novel.as_json())
 
     def changed_answers(self, views: int) -> list[str]:
-        """What changed the answers after a training that asked for this number of views, in words."""
-        words = ["fitted weights"] if self.weights and max(self.weights) - min(self.weights) > WEIGHT_TOLERANCE else []
-        words += ["a temperature"] if self.temperature != 1 else []
-        return words if self.views == views else [*words, number_of(self.views, "view")]
+        """What has changed the answers since the training, in words. `views` is the number of views at the training."""
+        fitted = bool(self.weights) and max(self.weights) - min(self.weights) > WEIGHT_TOLERANCE
+        changes = ["fitted weights"] if fitted else []
+        changes += ["a temperature"] if self.temperature != 1 else []
+        return changes if self.views == views else [*changes, number_of(self.views, "view")]
 
     def lacking(self, corruptions: Iterable[Corruption]) -> list[Corruption]:
-        """Those of the corruptions that were not scored."""
-        return [each for each in corruptions if str(each.severity) not in self.corruptions.get(each.name, {})]
+        """The corruptions in this list that have no scores."""
+        scored = self.corruptions
+        return [wanted for wanted in corruptions if str(wanted.severity) not in scored.get(wanted.name, {})]
 
     def numbers(self) -> dict[str, float]:
-        """The scores of all samples together, by names such as `novel/accuracy`, and `hm` where there is one.
+        """The scores of all samples together, by names such as `novel/accuracy`; with base and novel parts also `hm`.
 
         >>> RunResult(parts={"test": {"accuracy": 60.0, "nll": 0.5, "ece": 2.0, "images": 9}}).numbers()
         {'test/accuracy': 60.0, 'test/nll': 0.5, 'test/ece': 2.0, 'test/images': 9}
         """
-        found = {
+        numbers = {
             f"{part}/{name}": value
             for part, scores in self.parts.items()
             for name, value in scores.as_json().items()
             if isinstance(value, int | float)
         }
-        return {**found, "hm": self.base_novel["hm"]} if self.has_base_novel else found
+        return {**numbers, "hm": self.base_novel["hm"]} if self.has_base_novel else numbers
 
     def as_json(self) -> dict[str, Any]:
-        """The content of the file. For people who read it, it also has the row of the base-to-novel table."""
+        """The content of the file. For human readers, it also has the row of the base-to-novel table."""
         content = super().as_json()
         if not self.has_base_novel:
             return content
@@ -137,11 +139,11 @@ class RunResult(Record):
 
 
 def read_result(folder: Path) -> RunResult:
-    """The stored result of a run's folder. The result of another run is refused."""
+    """Read the result in the folder of a run. The result of another run is refused."""
     path = folder / RESULTS
     content = read_json(path, "a finished run")
-    for follows in ("base_to_novel", "sha256"):
-        content.pop(follows, None)
+    for derived in ("base_to_novel", "sha256"):
+        content.pop(derived, None)
     try:
         result = RunResult(**content)
     except SettingError as error:

@@ -1,6 +1,6 @@
-"""A run: a configuration in, a folder out. A `Job` is one, as a piece of work for an engine; `run` does one at once.
+"""A run: a configuration in, a folder out. A `Job` describes a run for an engine; `run` does one directly.
 
-Finished work is kept, and interrupted work goes on where it was. What the folder holds is told in `rebapl.runs.folder`.
+Finished work is kept, and interrupted work continues where it stopped. `rebapl.runs.folder` describes the folder.
 """
 
 from __future__ import annotations
@@ -87,16 +87,16 @@ def run(
     cycle: int | None = None,
     track: Sequence[str] = (),
 ) -> Path:
-    """Do what is missing of a run, and return its folder: train it and, unless `score` is false, score it.
+    """Train a run and, unless `score` is false, score it, and return its folder. Steps that are done are skipped.
 
     The folder is `out`, or one in `runs` that is named after the settings. A folder that holds a run of another
     configuration is refused. Runs that train in the same way share a folder: the two transfer protocols train once, and
-    each scores its own targets. `root` is the folder of data sets. If another process is at work in the folder, this is
-    an error; with `wait`, it waits for that process instead. `track` names trackers that hear of the training and the
-    scores, see `Tracker`.
+    each scores its own targets. `root` is the folder of data sets. If another process works in the folder, an error is
+    raised; with `wait`, this function waits for that process instead. `track` names the trackers that receive the
+    values of the training and the scores (see `Tracker`).
 
-    If `cycle` is given, only this cycle is sampled, in a folder below that of the run, and the run takes it over later.
-    The cycle must not depend on the others, see `Inference.independent_cycles`.
+    If `cycle` is given, only this cycle is sampled, in a folder below that of the run, and a later call without `cycle`
+    uses its samples. The cycle must not depend on the others, see `Inference.independent_cycles`.
     """
     out = out or run_folder(config, runs)
     folder = out if cycle is None else cycle_folder(out, cycle)
@@ -104,15 +104,15 @@ def run(
     return out
 
 
-def _unfinished(out: Path) -> bool:
-    """Whether there is something that a trained run no longer needs: checkpoints, cycles, leftovers of a kill."""
+def _has_unneeded_files(out: Path) -> bool:
+    """Whether a folder has files that a trained run does not need: checkpoints, cycles, remains of a killed process."""
     unneeded = (*checkpoints_at(out / CHECKPOINT), out / CYCLES)
     return out.is_dir() and any(path in unneeded or is_leftover(path) for path in out.iterdir())
 
 
 @contextlib.contextmanager
-def _alone(out: Path, *, wait: bool) -> Iterator[None]:
-    """Hold the lock of a run's folder, see `alone_in`, and put right what a killed process has left in it."""
+def _locked(out: Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a run's folder (see `alone_in`), and repair what a killed process has left there."""
     with alone_in(out, wait=wait):
         finish_replacement(out / POSTERIOR)
         remove_leftovers(out)
@@ -137,20 +137,25 @@ def evaluate_run(
 ) -> RunResult:
     """Score a trained run, store the result in `results.json` and return it.
 
-    `config` is one that trains alike and asks for other parts, see `scored_as`: they are stored beside what is there;
-    `only_missing` leaves out what is there already. `posterior` is the one that was just trained, and `task` that of
-    `config`; a posterior that is not the folder's own is read from there. `views` is over how many views of an image
-    answers average from now on, see `Posterior.with_views`. `undo` first takes back the fit of `weights` or of the
-    `temperature`, and `fits` has what is first fitted on the run's validation images, see `fit_on_validation`; all this
-    is stored in the posterior. Scores of other parts, outside images and corruptions stay, unless the answers change
-    with the weights, the temperature or the views. `progress` hears of the images of the test parts. `wait` and `track`
-    are as in `run`. Features of test images are kept beside the run, for others that see the same images through the
-    same backbone; see `features_of`.
+    `config` is a configuration with the same training that requests other test parts (see `scored_as`). Their scores
+    are added to the stored ones. With `only_missing`, parts that have scores are skipped. `posterior` and `task` are
+    those of a run that was just trained, so that they need not be loaded; a posterior that differs from the one in the
+    folder is replaced by that one.
+
+    Three arguments change the stored posterior before it is scored. `undo` removes the fitted `weights` or the fitted
+    `temperature`, `fits` names what is fitted on the run's validation images (see `fit_on_validation`), and `views` is
+    the number of views of an image over which answers are averaged (see `Posterior.with_views`). The stored scores of
+    other parts, outside images and corruptions are kept, unless the answers change with the weights, the temperature or
+    the views.
+
+    `progress` is called as the images of the test parts are predicted. `wait` and `track` are as in `run`. Features of
+    test images are stored in the folder of runs, where runs with the same images and backbone find them (see
+    `features_of`).
     """
     check_trackers(track)
-    asked = read_config(out)
-    config = asked if config is None else config
-    spoiled, fits = config.corruptions_by_severity(), fits or {}
+    written = read_config(out)
+    config = written if config is None else config
+    corruptions, fits = config.corruptions_by_severity(), fits or {}
     if both := [name for name in fits if name in undo]:
         raise UserError(f"{both[0]}: either fitted (--fit-{both[0]}) or taken back: give one of them")
     if config.fold == ALL:
@@ -163,11 +168,11 @@ def evaluate_run(
             f"{out} was trained on {config.data}, which is not there: if it has moved, say where with --data; "
             "if a plugin registers it, name that (rebapl --plugin MODULE evaluate …)"
         )
-    # Data and backbone may have moved, and defaults may have changed since: both are resolved as they are now.
-    refuse_other_run(config, out, asked.changed(data=config.data, backbone=config.backbone).resolved().settings)
+    # Data and backbone may have moved, and defaults may have changed: both configurations are resolved with today's.
+    refuse_other_run(config, out, written.changed(data=config.data, backbone=config.backbone).resolved().settings)
     threads, settings = read_environment(out).get("threads"), stored_settings(out)
     with (
-        _alone(out, wait=wait),
+        _locked(out, wait=wait),
         computing_with(threads),
         features_kept_in(out.parent / FOLDER),
         tracked(track, out, settings) as tracker,
@@ -175,11 +180,11 @@ def evaluate_run(
         stored = read_result(out) if (out / RESULTS).exists() else RunResult(parts={})
         parts = missing_parts(stored, config) if only_missing else config.parts()
         outside = [name for name in config.outside if not (only_missing and name in stored.outside)]
-        spoiled = stored.lacking(spoiled) if only_missing else spoiled
-        if not parts and not outside and not spoiled:
+        corruptions = stored.lacking(corruptions) if only_missing else corruptions
+        if not parts and not outside and not corruptions:
             return stored
         device = best_device(device)
-        if posterior is None or not is_stored(posterior, out / POSTERIOR):  # fitted by another process meanwhile
+        if posterior is None or not is_stored(posterior, out / POSTERIOR):  # another process has fitted it
             posterior = load_posterior(out, kept_backbone(config.backbone_name, device), device)
         task, start = task or config.task(root), time.perf_counter()
         before = posterior
@@ -192,23 +197,24 @@ def evaluate_run(
             posterior = posterior.with_temperature(1)
         posterior = fit_on_validation(posterior, task, fits)
         if not posterior.answers_as(before):
-            (out / RESULTS).unlink(missing_ok=True)  # which were scored with other answers
+            (out / RESULTS).unlink(missing_ok=True)  # these scores belong to other answers
             stored = RunResult(parts={})
         if posterior is not before:
             save_posterior(posterior, out / POSTERIOR)
-        told_apart = score_outside(posterior, task, outside, root) if outside else {}
+        outside_scores = score_outside(posterior, task, outside, root) if outside else {}
         by_corruption: dict[str, Mapping[str, object]] = {**stored.corruptions}
-        for name, found in (score_corruptions(posterior, task, spoiled, progress) if spoiled else {}).items():
-            by_corruption[name] = {**by_corruption.get(name, {}), **found}
+        if corruptions:
+            for name, by_severity in score_corruptions(posterior, task, corruptions, progress).items():
+                by_corruption[name] = {**by_corruption.get(name, {}), **by_severity}
         diversity = stored.diversity
         if len(posterior) > 1 and not (only_missing and diversity):
             diversity = diversity_on_test(posterior, task)
-        added = [name for name in config.parts() if name not in stored.protocols.get(config.protocol, [])]
+        names = dict.fromkeys([*stored.protocols.get(config.protocol, []), *config.parts()])
         result = stored.changed(
             parts={**stored.parts, **evaluate(posterior, task, parts, progress)},
-            protocols={**stored.protocols, config.protocol: [*stored.protocols.get(config.protocol, []), *added]},
+            protocols={**stored.protocols, config.protocol: list(names)},
             diversity=diversity,
-            outside={**stored.outside, **told_apart},
+            outside={**stored.outside, **outside_scores},
             corruptions=by_corruption,
             samples=len(posterior),
             weights=posterior.weights.tolist(),
@@ -217,9 +223,10 @@ def evaluate_run(
             device=device_name(device),
             run=hash_of(settings),
         )
-        spent = time.perf_counter() - start + ((stored.seconds.evaluation or 0.0) if only_missing else 0.0)
-        seconds = Seconds(training=read_environment(out).get("training_seconds"), evaluation=spent)
-        result = result.changed(seconds=seconds)
+        earlier = (stored.seconds.evaluation or 0.0) if only_missing else 0.0
+        seconds = time.perf_counter() - start + earlier
+        training_seconds = read_environment(out).get("training_seconds")
+        result = result.changed(seconds=Seconds(training=training_seconds, evaluation=seconds))
         write_result(out, result)
         if tracker is not None:
             tracker.scores(result.numbers())
@@ -231,10 +238,10 @@ AnyJob = TypeVar("AnyJob", bound="Job")
 
 @dataclasses.dataclass(frozen=True)
 class Job(Work):
-    """A run as a piece of work for an engine: its folder, its configuration, the folder of data sets.
+    """A run as a job for an engine: its folder, its configuration and, as `root`, the folder of data sets.
 
-    `score`, `wait`, `cycle` and `track` are those of `run`. The folder of a job for one cycle
-    lies below that of the run, see `cycle_jobs`.
+    `score`, `wait`, `cycle` and `track` are those of `run`. The folder of a job that samples one cycle lies below that
+    of the run, see `cycle_jobs`.
 
     >>> job = Job.of(RunConfig("digits", "coop", backbone="mini"), Path("runs"))
     >>> Work.from_json(job.as_json()) == job
@@ -252,21 +259,21 @@ class Job(Work):
 
     @classmethod
     def of(cls, config: RunConfig, runs: Path, *, out: Path | None = None, **more: Any) -> Job:
-        """Make the job of a configuration. Its folder is `out`, or one in `runs` named after its settings."""
+        """Make the job for a configuration. Its folder is `out`, or one in `runs` that is named after the settings."""
         return cls(out or run_folder(config, runs), config, **more)
 
     def absolute(self: AnyJob) -> AnyJob:
-        """The same for a process that works in another folder."""
+        """The same job with absolute paths, for a process with another working folder."""
         return dataclasses.replace(super().absolute(), config=with_full_paths(self.config))
 
     @property
     def run_folder(self) -> Path:
-        """The folder of the run. That of a job for a cycle lies below it."""
+        """The folder of the run. The folder of a job that samples one cycle lies below it."""
         return self.folder if self.cycle is None else self.folder.parents[1]
 
     @property
     def name(self) -> str:
-        """The name of its folder, which cycle it is, or what it leaves out of the data."""
+        """The name of the run's folder with the cycle, or the name of the learned data with the held-out fold."""
         fold, folder = self.config.fold, self.run_folder
         if fold not in (None, ALL):
             return printable(f"{folder.parents[1].name} without {f'part {fold}' if '/' in fold else 'test images'}")
@@ -278,15 +285,15 @@ class Job(Work):
         return self.folder.parent
 
     def is_done(self) -> bool:
-        """Whether the folder has everything that the job asks for."""
+        """Whether the folder has everything that the job makes."""
         if self.cycle is not None or not self.score:
             done = is_trained(self.config, self.run_folder, self.cycle)
         else:
             done = is_finished(self.config, self.folder)
-        return done and (self.cycle is not None or not _unfinished(self.folder))
+        return done and (self.cycle is not None or not _has_unneeded_files(self.folder))
 
     def do(self, device: str, progress: Progress | None) -> None:
-        """Train and score the run, or sample the cycle, as far as that is not done."""
+        """Train and score the run, or sample the cycle. Steps that are done are skipped."""
         check_trackers(self.track)
         config, out, task, posterior = self.config, self.run_folder, None, None
         if not self.is_done():
@@ -295,9 +302,9 @@ class Job(Work):
                 if config.corruptions:
                     check_corruptible(task)
                 for name in config.outside:
-                    outside_part(name, task, self.root)  # refuses a wrong name before the training
-            if task is not None or (self.cycle is None and _unfinished(out)):
-                with _alone(self.folder, wait=self.wait):
+                    outside_part(name, task, self.root)  # refuses an unknown name before the training
+            if task is not None or (self.cycle is None and _has_unneeded_files(out)):
+                with _locked(self.folder, wait=self.wait):
                     if task is not None and not is_trained(config, out, self.cycle):
                         posterior = self._train(task, device, progress)
                     if self.cycle is None:
@@ -320,24 +327,24 @@ class Job(Work):
             (out / ERROR).unlink(missing_ok=True)
 
     def _train(self, task: Task, device: str, progress: Progress | None) -> Posterior | None:
-        """Train the run, whose folder is locked, and store and return its posterior; or store its cycle.
+        """Train the run, store its posterior and return it; or sample and store one cycle. The folder is locked.
 
-        It computes with the number of threads that the run began with, which the environment holds.
+        The number of threads is the one with which the run was started, as stored in its environment.
         """
         config, out = self.config, self.run_folder
         resolved, encoder = config.resolved(), kept_backbone(config.backbone_name, device)
         name, threads = hash_of(resolved.settings), read_environment(out).get("threads", torch.get_num_threads())
         about = {"name": encoder.name, "revision": encoder.revision, "sha256": encoder.fingerprint}
-        made_in = {"run": name, **environment(device), "threads": threads, "backbone": about}
+        surroundings = {"run": name, **environment(device), "threads": threads, "backbone": about}
         with computing_with(threads):
             training = Training(task, encoder, resolved.training, config.seed, features=out.parent / FOLDER)
             write_config(config, resolved, out)
-            write_json(out / ENVIRONMENT, made_in)
+            write_json(out / ENVIRONMENT, surroundings)
             if is_own(config.data) and task.dataset.features is None and not (out / DATA).exists():
                 write_json(out / DATA, recorded_images(task.dataset, task.train.items))
             if self.cycle is not None:
-                done = training.run_cycle(self.cycle, self.folder / CHECKPOINT, progress, self.folder / LOG, name=name)
-                save_checkpoint(done, cycle_file(out, self.cycle))
+                state = training.run_cycle(self.cycle, self.folder / CHECKPOINT, progress, self.folder / LOG, name=name)
+                save_checkpoint(state, cycle_file(out, self.cycle))
                 shutil.rmtree(self.folder, ignore_errors=True)
                 return None
             cycles = read_cycles(out)
@@ -345,23 +352,26 @@ class Job(Work):
                 posterior = training.run(
                     out / CHECKPOINT, progress, out / LOG, name=name, tracker=tracker, cycles=cycles
                 )
-            made_in |= {"training_seconds": training.seconds, "peak_memory": peak_memory(device)}
-            if (out / LOG).exists():  # a method that learns nothing has none
-                made_in["files"] = {LOG: sha256(out / LOG)}
-            write_json(out / ENVIRONMENT, made_in)
-            del training  # what it kept on a GPU is free, even if something still holds this frame
+            surroundings |= {"training_seconds": training.seconds, "peak_memory": peak_memory(device)}
+            if (out / LOG).exists():  # a method that learns nothing has no log
+                surroundings["files"] = {LOG: sha256(out / LOG)}
+            write_json(out / ENVIRONMENT, surroundings)
+            del training  # frees its GPU memory, even while something still refers to this frame
         save_posterior(posterior, out / POSTERIOR)
         return posterior
 
     @functools.cached_property
     def _inference(self) -> Inference | None:
-        """That of a whole run; None for a cycle of one, and where the attempt at the job will say what is wrong."""
+        """The inference of the run; None for a job that samples one cycle, and where the settings are wrong.
+
+        Wrong settings are reported when the job is attempted.
+        """
         with contextlib.suppress(UserError):
             return self.config.resolved().training.inference if self.cycle is None else None
         return None
 
     def phase(self, done: int, total: int) -> str:
-        """Which of its cycles a whole run is in. Nothing if it has one cycle.
+        """The cycle that a run has reached, in words. Empty if it has one cycle or the job samples only one.
 
         >>> five = Job.of(RunConfig("digits", "coop", "ensemble", inference_settings={"cycles": 5}), Path("runs"))
         >>> five.phase(45, 100), five.phase(100, 100)
@@ -372,15 +382,12 @@ class Job(Work):
             return ""
         epoch = done * inference.all_epochs / total
         chains, first = inference.chains, inference.first_epochs or inference.epochs
-        begun = epoch // first if epoch < chains * first else chains + (epoch - chains * first) // inference.epochs
-        return f"cycle {min(int(begun) // chains + 1, inference.cycles)} of {inference.cycles}"
+        complete = epoch // first if epoch < chains * first else chains + (epoch - chains * first) // inference.epochs
+        return f"cycle {min(int(complete) // chains + 1, inference.cycles)} of {inference.cycles}"
 
     def place_for_error(self, bad_input: bool) -> Path | None:
-        """A file in the folder of the run.
-
-        Bad input is said and not written, and the folder of something else is never written into.
-        """
-        if bad_input:  # nothing of the run went wrong; another process may be at work in the folder
+        """A file in the folder of the run; None for bad input, and if the folder holds anything else than this run."""
+        if bad_input:  # the run itself did not fail, and another process may be working in the folder
             return None
         try:
             is_trained(self.config, self.run_folder)
@@ -390,7 +397,7 @@ class Job(Work):
 
 
 def cycle_jobs(job: Job) -> list[Job]:
-    """A job for each cycle of a run. It is refused if the cycles depend on one another or there is only one."""
+    """A job for each cycle of a run. Runs with a single cycle, or whose cycles depend on one another, are refused."""
     inference = job.config.resolved().training.inference
     count = 1 if inference is None else inference.independent_cycles
     if count == 1:
@@ -412,10 +419,10 @@ def run_all(
     engine: Engine | None = None,
     on_event: OnEvent | None = None,
 ) -> list[Path]:
-    """Train and score all these runs, as far as that is not done, and return their folders.
+    """Train and score these runs, and return their folders. Steps that are done are skipped.
 
-    `engine` decides where, by default one run at a time in this process. A run that fails does not stop the others: a
-    `UserError` at the end names every failure, and calling this again does only what is missing.
+    `engine` decides where the runs are done; without one, they are done one at a time in this process. A run that fails
+    does not stop the others: a `UserError` at the end names every failure, and a second call does only what is missing.
     """
     jobs = [Job.of(config, runs, root=root) for config in configs]
     check_outcomes(list((engine or LocalEngine()).run(jobs, on_event)))

@@ -1,16 +1,16 @@
-"""Work on any number of images in shards, each of which is a piece of work by itself, so that stopped work goes on.
+"""Work on any number of images in shards. Each shard is a job of its own, so interrupted work continues.
 
-Images become answers (`rebapl.runs.answer_shards`) or features (`rebapl.runs.embedding`). Shards lie in a folder:
+The results are answers (`rebapl.runs.answer_shards`) or features (`rebapl.runs.embedding`). Shards are in a folder:
 
     shard-000000.csv, shard-000001.csv, …       the rows, each file written whole or not at all (or .jsonl, .parquet)
-    .shard-000000.json, …                       the checksum of a shard, and which of its images cannot be read
+    .shard-000000.json, …                       the checksum of a shard, and the list of its unreadable images
     .images.jsonl                               the images of each shard, a line per shard
-    .work/                                      how far shards are, and tracebacks; removed when all are done
+    .work/                                      the progress of shards, and tracebacks; removed when all are done
 
-Where they are to be one file, the folder is called `<file>.shards`. When all shards are done they are joined into the
-file, and the folder is removed. Where they are to be a folder, the shards stay. What they are made with stands in
-`<file>.about.json`, or in `_about.json` in the folder, with the checksum of the file; a place where something was made
-with anything else is refused. New images become new shards.
+If the result is one file, the folder is called `<file>.shards`. When all shards are done, they are joined into the file
+and the folder is removed. If the result is a folder, the shards stay in it. The settings with which the rows were made
+are stored in `<file>.about.json`, with the checksum of the file, or in `_about.json` in the folder. A place with rows
+that were made with other settings is refused. New images are put into new shards.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import json
 import math
 import shutil
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -46,10 +47,10 @@ if TYPE_CHECKING:
 IMAGES, WORK = ".images.jsonl", ".work"
 
 NotRead = list[tuple[str, str]]
-"""Images that cannot be read, and why."""
+"""Images that cannot be read, each with the reason."""
 
 Entry = Any
-"""What a list of images has for one of them, as JSON has it: its name, or a list that begins with its name."""
+"""An image in a list of images, as JSON: its name, or a list that begins with its name."""
 
 AnyShard = TypeVar("AnyShard", bound="Shard")
 Row = TypeVar("Row")
@@ -57,7 +58,7 @@ Row = TypeVar("Row")
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where rows go: into the file `out`, or into the folder `out` if they are not `joined`. `what` the rows are."""
+    """Where rows are stored: the file `out` if they are `joined`, otherwise the folder `out`. `what` describes them."""
 
     out: Path
     form: str
@@ -70,16 +71,16 @@ class Place:
         return self.out.with_name(f"{self.out.name}.shards") if self.joined else self.out
 
     def folder_of(self, number: int) -> Path:
-        """The folder in which a shard is worked at."""
+        """The folder of a shard while it is computed."""
         return self.folder / WORK / f"shard-{number:06}"
 
     @property
     def about(self) -> Path:
-        """The file that says what the rows are made with."""
+        """The file that describes how the rows are made."""
         return self.out.with_name(f"{self.out.name}.about.json") if self.joined else self.out / ABOUT
 
     def check(self) -> None:
-        """Refuse, before any work, a place where there is something else than such rows."""
+        """Refuse, before any work, a place that holds anything else than such rows."""
         shown, rows = printable(str(self.out)), self.what.partition(" ")[0]
         if self.form not in ("csv", "csv-escaped", "jsonl"):
             import_parquet()
@@ -90,33 +91,34 @@ class Place:
             raise UserError(f"{shown} is there already, and no {self.about.name} says that it is {rows}: {anew}")
 
     def check_about(self, about: Mapping[str, Any]) -> None:
-        """Refuse rows that are not made as `about` says, or that were changed since they were written."""
+        """Refuse a place whose rows were made in another way than `about` describes, or were changed afterwards."""
         shown, anew = printable(str(self.out)), f"name another --out, or delete {printable(str(self.out))}"
         if not self.about.exists():
             return
-        there = read_json(self.about, "a place of rows")
-        if there.get("what") != self.what:
-            raise UserError(f"{shown} holds {there.get('what')}, not {self.what}: name another --out")
-        if there.get("posterior") != about.get("posterior"):
-            raise UserError(f"{shown} holds answers of another run or of other weights ({there.get('run')}): {anew}")
-        if there.get("fingerprint") != about.get("fingerprint"):
+        stored = read_json(self.about, "a place of rows")
+        if stored.get("what") != self.what:
+            raise UserError(f"{shown} holds {stored.get('what')}, not {self.what}: name another --out")
+        if stored.get("posterior") != about.get("posterior"):
+            raise UserError(f"{shown} holds answers of another run or of other weights ({stored.get('run')}): {anew}")
+        if stored.get("fingerprint") != about.get("fingerprint"):
             raise UserError(
-                f"{shown} holds features of the backbone {there.get('backbone')} ({there.get('fingerprint')}), not of "
-                f"{about.get('backbone')} ({about.get('fingerprint')}): {anew}"
+                f"{shown} holds features of the backbone {stored.get('backbone')} ({stored.get('fingerprint')}), not "
+                f"of {about.get('backbone')} ({about.get('fingerprint')}): {anew}"
             )
         for key in about:
-            if key not in ("rebapl", "run", "backbone", "revision") and there.get(key) != about[key]:
-                theirs, ours = (json.dumps(each, ensure_ascii=False) for each in (there.get(key), about[key]))
+            if key not in ("rebapl", "run", "backbone", "revision") and stored.get(key) != about[key]:
+                theirs, ours = (json.dumps(value, ensure_ascii=False) for value in (stored.get(key), about[key]))
                 raise UserError(f"{shown} was made with {key} = {theirs}, not {ours}: {anew}")
-        if self.joined and self.out.exists() and sha256(self.out) not in there.get("sha256", ()):
+        if self.joined and self.out.exists() and sha256(self.out) not in stored.get("sha256", ()):
             raise UserError(f"{shown} was changed since it was written: {anew}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard(Work):
-    """What is made of the `count` images in line `number` of the list of images, as the `inquiry` asks for it.
+    """The job for the `count` images in line `number` of the list of images. The `inquiry` says what to compute.
 
-    It works in a folder of its own below `.work`, and leaves files and their checksum in the folder of the shards.
+    While it is computed it uses its own folder below `.work`. Its rows and their checksum are written into the folder
+    of the shards.
     """
 
     inquiry: Mapping[str, Any]
@@ -145,21 +147,21 @@ class Shard(Work):
         return self.kept_in / f".{self.name}.json"
 
     def is_done(self) -> bool:
-        """Whether its files are there as they were written. A damaged shard is made again."""
+        """Whether its files exist and are as they were written. A damaged shard is computed again."""
         return self.not_read() is not None
 
     def not_read(self) -> NotRead | None:
-        """The images of a shard that cannot be read, with the reasons; None if the shard is not done."""
+        """The images of the shard that cannot be read, with the reasons; None if the shard is not done."""
         try:
-            said = json.loads(self._checksum.read_bytes())
-            broken = [(str(image), str(error)) for image, error in said["cannot_be_read"]]
+            stored = json.loads(self._checksum.read_bytes())
+            broken = [(str(image), str(error)) for image, error in stored["cannot_be_read"]]
             content = b"".join(file.read_bytes() for file in self.files)
-            return broken if said["sha256"] == _digest(content, broken, self.count) else None
+            return broken if stored["sha256"] == _digest(content, broken, self.count) else None
         except (OSError, ValueError, LookupError, TypeError):
             return None
 
     def write(self, contents: Sequence[bytes], broken: NotRead) -> None:
-        """Write what its `files` hold, and then the checksum, which says that they are complete."""
+        """Write the contents of its `files`, and then the checksum, which marks them as complete."""
         for file, content in zip(self.files, contents, strict=True):
             write_atomically(file, content)
         digest = _digest(b"".join(contents), broken, self.count)
@@ -167,43 +169,43 @@ class Shard(Work):
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def do(self, device: str, progress: Progress | None) -> None:
-        """Make it in this process."""
+        """Compute the shard in this process."""
         if self.is_done():
             return
         with clear_refusals(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        moved, done = progress or (lambda *_: None), 0
-        moved(0, self.count, math.nan)
+        report, done = progress or (lambda *_: None), 0
+        report(0, self.count, math.nan)
         for portion in self.portions(device):
             done += len(portion)
-            moved(done, self.count, math.nan)
+            report(done, self.count, math.nan)
 
     @abstractmethod
     def portions(self, device: str) -> Iterator[list[Record]]:
-        """Make it and write it, and give the records of each portion of images that is done."""
+        """Compute and write the shard, and yield the records of each portion of images as it is done."""
 
     def place_for_error(self, bad_input: bool) -> Path | None:
-        """A file in its own folder; what is wrong with bad input is said in a line."""
+        """A file in its own folder; none for bad input, whose message is enough."""
         return None if bad_input else self.folder / "error.txt"
 
 
 def plan_lists(place: Place, about: Mapping[str, Any], entries: Mapping[str, Entry], size: int) -> list[list[Entry]]:
-    """The images of each shard in a place: those of shards that are there, and new ones, `size` to a shard.
+    """The images of each shard in a place: first the shards that exist, then the new images, `size` to a shard.
 
-    A place of something else is refused. `entries` are by the name of the image: one that is named twice counts once,
-    and one that has a row in a finished file needs no other. Hold the lock of the place (`alone_in`) from here on until
-    the shards are concluded.
+    A place that holds anything else is refused. `entries` are by the name of the image: an image that is named twice
+    counts once, and an image that has a row in the finished file is left out. The caller must hold the lock of the
+    place (`alone_in`) from this call until `conclude` has returned.
     """
     place.check()
     place.check_about(about)
     in_file = images_in(place.out, place.form) if place.joined and place.out.exists() else []
     lists = list(read_images_of_shards(place.folder))
-    there = {as_text(name_of(entry)) for images in lists for entry in images}
-    if there.intersection(in_file):  # it was stopped between joining the shards and removing them
+    known = {as_text(entry if isinstance(entry, str) else entry[0]) for images in lists for entry in images}
+    if known.intersection(in_file):  # the work was stopped between joining the shards and removing them
         shutil.rmtree(place.folder)
-        lists, there = [], set()
-    there.update(in_file)
-    new = [entry for text, entry in entries.items() if text not in there]
+        lists, known = [], set()
+    known.update(in_file)
+    new = [entry for name, entry in entries.items() if name not in known]
     lists += [new[first : first + size] for first in range(0, len(new), size)]
     if new:
         lines = ({"sha256": _digest(b"", images), "images": images} for images in lists)
@@ -213,13 +215,8 @@ def plan_lists(place: Place, about: Mapping[str, Any], entries: Mapping[str, Ent
     return lists
 
 
-def name_of(entry: Entry) -> str:
-    """The name of the image that an entry stands for."""
-    return entry if isinstance(entry, str) else entry[0]
-
-
 def entries_of(shards: Sequence[Shard]) -> Iterator[Entry]:
-    """The images of some shards of one place, in their order."""
+    """The images of these shards of one place, in the order of the shards."""
     wanted = {shard.number for shard in shards}
     lists = read_images_of_shards(shards[0].kept_in)
     return (entry for number, images in enumerate(lists) if number in wanted for entry in images)
@@ -228,26 +225,26 @@ def entries_of(shards: Sequence[Shard]) -> Iterator[Entry]:
 def written(
     portions: Iterator[list[Row]], shards: Sequence[AnyShard], write: Callable[[AnyShard, list[Row]], None]
 ) -> Iterator[list[Row]]:
-    """Give on portions of what is made of the images of shards, and write each shard when it is complete."""
-    waiting, held = list(reversed(shards)), list[Row]()
+    """Pass on portions of the results for the images of `shards`, and write each shard when it is complete."""
+    waiting, unwritten = deque(shards), list[Row]()
     for portion in portions:
-        held += portion
+        unwritten += portion
         yield portion
-        while waiting and len(held) >= waiting[-1].count:
-            shard = waiting.pop()
-            write(shard, held[: shard.count])
-            del held[: shard.count]
+        while waiting and len(unwritten) >= waiting[0].count:
+            shard = waiting.popleft()
+            write(shard, unwritten[: shard.count])
+            del unwritten[: shard.count]
 
 
 def count_rows(place: Place, shards: Sequence[Shard]) -> tuple[int, NotRead]:
-    """The number of images that are done, in the file and in shards, and those in shards that cannot be read."""
-    found = [(shard.count, broken) for shard in shards if (broken := shard.not_read()) is not None]
+    """The number of images that are done, in the file and in shards, and the unreadable images of the shards."""
+    done = [(shard.count, broken) for shard in shards if (broken := shard.not_read()) is not None]
     rows = len(images_in(place.out, place.form)) if place.joined and place.out.exists() else 0
-    return rows + sum(count for count, _ in found), [each for _, broken in found for each in broken]
+    return rows + sum(count for count, _ in done), [image for _, broken in done for image in broken]
 
 
 def conclude(place: Place, shards: Sequence[Shard]) -> None:
-    """If all shards are done, join them where they are to be a file, and remove what the work has left."""
+    """If all shards are done, join them if the result is one file, and remove the files of the unfinished work."""
     about = read_json(place.about, "a place of rows")
     done = all(shard.is_done() for shard in shards)
     if not place.joined:
@@ -258,7 +255,7 @@ def conclude(place: Place, shards: Sequence[Shard]) -> None:
         return
     if place.joined and shards:
         whole = join(place.out, [file for shard in shards for file in shard.files], place.form, about["top"])
-        # The checksum before and the one after: whenever this is stopped, the file is known.
+        # The checksums of the old and the new file are both stored: whenever this is stopped, the file is accepted.
         write_json(place.about, {**about, "sha256": [*about.get("sha256", ())[-1:], sha256(whole)]})
         whole.replace(place.out)
     shutil.rmtree(place.folder if place.joined else place.folder / WORK, ignore_errors=True)
@@ -273,10 +270,10 @@ def read_images_of_shards(folder: Path) -> Iterator[list[Entry]]:
     try:
         with path.open(encoding="ascii") as lines:
             for line in lines:
-                said = json.loads(line)
-                if said["sha256"] != _digest(b"", said["images"]):
+                stored = json.loads(line)
+                if stored["sha256"] != _digest(b"", stored["images"]):
                     raise ValueError("its checksum differs")
-                yield said["images"]
+                yield stored["images"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{printable(str(path))} cannot be read ({error}): begin in another place") from error
 

@@ -1,8 +1,8 @@
-"""How other processes are started. On Linux one server imports what takes seconds, and each job is forked from it.
+"""How worker processes are started. On Linux, one server imports the slow modules once and forks the workers.
 
-A process that is started with `python -c` or `python -m` looks for modules in its working folder first, so that a file
-`torch.py` in a folder of downloaded data would be run. So every process of ours is started in a folder that has only
-modules of Python itself, and goes to its working folder when it is asked to.
+A process that is started with `python -c` or `python -m` looks for modules in its working folder first, so a file
+`torch.py` in a folder of downloaded data would be run. Therefore every worker is started in a folder that has only
+modules of Python itself, and changes to its working folder later.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = ["rebapl.runs.run", "torch._dynamo"]
-"""What the server imports. The last is what every optimizer of torch imports when it is first made."""
+"""The modules that the server imports. The last one is imported by the first torch optimizer of a process."""
 
 
 @contextlib.contextmanager
 def in_a_safe_folder() -> Iterator[None]:
-    """Be in the folder of Python's own library for a moment, in which another process is started."""
+    """Work in the folder of Python's own library while another process is started."""
     before = Path.cwd()
     os.chdir(Path(os.__file__).parent)
     try:
@@ -32,8 +32,8 @@ def in_a_safe_folder() -> Iterator[None]:
 
 
 def worker_context() -> Any:
-    """How workers are started: never forked from this process, whose GPU they could not use."""
-    if sys.platform != "linux":  # elsewhere there is no server, or libraries of the system do not bear a fork
+    """The multiprocessing context of workers. They are never forked from this process: they could not use its GPU."""
+    if sys.platform != "linux":  # elsewhere there is no server, or libraries of the system break after a fork
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -41,7 +41,7 @@ def worker_context() -> Any:
 
 
 def begin_server() -> None:
-    """Start the server, if there is one and it is not running; it imports while this process does something else."""
+    """Start the server, if this system has one and it is not running. It imports while this process does other work."""
     if worker_context().get_start_method() == "forkserver":
         with in_a_safe_folder():
             forkserver.ensure_running()
