@@ -202,8 +202,10 @@ def _stored_rows(stored: StoredFeatures) -> tuple[list[Row], dict[str, str]]:
             "CSV file with path and label, or a data set by its name"
         )
     rows = [Row(row.image_path, row.label or "", row.split or "") for row in stored.rows()]
-    there = {row.label for row in rows}
-    return rows, {label: name for label, name in names.items() if label in there}
+    if not rows:
+        raise UserError(f"{stored.folder} holds no features: none of its images could be read when it was made")
+    labels = {row.label for row in rows}
+    return rows, {label: name for label, name in names.items() if label in labels}
 
 
 def _warn_of_folders_set_aside(folder: Path) -> None:
