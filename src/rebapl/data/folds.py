@@ -80,7 +80,7 @@ def folded(dataset: Dataset, fold: str) -> Dataset:
         held_out = [item for item, number in _numbered(without_copies(dataset, items), parts) if number == part]
     if not held_out:
         raise UserError(
-            f"data set '{dataset.name}' has no images in fold {fold}: choose a fold of fewer parts, or add images, since "
+            f"data set '{dataset.name}' has no images in fold {fold}: choose a fold of fewer parts, or add images: "
             "the only image of a class is never held out"
         )
     contents, tested = {_content(dataset, item) for item in held_out}, set(held_out)
