@@ -43,7 +43,7 @@ BROKEN = (
 """The errors that Pillow raises for broken files of one format or another."""
 
 LARGE = 64 * 2**20
-"""Pillow reads a larger file from the disk, and only the part that it needs: few files of this many bytes are images."""
+"""Pillow reads a file of more bytes from the disk, and only the part that it needs: few files so large are images."""
 
 MOST_ELONGATED = 100
 """The largest ratio of an image's long side to its short side; see `refuse_elongated`."""
