@@ -105,7 +105,7 @@ def distortion(rng: np.random.Generator, height: tuple[float, float]) -> Points:
 
 
 def fit(rng: np.random.Generator, strokes: Sequence[Points], matrix: Points, margin: float) -> list[Points]:
-    """Strokes of a box 100 high, transformed by `matrix` and placed at random, `margin` pixels or more from the edges."""
+    """Strokes in a box 100 high, transformed by `matrix`, placed at random, at least `margin` pixels from the edges."""
     everything = np.concatenate(strokes)
     low, high = everything.min(0), everything.max(0)
     matrix = matrix * SIZE / max(high[1] - low[1], 60.0)
