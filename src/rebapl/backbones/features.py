@@ -40,7 +40,7 @@ AT_ONCE = 256
 SUM = 32
 """The number of bytes of a SHA-256."""
 
-_kept: ContextVar[tuple[Path | None, LabelledImages | None]] = ContextVar("kept", default=(None, None))
+_cache: ContextVar[tuple[Path | None, LabelledImages | None]] = ContextVar("cache", default=(None, None))
 
 
 @contextlib.contextmanager
@@ -51,12 +51,12 @@ def features_kept_in(folder: Path | None, whole: LabelledImages | None = None) -
     of which several selections will be needed, such as the folds of a cross-validation: they are encoded once, in their
     order, and each selection is taken from their features.
     """
-    outer = _kept.get()
-    token = _kept.set((folder, whole) if outer[0] is None else outer)
+    outer = _cache.get()
+    token = _cache.set((folder, whole) if outer[0] is None else outer)
     try:
         yield
     finally:
-        _kept.reset(token)
+        _cache.reset(token)
 
 
 @torch.no_grad()
@@ -74,12 +74,17 @@ def features_of(encoder: DualEncoder, data: LabelledImages) -> Tensor:
     if (stored := data.dataset.features) is not None:
         stored.check(encoder.fingerprint, encoder.name)
         return stored.of([item.key for item in data.items])
-    _, whole = _kept.get()
-    if whole is not None and data.corruption is None:
+    _, whole = _cache.get()
+    if whole is not None and data.corruption is None and _source(data) == _source(whole):
         rows = {item.key: row for row, item in enumerate(whole.items)}
         if all(item.key in rows for item in data.items):
             return _in_portions(encoder, whole)[[rows[item.key] for item in data.items]]
     return _in_portions(encoder, data)
+
+
+def _source(data: LabelledImages) -> tuple[str, Path | None]:
+    """What distinguishes data sets whose images may have the same keys."""
+    return data.dataset.name, data.dataset.folder
 
 
 def _in_portions(encoder: DualEncoder, data: LabelledImages) -> Tensor:
@@ -88,7 +93,7 @@ def _in_portions(encoder: DualEncoder, data: LabelledImages) -> Tensor:
 
 
 def _portion(encoder: DualEncoder, data: LabelledImages, rows: Sequence[int]) -> Tensor:
-    (folder, _), views = _kept.get(), None
+    (folder, _), views = _cache.get(), None
     if folder is None:
         return encode(encoder, data.views(encoder.preprocessing, rows))
     images = _files(data, rows)
