@@ -66,7 +66,7 @@ class Architecture:
     towers: Callable[[Any], tuple[Tower, Tower]]
     text_tokenizer: Callable[[Path, int], TextTokenizer]
     crops: bool
-    """Whether images are cropped to the centre if the checkpoint does not say so or otherwise."""
+    """Whether images are cropped to the centre if the checkpoint does not state it."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {

@@ -181,7 +181,7 @@ def fill_with_weights(model: NamedModules, folder: Path) -> None:
                 if name in expected:
                     # Also float32 is copied: the address at which a tensor begins affects how sums are rounded.
                     weights[name] = tensor.to(torch.float32, copy=True)
-    except Exception as error:  # a broken file, or one that would execute code, makes the libraries raise any type
+    except Exception as error:  # broken files, and those that would execute code, raise errors of any type
         raise UserError(
             f"the weights of backbone '{folder}' cannot be read ({type(error).__name__}: {first_line(error)}): the "
             "file is missing, truncated or of another model; fetch it again"

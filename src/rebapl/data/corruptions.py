@@ -231,9 +231,9 @@ def _snow(
     threshold: float,
     radius: float,
     blur: float,
-    kept: float,
+    weight: float,
 ) -> np.ndarray:
-    """kept·x + (1 − kept)·max(x, 1.5·grey + 0.5) + s + s turned by 180°.
+    """weight·x + (1 − weight)·max(x, 1.5·grey + 0.5) + s + s turned by 180°.
 
     The flakes s are zoomed normal noise above a threshold, blurred along a random direction between −135° and −45°.
     """
@@ -242,12 +242,12 @@ def _snow(
     flakes = np.where(flakes < threshold, 0, flakes).clip(0, 1)
     flakes = _along(flakes, radius * scale, blur * scale, draws.uniform(-135, -45))[..., None]
     grey = (x @ (0.299, 0.587, 0.114))[..., None]
-    return kept * x + (1 - kept) * np.maximum(x, 1.5 * grey + 0.5) + flakes + flakes[::-1, ::-1]
+    return weight * x + (1 - weight) * np.maximum(x, 1.5 * grey + 0.5) + flakes + flakes[::-1, ::-1]
 
 
 @_corruption("frost", (1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))
-def _frost(x: np.ndarray, _scale: float, draws: Draws, kept: float, strength: float) -> np.ndarray:
-    """kept·x + strength·ice. The published ice is cut from photographs; here it is drawn.
+def _frost(x: np.ndarray, _scale: float, draws: Draws, weight: float, strength: float) -> np.ndarray:
+    """weight·x + strength·ice. The published ice is cut from photographs; here it is drawn.
 
     It has bluish white ridges where one of two plasmas has a value near ½, within patches from a third plasma.
     """
@@ -255,7 +255,7 @@ def _frost(x: np.ndarray, _scale: float, draws: Draws, kept: float, strength: fl
     ridges, finer, patches = (_plasma(side, decay, draws)[: x.shape[0], : x.shape[1]] for decay in (1.6, 1.35, 1.9))
     crystals = np.maximum(1 - 10 * abs(ridges - 0.5), 0.8 - 8 * abs(finer - 0.5)).clip(0, 1)
     ice = (0.9 * patches * (0.4 + crystals)).clip(0, 1)
-    return kept * x + strength * ice[..., None] * (0.85, 0.95, 1.0)
+    return weight * x + strength * ice[..., None] * (0.85, 0.95, 1.0)
 
 
 @_corruption("fog", (1.5, 2), (2, 2), (2.5, 1.7), (2.5, 1.5), (3, 1.4))
@@ -281,11 +281,11 @@ def _plasma(side: int, decay: float, draws: Draws) -> np.ndarray:
     while step >= 2:
         half = step // 2
         corners = cloud[::step, ::step]
-        beside = corners + np.roll(corners, -1, 0)
-        centres = mean_of_four(beside, np.roll(beside, -1, 1))
+        pairs = corners + np.roll(corners, -1, 0)
+        centres = mean_of_four(pairs, np.roll(pairs, -1, 1))
         cloud[half::step, half::step] = centres
         cloud[::step, half::step] = mean_of_four(centres + np.roll(centres, 1, 0), corners + np.roll(corners, -1, 1))
-        cloud[half::step, ::step] = mean_of_four(centres + np.roll(centres, 1, 1), beside)
+        cloud[half::step, ::step] = mean_of_four(centres + np.roll(centres, 1, 1), pairs)
         step, size = half, size / decay**2
     cloud -= cloud.min()
     return cloud / cloud.max()
