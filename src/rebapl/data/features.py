@@ -93,6 +93,8 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except UserError:
         raise
+    except FileNotFoundError as error:
+        raise UserError(f"{printable(str(path))} is missing: embed again") from error
     except (OSError, EOFError, ValueError, LookupError) as error:
         raise UserError(f"{printable(str(path))} is damaged ({error}): remove it and embed again") from error
 
