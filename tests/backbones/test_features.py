@@ -1,12 +1,14 @@
 """Features that are kept: computed once, the same to the last bit, and never those of other images."""
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image, ImageOps
 from small_features import pictures
 from torch import Tensor
 
@@ -75,6 +77,18 @@ def test_features_of_spoiled_images_are_not_those_of_other_ones(
     with features_kept_in(tmp_path / "kept", clean):
         for each in (None, Corruption("fog", 3), Corruption("fog", 4), Corruption("contrast", 3)):
             assert torch.equal(features_of(mini, images_of(folder, each)), plain(mini, images_of(folder, each)))
+
+
+@pytest.mark.usefixtures("encoded")
+def test_images_of_another_folder_with_the_same_names_are_not_taken_from_the_whole(
+    mini: DualEncoder, folder: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    for path in other.rglob("*.png"):
+        with Image.open(path) as image:
+            ImageOps.invert(image.convert("RGB")).save(path)
+    with features_kept_in(tmp_path / "kept", images_of(folder)):
+        assert torch.equal(features_of(mini, images_of(other)), plain(mini, images_of(other)))
 
 
 def test_what_has_changed_is_encoded_again(

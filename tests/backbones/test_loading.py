@@ -42,6 +42,13 @@ def test_a_folder_is_named_by_its_path(clip_folder: Path) -> None:
     assert load_backbone(clip_folder).name == str(clip_folder.resolve())
 
 
+def test_mini_is_the_embedded_one_beside_a_folder_of_that_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A posterior stores the name, and must find `mini` on other machines."""
+    (tmp_path / "mini").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_backbone("mini").name == "mini"
+
+
 def test_a_hub_id_is_loaded_from_the_cache(clip_folder: Path, hub: Path) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     entry = hub / "models--somebody--tiny-clip"
@@ -177,6 +184,10 @@ BROKEN: list[tuple[Any, str]] = [
         ("preprocessor_config.json", {"resample": "bicubic"}),
         "resample is 'bicubic' and should be the number of a filter",
     ),
+    *(
+        (("preprocessor_config.json", {"rescale_factor": factor}), f"rescale_factor is {factor}; pixels are always")
+        for factor in (1 / 127.5, 1)
+    ),
     (("preprocessor_config.json", {"resample": 9}), "resample is 9 and should be the number of a filter"),
 ]
 
@@ -209,6 +220,8 @@ def test_a_processor_config_serves_as_well(folder: Path) -> None:
     given = json.loads((folder / "preprocessor_config.json").read_text())
     (folder / "preprocessor_config.json").unlink()
     (folder / "processor_config.json").write_text(json.dumps({"image_processor": given}))
+    assert load_backbone(folder).preprocessing == expected
+    (folder / "processor_config.json").write_text(json.dumps({**given, "image_processor": "CLIPImageProcessor"}))
     assert load_backbone(folder).preprocessing == expected
 
 

@@ -6,6 +6,7 @@ import pytest
 from drawn_folder import draw
 
 from rebapl.data.catalogue import load_dataset
+from rebapl.data.own_images import has_classes, own_rows
 from rebapl.errors import UserError
 
 WITH_SPLITS = """\ufeffPath,Label,Split
@@ -32,6 +33,13 @@ def test_rows_are_read_in_their_order(tmp_path: Path) -> None:
     assert [item.key for item in dataset.val] == ["4.png"]
     assert dataset.load("a, b.png").size == dataset.load("ü/1.png").size == (10, 8)
     assert (dataset.name, dataset.folder) == ("list", tmp_path)
+
+
+@pytest.mark.parametrize("header", ["path,label", " Path , Label ", '"path","label"'])
+def test_a_list_with_labels_has_classes_however_its_header_is_written(tmp_path: Path, header: str) -> None:
+    (tmp_path / "list.csv").write_text(f"{header}\na.png,cat\nb.png,dog\n")
+    assert list(own_rows(tmp_path / "list.csv")[1]) == ["cat", "dog"]
+    assert has_classes(tmp_path / "list.csv")
 
 
 def test_without_splits_one_is_made_and_kept(tmp_path: Path) -> None:

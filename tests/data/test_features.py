@@ -104,6 +104,28 @@ def test_a_damaged_shard_is_named(mini: DualEncoder, tmp_path: Path) -> None:
         load_dataset(str(out))
 
 
+def test_a_damaged_file_of_features_is_named(mini: DualEncoder, tmp_path: Path) -> None:
+    out = embed(mini, [pictures(tmp_path / "pets", a=3, b=3)], tmp_path / "features", form="npy")
+    stored = load_dataset(str(out)).features
+    assert stored is not None
+    for content in (b"", b"\x93NUMPY"):
+        (out / "img_emb" / "img_emb_000001.npy").write_bytes(content)
+        with pytest.raises(UserError, match=r"img_emb_000001\.npy is damaged .*: remove it and embed again"):
+            list(stored.portions(100))
+    (out / "metadata" / "metadata_000001.parquet").unlink()
+    with pytest.raises(UserError, match=r"metadata_000001\.parquet is missing: embed again"):
+        stored.shards()
+
+
+def test_features_of_no_image_at_all_are_refused(mini: DualEncoder, tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "pets", a=2, b=2)
+    for path in folder.rglob("*.png"):
+        path.write_bytes(b"no picture")
+    out = embed(mini, [folder], tmp_path / "features")
+    with pytest.raises(UserError, match="holds no features: none of its images could be read when it was made"):
+        load_dataset(str(out))
+
+
 def test_few_features_are_in_memory_at_a_time(digits: Path) -> None:
     stored = load_dataset(str(digits)).features
     assert stored is not None

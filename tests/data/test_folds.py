@@ -51,6 +51,14 @@ def test_a_fold_that_would_have_no_effect_is_refused() -> None:
         load_task("digits", fold="1/3")
 
 
+def test_a_fold_without_images_is_refused(tmp_path: Path) -> None:
+    dataset = load_dataset(str(class_folders(tmp_path, cat=2, dog=2)), whole=True)
+    with pytest.raises(UserError, match="has no test images of its own: choose a fold such as 1/3"):
+        folded(dataset, "test")
+    with pytest.raises(UserError, match="no images in fold 9/9: choose a fold of fewer parts"):
+        folded(dataset, "9/9")
+
+
 def test_copies_of_a_photo_are_one_image_and_never_on_both_sides(tmp_path: Path) -> None:
     photos = class_folders(tmp_path / "photos", cat=7, dog=5)
     plain = load_dataset(str(photos), whole=True)

@@ -78,6 +78,13 @@ def test_a_palette_with_transparency_is_read_without_a_warning(tmp_path: Path) -
 def test_a_photo_with_damaged_exif_is_read(tmp_path: Path) -> None:
     noise().save(tmp_path / "photo.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff broken")
     assert read_image(tmp_path / "photo.jpg").size == (9, 6)
+    exif = Image.Exif()
+    exif[0x010E], exif[0x0112] = "a photo", 6
+    noise().save(tmp_path / "unwritable.jpg", exif=exif)
+    content = (tmp_path / "unwritable.jpg").read_bytes()
+    # A text where a number should be: Pillow turns the photo and then cannot write the tag (struct.error).
+    (tmp_path / "unwritable.jpg").write_bytes(content.replace(b"\x01\x0e\x00\x02", b"\x01\x52\x00\x02"))
+    assert read_image(tmp_path / "unwritable.jpg").size == (9, 6)
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -46,6 +46,9 @@ def test_paths_pillow_images_and_arrays_may_be_mixed(tmp_path: Path) -> None:
         ([GREY, GREY / 255], [0, 1], ["cat", "dog"], "image 1 is float64 of shape"),
         ([GREY, COLOUR.transpose(2, 0, 1)], [0, 1], ["cat", "dog"], r"image 1 is uint8 of shape \(3, 4, 6\)"),
         ([GREY, None], [0, 1], ["cat", "dog"], "image 1 is a NoneType"),
+        ([GREY, GREY[:0]], [0, 1], ["cat", "dog"], r"image 1 of shape \(0, 6\) has no pixels"),
+        ([GREY] * 2, [0, 1], [0, 1], r"class_names is \[0, 1\]: give a list of names"),
+        ([GREY] * 3, [0, 1, 2], "cat", "class_names is 'cat': give a list of names"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_in_one_line(images, labels, names, message: str) -> None:

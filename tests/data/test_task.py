@@ -2,12 +2,14 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from drawn_published import make_fixture
 from PIL import Image
 
+from rebapl.data.catalogue import REGISTERED
 from rebapl.data.dataset import Dataset, Item
 from rebapl.data.task import PROTOCOLS, TARGETS, load_task, part_names, targets_of
 from rebapl.errors import UserError
@@ -126,6 +128,12 @@ def test_part_names_are_those_of_the_task(protocol: str) -> None:
 def test_one_class_is_no_task(protocol: str) -> None:
     with pytest.raises(UserError, match="has one class, 'class 0'"):
         load_task(toy(1), protocol=protocol)
+
+
+def test_a_target_without_test_images_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(REGISTERED.known, "untested", lambda: replace(toy(), test=[]))
+    with pytest.raises(UserError, match="target 'untested' has no test images"):
+        load_task("digits", protocol="cross-dataset", targets=["untested"])
 
 
 def test_no_test_images_are_refused() -> None:

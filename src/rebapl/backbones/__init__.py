@@ -1,4 +1,4 @@
-"""Frozen dual encoders. They are loaded by name or path, and prompts can be put in at any of their layers."""
+"""Frozen dual encoders. They are loaded by name or path, and prompts can be inserted at any of their layers."""
 
 from rebapl.backbones.encoder import Dtype, DualEncoder, computing_type
 from rebapl.backbones.loading import DEFAULT_BACKBONE, backbone_stamps, find_backbone, load_backbone

@@ -1,4 +1,4 @@
-"""CLIP: causal text read at its end token, images read at their class token.
+"""CLIP: the feature of a text is read at its end token (attention is causal), that of an image at its class token.
 
 Radford et al., Learning Transferable Visual Models From Natural Language Supervision, 2021.
 """
@@ -40,21 +40,21 @@ VISION = {
     "hidden_act": "quick_gelu",
     "layer_norm_eps": 1e-5,
 }
-"""The settings of a checkpoint whose config.json leaves them out."""
+"""The defaults of settings that config.json leaves out."""
 
 
-def read_config(given: Mapping[str, Any]) -> SimpleNamespace:
-    """The sizes in config.json. Early checkpoints have them a second time, in `…_config_dict`, which counts."""
+def read_config(content: Mapping[str, Any]) -> SimpleNamespace:
+    """The sizes in config.json. Early checkpoints have a second section `…_config_dict`, which takes precedence."""
     sections = {}
     for name, defaults in (("text_config", TEXT), ("vision_config", VISION)):
-        earlier = given.get(f"{name}_dict")
-        sections[name] = read_tower(name, given.get(name) if earlier is None else earlier, defaults)
-    width = checked("projection_dim", given.get("projection_dim", 512), 512)
+        early_section = content.get(f"{name}_dict")
+        sections[name] = read_tower(name, content.get(name) if early_section is None else early_section, defaults)
+    width = checked("projection_dim", content.get("projection_dim", 512), 512)
     return SimpleNamespace(model_type="clip", projection_dim=width, **sections)
 
 
 def build(config: SimpleNamespace) -> NamedModules:
-    """A model of these sizes, whose tensors hold nothing yet."""
+    """A model of these sizes. Its tensors are not initialised."""
     text, vision = config.text_config, config.vision_config
     return NamedModules(
         config=config,
@@ -93,23 +93,23 @@ def towers(model: Any) -> tuple[Tower, Tower]:
 
 
 def text_tokenizer(folder: Path, limit: int) -> TextTokenizer:
-    """A CLIP tokenizer puts a start and an end token around text; tokens behind the end may be cut.
+    """A CLIP tokenizer puts a start and an end token around text; tokens after the end may be cut off.
 
-    A tokenizer.json is read as it stands, unless a file beside it names special tokens that it does not have.
+    tokenizer.json is read without `transformers`, unless another file names special tokens that it does not have.
     """
     if (folder / "tokenizer.json").is_file():
         from tokenizers import Tokenizer
 
-        whole = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        whole.no_truncation()
-        whole.no_padding()
-        ids = whole.encode("a").ids
-        added = whole.get_added_tokens_decoder()
+        plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        plain.no_truncation()
+        plain.no_padding()
+        ids = plain.encode("a").ids
+        added = plain.get_added_tokens_decoder()
         special = {token.content: number for number, token in added.items() if token.special}
-        around = len(ids) > 2 and {ids[0], ids[-1]} <= set(special.values())
-        if around and _says_all(folder, special, ids[0], ids[-1]):
+        has_ends = len(ids) > 2 and {ids[0], ids[-1]} <= set(special.values())
+        if has_ends and _has_all_special_tokens(folder, special, ids[0], ids[-1]):
             return TextTokenizer(
-                lambda text: whole.encode(text).ids, ids[0], ids[-1], limit, vocabulary=whole.get_vocab()
+                lambda text: plain.encode(text).ids, ids[0], ids[-1], limit, vocabulary=plain.get_vocab()
             )
     tokenizer = tokenizer_of_transformers(folder)
     start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
@@ -120,13 +120,13 @@ def text_tokenizer(folder: Path, limit: int) -> TextTokenizer:
     return TextTokenizer(lambda text: tokenizer(text, verbose=False)["input_ids"], start, end, limit, None, vocabulary)
 
 
-def _says_all(folder: Path, special: Mapping[str, int], start: int, end: int) -> bool:
-    """Whether tokenizer.json has, as `special` with these ends, all special tokens that are named beside it."""
+def _has_all_special_tokens(folder: Path, special: Mapping[str, int], start: int, end: int) -> bool:
+    """Whether `special`, from tokenizer.json, has all special tokens that other files name, and these two ends."""
     ends = {"bos_token": start, "eos_token": end}
     for path in (folder / "tokenizer_config.json", folder / "special_tokens_map.json"):
-        given = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         for role in (*ends, "unk_token", "pad_token"):
-            token = given.get(role)
+            token = content.get(role)
             word = token["content"] if isinstance(token, Mapping) else token
             if word is not None and (word not in special or ends.get(role, special[word]) != special[word]):
                 return False

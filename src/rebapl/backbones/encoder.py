@@ -1,4 +1,4 @@
-"""The frozen dual encoder that learners talk to, whatever its architecture."""
+"""The frozen dual encoder that learners use, with the same interface for every architecture."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rebapl.data.transforms import Preprocessing
 from rebapl.errors import UserError, unknown
 
 Dtype = torch.dtype | str
-"""A type of torch, its name, or `auto`: see `computing_type`."""
+"""A type of PyTorch, its name, or `auto`; see `computing_type`."""
 
 _NAMED = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -38,17 +38,17 @@ def computing_type(dtype: Dtype, device: torch.device | str) -> torch.dtype:
     """
     if isinstance(dtype, torch.dtype):
         if not dtype.is_floating_point:
-            raise UserError(f"dtype {dtype} is no type that towers compute in: {', '.join(('auto', *_NAMED))}")
+            raise UserError(f"towers cannot compute in dtype {dtype}: choose one of {', '.join(('auto', *_NAMED))}")
         return dtype
     if dtype != "auto":
         if dtype not in _NAMED:
             raise unknown("dtype", str(dtype), ["auto", *_NAMED])
         return _NAMED[dtype]
-    where = torch.device(device)
-    if where.type != "cuda" or not torch.cuda.is_available():
+    device = torch.device(device)
+    if device.type != "cuda" or not torch.cuda.is_available():
         return torch.float32
-    with torch.cuda.device(where):
-        # Without emulation: older GPUs have bfloat16, too, but slower than float32.
+    with torch.cuda.device(device):
+        # Emulation does not count: older GPUs emulate bfloat16, more slowly than they compute in float32.
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
 
 
@@ -56,8 +56,8 @@ def computing_type(dtype: Dtype, device: torch.device | str) -> torch.dtype:
 class Architecture:
     """The functions that differ from one architecture to another.
 
-    `read_config` reads the settings in config.json, and `build` makes a model of them, with `vision_model`,
-    `text_model` and `logit_scale` as `transformers` names them. `towers` are the image and the text tower of a model.
+    `read_config` reads the settings in config.json. `build` makes a model from them, with `vision_model`, `text_model`
+    and `logit_scale`, the names in `transformers`. `towers` returns the image tower and the text tower of a model.
     `text_tokenizer` reads the tokenizer in a folder, with its padding rule, for a number of positions.
     """
 
@@ -66,23 +66,23 @@ class Architecture:
     towers: Callable[[Any], tuple[Tower, Tower]]
     text_tokenizer: Callable[[Path, int], TextTokenizer]
     crops: bool
-    """Whether images are cropped to the centre when the checkpoint does not say."""
+    """Whether images are cropped to the centre if the checkpoint does not state it."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {
     "clip": Architecture(clip.read_config, clip.build, clip.towers, clip.text_tokenizer, crops=True),
     "siglip": Architecture(siglip.read_config, siglip.build, siglip.towers, siglip.text_tokenizer, crops=False),
 }
-"""The kinds of dual encoder that are understood, by the `model_type` of their checkpoints: one file each."""
+"""The supported architectures, by the `model_type` of their checkpoints. Each has a file of its own."""
 
 
 class DualEncoder:
     """A frozen image tower and a frozen text tower with a joint feature space.
 
-    `model` holds the tensors: one that `load_backbone` has made, or one of `transformers`, which has the same names.
-    The particulars of its architecture stand in `ARCHITECTURES`. Every size is read from the checkpoint. `revision`
-    is the commit of the hub that it comes from, if it does. This class is not an `nn.Module`, so that the parameters of
-    the encoder do not become parameters of a learner that holds it.
+    `model` holds the tensors. It was made by `load_backbone`, or it is a model of `transformers`, whose parts have the
+    same names. `ARCHITECTURES` has the functions for its architecture. Every size is read from the checkpoint.
+    `revision` is the commit if the model comes from the hub. This class is not an `nn.Module`, so that the parameters
+    of the encoder do not become parameters of a learner that holds it.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class DualEncoder:
         self.logit_bias: float = model.logit_bias.item() if hasattr(model, "logit_bias") else 0.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DualEncoder:
-        """Returns itself: it is frozen, so a copy of a learner needs no copy of it."""
+        """Return the encoder itself: it is frozen, so a copy of a learner needs no copy of it."""
         return self
 
     @property
@@ -112,23 +112,23 @@ class DualEncoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type in which the frozen towers compute. The features that they give are float32."""
+        """The type in which the frozen towers compute. Their features are float32."""
         return self.model.logit_scale.dtype
 
     def to(self, device: str | torch.device, dtype: Dtype | None = None) -> DualEncoder:
-        """A copy on another device, computing in the same type or in `dtype`; itself if nothing changes.
+        """A copy on another device, which computes in the same type or in `dtype`; itself if nothing changes.
 
-        A copy that computes in float32 again has the numbers that its weights were rounded to before.
+        Weights that were rounded to a smaller type stay rounded in a copy that computes in float32 again.
         """
-        moved = torch.empty(0, device=device).device  # with its number, as the model has it
-        computing = self.dtype if dtype is None else computing_type(dtype, moved)
-        if (moved, computing) == (self.device, self.dtype):
+        target = torch.empty(0, device=device).device  # with the device's number, to be compared with the model's
+        computing = self.dtype if dtype is None else computing_type(dtype, target)
+        if (target, computing) == (self.device, self.dtype):
             return self
-        fingerprint = self.fingerprint  # of the weights as they are, before they are rounded
-        model = copy.deepcopy(self.model).to(moved, computing)
+        fingerprint = self.fingerprint  # computed before the weights are rounded
+        model = copy.deepcopy(self.model).to(target, computing)
         other = DualEncoder(self.name, model, self.tokenizer, self.preprocessing, self.revision)
         other.__dict__["fingerprint"] = fingerprint
-        other.logit_scale, other.logit_bias = self.logit_scale, self.logit_bias  # not those that the model rounded
+        other.logit_scale, other.logit_bias = self.logit_scale, self.logit_bias  # the model rounds its own
         return other
 
     def tokenize(self, sequences: Sequence[Sequence[Piece]]) -> Text:
@@ -137,7 +137,7 @@ class DualEncoder:
         return Text(text.ids.to(self.device), text.read.to(self.device), text.slots.to(self.device))
 
     def embed_images(self, pixels: Tensor) -> States:
-        """Preprocessed images (B, 3, H, W) as tokens with positions, before any layer; a class token comes first."""
+        """Preprocessed images (B, 3, H, W) as tokens with positions, before any layer. A class token comes first."""
         hidden = self.model.vision_model.embeddings(pixels.to(self.device))
         return States(hidden, torch.zeros(hidden.shape[0], dtype=torch.long, device=hidden.device))
 
@@ -146,7 +146,7 @@ class DualEncoder:
         return self.model.text_model.embeddings.token_embedding(ids)
 
     def embed_text(self, text: Text, fill: Tensor | None = None) -> States:
-        """Token embeddings with positions, the slots filled with vectors (b, d), (C, b, d) given as `fill`."""
+        """Token embeddings with positions. The vectors `fill`, (b, d) or (C, b, d), take the place of the slots."""
         embeddings = self.token_embeddings(text.ids)
         if fill is not None:
             slots = text.slots.unsqueeze(-1).expand(-1, -1, embeddings.shape[-1])
@@ -155,7 +155,7 @@ class DualEncoder:
         return States(embeddings + positions, text.read)
 
     def image_features(self, pixels: Tensor) -> Tensor:
-        """Normalised features (B, e) of the frozen image tower. Features in the place of pixels stay as they are."""
+        """Normalised features (B, e) of the frozen image tower. Features instead of pixels stay as they are."""
         if pixels.ndim == 2:
             return pixels
         return F.normalize(self.vision.features(self.embed_images(pixels)), dim=-1)
@@ -165,15 +165,15 @@ class DualEncoder:
         return F.normalize(self.text.features(self.embed_text(text, fill)), dim=-1)
 
     def logits(self, image: Tensor, text: Tensor) -> Tensor:
-        """scale·cos + bias (B, C) of normalised features (B, e) and (C, e); the bias is 0 but for SigLIP."""
+        """scale·cos + bias, (B, C), of normalised features (B, e) and (C, e). Only SigLIP has a bias other than 0."""
         logits = self.logit_scale * image @ text.mT
         return logits + self.logit_bias if self.logit_bias else logits  # on a GPU, one small operation fewer
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the weights as float32, the tokenizer, and the settings that neither shows.
+        """SHA-256 of the weights as float32, the tokenizer, and the settings that are visible in neither.
 
-        A posterior keeps it to recognise its backbone. `load_backbone` computes it before the weights are cast, so
+        A posterior stores it to recognise its backbone. `load_backbone` computes it before the weights are cast, so
         that it does not depend on the type in which the towers compute.
         """
         config = self.model.config

@@ -1,4 +1,4 @@
-"""Checkpoints of the Hugging Face hub: those that were fetched before, and whether the hub answers for the others."""
+"""Checkpoints of the Hugging Face hub: find them in the local cache, ask the hub about them, and fetch them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rebapl.backbones.model import IN_PARTS, WHOLE, weight_files
 from rebapl.errors import UserError, first_line
 
 HUB_SECONDS = 5
-"""How long the hub may take to answer. The library itself would ask it for half a minute."""
+"""The number of seconds in which the hub must answer. The library itself would wait for half a minute."""
 
 TOKENIZERS = ("tokenizer.json", "vocab.json", "spiece.model")
-"""Files any of which holds a tokenizer."""
+"""Files that hold a tokenizer. A checkpoint needs one of them."""
 
 PREPROCESSING = ("preprocessor_config.json", "processor_config.json")
-"""Files any of which says how images are made ready."""
+"""Files that describe the preprocessing of images. A checkpoint needs one of them."""
 
 _BESIDE = ("config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def split_revision(hub_id: str) -> tuple[str, str | None]:
-    """A hub id as its repository, and the revision if it names one.
+    """The repository and the revision of a hub id; the revision is None if the hub id names none.
 
     >>> split_revision("somebody/clip@v2"), split_revision("somebody/clip")
     (('somebody/clip', 'v2'), ('somebody/clip', None))
@@ -37,7 +37,7 @@ def split_revision(hub_id: str) -> tuple[str, str | None]:
 
 
 def is_hub_id(name: str, revision: bool = True) -> bool:
-    """Whether a name looks like a repository of the hub, perhaps with a `revision`.
+    """Whether a name looks like a repository of the hub. With `revision`, it may end in `@` and a revision.
 
     >>> is_hub_id("somebody/clip@v2"), is_hub_id("somebody/clip@v2", revision=False), is_hub_id("./clip")
     (True, False, False)
@@ -46,25 +46,25 @@ def is_hub_id(name: str, revision: bool = True) -> bool:
 
 
 def fetched_before(hub_id: str) -> Path | None:
-    """The folder of the local cache that holds the whole checkpoint; None if there is none."""
+    """The folder in the local cache that holds the whole checkpoint; None if there is none."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     repository, revision = split_revision(hub_id)
     try:
-        found = try_to_load_from_cache(repository, "config.json", revision=revision)
+        config = try_to_load_from_cache(repository, "config.json", revision=revision)
     except HFValidationError as error:
         raise UserError(f"backbone '{hub_id}' is no folder, and cannot be a hub id ({first_line(error)})") from error
-    if not isinstance(found, str):
+    if not isinstance(config, str):
         return None
-    folder = Path(found).parent
+    folder = Path(config).parent
     weights = weight_files(folder)
-    there = [any((folder / name).is_file() for name in names) for names in (PREPROCESSING, TOKENIZERS)]
-    return folder if all(there) and weights and all(file.is_file() for file in weights) else None
+    described = all(any((folder / name).is_file() for name in names) for names in (PREPROCESSING, TOKENIZERS))
+    return folder if described and weights and all(file.is_file() for file in weights) else None
 
 
 def fetch(hub_id: str) -> Path:
-    """Fetch the files of a checkpoint, all from one commit, into the local cache, and give its folder there."""
+    """Fetch the files of a checkpoint, all from one commit, into the local cache, and return their folder."""
     from huggingface_hub import snapshot_download
 
     repository, revision = split_revision(hub_id)
@@ -76,9 +76,10 @@ def fetch(hub_id: str) -> Path:
         whole = Path(weights.removesuffix(".index.json"))
         files.append(f"{whole.stem}-*{whole.suffix}")
     try:
-        # By the name that was asked for, which the cache notes: by its commit it would not be found without the hub.
+        # The cache records the revision that is requested here. If this were the commit, a name such as `main` could
+        # not be found later without the hub.
         return Path(snapshot_download(repository, revision=revision, allow_patterns=files))
-    except Exception as error:  # whatever the connection makes the library raise
+    except Exception as error:  # a failing connection makes the library raise errors of any type
         raise UserError(
             f"backbone '{hub_id}' could not be fetched from the hub ({type(error).__name__}: {first_line(error)}): try "
             "again, and it goes on where it was"
@@ -86,7 +87,7 @@ def fetch(hub_id: str) -> Path:
 
 
 def ask_hub(hub_id: str) -> Any:
-    """The hub's description of a checkpoint. If it does not answer or has none, that is an error within seconds."""
+    """The hub's description of a checkpoint. If it has none or does not answer, this is an error within seconds."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
@@ -97,7 +98,7 @@ def ask_hub(hub_id: str) -> Any:
         raise UserError(f"backbone '{hub_id}': the hub has no such model, or only for those who log in") from error
     except RevisionNotFoundError as error:
         raise UserError(f"backbone '{hub_id}': the hub has the model, but no revision '{revision}' of it") from error
-    except Exception as error:  # whatever the connection makes the library raise
+    except Exception as error:  # a failing connection makes the library raise errors of any type
         raise UserError(
             f"backbone '{hub_id}' is not on this machine, and the hub cannot be reached ({type(error).__name__}). "
             "Connect once, and it is fetched and kept; or give --backbone a local folder in Hugging Face format; or "

@@ -1,8 +1,9 @@
 """The parts that CLIP and SigLIP share: sizes that are read from a checkpoint, and modules that hold its weights.
 
-Names are those of `transformers`, in whose format checkpoints are, so that its models can take the place of ours. Its
-own classes are not used because to import them takes seconds, twice as long as everything else that a command imports.
-A model only holds tensors and embeds images; its layers are computed by `Block`, and texts embedded by `DualEncoder`.
+Checkpoints have the format of `transformers`, and so the modules have the same names. A model of `transformers` can
+therefore be used instead. Its classes are not used here, because importing them takes seconds, twice as long as all
+other imports of a command. A model only holds tensors and embeds images: `Block` computes the layers, and `DualEncoder`
+embeds texts.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from rebapl.errors import UserError, first_line
 
 LARGEST = {"num_hidden_layers": 512, "image_size": 8192, "layer_norm_eps": 1}
 LARGEST_OTHERS = 2**20
-"""Larger sizes are in no checkpoint, and would take for ever to build."""
+"""The largest allowed values of some settings, and of all others. A model of larger sizes would fill the memory."""
 
 WHOLE = ("model.safetensors", "pytorch_model.bin")
-"""Files that hold all weights. The first that is there is taken; one of tensors alone before one of Python objects."""
+"""Files that hold all weights. The first that exists is read; the safer one, which holds only tensors, comes first."""
 
 IN_PARTS = tuple(f"{name}.index.json" for name in WHOLE)
-"""Files that say which other files hold which weights."""
+"""Files that list in which other files the weights are."""
 
 
 class NamedModules(nn.Module):
-    """Modules and parameters by name, of which nothing is computed here. A whole model has a `config` as well."""
+    """Modules and parameters by name, without a computation. A whole model also has a `config`."""
 
     config: SimpleNamespace
 
@@ -42,16 +43,16 @@ class NamedModules(nn.Module):
             setattr(self, name, part)
 
 
-def read_tower(name: str, given: Mapping[str, Any] | None, defaults: Mapping[str, Any]) -> SimpleNamespace:
-    """The settings of one tower: those `given` in its section of config.json, and the `defaults` of its architecture.
+def read_tower(name: str, section: Mapping[str, Any] | None, defaults: Mapping[str, Any]) -> SimpleNamespace:
+    """The settings of one tower: those in its section of config.json, and for all others the defaults.
 
-    A value of another type than the default, a size below one or beyond all reason, an activation that is not known,
-    and heads that do not divide the width are errors.
+    These are errors: a value whose type is not that of the default, a size below one or absurdly large, an unknown
+    activation, and a number of heads that does not divide the width.
     """
-    given = {} if given is None else given
-    if not isinstance(given, Mapping):
-        raise UserError(f"{name} is {given!r} and should be a mapping of settings")
-    values = {key: checked(f"{name}.{key}", given.get(key, default), default) for key, default in defaults.items()}
+    section = {} if section is None else section
+    if not isinstance(section, Mapping):
+        raise UserError(f"{name} is {section!r} and should be a mapping of settings")
+    values = {key: checked(f"{name}.{key}", section.get(key, default), default) for key, default in defaults.items()}
     tower = SimpleNamespace(**values)
     if tower.hidden_act not in ACTIVATIONS:
         raise UserError(f"{name}.hidden_act is {tower.hidden_act!r}; known are {', '.join(ACTIVATIONS)}")
@@ -63,7 +64,7 @@ def read_tower(name: str, given: Mapping[str, Any] | None, defaults: Mapping[str
 
 
 def checked(name: str, value: Any, default: Any) -> Any:
-    """A setting of config.json, which must be of the type of its default and, if it is a number, above 0 and sane."""
+    """Check a setting of config.json: it must have the type of its default, and a number must be above 0 and sane."""
     kinds = (int, float) if isinstance(default, float) else type(default)
     if not isinstance(value, kinds) or (isinstance(value, bool) and not isinstance(default, bool)):
         raise UserError(f"{name} is {value!r} and should be such as {default!r}")
@@ -75,9 +76,9 @@ def checked(name: str, value: Any, default: Any) -> Any:
 
 
 def layers(tower: SimpleNamespace) -> NamedModules:
-    """The layers of a tower, as they lie in a checkpoint: `layers.0.self_attn.q_proj` and so on."""
+    """The layers of a tower, with the names in a checkpoint: `layers.0.self_attn.q_proj` and so on."""
     width, projections = tower.hidden_size, ("q_proj", "k_proj", "v_proj", "out_proj")
-    made = nn.ModuleList(
+    modules = nn.ModuleList(
         NamedModules(
             layer_norm1=norm(tower),
             self_attn=NamedModules(**{name: nn.Linear(width, width) for name in projections}),
@@ -86,11 +87,11 @@ def layers(tower: SimpleNamespace) -> NamedModules:
         )
         for _ in range(tower.num_hidden_layers)
     )
-    return NamedModules(layers=made)
+    return NamedModules(layers=modules)
 
 
 def mlp(tower: SimpleNamespace) -> NamedModules:
-    """The two linear maps behind attention."""
+    """The two linear maps of an MLP. In a layer, it follows the attention."""
     width, inner = tower.hidden_size, tower.intermediate_size
     return NamedModules(fc1=nn.Linear(width, inner), fc2=nn.Linear(inner, width))
 
@@ -101,12 +102,12 @@ def norm(tower: SimpleNamespace) -> nn.LayerNorm:
 
 
 def embedding(count: int, width: int) -> nn.Embedding:
-    """Vectors by number. They are not drawn, as torch would do: without memory, that makes it import its compiler."""
+    """Vectors by number, not initialised: on the device `meta`, initialising makes PyTorch import its compiler."""
     return nn.Embedding.from_pretrained(torch.empty(count, width))
 
 
 def text_embeddings(tower: SimpleNamespace) -> NamedModules:
-    """The embeddings of texts: a vector for each token and one for each position."""
+    """The embeddings of texts: one vector for each token and one for each position."""
     return NamedModules(
         token_embedding=embedding(tower.vocab_size, tower.hidden_size),
         position_embedding=embedding(tower.max_position_embeddings, tower.hidden_size),
@@ -114,7 +115,7 @@ def text_embeddings(tower: SimpleNamespace) -> NamedModules:
 
 
 class ImageEmbeddings(nn.Module):
-    """Images (B, 3, H, W) as tokens (B, L, d): a class token, if there is one, and patches, with positions added."""
+    """Turns images (B, 3, H, W) into tokens (B, L, d): a class token, if there is one, and patches, plus positions."""
 
     class_embedding: nn.Parameter | None
 
@@ -138,7 +139,7 @@ class ImageEmbeddings(nn.Module):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights of a checkpoint, whether they are there or not; none if it names none."""
+    """The files that hold the weights of a checkpoint, if it has any. Files that an index names may be missing."""
     for whole, index in zip(WHOLE, IN_PARTS, strict=True):
         if (folder / whole).is_file():
             return [folder / whole]
@@ -163,48 +164,49 @@ def _parts(index: Path) -> list[Path]:
 
 
 def fill_with_weights(model: NamedModules, folder: Path) -> None:
-    """Give a model without memory (of the device `meta`) the weights of a checkpoint, as float32.
+    """Give a model on the device `meta`, which has no memory, the weights of a checkpoint, as float32.
 
-    Tensors that the model does not have are left out. One that is missing, of another shape or not finite is an error.
+    Tensors that the model does not have are ignored. It is an error if a tensor is missing, has another shape or is not
+    finite.
     """
-    wanted, files = model.state_dict(), weight_files(folder)
-    prefix = f"{model.config.model_type}."  # of all names, if the checkpoint is of a model around this one
-    found: dict[str, Tensor] = {}
+    expected, files = model.state_dict(), weight_files(folder)
+    prefix = f"{model.config.model_type}."  # all names have it if the checkpoint is of a larger model around this one
+    weights: dict[str, Tensor] = {}
     try:
         if not files:
             raise FileNotFoundError(f"there is no {' or '.join(WHOLE)}")
         for file in files:
-            for written, tensor in _tensors(file):
-                name = written.removeprefix(prefix)
-                if name in wanted:
-                    # Copied, also from float32: where a tensor begins in memory decides how sums are rounded.
-                    found[name] = tensor.to(torch.float32, copy=True)
-    except Exception as error:  # whatever a broken file, or one that would execute code, makes the libraries raise
+            for full_name, tensor in _tensors(file):
+                name = full_name.removeprefix(prefix)
+                if name in expected:
+                    # Also float32 is copied: the address at which a tensor begins affects how sums are rounded.
+                    weights[name] = tensor.to(torch.float32, copy=True)
+    except Exception as error:  # broken files, and those that would execute code, raise errors of any type
         raise UserError(
             f"the weights of backbone '{folder}' cannot be read ({type(error).__name__}: {first_line(error)}): the "
             "file is missing, truncated or of another model; fetch it again"
         ) from error
-    missing = sorted(wanted.keys() - found.keys())
+    missing = sorted(expected.keys() - weights.keys())
     if missing:
         raise UserError(
             f"the weights of backbone '{folder}' lack {len(missing)} tensors of its configuration (first: "
             f"{missing[0]}): config.json and the weights do not belong together"
         )
-    for name, tensor in wanted.items():
-        if found[name].shape != tensor.shape:
+    for name, tensor in expected.items():
+        if weights[name].shape != tensor.shape:
             raise UserError(
                 f"the weights of backbone '{folder}' are of another model: {name} has shape "
-                f"{tuple(found[name].shape)}, and config.json asks for {tuple(tensor.shape)}"
+                f"{tuple(weights[name].shape)}, and config.json asks for {tuple(tensor.shape)}"
             )
-        if not all_finite(found[name]):
+        if not all_finite(weights[name]):
             raise UserError(
                 f"the weights of backbone '{folder}' hold NaN or infinity (first: {name}): fetch the checkpoint again"
             )
-    model.load_state_dict(found, assign=True)
+    model.load_state_dict(weights, assign=True)
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether no value is NaN or infinite. By the extremes, which takes no memory and a thirtieth of the time.
+    """Whether no value is NaN or infinite. Checking only the extremes takes no memory and a thirtieth of the time.
 
     >>> all_finite(torch.tensor([1.0, -2.0])), all_finite(torch.tensor([1.0, float("nan")])), all_finite(torch.empty(0))
     (True, False, True)
@@ -213,10 +215,10 @@ def all_finite(tensor: Tensor) -> bool:
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a file by name, one after the other, none of which is kept here once the next is asked for."""
+    """The names and tensors in a file, one after the other. A tensor is not kept here once the next one is read."""
     if file.suffix == ".safetensors":
         with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  it is no mapping
+            for name in opened.keys():  # noqa: SIM118  it is not a mapping
                 yield name, opened.get_tensor(name)
     else:
         content = torch.load(file, map_location="cpu", weights_only=True)

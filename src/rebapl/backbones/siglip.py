@@ -1,12 +1,12 @@
-"""SigLIP.
+"""SigLIP: Zhai et al., Sigmoid Loss for Language Image Pre-Training, 2023.
 
-Zhai et al., Sigmoid Loss for Language Image Pre-Training, 2023. It differs from CLIP in three ways:
+It differs from CLIP in three ways:
 
 - Text attends in both directions and is padded to the full length. Its feature is read at the last position, whether
-  that is padding or not. So nothing may be cut off.
-- Images have no class token. An attention head pools all tokens that leave the last layer. Prompt tokens that were put
-  into the image tower take part in the pooling, as patches do.
-- Logits have a bias: exp(scale)·cos + bias, meant for a sigmoid. Softmax over classes does not see the bias.
+  that is padding or not. So the padding must not be cut off.
+- Images have no class token. An attention head pools all tokens that leave the last layer. Prompt tokens in the image
+  tower take part in the pooling, as patches do.
+- Logits have a bias: exp(scale)·cos + bias, which is meant for a sigmoid. A softmax over classes does not depend on it.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ TOWER = {
 }
 TEXT = {**TOWER, "vocab_size": 32000, "max_position_embeddings": 64}
 VISION = {**TOWER, "num_channels": 3, "image_size": 224, "patch_size": 16, "vision_use_head": True}
-"""The settings of a checkpoint whose config.json leaves them out."""
+"""The defaults of settings that config.json leaves out."""
 
 
-def read_config(given: Mapping[str, Any]) -> SimpleNamespace:
-    """The sizes in config.json. Text features are as wide as its states, if it does not say how wide."""
-    text = read_tower("text_config", given.get("text_config"), TEXT)
-    width = (given.get("text_config") or {}).get("projection_size")
+def read_config(content: Mapping[str, Any]) -> SimpleNamespace:
+    """The sizes in config.json. If it does not give the width of text features, this is the width of the text tower."""
+    text = read_tower("text_config", content.get("text_config"), TEXT)
+    width = (content.get("text_config") or {}).get("projection_size")
     text.projection_size = text.hidden_size if width is None else checked("text_config.projection_size", width, 768)
-    vision = read_tower("vision_config", given.get("vision_config"), VISION)
+    vision = read_tower("vision_config", content.get("vision_config"), VISION)
     if not vision.vision_use_head:
         raise UserError("vision_config.vision_use_head is false: without a pooling head there are no image features")
     return SimpleNamespace(model_type="siglip", text_config=text, vision_config=vision)
 
 
 class Pooling(nn.Module):
-    """Pools all states (B, L, d) into one (B, d): a learned probe attends to them, and an MLP follows."""
+    """Pools the states (B, L, d) of an image into one (B, d): a learned probe attends to them, and an MLP follows."""
 
     def __init__(self, tower: SimpleNamespace) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Pooling(nn.Module):
 
 
 def build(config: SimpleNamespace) -> NamedModules:
-    """A model of these sizes, whose tensors hold nothing yet."""
+    """A model of these sizes. Its tensors are not initialised."""
     text, vision = config.text_config, config.vision_config
     return NamedModules(
         config=config,
@@ -122,9 +122,9 @@ def towers(model: Any) -> tuple[Tower, Tower]:
 def text_tokenizer(folder: Path, limit: int) -> TextTokenizer:
     """A SigLIP tokenizer puts an end token after text and pads to the full length; most have no start token.
 
-    It is that of `transformers`, which drops punctuation first: the file tokenizer.json alone does not say so. Text is
-    put into lower case, in which all SigLIPs were trained, unless the checkpoint says otherwise: the tokenizer of
-    SigLIP 2, which is Gemma's, does not do so itself.
+    The tokenizer of `transformers` is used, because it drops punctuation first, which tokenizer.json alone does not
+    state. Text is put into lower case, in which all SigLIPs were trained, unless the checkpoint says otherwise. The
+    tokenizer of SigLIP 2, which is Gemma's, does not do this itself.
     """
     tokenizer = tokenizer_of_transformers(folder)
     start, end, pad = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id

@@ -1,4 +1,4 @@
-"""From class names to token sequences with slots for learnable vectors."""
+"""Turn class names into token sequences with slots for learnable vectors."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SENTENCE = "The quick brown fox jumps over 13 lazy dogs, a type of animal. Sphi
 
 @dataclass(frozen=True)
 class Text:
-    """C token sequences, cut after the longest end-of-text or padded to the full length, as the backbone needs.
+    """C token sequences. As the backbone needs, they are cut after the longest one, or padded to the full length.
 
-    `ids` has shape (C, L). `read` (C,) are the positions at which features are read, and `slots` (C, b) are the
+    `ids` has the shape (C, L). `read` (C,) holds the positions at which features are read, and `slots` (C, b) the
     positions that learnable vectors fill.
     """
 
@@ -34,14 +34,14 @@ class Text:
     slots: Tensor
 
     def repeated(self, times: int) -> Text:
-        """All C sequences `times` over, for text that differs from image to image."""
+        """All C sequences, repeated `times` times, for text that differs from image to image."""
         return Text(self.ids.repeat(times, 1), self.read.repeat(times), self.slots.repeat(times, 1))
 
 
 def clean_class_names(names: Sequence[str]) -> list[str]:
-    """Class names as they are put into text: underscores become spaces. Empty names are refused.
+    """Class names as they stand in a text, where underscores become spaces. Empty names are refused.
 
-    A name may come twice, as two do in ImageNet's published list: the classes then have the same text.
+    Two classes may have the same name, as in ImageNet's published list. Then they have the same text.
     """
     if isinstance(names, str):
         raise UserError(f"class names must be a list of names; got the one string {names!r}")
@@ -65,10 +65,10 @@ class TextTokenizer:
     """Turns pieces of text and slots into padded token sequences.
 
     `encode` maps a string to ids that begin with `start`, if there is one, and end with `end`, as a checkpoint's
-    tokenizer does. `limit` is the number of positions that the text tower has. Without `pad`, attention is causal
-    and features are read at the end token. So tokens behind the longest sequence change no feature and are cut off.
+    tokenizer does. `limit` is the number of positions of the text tower. Without `pad`, attention is causal and
+    features are read at the end token. So padding after the longest sequence would change no feature and is cut off.
     With `pad`, all sequences are filled up to `limit` with it, and features are read at the last position.
-    `vocabulary` has the id of every token; it only tells one tokenizer from another, see `fingerprint`.
+    `vocabulary` has the id of every token. It only serves to distinguish tokenizers; see `fingerprint`.
     """
 
     encode: Callable[[str], list[int]]
@@ -80,7 +80,7 @@ class TextTokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the vocabulary, the special tokens, and the ids of a sentence, in which merges and case show."""
+        """SHA-256 of the vocabulary, the special tokens, and the ids of a sentence, which depend on merges and case."""
         sentence = [] if self.vocabulary is None else self.encode(_SENTENCE)
         tokens = sorted((self.vocabulary or {}).items())
         content = repr((self.start, self.end, self.limit, self.pad, sentence, tokens))
@@ -88,11 +88,11 @@ class TextTokenizer:
 
     @property
     def first(self) -> int:
-        """The position of the first word or slot: 1 after a start token, else 0."""
+        """The position of the first word or slot: 1 if there is a start token, else 0."""
         return 0 if self.start is None else 1
 
     def words(self, text: str, continued: bool = False) -> list[int]:
-        """The ids of a text without start and end; `continued` when other words stand in front of it."""
+        """The ids of a text without start and end tokens. `continued` says that words or slots stand in front of it."""
         if not continued:
             return self._inner(text)
         lead = "a"
@@ -103,7 +103,7 @@ class TextTokenizer:
         return ids
 
     def assemble(self, sequences: Sequence[Sequence[Piece]]) -> Text:
-        """Sequences such as `[4, "cat."]`: four slots, then words. All must have equally many slots."""
+        """Token sequences from pieces such as `[4, "cat."]`: four slots, then words. All must have as many slots."""
         rows, slots = [], []
         for pieces in sequences:
             ids: list[int] = [] if self.start is None else [self.start]

@@ -1,10 +1,10 @@
-"""One transformer tower, walked layer by layer, so that tokens can be put in at any layer.
+"""One transformer tower, computed layer by layer, so that tokens can be inserted at any layer.
 
 A layer is h ← h + Attention(LayerNorm(h)), then h ← h + MLP(LayerNorm(h)). It is a pure function of tensors, so that on
-a GPU all layers of a tower share one compiled form. (Joining the products with the weights of queries, keys and values,
-which share their input, was tried: attention on their strided parts, and the copies of their gradients, cost more than
-it saves.) Where few of the states are read afterwards, as behind the last layer, it computes only those: of the others
-it needs keys and values, which are about a sixth of the work.
+a GPU all layers of a tower share one compiled form. (Queries, keys and values have the same input. To compute them in
+one product was tried: attention on its strided parts, and copies of their gradients, cost more than it saves.) If only
+a few states are read after a layer, as after the last one, the layer computes only these. Of the other states it needs
+only keys and values, which are about a sixth of the work.
 
 A learner says which tokens go to which position of which layer (`Insert`, `Replace`). So the model itself need not be
 changed.
@@ -25,7 +25,7 @@ from rebapl.compiled import Compiled
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """x·σ(1.702·x), as OpenAI's CLIP has it."""
+    """x·σ(1.702·x), the activation of OpenAI's CLIP."""
     return x * torch.sigmoid(1.702 * x)
 
 
@@ -37,11 +37,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
 }
-"""The activations by the names of `transformers`. The first three are those of the CLIPs and SigLIPs of the hub."""
+"""The activations, by their names in `transformers`. The CLIPs and SigLIPs of the hub use the first three."""
 
 
 class Weights(NamedTuple):
-    """The tensors of one layer."""
+    """The tensors of one layer: the weight and the bias (or shift) of each of its parts."""
 
     first_norm: Tensor
     first_shift: Tensor
@@ -62,7 +62,7 @@ class Weights(NamedTuple):
 
 
 def states_at(hidden: Tensor, positions: Tensor | None) -> Tensor:
-    """The states (B, r, d) at positions (B, r) of sequences (B, L, d); all of them if no positions are given."""
+    """The states (B, r, d) at the positions (B, r) of sequences (B, L, d); all states if `positions` is None."""
     if positions is None:
         return hidden
     return hidden.gather(1, positions.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
@@ -77,7 +77,7 @@ def layer(
     causal: bool,
     positions: Tensor | None = None,
 ) -> Tensor:
-    """The states that follow states (B, L, d): all of them, or only those at `positions` (B, r), as (B, r, d)."""
+    """Apply one layer to states (B, L, d). Return all states, or only those at `positions` (B, r), as (B, r, d)."""
     count, length, width = hidden.shape
 
     def norm(states: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -87,14 +87,14 @@ def layer(
         return F.linear(states, weight, bias).reshape(count, -1, heads, width // heads).transpose(1, 2)
 
     attended = norm(hidden, weights.first_norm, weights.first_shift)
-    asking, mask = attended, None
+    attending, mask = attended, None
     if positions is not None:
         hidden = states_at(hidden, positions)
-        asking = norm(hidden, weights.first_norm, weights.first_shift)
+        attending = norm(hidden, weights.first_norm, weights.first_shift)
         if causal:
             mask = torch.arange(length, device=hidden.device) <= positions[:, None, :, None]  # (B, 1, r, L)
     mixed = F.scaled_dot_product_attention(
-        by_head(asking, weights.query, weights.query_bias),
+        by_head(attending, weights.query, weights.query_bias),
         by_head(attended, weights.key, weights.key_bias),
         by_head(attended, weights.value, weights.value_bias),
         attn_mask=mask,
@@ -110,7 +110,7 @@ _layer = Compiled(layer)
 
 
 class Block:
-    """One layer of a CLIP or SigLIP tower; `module` holds its tensors, and `config` is that of the tower."""
+    """One layer of a CLIP or SigLIP tower. `module` holds its tensors, and `config` has the settings of the tower."""
 
     def __init__(self, module: Any, config: Any, causal: bool = False) -> None:
         self.module, self.causal = module, causal
@@ -119,13 +119,13 @@ class Block:
         self.activation: str = config.hidden_act
 
     def __call__(self, hidden: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Apply the layer to states (B, L, d), see `layer`."""
-        way = _layer if hidden.is_cuda else layer
-        return way(hidden, self.weights, self.heads, self.epsilon, self.activation, self.causal, positions)
+        """Apply the layer to states (B, L, d); see `layer`."""
+        function = _layer if hidden.is_cuda else layer
+        return function(hidden, self.weights, self.heads, self.epsilon, self.activation, self.causal, positions)
 
     @property
     def weights(self) -> Weights:
-        """The layer's tensors, where the module is now."""
+        """The layer's tensors, on the device where the module is now."""
         attention, mlp = self.module.self_attn, self.module.mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj)
         parts = (self.module.layer_norm1, *projections, self.module.layer_norm2, mlp.fc1, mlp.fc2)
@@ -133,16 +133,16 @@ class Block:
 
 
 class Layer(Protocol):
-    """A function from states (B, L, d) to the next ones: all, or those at `positions` (B, r), as (B, r, d)."""
+    """A function that maps states (B, L, d) to the next states: all, or those at `positions` (B, r), as (B, r, d)."""
 
     def __call__(self, hidden: Tensor, positions: Tensor | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Insert:
-    """Put tokens (n, d) or (B, n, d) in front of position `at`, or at the end if it is None. The sequence grows by n.
+    """Insert tokens (n, d) or (B, n, d) in front of position `at`, or at the end if `at` is None.
 
-    A negative `at` counts from the end.
+    A negative `at` counts from the end. The sequence becomes n tokens longer.
     """
 
     tokens: Tensor
@@ -151,7 +151,7 @@ class Insert:
 
 @dataclass(frozen=True)
 class Replace:
-    """Overwrite n tokens from position `at` (negative counts from the end) by `mix`·new + (1−`mix`)·old."""
+    """Replace the n tokens from position `at` on by `mix`·new + (1−`mix`)·old. A negative `at` counts from the end."""
 
     tokens: Tensor
     at: int
@@ -163,9 +163,9 @@ Edit = Insert | Replace
 
 @dataclass(frozen=True)
 class States:
-    """Sequences on their way through a tower: hidden (B, L, d) about to enter `layer`.
+    """Sequences on their way through a tower. Their states `hidden` (B, L, d) are the next input of layer `layer`.
 
-    `read` (B,) is the position whose last state becomes the feature.
+    `read` (B,) is the position whose state after the last layer becomes the feature.
     """
 
     hidden: Tensor
@@ -173,11 +173,11 @@ class States:
     layer: int = 0
 
     def positions(self, count: int) -> Tensor:
-        """The `count` positions (B, count) from the read one on."""
+        """The `count` positions (B, count) from `read` on."""
         return self.read.unsqueeze(-1) + torch.arange(count, device=self.read.device)
 
     def edited(self, edit: Edit) -> States:
-        """The same states with one edit made. The read position moves if tokens are put in front of it."""
+        """The states after one edit. `read` moves if tokens are inserted in front of it."""
         old = self.hidden
         new = edit.tokens.to(old.dtype)
         if new.dim() == 2:
@@ -201,8 +201,8 @@ class Tower:
     """The layers of one frozen encoder, with the norms, the pooling and the projection around them.
 
     `first_norm`, which CLIP's vision tower has, is applied to the states before layer 0, after the edit of that layer.
-    The feature is the `projection` of the state at the read position, or of the result of
-    `pool` for all states, (B, L, d) → (B, d).
+    The feature is the `projection` of the state at the position `read` or, with a `pool` (B, L, d) → (B, d), of the
+    pooled states.
     """
 
     layers: Sequence[Layer]
@@ -213,7 +213,7 @@ class Tower:
     pool: Callable[[Tensor], Tensor] | None = None
 
     def run(self, states: States, edits: Mapping[int, Edit] | None = None, stop: int | None = None) -> States:
-        """Go through the layers from that of the states up to `stop` (None: all), making `edits[i]` before layer i."""
+        """Apply the layers from `states.layer` to `stop` − 1 (None: the last), with `edits[i]` before layer i."""
         stop = len(self.layers) if stop is None else stop
         for index in range(states.layer, stop):
             states = self._entering(states, edits)
@@ -221,29 +221,29 @@ class Tower:
         return states
 
     def features(self, states: States, edits: Mapping[int, Edit] | None = None) -> Tensor:
-        """The joint-space features (B, e), float32, not normalised.
+        """The features (B, e) in the joint space, float32, not normalised.
 
-        The states go through the layers that are left, with the edits of `run`.
+        The states go through the remaining layers, with `edits` as in `run`.
         """
         if self.pool is not None:
             return self.projection(self.pool(self.last_norm(self.run(states, edits).hidden))).float()
         return self.projection(self.last_states(states, edits)[:, 0]).float()
 
     def last_states(self, states: States, edits: Mapping[int, Edit] | None = None, count: int = 1) -> Tensor:
-        """The `count` states (B, count, d) from position `read` on, behind the last layer and its norm.
+        """The `count` states (B, count, d) from position `read` on, after the last layer and the last norm.
 
-        The states go through the layers that are left, with the edits of `run`. The last layer computes only the
-        states that are read.
+        The states go through the remaining layers, with `edits` as in `run`. The last layer computes only the states
+        that are returned.
         """
         last = len(self.layers) - 1
         states = self.run(states, edits, last)
-        if states.layer > last:  # they came from there
+        if states.layer > last:  # they have passed the last layer already
             return self.last_norm(states_at(states.hidden, states.positions(count)))
         states = self._entering(states, edits)
         return self.last_norm(self.layers[last](states.hidden, states.positions(count)))
 
     def _entering(self, states: States, edits: Mapping[int, Edit] | None) -> States:
-        """The states as their layer sees them: with its edit made, and behind the first norm in front of layer 0."""
+        """The input of the next layer: the states after its edit and, in front of layer 0, after the first norm."""
         if edits and states.layer in edits:
             states = states.edited(edits[states.layer])
         return states if states.layer > 0 else replace(states, hidden=self.first_norm(states.hidden))

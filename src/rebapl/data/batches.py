@@ -1,4 +1,4 @@
-"""Images in memory, and mini-batches, of images or of their features, that depend on the seed and the step alone."""
+"""Images in memory, and mini-batches of images or of their features. A batch depends only on the seed and the step."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class LabelledImages:
-    """Images and labels (N,) of some items of a data set, decoded in threads when they are needed.
+    """The images and the labels (N,) of some items of a data set. Threads decode the images when they are needed.
 
-    Their test-time views are spoiled by the `corruption`, if there is one.
+    A `corruption`, if there is one, is applied to their test-time views.
     """
 
     def __init__(self, dataset: Dataset, items: Sequence[Item], corruption: Corruption | None = None) -> None:
@@ -51,9 +51,10 @@ class LabelledImages:
         self._images = None
 
     def fingerprint(self) -> str:
-        """A checksum that identifies these images: of keys, labels, sizes and 64 pixels of each, evenly spread.
+        """A checksum that identifies these images.
 
-        Where features stand for the images, it is that of keys, labels and the checksums of the images.
+        It covers the key, the label, the size and 64 evenly spread pixels of each image. If the data set has stored
+        features instead of images, it covers the keys, the labels and the checksums of the image files.
         """
         digest = hashlib.sha256()
         if (stored := self.dataset.features) is not None:
@@ -66,10 +67,10 @@ class LabelledImages:
         return digest.hexdigest()
 
     def views(self, preprocessing: Preprocessing, rows: Sequence[int] | None = None) -> Tensor:
-        """The test-time views of all images, or of those in `rows` in that order, uint8 (N, 3, H, W).
+        """The test-time views, uint8 (N, 3, H, W), of all images, or of the images `rows` in this order.
 
-        An image that is decoded only for this is not kept. Where features stand for the images, they are given,
-        float32 (N, e).
+        Images that are decoded only for this call are not kept. If the data set has stored features instead of images,
+        the features, float32 (N, e), are returned.
         """
         rows = range(len(self)) if rows is None else rows
         if self.dataset.features is not None:
@@ -93,17 +94,17 @@ class LabelledImages:
 
 
 class TrainBatches:
-    """`batches(step)` gives augmented, normalised images (B, 3, H, W) and labels (B,) of that step.
+    """`batches(step)` returns the augmented, normalised images (B, 3, H, W) and the labels (B,) of a step.
 
-    Each epoch goes through the images in a new random order. Its last batch is dropped if it is incomplete, unless
-    there is no complete one. `crop_scale` is the range of the crops, as shares of an image's area; the data set may
-    ask for milder crops. Everything is derived from the seed and the step, so a resumed run sees what an
-    uninterrupted one sees.
+    Each epoch goes through the images in a new random order and drops an incomplete last batch. A batch that is larger
+    than the data set is cut to its size. `crop_scale` is the range of the area of a crop, as a share of the image's
+    area; the data set may raise its lower end (`min_crop`). Everything is derived from the seed and the step, so a
+    resumed run sees the same batches as an uninterrupted one.
 
-    The pixels are made in one of three ways, which give the same result. On a GPU with enough room, the images stay on
-    the GPU and are cropped and resized there (`resident=True` asks for this on any device). On a GPU without enough
-    room, threads prepare the next batches meanwhile (`ahead` says how many). On a CPU a batch is made when it is asked
-    for. A call never waits for the GPU.
+    The pixels are made in one of three ways, which give the same result. On a GPU with enough memory, the images stay
+    on the GPU and are cropped and resized there (`resident=True` does this on any device). On a GPU with less memory,
+    threads prepare the next `ahead` batches in the background. On a CPU, each batch is made when it is requested. A
+    call never waits for the GPU.
     """
 
     def __init__(
@@ -153,11 +154,11 @@ class TrainBatches:
 
     @property
     def drawable(self) -> bool:
-        """Whether `draw` can make the batches: the images are resident on the device."""
+        """Whether `draw` can make the batches, which needs the images on the device."""
         return self.resident is not None
 
     def choices(self, step: int) -> Tensor:
-        """Everything random about a step, as (B, 7): row, left, top, right, bottom, mirrored, label.
+        """The random choices of a step, (B, 7): for each image its row, left, top, right, bottom, mirrored and label.
 
         The tensor is on the CPU, in pinned memory if the batches go to a GPU.
         """
@@ -172,10 +173,10 @@ class TrainBatches:
         return result
 
     def draw(self, choices: Tensor) -> tuple[Tensor, Tensor]:
-        """Images and labels for `choices`. The images must be resident on the device.
+        """The images and labels that `choices` describes. The images must be resident on the device.
 
-        `batches(step)` is `batches.draw(batches.choices(step))`. Shapes are fixed and nothing waits for the device, so
-        this can be captured in a CUDA graph that is replayed on new choices, if these are on the device.
+        `batches(step)` is `batches.draw(batches.choices(step))`. Shapes are fixed and nothing waits for the device. So
+        a CUDA graph can capture this call and replay it on new choices that were copied to the device.
         """
         assert self.resident is not None
         choices = choices.to(self.device, non_blocking=True)
@@ -183,7 +184,7 @@ class TrainBatches:
         return self.preprocessing.normalize(views), choices[:, 6].clone()
 
     def _prepare(self, step: int) -> tuple[Tensor, Tensor]:
-        """Make the pixels, uint8 (B, 3, H, W), and the labels (B,) of a step with Pillow."""
+        """The pixels, uint8 (B, 3, H, W), and the labels (B,) of a step, made with Pillow."""
         choices = self.choices(step)
         pixels = self._host((len(choices), 3, self.preprocessing.crop, self.preprocessing.crop), torch.uint8)
         for view, (row, left, top, right, bottom, mirrored, _) in zip(pixels.numpy(), choices.tolist(), strict=True):
@@ -194,17 +195,17 @@ class TrainBatches:
         return pixels, labels
 
     def _host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """An empty tensor on the CPU. For a GPU it is pinned, so that sending it does not wait."""
+        """An uninitialised tensor on the CPU. If batches go to a GPU, it is pinned, so that copies do not wait."""
         with current(self.device):
             return torch.empty(shape, dtype=dtype, pin_memory=self.device.type == "cuda")
 
 
 class FeatureBatches:
-    """`batches(step)` gives features (B, e), encoded once, and labels (B,) of that step: what heads are trained on.
+    """`batches(step)` returns the features (B, e) and the labels (B,) of a step. Heads are trained on them.
 
-    If a batch has room for all of them, each step has all, in their order. Otherwise each epoch goes through them in a
-    new random order, which depends on the seed and the epoch alone, and an incomplete last batch is dropped.
-    `fingerprint` identifies the images that the features are of.
+    If all features fit into one batch, each step has all of them, in their order. Otherwise each epoch goes through
+    them in a new random order, which depends only on the seed and the epoch, and drops an incomplete last batch.
+    `fingerprint` identifies the images from which the features were computed.
     """
 
     def __init__(self, features: Tensor, labels: Tensor, batch: int, seed: int, fingerprint: str) -> None:
@@ -224,12 +225,12 @@ class FeatureBatches:
 
 
 def rows_at(step: int, batch: int, count: int, seed: int) -> Tensor:
-    """Which of `count` images or features are in the batch of a step: their rows (batch,)."""
+    """The rows (batch,), out of `count` images or features, that make up the batch of a step."""
     epoch, number = divmod(step, count // batch)
     return epoch_order(seed, epoch, count)[number * batch : (number + 1) * batch]
 
 
 @lru_cache(maxsize=8)
 def epoch_order(seed: int, epoch: int, count: int) -> Tensor:
-    """The order (count,) of an epoch."""
+    """The random order (count,) in which an epoch goes through `count` images or features."""
     return torch.randperm(count, generator=generator(seed, "order", epoch))

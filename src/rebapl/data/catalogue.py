@@ -1,4 +1,4 @@
-"""Data sets by name: embedded, published, registered from outside, or any folder or list of images."""
+"""Data sets by name: embedded tasks, published data sets, registered ones, and any folder or CSV file of images."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rebapl.errors import UserError, unknown
 from rebapl.plugins import Registry
 
 ROOT_VARIABLE = "REBAPL_DATA"
-"""The environment variable with the data root, for those who do not want to give it every time."""
+"""The environment variable that holds the data root, for people who do not want to pass it every time."""
 
 REGISTERED: Registry[Callable[[], Dataset]] = Registry("data set", "rebapl.datasets")
 """Data sets from outside the package, by name; see `register_dataset`."""
 
 
 def register_dataset(name: str, load: Callable[[], Dataset]) -> None:
-    """Make a data set from outside known by a name; `load` is called when it is asked for.
+    """Register a data set from outside the package under a name; `load` is called when the data set is loaded.
 
-    An installed package does so for all programs: it names the module that calls this function under the entry point
-    `rebapl.datasets` in its `pyproject.toml`.
+    An installed package can register data sets for all programs: its `pyproject.toml` names the module that calls this
+    function under the entry point `rebapl.datasets`.
 
     >>> register_dataset("my digits", lambda: replace(load_dataset("digits"), name="my digits"))
     >>> load_dataset("my digits").class_names[:2], is_own("my digits")
@@ -48,13 +48,14 @@ def load_dataset(
     keep_split: bool = False,
     whole: bool = False,
 ) -> Dataset:
-    """The data set of that name. Images are drawn or read when they are asked for.
+    """Load the data set of that name. Its images are drawn or read only when they are needed.
 
     `name` is an embedded task, a published data set below `root` (None: the folder in $REBAPL_DATA), a data set
-    registered from outside, or the path of a folder of images or of a CSV file. `split` names another split file in
-    the data set's folder, or its path. `template` replaces the data set's own. With `keep_split`,
-    a split that is made of somebody's own images is written beside them, which only training should do: a reader must
-    not write where a file says. With `whole`, images that have no split are not split: all of them train.
+    registered from outside, or the path of a folder of images or of a CSV file. `split` is the name of another split
+    file in the data set's folder, or the path of one. `template` replaces the data set's own. With `keep_split`, a
+    split that is made for somebody's own images is written beside them. Only training should do so: a command that only
+    reads must not write into a folder that a file names. With `whole`, images that have no split are not split: all of
+    them train.
 
     >>> load_dataset("digits").class_names[:3]
     ['zero', 'one', 'two']
@@ -74,7 +75,7 @@ def load_dataset(
 
 
 def own_path(name: str) -> Path:
-    """The folder or CSV file of that name, which must be there. Names of the catalogue count before files."""
+    """The folder or CSV file of that name, which must exist. `load_dataset` looks into the catalogue first."""
     path = Path(name).expanduser()
     is_list = path.suffix.lower() == ".csv"
     if path.is_dir() or (is_list and path.is_file()):
@@ -86,7 +87,7 @@ def own_path(name: str) -> Path:
 
 
 def is_own(name: str) -> bool:
-    """Whether a name is not in the catalogue, and so is the path of somebody's own images, which may not exist.
+    """Whether a name is not in the catalogue. Then it is the path of somebody's own images, which may not exist.
 
     >>> is_own("digits"), is_own("photos/")
     (False, True)
@@ -95,7 +96,7 @@ def is_own(name: str) -> bool:
 
 
 def data_root(name: str, root: str | Path | None = None) -> Path:
-    """The folder that holds the published data sets: `root`, or that of $REBAPL_DATA."""
+    """The folder that holds the published data sets: `root`, or the one in $REBAPL_DATA. Having neither is an error."""
     folder = given_root(root)
     if folder is None:
         entry = PUBLISHED[name]
@@ -107,11 +108,11 @@ def data_root(name: str, root: str | Path | None = None) -> Path:
 
 
 def given_root(root: str | Path | None = None) -> Path | None:
-    """The data root: `root`, or that of $REBAPL_DATA; None if there is neither."""
-    given = root if root is not None else os.environ.get(ROOT_VARIABLE)
-    if not given:
+    """The data root: `root`, or the one in $REBAPL_DATA; None if there is neither."""
+    path = root if root is not None else os.environ.get(ROOT_VARIABLE)
+    if not path:
         return None
-    folder = Path(given).expanduser()
+    folder = Path(path).expanduser()
     if not folder.is_dir():
         raise UserError(f"data root {folder} is not a folder")
     return folder

@@ -1,4 +1,4 @@
-"""Checks of a data set: which files are there, which are missing, and which cannot be read."""
+"""Check a data set: which of its files exist, which are missing, and which cannot be read."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from rebapl.errors import UserError
 from rebapl.wording import few
 
 SHOTS = 16
+"""Classes with fewer training images than this are noted."""
 
 
 @dataclass
 class Report:
-    """The findings of a check in words: `fine` is as it should be, `notes` are worth knowing, `problems` are wrong."""
+    """The findings of a check, as sentences: what is `fine`, what is worth knowing, and what is wrong."""
 
     fine: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -39,16 +40,16 @@ def check_dataset(
     read: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Check a data set and write nothing; arguments as in `load_dataset`.
+    """Check a data set without writing anything. `name`, `root` and `split` are as in `load_dataset`.
 
-    With `read`, every image is decoded: `progress(done, total)`.
+    With `read`, every image is decoded, and `progress(done, total)` is called now and then.
 
     >>> report = check_dataset("digits", read=False)
     >>> report.ok, report.fine
     (True, ['10 classes; images: train 908, val 358, test 531'])
     """
     if is_own(name):
-        own_path(name)  # a name that means nothing is an error, and no finding
+        own_path(name)  # a name that means nothing is an error, not a finding
     report = Report()
     entry = PUBLISHED.get(name)
     if entry is not None:
@@ -104,15 +105,15 @@ def _note_numbers(dataset: Dataset, entry: Entry | None, report: Report) -> None
 
 
 def _check_names(entry: Entry, dataset: Dataset, folder: Path, report: Report) -> None:
-    """Compare the class names in the split with those that the rules give for the files."""
+    """Compare the class names in the split with those that follow from the paths, or from a list beside the images."""
     if (rule := NAME_RULES.get(entry.name)) is not None:
         pairs = [(item.key, rule(item.key) or "of no class", item.class_name) for item in dataset.items]
     elif (official := names_by_label(entry.name, folder)) is not None:
-        given = zip(official, dataset.class_names, strict=False)
-        pairs = [(f"class {label}", name, other) for label, (name, other) in enumerate(given)]
+        both = zip(official, dataset.class_names, strict=False)
+        pairs = [(f"class {label}", expected, name) for label, (expected, name) in enumerate(both)]
     else:
         return
-    wrong = [f"{what} is {expected}, not {given}" for what, expected, given in pairs if expected != given]
+    wrong = [f"{what} is {expected}, not {name}" for what, expected, name in pairs if expected != name]
     if wrong:
         report.problems.append(f"{len(wrong)} class names are not those of the files: {few(wrong)}")
     else:
@@ -120,13 +121,13 @@ def _check_names(entry: Entry, dataset: Dataset, folder: Path, report: Report) -
 
 
 def _check_present(dataset: Dataset, folder: Path, report: Report) -> list[Item]:
-    """The items whose files are there."""
+    """The items whose files exist. Missing files are reported as problems, and files that no split lists as a note."""
     present: list[Item] = []
     for part, items in zip(SPLITS, dataset.splits, strict=True):
-        there = [item for item in items if (folder / item.key).is_file()]
-        present += there
-        if gone := sorted({item.key for item in items} - {item.key for item in there}):
-            report.problems.append(f"{len(gone)} of {len(items)} {part} images are missing: {few(gone)}")
+        existing = [item for item in items if (folder / item.key).is_file()]
+        present += existing
+        if missing := sorted({item.key for item in items} - {item.key for item in existing}):
+            report.problems.append(f"{len(missing)} of {len(items)} {part} images are missing: {few(missing)}")
     if len(present) == len(dataset.items):
         report.fine.append("all images are there")
     listed = {item.key for item in dataset.items}
@@ -136,7 +137,7 @@ def _check_present(dataset: Dataset, folder: Path, report: Report) -> list[Item]
 
 
 def copy_remarks(dataset: Dataset) -> list[str]:
-    """A line on images that lie in their class several times, and one on those that lie in several classes."""
+    """One sentence on images that are in their class several times, and one on images that are in several classes."""
     lines = []
     for several, where in (
         (False, "in their class several times; each counts once in estimates"),
@@ -152,7 +153,10 @@ def copy_remarks(dataset: Dataset) -> list[str]:
 def broken_images(
     dataset: Dataset, items: Sequence[Item], progress: Callable[[int, int], None] | None = None
 ) -> list[str]:
-    """Decode every image, and give the error of each that cannot be read; none where features stand for them."""
+    """Decode every image, and return the error of each one that cannot be read.
+
+    A data set with stored features instead of images has none to decode, and so no errors.
+    """
     if dataset.features is not None:
         return []
 

@@ -1,6 +1,6 @@
-"""A data set: labelled items in three splits, how to get an item's image, and the split files that list the items.
+"""A data set: labelled items in three splits, a function that loads an item's image, and the files that list the items.
 
-Split files are in the published format: {"train": [[path, label, class name], …], "val": …, "test": …}.
+Split files have the published format: {"train": [[path, label, class name], …], "val": …, "test": …}.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ SPLITS = ("train", "val", "test")
 
 _OUTSIDE = re.compile(r"^\s*$|\0|^[/\\]|^[A-Za-z]:|(^|[/\\])\.\.([/\\]|$)")
 NOT_UNICODE = re.compile("[\ud800-\udfff]")
-"""The bytes of another encoding, as Python has them in the name of a file."""
+"""Surrogates. Python puts them into a file's name in the place of bytes that are not UTF-8."""
 
 
 def check_template(template: object) -> None:
-    """Refuses a template that does not hold `{}` once, where the class name goes."""
+    """Refuse a template that does not contain `{}` exactly once, where the class name goes."""
     if not isinstance(template, str) or template.count("{}") != 1:
         raise UserError(f"template {template!r} must hold '{{}}' once, where the class name goes")
 
 
 class Item(NamedTuple):
-    """One labelled image. `key` is its path below the data root or, for a drawn image, the text it is drawn from."""
+    """One labelled image. `key` is its path below the data folder, or the text from which a drawn image is drawn."""
 
     key: str
     label: int
@@ -52,7 +52,7 @@ def by_label(items: Iterable[Item]) -> dict[int, list[Item]]:
 
 
 class Splits(NamedTuple):
-    """The items of a data set in the order of its files."""
+    """The items of the three splits, in the order in which the split files list them."""
 
     train: Sequence[Item]
     val: Sequence[Item]
@@ -61,12 +61,12 @@ class Splits(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """Items in the order of the published split files, which the few-shot rule depends on.
+    """Items in the order of the published split files, on which the few-shot rule depends.
 
-    `load` turns an item's key into an RGB image. `template` has one `{}` for the class name. So that the label of an
-    image stays true, augmentation must leave at least `min_crop` of its area, and mirror it only if `flip`. If the
-    images are files, their keys are paths below `folder`; drawn images have no folder. If `features` are stored, they
-    stand for the images, which `load` then refuses to give.
+    `load` turns an item's key into an RGB image. `template` has one `{}` for the class name. Augmentation must keep at
+    least `min_crop` of an image's area, and may mirror the image only if `flip` is true; otherwise its label could
+    become wrong. If the images are files, their keys are paths below `folder`; drawn images have no folder. A data set
+    of stored `features` has no images, and `load` raises an error.
     """
 
     name: str
@@ -92,7 +92,10 @@ class Dataset:
 
     @cached_property
     def contents(self) -> Mapping[str, str]:
-        """A text for each image, by key: the same for files with the same bytes. Only files of one size are read."""
+        """For each key a text that two images share exactly if their files have the same bytes.
+
+        A file is read only if another file has the same size.
+        """
         if self.features is not None:
             return self.features.checksums
         contents, by_size = {item.key: item.key for item in self.items}, dict[int, list[str]]()
@@ -105,7 +108,7 @@ class Dataset:
         return contents | dict(zip(alike, in_threads(lambda key: sha256(folder / key), alike), strict=True))
 
     def copies(self) -> list[list[Item]]:
-        """The images that are copies of one another, a list for each content."""
+        """The groups of images whose content is the same: one list of items for each such content."""
         groups: dict[str, list[Item]] = {}
         for item in sorted(set(self.items)):
             groups.setdefault(self.contents[item.key], []).append(item)
@@ -121,7 +124,7 @@ class Dataset:
 
 
 def read_split(path: Path, repeats: bool = False) -> Splits:
-    """The items that a split file lists, checked; see `check_items`."""
+    """Read a split file and check its items; see `check_items`, also for `repeats`."""
     if not path.exists():
         raise UserError(f"there is no split file {path}")
     content = read_json(path, "a split file")
@@ -146,12 +149,12 @@ def _listed_items(entries: Any, path: Path, split: str) -> list[Item]:
 
 
 def named_split(folder: Path, split: str) -> Path:
-    """The path of a split file that a person named. A name without a path means a file in the data set's folder."""
+    """The path of the split file `split`. A name without a folder means a file in the data set's `folder`."""
     return folder / split if Path(split).name == split else Path(split)
 
 
 def write_split(path: Path, splits: Splits) -> None:
-    """Write a split file, one item a line, at once or not at all."""
+    """Write a split file with one item on each line. It appears as a whole or not at all."""
     lines = [
         f'"{split}": [\n' + ",\n".join(json.dumps(list(item), ensure_ascii=False) for item in items) + "\n]"
         for split, items in zip(SPLITS, splits, strict=True)
@@ -160,9 +163,9 @@ def write_split(path: Path, splits: Splits) -> None:
 
 
 def check_key(key: str, where: str) -> str:
-    """The key as a plain relative path, without `./` and `//`. A path that leads out of the data root is refused.
+    """The key as a plain relative path, without `./` and `//`. A path that leads out of the data folder is refused.
 
-    Links inside the root are followed, because its owner put them there, to keep images on another disk.
+    Links inside the folder are followed, because its owner made them, for example to keep images on another disk.
     """
     if _OUTSIDE.search(key):
         raise UserError(f"{where}: path {key!r} leads outside the data folder: write paths below it")
@@ -172,11 +175,11 @@ def check_key(key: str, where: str) -> str:
 
 
 def check_items(splits: Splits, where: str, repeats: bool = False, tested: bool = True) -> None:
-    """Refuse a split that would train or score wrongly.
+    """Refuse splits that would train or score wrongly. `where` names their source in the error.
 
-    Refused are labels that leave out a number, a class with two names, a name with two classes (unless `repeats`), an
-    image that is listed twice, a class that cannot be learned or tested, and, where it is to be `tested`, a split
-    without test images.
+    These are errors: labels that leave out a number, a class with two names, two classes with one name (unless
+    `repeats`), an image that is listed twice, a class without images in a training or test split that has any, and, if
+    the data set is to be `tested`, no test images at all.
     """
     names: dict[int, str] = {}
     keys: dict[str, str] = {}
@@ -204,11 +207,11 @@ def check_items(splits: Splits, where: str, repeats: bool = False, tested: bool 
 
 
 def refuse_repeats(names: Iterable[str], where: str) -> None:
-    """Refuse classes that would have the same text. Only published lists may have them, as ImageNet's has."""
-    seen: dict[str, str] = {}
+    """Refuse classes that would have the same text. Only published lists may have such classes, as ImageNet's does."""
+    name_by_text: dict[str, str] = {}
     for name in names:
         text = " ".join(unicodedata.normalize("NFC", name).replace("_", " ").split()).casefold()
-        if text in seen:
-            like = "" if seen[text] == name else f" (the other time as {seen[text]!r})"
+        if text in name_by_text:
+            like = "" if name_by_text[text] == name else f" (the other time as {name_by_text[text]!r})"
             raise UserError(f"{where}: class name {name!r} is given twice{like}: names must differ")
-        seen[text] = name
+        name_by_text[text] = name

@@ -1,7 +1,7 @@
-"""The tasks that come with the package: real handwritten digits, and pictures drawn when they are asked for.
+"""The tasks that come with the package: real handwritten digits, and pictures that are drawn when they are needed.
 
-A drawn picture depends only on its task and its key, `split/class name/number`. So nothing is stored, only pictures
-that are used are drawn, and two splits cannot share a picture.
+A drawn picture depends only on its task and its key, `split/class name/number`. So no picture is stored, only the
+pictures that are used are drawn, and two splits cannot share a picture.
 """
 
 import hashlib
@@ -17,15 +17,15 @@ from rebapl.data.drawing.letters import CAPITALS, draw_letter
 from rebapl.data.drawing.shapes import STYLES
 
 PER_CLASS = {"train": 32, "val": 8, "test": 20}
-"""Pictures of each class in the drawn tasks."""
+"""The number of pictures of each class in a drawn task."""
 
 NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 ENLARGED = 4
-"""A pixel of a scanned digit becomes a square of 4 by 4 pixels."""
+"""Each pixel of a scanned digit becomes a square of 4 by 4 pixels."""
 
 MIN_CROP = 0.5
-"""Less of these small pictures may not show the thing at all."""
+"""The least share of one of these small pictures that a crop keeps: a smaller crop might miss the object."""
 
 LETTERS, NOISE = "letters", "noise"
 
@@ -40,8 +40,8 @@ def shape_classes() -> list[str]:
     """The 48 classes of the shapes tasks, each a colour, a texture and a shape.
 
     Each half of 24, base and novel, holds all 6 colours, 4 textures and 8 shapes equally often. A shape comes three
-    times in a half, twice in one colour and twice in one texture, so that nothing can be guessed from the rest.
-    No colour and shape of the first half meet again in the second.
+    times in a half, twice in one colour and twice in one texture, so that no word of a class name can be guessed from
+    the other two. No pair of a colour and a shape is in both halves.
     """
     classes = []
     for half in range(2):
@@ -60,7 +60,7 @@ def _rng(address: str) -> np.random.Generator:
 
 @lru_cache(maxsize=8192)
 def _picture(task: str, key: str) -> Image.Image:
-    """The picture of a key. Up to 100 MB of them are kept: many small runs in one process draw the same ones."""
+    """Draw the picture of a key. Up to 100 MB of pictures are cached, because runs in one process use the same ones."""
     words, rng = key.split("/")[1], _rng(f"{task}/{key}")
     drawn = draw_letter(rng, words) if task == LETTERS else STYLES[task](rng, *words.split())
     return Image.fromarray(to_pixels(drawn))
@@ -80,15 +80,15 @@ def _drawn(name: str, template: str, class_names: list[str], flip: bool) -> Data
 
 @cache
 def _digit_scans() -> tuple[np.ndarray, np.ndarray]:
-    """Images (1797, 8, 8) from 0 to 16, and labels."""
-    from sklearn.datasets import load_digits  # late: scikit-learn is slow to import and only this task needs it
+    """The images (1797, 8, 8), with values from 0 to 16, and the labels (1797,)."""
+    from sklearn.datasets import load_digits  # imported here: it is slow, and only this task needs it
 
     bunch = load_digits()
     return bunch.images, bunch.target
 
 
 def _digits() -> Dataset:
-    """Scikit-learn's handwritten digits; of every ten images of a digit five train, two validate, three test."""
+    """Scikit-learn's handwritten digits. Of every ten images of a digit, 5 are in train, 2 in val and 3 in test."""
 
     def load(key: str) -> Image.Image:
         scan = (_digit_scans()[0][int(key.split("/")[2])] * 255 / 16).round().astype(np.uint8)
@@ -105,9 +105,9 @@ def _digits() -> Dataset:
 
 
 def noise_images() -> Dataset:
-    """Pictures of nothing: squares of uniformly random colours, from 7 to 224 squares a side. They are only tested on.
+    """Pictures that show nothing: squares of random colours, 7 to 224 squares a side. They are only test images.
 
-    The squares have six sizes, so that noise is left when a backbone reduces the picture.
+    The squares have six sizes, so that some noise remains when a backbone reduces the picture.
     """
 
     def load(key: str) -> Image.Image:

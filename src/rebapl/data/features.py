@@ -1,6 +1,6 @@
-"""Stored features: a folder that `rebapl embed` wrote, which stands for the images that it was made of.
+"""Stored features: a folder that `rebapl embed` wrote. It can be used in the place of the images.
 
-    _about.json              which backbone and preprocessing made the features, their precision, classes and template
+    _about.json              the backbone and preprocessing that made the features, their precision, classes, template
     shard-000000.parquet     image_path, sha256 (of the file), label, class, split, and feature: one row per image
 
 or, in the layout that clip-retrieval writes,
@@ -8,15 +8,16 @@ or, in the layout that clip-retrieval writes,
     img_emb/img_emb_000000.npy             the features (n, e) of a shard
     metadata/metadata_000000.parquet       the other columns, in the same order
 
-A feature is what the frozen image tower gives, normalised to length one, as float16 or float32. An image that cannot
-be read has no row. `label` is what the data set calls the class (a folder, or the word or number of a list), `class` is
-its name, and `split` is train, val or test; each is null where it is not known.
+A feature is the output of the frozen image tower, normalised to length one, as float16 or float32. An image that could
+not be read has no row. `label` is the data set's own word for the class (a folder's name, or a word or number in a
+list), `class` is the name of the class, and `split` is train, val or test; each is null where it is not known.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -32,7 +33,7 @@ from rebapl.files import import_parquet, read_json
 from rebapl.wording import few
 
 ABOUT = "_about.json"
-"""The file that says what the rows in a folder are; readers of Parquet pass over files that begin with `_`."""
+"""The file that describes a folder of features. Readers of Parquet folders skip files whose names begin with `_`."""
 
 WHAT = "features of rebapl embed"
 FORMS = ("parquet", "npy")
@@ -40,7 +41,7 @@ PRECISIONS = {"float16": np.float16, "float32": np.float32}
 
 
 class FeatureRow(NamedTuple):
-    """What is known of an image beside its feature: its path, the checksum of its file, its label, class and split."""
+    """The row of an image without its feature: its path, the checksum of its file, its label, class and split."""
 
     image_path: str
     sha256: str
@@ -50,11 +51,11 @@ class FeatureRow(NamedTuple):
 
 
 COLUMNS = ("image_path", "sha256", "label", "class", "split")
-"""The columns of a `FeatureRow`."""
+"""The columns that hold a `FeatureRow`."""
 
 
 def shard_files(folder: Path, form: str, number: int) -> list[Path]:
-    """The files of a shard."""
+    """The files of a shard: one with everything, or in the form `npy` one with features and one with other columns."""
     if form == "npy":
         names = [f"img_emb/img_emb_{number:06}.npy", f"metadata/metadata_{number:06}.parquet"]
         return [folder / name for name in names]
@@ -62,7 +63,7 @@ def shard_files(folder: Path, form: str, number: int) -> list[Path]:
 
 
 def shard_bytes(rows: Sequence[FeatureRow], features: np.ndarray, form: str) -> list[bytes]:
-    """The content of the files of a shard with features (n, e)."""
+    """The content of each of the `shard_files` of a shard with these rows and features (n, e)."""
     import pyarrow
 
     columns = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
@@ -85,6 +86,19 @@ def _parquet_bytes(table: Any) -> bytes:
     return stream.getvalue()
 
 
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Say in one line that a file of features is missing or damaged."""
+    try:
+        yield
+    except UserError:
+        raise
+    except FileNotFoundError as error:
+        raise UserError(f"{printable(str(path))} is missing: embed again") from error
+    except (OSError, EOFError, ValueError, LookupError) as error:
+        raise UserError(f"{printable(str(path))} is damaged ({error}): remove it and embed again") from error
+
+
 def is_features(path: Path) -> bool:
     """Whether a folder holds stored features."""
     about = path / ABOUT
@@ -93,14 +107,14 @@ def is_features(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class StoredFeatures:
-    """The features in a folder, and what `about` says of them. `read` opens a folder."""
+    """The features in a folder. `about` is the content of its `_about.json`. `read` opens a folder."""
 
     folder: Path
     about: Mapping[str, Any]
 
     @classmethod
     def read(cls, folder: Path) -> StoredFeatures:
-        """Open a folder of features. One that is not complete is refused."""
+        """Open a folder of features. A folder that is not complete is refused."""
         about, shown = read_json(folder / ABOUT, "a folder of features"), printable(str(folder))
         if about.get("what") != WHAT:
             raise UserError(f"{shown} holds {about.get('what')}, not {WHAT}")
@@ -115,13 +129,14 @@ class StoredFeatures:
 
     @property
     def backbone(self) -> str:
-        """The name of the backbone that made them."""
+        """The name of the backbone that made the features."""
         return self.about["backbone"]
 
     def check(self, fingerprint: str, name: str) -> None:
-        """Refuse another backbone than the one that made them. The fingerprint has the weights and the preprocessing.
+        """Refuse a backbone other than the one that made the features.
 
-        `name` is what the other one is called.
+        `name` and `fingerprint` are those of the backbone that is to be used. The fingerprint depends on its weights
+        and its preprocessing.
         """
         if fingerprint != self.about["fingerprint"]:
             raise UserError(
@@ -130,59 +145,60 @@ class StoredFeatures:
                 f"images with it, or take the backbone of the features"
             )
 
-    @cached_property
-    def numbers(self) -> list[int]:
+    @property
+    def numbers(self) -> range:
         """The numbers of the shards."""
-        return list(range(self.about["shards"]))
+        return range(self.about["shards"])
 
     def shards(self) -> list[tuple[int, str, int]]:
-        """The number of each shard that has rows, the path of its first image, and its number of rows."""
-        found = []
+        """For each shard that has rows, its number, the path of its first image, and how many rows it has."""
+        shards = []
         for number in self.numbers:
-            with import_parquet().ParquetFile(self._files(number)[-1]) as file:
+            path = self._files(number)[-1]
+            with _readable(path), import_parquet().ParquetFile(path) as file:
                 if rows := file.metadata.num_rows:
                     first = next(file.iter_batches(1, columns=["image_path"]))["image_path"][0].as_py()
-                    found.append((number, first, rows))
-        return found
+                    shards.append((number, first, rows))
+        return shards
 
     def _files(self, number: int) -> list[Path]:
         return shard_files(self.folder, self.about["format"], number)
 
     def portions(self, size: int, numbers: Iterable[int] | None = None) -> Iterator[tuple[list[str], Tensor]]:
-        """Paths (n) and features float32 (n, e) of the images in these shards, or in all, n ≤ `size` at a time."""
+        """Paths and features float32 (n, e) of the images in these shards, or in all shards, n ≤ `size` at a time."""
         for number in self.numbers if numbers is None else numbers:
-            names, features = self._paths(number), self._features(number)
-            for first in range(0, len(names), size):
-                part = features[first : first + size].astype(np.float32)  # a copy, since what is read is read-only
-                yield names[first : first + size], torch.from_numpy(part)
+            paths, features = self._paths(number), self._features(number)
+            for first in range(0, len(paths), size):
+                part = features[first : first + size].astype(np.float32)  # a copy: Parquet's arrays are read-only
+                yield paths[first : first + size], torch.from_numpy(part)
 
     def _paths(self, number: int) -> list[str]:
         return self._column(number, "image_path").to_pylist()
 
     def _column(self, number: int, name: str) -> Any:
-        file = self._files(number)[-1]
-        try:
-            return import_parquet().read_table(file, columns=[name])[name].combine_chunks()
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{printable(str(file))} is damaged ({error}): remove it and embed again") from error
+        path = self._files(number)[-1]
+        with _readable(path):
+            return import_parquet().read_table(path, columns=[name])[name].combine_chunks()
 
     def _features(self, number: int) -> np.ndarray:
         """The features (n, e) of a shard in the precision in which they are stored."""
-        if self.about["format"] == "npy":
-            features = np.load(self._files(number)[0], allow_pickle=False)
-        else:
-            features = self._column(number, "feature").flatten().to_numpy(zero_copy_only=False)
-        return features.reshape(-1, self.about["width"])
+        path = self._files(number)[0]
+        with _readable(path):
+            if self.about["format"] == "npy":
+                features = np.load(path, allow_pickle=False)
+            else:
+                features = self._column(number, "feature").flatten().to_numpy(zero_copy_only=False)
+            return features.reshape(-1, self.about["width"])
 
     def rows(self) -> Iterator[FeatureRow]:
-        """What is known of the images beside their features, in their order."""
+        """The rows of all images, without their features, in their order."""
         for number in self.numbers:
             yield from map(FeatureRow, *(self._column(number, name).to_pylist() for name in COLUMNS))
 
     def of(self, keys: Sequence[str]) -> Tensor:
-        """The features float32 (n, e) of images by their paths. Each shard that has some of them is read once."""
-        found = np.empty((len(keys), self.about["width"]), dtype=np.float32)
-        wanted: dict[int, list[tuple[int, int]]] = {}
+        """The features float32 (n, e) of the images with these paths. A shard that holds some of them is read once."""
+        features = np.empty((len(keys), self.about["width"]), dtype=np.float32)
+        by_shard: dict[int, list[tuple[int, int]]] = {}
         if lacking := [key for key in keys if key not in self._where]:
             raise UserError(
                 f"{printable(str(self.folder))} has no features of {few(lacking)}: they could not be read when it was "
@@ -190,20 +206,20 @@ class StoredFeatures:
             )
         for index, key in enumerate(keys):
             number, row = self._where[key]
-            wanted.setdefault(number, []).append((index, row))
-        for number, places in sorted(wanted.items()):
+            by_shard.setdefault(number, []).append((index, row))
+        for number, places in sorted(by_shard.items()):
             indices, rows = zip(*places, strict=True)
-            found[list(indices)] = self._latest(number)[list(rows)]
-        return torch.from_numpy(found)
+            features[list(indices)] = self._latest(number)[list(rows)]
+        return torch.from_numpy(features)
 
     @cached_property
     def _latest(self) -> Callable[[int], np.ndarray]:
-        """`_features`, which keeps the shard that was read last: images are asked for in portions, in their order."""
+        """`_features`, which remembers the last shard, because images are read in portions and in their order."""
         return lru_cache(maxsize=1)(self._features)
 
     @cached_property
     def _where(self) -> dict[str, tuple[int, int]]:
-        """The shard of each path, and its row there."""
+        """The number of the shard that holds each path, and the row of the path in that shard."""
         return {key: (number, row) for number in self.numbers for row, key in enumerate(self._paths(number))}
 
     @cached_property
@@ -212,7 +228,7 @@ class StoredFeatures:
         return {row.image_path: row.sha256 for row in self.rows()}
 
     def load(self, key: str) -> Image.Image:
-        """Refuses to give the image of a key: only its features are there."""
+        """Raise an error: a folder of features holds no images."""
         raise UserError(
             f"{printable(str(self.folder))} holds features of images, and this needs the images themselves ({key}): "
             f"name the folder of the images, or a method that reads features only, such as zero-shot or coop"

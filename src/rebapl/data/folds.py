@@ -1,10 +1,11 @@
-"""Holding out parts of all images, so that every image is learned from in the end and an estimate is still honest.
+"""Folds: hold out a part of all images to estimate the accuracy, while the final training still uses every image.
 
-A fold is a word: `2/5` holds out the second of five parts, `test` holds out the test images that the data set has by
-itself, and `all` holds out nothing. In each case all other images train.
+A fold is a word: `2/5` holds out the second of five parts, `test` holds out the data set's own test images, and `all`
+holds out nothing. In each case all other images are training images.
 
-A photo that lies in a class several times is one image here: it is held out once, and its copies do not train then.
-Otherwise what was learned from a copy would be asked again, and an estimate would count the photo several times.
+If a class contains copies of a photo, they count as one image here: the photo is held out once, and while it is held
+out, none of its copies is a training image. Otherwise a test image could have been trained on, and an estimate would
+count the photo several times.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from rebapl.randomness import python_random
 ALL, TEST = "all", "test"
 
 PARTS = 3
-"""In how many parts images are divided, or in two if no class has three. More parts would cost more trainings."""
+"""The number of parts into which images are divided; two if no class has three. More parts cost more trainings."""
 
 ENOUGH = 200
-"""If a part has at least this many images, only the first part is held out. If not, each of them is in turn."""
+"""If a part has at least this many images, only the first part is held out; otherwise each part in turn."""
 
 _PART = re.compile(r"([1-9]\d*)/([1-9]\d*)")
 
 
 def folds_for(dataset: Dataset) -> list[str]:
-    """The folds by which learning from these images is measured; none if no class has two images.
+    """The folds on which a training on these images is tested; none if no class has two images.
 
-    A data set with test images of its own is measured on them. Otherwise the images are divided into three parts, or
-    two where no class has three images. Each part is held out in turn (cross-validation), unless one part
-    has 200 images: then the first alone is.
+    A data set with test images of its own is tested on them. Otherwise the images are divided into three parts, or two
+    if no class has three images. Each part is held out in turn (cross-validation), or only the first one if a part has
+    200 images.
 
     >>> from rebapl.data.catalogue import load_dataset
     >>> folds_for(load_dataset("digits"))
@@ -50,16 +51,16 @@ def folds_for(dataset: Dataset) -> list[str]:
 
 
 def check_fold(fold: str) -> None:
-    """Refuse a word that is no fold."""
-    found = _PART.fullmatch(fold)
-    if fold not in (ALL, TEST) and (found is None or int(found[2]) < 2 or int(found[1]) > int(found[2])):
+    """Refuse a word that is not a fold."""
+    part = _PART.fullmatch(fold)
+    if fold not in (ALL, TEST) and (part is None or int(part[2]) < 2 or int(part[1]) > int(part[2])):
         raise UserError(f"fold '{fold}': write a part such as 2/5, or {TEST}, or {ALL}")
 
 
 def folded(dataset: Dataset, fold: str) -> Dataset:
-    """The data set with the images of a fold as its test images, and all others as its training images.
+    """The data set with the held-out images of a fold as test images, and all others as training images.
 
-    The only image of a class is never held out, since its class could not be learned then.
+    The only image of a class is never held out, because its class could not be learned then.
 
     >>> from rebapl.data.catalogue import load_dataset
     >>> parts = [folded(load_dataset("digits"), fold) for fold in ("1/3", "test", "all")]
@@ -71,19 +72,24 @@ def folded(dataset: Dataset, fold: str) -> Dataset:
     if fold == ALL:
         return replace(dataset, train=items, val=[], test=[])
     if fold == TEST:
+        if not dataset.test:
+            raise UserError(f"data set '{dataset.name}' has no test images of its own: choose a fold such as 1/3")
         held_out = without_copies(dataset, dataset.test)
     else:
         part, parts = map(int, fold.split("/"))
         held_out = [item for item, number in _numbered(without_copies(dataset, items), parts) if number == part]
     if not held_out:
-        raise UserError(f"data set '{dataset.name}' has no images in fold {fold}: every class has only one image there")
-    contents = {_content(dataset, item) for item in held_out}
+        raise UserError(
+            f"data set '{dataset.name}' has no images in fold {fold}: choose a fold of fewer parts, or add images: "
+            "the only image of a class is never held out"
+        )
+    contents, tested = {_content(dataset, item) for item in held_out}, set(held_out)
     train = [item for item in items if _content(dataset, item) not in contents]
-    return replace(dataset, train=train, val=[], test=[item for item in items if item in set(held_out)])
+    return replace(dataset, train=train, val=[], test=[item for item in items if item in tested])
 
 
 def without_copies(dataset: Dataset, items: Iterable[Item]) -> list[Item]:
-    """These items, and of those in a class that are copies of one another only the first by name."""
+    """These items without copies: of several items of one class with the same content, the first by name stays."""
     return list({_content(dataset, item): item for item in sorted(items, reverse=True)}.values())[::-1]
 
 
@@ -92,7 +98,7 @@ def _content(dataset: Dataset, item: Item) -> tuple[str, int]:
 
 
 def _numbered(items: Iterable[Item], parts: int) -> Iterator[tuple[Item, int]]:
-    """Each image with the number of its part, 1 … parts: those of a class in a fixed random order, dealt in turn."""
+    """Each image with the number of its part, 1 … parts. Those of a class are dealt out in a fixed random order."""
     for label, group in by_label(sorted(items)).items():
         python_random(0, "fold", group[0].class_name).shuffle(group)
         if len(group) > 1:

@@ -1,8 +1,8 @@
-"""A checksum that identifies somebody's own images, and the changes of the images since a run was begun.
+"""A checksum that identifies somebody's own images, and a list of what changed since a run began.
 
-The identity is quick: it needs the list of the images, their classes and splits, their sizes, and nothing of their
-content. So a folder that was renamed, moved or copied is the same. An image that was replaced by another of equal size
-shows when a run looks at the images that it was trained on: their content is read where the time of a file differs.
+The checksum is quick to compute, because it covers the paths of the images, their classes, splits and sizes, but not
+their content. So a folder that was renamed, moved or copied has the same identity. If an image was replaced by another
+one of equal size, `changes` finds it: it reads the images that were trained on again if the time of a file differs.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from rebapl.files import sha256, stamp
 from rebapl.wording import few
 
 Recorded = Mapping[str, Any]
-"""A record that `recorded_images` made."""
+"""What `recorded_images` returned when a run began."""
 
 
 def identity(dataset: Dataset) -> str:
-    """Sixteen hexadecimal digits that name the images of a folder: their paths in it, classes, splits and sizes.
+    """Sixteen hexadecimal digits that identify the images of a folder by their paths in it, classes, splits and sizes.
 
-    The template counts too, since it changes what is learned. The name of the folder does not. Of stored features, the
-    checksums of the images count in the place of their sizes, and the backbone and the precision.
+    They also depend on the template, which changes what is learned, but not on the name of the folder. For stored
+    features, they depend on the checksums of the images instead of their sizes, and on the backbone and the precision.
     """
     stored = dataset.features
-    sizes = stored.checksums if stored is not None else {each.key: _stat(dataset, each)[0] for each in dataset.items}
+    sizes = stored.checksums if stored is not None else {item.key: _stat(dataset, item)[0] for item in dataset.items}
     named = {
         split: [[*item, sizes[item.key]] for item in items] for split, items in zip(SPLITS, dataset.splits, strict=True)
     }
@@ -40,7 +40,7 @@ def identity(dataset: Dataset) -> str:
 
 
 def recorded_images(dataset: Dataset, trained: Iterable[Item]) -> dict[str, Any]:
-    """The class, the size and the time of each image and, for those `trained` on, the checksum of their content."""
+    """The class, the size and the time of each image, and a checksum of the content of each image `trained` on."""
     items = list(trained)
     sums = in_threads(lambda item: sha256(_path(dataset, item)), items)
     return {
@@ -50,15 +50,15 @@ def recorded_images(dataset: Dataset, trained: Iterable[Item]) -> dict[str, Any]
 
 
 def touched(recorded: Recorded, folder: Path) -> bool:
-    """Whether the size or time of an image that was trained on differs, so that it is worth looking for `changes`."""
+    """Whether the size or time of an image that was trained on has changed, so that `changes` may find something."""
     return any(_size_and_time(folder / key) != tuple(recorded["images"][key][1:]) for key in recorded["trained"])
 
 
 def changes(recorded: Recorded, dataset: Dataset) -> str | None:
-    """The images that were added, removed or changed since they were recorded, in words; None if there are none.
+    """Words on the images that were added, removed or changed since they were recorded; None if there are none.
 
-    An image counts as changed if its class or size has, or if it was trained on and its content has; that is looked at
-    only where the time of the file differs.
+    An image has changed if its class or size differs, or if it was trained on and its content differs. The content is
+    compared only if the time of the file differs.
     """
     before, trained = recorded["images"], recorded["trained"]
     now = {item.key: item for item in dataset.items}
@@ -69,12 +69,13 @@ def changes(recorded: Recorded, dataset: Dataset) -> str | None:
             return True
         return time != new_time and key in trained and sha256(_path(dataset, now[key])) != trained[key]
 
-    found = {
+    keys_by_change = {
         "added": sorted(now.keys() - before.keys()),
         "removed": sorted(before.keys() - now.keys()),
         "changed": [key for key in sorted(now.keys() & before.keys()) if has_changed(key)],
     }
-    return ", ".join(f"{len(keys)} {what} ({few(keys, 3)})" for what, keys in found.items() if keys) or None
+    said = (f"{len(keys)} {change} ({few(keys, 3)})" for change, keys in keys_by_change.items() if keys)
+    return ", ".join(said) or None
 
 
 def _path(dataset: Dataset, item: Item) -> Path:
@@ -83,10 +84,10 @@ def _path(dataset: Dataset, item: Item) -> Path:
 
 
 def _stat(dataset: Dataset, item: Item) -> tuple[int, int]:
-    found = _size_and_time(_path(dataset, item))
-    if found is None:
+    size_and_time = _size_and_time(_path(dataset, item))
+    if size_and_time is None:
         raise UserError(f"{_path(dataset, item)}: no such image")
-    return found
+    return size_and_time
 
 
 def _size_and_time(path: Path) -> tuple[int, int] | None:

@@ -1,10 +1,11 @@
-"""From a file to an RGB picture, or to an error that names the file."""
+"""Find image files in folders, and read them as RGB pictures. An error names the file that cannot be read."""
 
 from __future__ import annotations
 
 import io
 import os
 import stat
+import struct
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,10 +20,10 @@ from rebapl.errors import UserError, printable
 from rebapl.wording import number_of
 
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".jfif", ".avif")
-"""The endings of images in a folder. A file named outright may be anything that Pillow reads."""
+"""The endings of image files in a folder. A file that is named itself may have any format that Pillow reads."""
 
 HEIC = (".heic", ".heif")
-"""Further endings of images, where pillow-heif is installed."""
+"""Further endings of image files, which count if pillow-heif is installed."""
 
 HEIC_ADVICE = "HEIC photos need pillow-heif: pip install 'rebapl[heic]'"
 
@@ -31,30 +32,31 @@ BROKEN = (
     SyntaxError,
     ValueError,
     EOFError,
-    KeyError,
-    IndexError,
+    LookupError,
     TypeError,
+    AttributeError,
+    ArithmeticError,
     RuntimeError,
+    struct.error,
     Image.DecompressionBombError,
 )
 """The errors that Pillow raises for broken files of one format or another."""
 
-
 LARGE = 64 * 2**20
-"""A file of more bytes stays on disk, and Pillow reads only the part that it needs: few such files are images."""
+"""Pillow reads a file of more bytes from the disk, and only the part that it needs: few files so large are images."""
 
 MOST_ELONGATED = 100
-"""An image may be this many times as long as it is wide. Its long side grows with the short one when it is resized."""
+"""The largest ratio of an image's long side to its short side; see `refuse_elongated`."""
 
 NO_FILE = "no file"
-"""The counter for broken links, pipes and devices."""
+"""The key under which broken links, pipes and devices are counted."""
 
 NO_IMAGES = ".nomedia"
-"""A folder with a file of this name holds no images to learn from or to answer for, as on a phone."""
+"""A folder with a file of this name is passed over, as on a phone: its images are neither learned nor answered for."""
 
 
 class UnreadableImageError(UserError):
-    """An image that is missing or broken; `reason` says why, without its name."""
+    """An image is missing or broken; `reason` says why, without the name of the image."""
 
     def __init__(self, message: str, reason: str) -> None:
         super().__init__(message)
@@ -62,19 +64,19 @@ class UnreadableImageError(UserError):
 
 
 def is_image(path: Path) -> bool:
-    """Whether it is a file that is called an image."""
+    """Whether a path is a file with the ending of an image."""
     return is_called_image(path) and path.is_file()
 
 
 def is_called_image(path: Path) -> bool:
-    """Whether the ending of a path is that of an image."""
+    """Whether a path has the ending of an image, such as `.png`."""
     ending = path.suffix.lower()
     return ending in EXTENSIONS or (ending in HEIC and reads_heic())
 
 
 @cache
 def reads_heic() -> bool:
-    """Whether HEIC photos can be read; then Pillow reads them from now on."""
+    """Whether HEIC photos can be read. If so, this call makes Pillow read them."""
     try:
         from pillow_heif import register_heif_opener
     except ImportError:
@@ -84,10 +86,10 @@ def reads_heic() -> bool:
 
 
 def files_below(folder: Path, inside: tuple[str, ...] = ()) -> Iterator[Path]:
-    """All files in a folder and the folders in it, in the order of their paths.
+    """All files in a folder and in the folders below it, in the order of their paths.
 
     Hidden files and folders are left out, and so are folders with the file `.nomedia`. Links to folders are followed,
-    but not back to a folder that they lie in; `inside` names these.
+    unless they lead back to one of the folders that contain them, whose real paths are `inside`.
     """
     real = os.path.realpath(folder)
     if real in inside:
@@ -104,7 +106,7 @@ def files_below(folder: Path, inside: tuple[str, ...] = ()) -> Iterator[Path]:
 def walk_images(folder: Path, passed_over: Counter[str] | None = None) -> Iterator[Path]:
     """The images among the `files_below` a folder.
 
-    The endings of the other files are counted in `passed_over`; `NO_FILE` counts broken links, pipes and devices.
+    The other files are counted in `passed_over` by their endings, and broken links, pipes and devices as `NO_FILE`.
     """
     for path in files_below(folder):
         if is_image(path):
@@ -114,7 +116,7 @@ def walk_images(folder: Path, passed_over: Counter[str] | None = None) -> Iterat
 
 
 def images_in_tar(tar: Path) -> Iterator[Path]:
-    """The images in a tar archive, in their order there. Other files in it describe them, and are passed over."""
+    """The images in a tar archive, in their order there. Its other files, which describe the images, are left out."""
     return (path for path in files_in_tar(tar) if is_called_image(path))
 
 
@@ -124,9 +126,9 @@ def subfolders(folder: Path) -> list[str]:
 
 
 def is_set_aside(folder: Path) -> bool:
-    """Whether a folder among others is no class: it has the file `.nomedia`.
+    """Whether a folder among class folders is not a class, because it has the file `.nomedia`.
 
-    A folder without images counts as well, if a folder in it has that file, or if all that it has is hidden.
+    A folder without images is not a class either if a folder in it has that file, or if it holds only hidden files.
     """
     names = {path.name for path in folder.iterdir()}
     if NO_IMAGES in names:
@@ -137,43 +139,43 @@ def is_set_aside(folder: Path) -> bool:
 
 
 def said_of_endings(passed_over: Counter[str]) -> str:
-    """How many files of which endings are not called images, in words; nothing if there are none.
+    """A sentence on the files that `walk_images` passed over, with their endings; empty if there are none.
 
     >>> said_of_endings(Counter({".txt": 2, "": 1, NO_FILE: 1}))
     '3 files whose ending is not that of an image: 2 .txt, 1 without one; broken links, pipes or devices: 1'
     """
-    endings, said = Counter(passed_over), []
+    endings, parts = Counter(passed_over), []
     no_files = endings.pop(NO_FILE, 0)
     if total := endings.total():
         counts = ", ".join(f"{count} {printable(end) or 'without one'}" for end, count in endings.most_common())
         advice = f" ({HEIC_ADVICE})" if any(ending in endings for ending in HEIC) else ""
-        said.append(f"{number_of(total, 'file')} whose ending is not that of an image: {counts}{advice}")
+        parts.append(f"{number_of(total, 'file')} whose ending is not that of an image: {counts}{advice}")
     if no_files:
-        said.append(f"broken links, pipes or devices: {no_files}")
-    return "; ".join(said)
+        parts.append(f"broken links, pipes or devices: {no_files}")
+    return "; ".join(parts)
 
 
 def read_image(path: Path, upright: bool = True) -> Image.Image:
     """The picture (H, W) in a file, as RGB with 8 bits a channel.
 
-    The first frame of an animation; 16-bit grey divided by 256; CMYK, palettes and grey as Pillow converts them;
-    transparency dropped. `upright` turns a photo as its EXIF orientation says. The published data sets are read
-    without it, as their published scores were measured. The path may lead through a tar archive; see
+    Of an animation it is the first frame. 16-bit grey is divided by 256. Pillow converts CMYK, palettes and grey.
+    Transparency is dropped. `upright` turns a photo as its EXIF orientation says. The published data sets are read
+    without turning, because their published scores were measured so. The path may lead through a tar archive; see
     `rebapl.data.tars`.
     """
     try:
         if (tar := tar_of(path)) is not None:
             with Image.open(io.BytesIO(read_from_tar(tar, path))) as image:
                 return as_rgb(image, upright)
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # reading a pipe might never end
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe might never end
             raise OSError("it is a folder, a pipe or a device")
-        if found.st_size == 0:
+        if status.st_size == 0:
             raise OSError("the file is empty")
         if path.suffix.lower() in HEIC and not reads_heic():
             raise OSError(HEIC_ADVICE)
-        # All bytes at once: while threads read side by side, each small read would wait for its turn in Python.
-        with Image.open(path if found.st_size > LARGE else io.BytesIO(path.read_bytes())) as image:
+        # All bytes at once: when several threads read, each small read would wait for Python's lock.
+        with Image.open(path if status.st_size > LARGE else io.BytesIO(path.read_bytes())) as image:
             return as_rgb(image, upright)
     except FileNotFoundError as error:
         raise UnreadableImageError(f"{printable(str(path))}: no such image", "no such image") from error
@@ -182,7 +184,7 @@ def read_image(path: Path, upright: bool = True) -> Image.Image:
 
 
 def unreadable(name: str, error: Exception) -> UnreadableImageError:
-    """The error for an image that is broken."""
+    """The error for a broken image `name`, whose reading raised `error`."""
     if isinstance(error, UnidentifiedImageError):
         reason = "it is in no format of images that is known"
     elif isinstance(error, OSError) and error.strerror is not None:
@@ -195,9 +197,9 @@ def unreadable(name: str, error: Exception) -> UnreadableImageError:
 
 
 def as_rgb(image: Image.Image, upright: bool = True) -> Image.Image:
-    """The picture as 8-bit RGB; `upright` turns it as its EXIF orientation says it was taken.
+    """The picture as 8-bit RGB; `upright` turns it as its EXIF orientation says.
 
-    Pillow alone would turn all but the darkest 16-bit greys white.
+    16-bit grey is divided by 256. Pillow alone would make all but the darkest 16-bit greys white.
     """
     refuse_elongated(image)
     image.load()
@@ -218,11 +220,11 @@ def as_rgb(image: Image.Image, upright: bool = True) -> Image.Image:
 
 
 def refuse_elongated(image: Image.Image) -> None:
-    """Refuse an image that is so thin that its long side would fill the memory when its short side is resized.
+    """Refuse an image that is so thin that its long side would fill the memory once its short side is resized.
 
-    The centre cannot be cropped before resizing instead: its edges fall between pixels, and Pillow, which holds a box
-    in single precision, gives other pixels for a box than for the whole image. At this bound, an image that is resized
-    for a backbone of 224 px takes 15 MB.
+    It would not help to crop the centre before resizing: the edges of the crop lie between pixels, and Pillow, which
+    stores a box in single precision, gives other pixels for a box than for the whole image. At the allowed limit, an
+    image that is resized for a backbone of 224 px takes 15 MB.
     """
     short, long = sorted(image.size)
     if long > MOST_ELONGATED * short:
@@ -235,7 +237,7 @@ def refuse_elongated(image: Image.Image) -> None:
 def _turned_upright(image: Image.Image) -> Image.Image:
     try:
         if image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
-            return image  # where Pillow would copy it
+            return image  # Pillow would copy it
         return ImageOps.exif_transpose(image)
     except BROKEN:  # a photo with damaged EXIF is still a photo
         return image
@@ -243,7 +245,7 @@ def _turned_upright(image: Image.Image) -> Image.Image:
 
 @dataclass(frozen=True)
 class FileImages:
-    """Reads the image of a key, its path below `folder`; see `read_image`."""
+    """A function that reads the image of a key, which is its path below `folder`; see `read_image`."""
 
     folder: Path
     upright: bool

@@ -1,6 +1,6 @@
-"""A person's own images as a data set: a folder of them, a CSV file that lists them, or the images themselves.
+"""A person's own images as a data set: a folder of images, a CSV file that lists them, or images in memory.
 
-Folders and lists without a split of their own are split once by the stated rule, and the split is kept in a file.
+A folder or CSV file without splits is split once, by the rule of `make_split`, and the split is kept in a file.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from rebapl.wording import few, number_of
 TEMPLATE = "a photo of a {}."
 SPLIT_FILE = "split_rebapl.json"
 FEWEST = 3
-"""Images a class needs to be split: one to train, one to validate, one to test."""
+"""The number of images that a class needs to be split: one to train, one to validate, one to test."""
 
 ImageLike = str | Path | Image.Image | np.ndarray
 """One image: the path of a file, a Pillow image, or uint8 of shape (H, W) or (H, W, 3)."""
 
 
 class Row(NamedTuple):
-    """One of a person's images: its path, its folder or label, and its split, which is empty where there is none."""
+    """One of a person's images: its path, its class folder or label, and its split, which is empty if it has none."""
 
     key: str
     label: str
@@ -73,9 +73,9 @@ def dataset_of(
     template: str = TEMPLATE,
     name: str = "images",
 ) -> Dataset:
-    """Make a data set of these images. All of them are for training, and files are read when they are needed.
+    """Make a data set of these images. All of them are training images, and files are read when they are needed.
 
-    `labels` are numbers: label 2 stands for `class_names[2]`. Every class needs an image.
+    `labels` are numbers: label 2 means `class_names[2]`. Every class needs an image.
 
     >>> pictures = np.zeros((4, 8, 8, 3), np.uint8)
     >>> dataset = dataset_of(pictures, [0, 1, 0, 1], ["cat", "dog"])
@@ -84,6 +84,8 @@ def dataset_of(
     """
     check_template(template)
     pictures, names = list(images), list(class_names)
+    if isinstance(class_names, str) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"class_names is {class_names!r}: give a list of names in words")
     numbers = [_label(label, index, len(names)) for index, label in enumerate(labels)]
     if len(pictures) != len(numbers):
         raise UserError(f"there are {len(pictures)} images and {len(numbers)} labels: each image needs one label")
@@ -108,6 +110,8 @@ def _check_picture(picture: object, index: int) -> None:
             raise UserError(
                 f"image {index} is {picture.dtype} of shape {picture.shape}: give uint8 of shape (H, W) or (H, W, 3)"
             )
+        if not picture.size:
+            raise UserError(f"image {index} of shape {picture.shape} has no pixels: leave it out")
     elif not isinstance(picture, str | Path | Image.Image):
         raise UserError(f"image {index} is a {type(picture).__name__}: give a path, a Pillow image or a uint8 array")
 
@@ -128,16 +132,16 @@ def load_own(
 ) -> Dataset:
     """The data set of a folder or of a CSV file.
 
-    A folder has `train/`, `val/` (may be missing) and `test/` with class folders in each, or class folders alone.
+    A folder contains `train/`, `val/` (may be missing) and `test/` with class folders in each, or class folders alone.
     Classes are numbered in the order of their folders' names. A CSV file has the columns `path`, `label` and perhaps
-    `split` (train, val or test), and paths lie below its folder. Labels are class names, or numbers that
-    `classnames.txt` names; numbers may skip, and classes are numbered in their order.
+    `split` (train, val or test). Its paths start at its own folder. Labels are class names, or numbers whose names
+    stand in `classnames.txt`. Numbers may be left out; classes are numbered in the order of their labels.
 
-    Images without splits are split by a rule, see `kept_split`, which explains `split` and `keep_split`; with `whole`,
-    all of them train. Beside the images, `classnames.txt` may give other class names, and `template.txt` a template.
-    Without the latter and without `template`, it is the plain one.
+    Images without splits are split by a rule; see `kept_split`, also for `split` and `keep_split`. With `whole`, all of
+    them are training images. The file `classnames.txt` beside the images may give other class names, and the file
+    `template.txt` a template, which `template` replaces. Without either, the template is "a photo of a {}.".
 
-    A folder of stored features has the images, classes and splits of the data set that they were made of.
+    A folder of stored features has the images, classes and splits of the data set from which it was made.
     """
     stored = StoredFeatures.read(path) if is_features(path) else None
     is_list, folder = path.is_file(), start_of(path)
@@ -151,10 +155,10 @@ def load_own(
         number = {label: index for index, label in enumerate(labels)}
         items = [Item(row.key, number[row.label], names[row.label]) for row in rows]
         if not rows[0].part:
-            file = f"{path.stem}.split.json" if is_list else SPLIT_FILE
-            kept = folder / (file if stored is None else f"_{file}")  # which readers of Parquet pass over
+            name = f"{path.stem}.split.json" if is_list else SPLIT_FILE
+            split_file = folder / (name if stored is None else f"_{name}")  # readers of Parquet folders skip `_…`
             all_train = Splits(sorted(items, key=lambda item: item.label), [], [])
-            splits = all_train if whole else kept_split(kept, split, all_train.train, labels, keep_split)
+            splits = all_train if whole else kept_split(split_file, split, all_train.train, labels, keep_split)
         elif split is not None:
             splits = read_split(named_split(folder, split))
         else:
@@ -172,18 +176,18 @@ def load_own(
 
 
 def start_of(path: Path) -> Path:
-    """Where the paths of the images in a folder or a CSV file begin: the folder, or that of the file."""
+    """The folder at which the paths of the images start: the folder itself, or the folder of the CSV file."""
     return path.parent if path.is_file() else path
 
 
 def own_rows(path: Path) -> tuple[list[Row], dict[str, str]]:
-    """The images in a folder or a CSV file, and the class names by folder or label, in their order."""
+    """The images in a folder or a CSV file, and the class names by folder or label, in the order of the classes."""
     rows, labels = _read_rows(path) if path.is_file() else _folder_rows(path)
     return rows, read_names(start_of(path) / "classnames.txt", labels)
 
 
 def own_template(path: Path) -> str:
-    """The template beside the images in a folder or a CSV file, or the plain one."""
+    """The template in `template.txt` beside the images in a folder or a CSV file, or "a photo of a {}."."""
     file = start_of(path) / "template.txt"
     if not file.is_file():
         return TEMPLATE
@@ -194,7 +198,7 @@ def own_template(path: Path) -> str:
 
 
 def _stored_rows(stored: StoredFeatures) -> tuple[list[Row], dict[str, str]]:
-    """The same of stored features."""
+    """The rows and the class names of stored features, as `own_rows` returns them."""
     names = stored.about["classes"]
     if names is None:
         raise UserError(
@@ -202,34 +206,35 @@ def _stored_rows(stored: StoredFeatures) -> tuple[list[Row], dict[str, str]]:
             "CSV file with path and label, or a data set by its name"
         )
     rows = [Row(row.image_path, row.label or "", row.split or "") for row in stored.rows()]
-    there = {row.label for row in rows}
-    return rows, {label: name for label, name in names.items() if label in there}
+    if not rows:
+        raise UserError(f"{stored.folder} holds no features: none of its images could be read when it was made")
+    labels = {row.label for row in rows}
+    return rows, {label: name for label, name in names.items() if label in labels}
 
 
 def _warn_of_folders_set_aside(folder: Path) -> None:
-    aside = [name for name in subfolders(folder) if is_set_aside(folder / name)]
-    if aside:
-        said = "%s: passed over, since %s in them says that they hold no images: %s"
-        _log.warning(said, folder, NO_IMAGES, few(aside))
+    if aside := [name for name in subfolders(folder) if is_set_aside(folder / name)]:
+        message = "%s: passed over, since %s in them says that they hold no images: %s"
+        _log.warning(message, folder, NO_IMAGES, few(aside))
 
 
 def passed_over(folder: Path) -> str:
-    """Which files in a folder of classes are not learned from, in words; nothing if there are none."""
+    """Words on the files in a folder of classes that are not learned from; empty if there are none."""
     endings: Counter[str] = Counter()
     for group in _class_folders(folder):
         for _ in walk_images(folder / group, endings):
             pass
     beside = sum(is_image(path) and path.name[0] != "." for path in folder.iterdir())
-    said = [f"{number_of(beside, 'image')} beside the class folders"] if beside else []
-    return "; ".join([*said, *filter(None, [said_of_endings(endings)])])
+    parts = [f"{number_of(beside, 'image')} beside the class folders" if beside else "", said_of_endings(endings)]
+    return "; ".join(filter(None, parts))
 
 
 def has_classes(path: Path) -> bool:
     """Whether a folder has class folders and no images beside them, or whether a CSV file has labels."""
     if path.is_dir():
         return bool(_class_folders(path)) and not any(is_image(file) for file in path.iterdir())
-    lines = read_lines(path)[:1] if path.suffix.lower() == ".csv" and path.is_file() else []
-    return any("label" in line.lower().split(",") for line in lines)
+    table = read_csv(path) if path.suffix.lower() == ".csv" and path.is_file() else []
+    return "label" in _header(table)
 
 
 def is_flat(folder: Path) -> bool:
@@ -238,7 +243,7 @@ def is_flat(folder: Path) -> bool:
 
 
 def load_flat_folder(folder: Path) -> Dataset:
-    """All images of a folder that has no classes, as test images of one class called after the folder."""
+    """All images of a folder without classes, as the test images of one class that has the folder's name."""
     name = folder.resolve().name
     keys = sorted(path.name for path in walk_images(folder))
     items = [Item(check_key(key, str(folder)), 0, name) for key in keys]
@@ -246,12 +251,12 @@ def load_flat_folder(folder: Path) -> Dataset:
 
 
 def is_split(folder: Path) -> bool:
-    """Whether `train/` holds folders of classes. If it holds images, it is a class that is called train."""
+    """Whether `train/` holds class folders. If it holds images, it is itself a class with the name train."""
     return has_classes(folder / "train")
 
 
 def _folder_rows(folder: Path) -> tuple[list[Row], list[str]]:
-    """The images in a folder, and its classes in their order."""
+    """The images in a folder, and its class folders in the order of the classes."""
     if not is_split(folder):
         groups = _groups(folder)
         return [Row(key, group, "") for group, keys in groups.items() for key in keys], list(groups)
@@ -261,19 +266,24 @@ def _folder_rows(folder: Path) -> tuple[list[Row], list[str]]:
         raise UserError(f"{folder} has train/ but no test/: scores need images of their own{hint}")
     if others := [part for part in parts if part not in SPLITS]:
         raise UserError(f"{folder} has {few(others)} beside train/ and test/: only train/, val/ and test/ are read")
-    found = {part: _groups(folder / part, folder) for part in SPLITS if part in parts}
-    classes = list(found["train"])
-    for part, groups in found.items():
+    groups_by_part = {part: _groups(folder / part, folder) for part in SPLITS if part in parts}
+    classes = list(groups_by_part["train"])
+    for part, groups in groups_by_part.items():
         if strange := [name for name in groups if name not in classes]:
             raise UserError(f"{folder / part} has class folders that train/ has not: {few(strange)}")
-    if lacking := [name for name in classes if name not in found["test"]]:
+    if lacking := [name for name in classes if name not in groups_by_part["test"]]:
         raise UserError(f"{folder / 'test'} lacks class folders that train/ has: {few(lacking)}")
-    rows = [Row(key, name, part) for part, groups in found.items() for name in classes for key in groups.get(name, ())]
+    rows = [
+        Row(key, name, part)
+        for part, groups in groups_by_part.items()
+        for name in classes
+        for key in groups.get(name, ())
+    ]
     return rows, classes
 
 
 def _groups(parent: Path, root: Path | None = None) -> dict[str, list[str]]:
-    """The images in and below each class folder of `parent`, as sorted paths below `root`; hidden ones are left out."""
+    """The images in and below each class folder of `parent`, as sorted paths below `root` (None: below `parent`)."""
     groups: dict[str, list[str]] = {}
     for group in _class_folders(parent):
         keys = (path.relative_to(root or parent).as_posix() for path in walk_images(parent / group))
@@ -290,9 +300,9 @@ def _class_folders(folder: Path) -> list[str]:
 
 
 def _read_rows(file: Path) -> tuple[list[Row], list[str]]:
-    """The rows of a CSV file, and its labels in their order."""
+    """The rows of a CSV file, and its labels in the order of the classes."""
     table = read_csv(file)
-    header = [word.strip().lower() for word in table[0]] if table else []
+    header = _header(table)
     if header not in (["path", "label"], ["path", "label", "split"]):
         raise UserError(f"{file} must begin with the line path,label or path,label,split; it begins with {header}")
     rows: list[Row] = []
@@ -322,11 +332,16 @@ def _read_rows(file: Path) -> tuple[list[Row], list[str]]:
     return rows, labels
 
 
-def make_split(items: Sequence[Item], groups: Sequence[str]) -> Splits:
-    """Split the images of each class, in a fixed random order: 20 % validate, 30 % test, and the rest train.
+def _header(table: Sequence[Sequence[str]]) -> list[str]:
+    """The names of the columns of a CSV file, which stand in its first row."""
+    return [word.strip().lower() for word in table[0]] if table else []
 
-    At least one image of each class validates, and at least one tests. The order depends on the class and on the paths
-    of its images, and on nothing else. `groups` has the folder or label of each class.
+
+def make_split(items: Sequence[Item], groups: Sequence[str]) -> Splits:
+    """Split the images of each class, in a fixed random order: 20 % are for validation, 30 % for tests, the rest train.
+
+    Each class has at least one validation image and at least one test image. The order depends only on the class and on
+    the paths of its images. `groups` holds the folder or label of each class.
 
     >>> splits = make_split([Item(f"cat/{n}.png", 0, "cat") for n in range(10)], ["cat"])
     >>> [len(items) for items in splits]
@@ -335,8 +350,8 @@ def make_split(items: Sequence[Item], groups: Sequence[str]) -> Splits:
     train: list[Item] = []
     val: list[Item] = []
     test: list[Item] = []
-    for label, of_class in sorted(by_label(items).items()):
-        order = sorted(of_class)
+    for label, class_items in sorted(by_label(items).items()):
+        order = sorted(class_items)
         if len(order) < FEWEST:
             name = order[0].class_name
             raise UserError(f"class '{name}' has {len(order)} images: a split needs at least {FEWEST} of each")
@@ -349,10 +364,10 @@ def make_split(items: Sequence[Item], groups: Sequence[str]) -> Splits:
 
 
 def kept_split(file: Path, split: str | None, items: Sequence[Item], groups: Sequence[str], keep: bool) -> Splits:
-    """The split in `file`, or one that is made now of `items`, see `make_split`; with `keep`, it is written there.
+    """The splits in `file`. If it does not exist, `items` are split (see `make_split`) and, with `keep`, written there.
 
-    `split` is another file, used as it is: a name in the same folder, which must be there, or a path, where a split is
-    made as well if there is none.
+    `split` is another file, which is not compared with `items`. A mere name means a file in the same folder, which must
+    exist. A path means that file; if it does not exist, the images are split as well.
     """
     if split is not None:
         file = named_split(file.parent, split)
@@ -376,23 +391,24 @@ def kept_split(file: Path, split: str | None, items: Sequence[Item], groups: Seq
     return splits
 
 
-def _check_whole(file: Path, splits: Splits, found: set[Item]) -> None:
+def _check_whole(file: Path, splits: Splits, present: set[Item]) -> None:
+    """Refuse a split file that does not list exactly the images that are present, with their classes."""
     listed = {item for items in splits for item in items}
     anew = f"remove {file} to split anew by the same rule, or name another file with split=FILE"
-    keys = {item.key for item in found}
+    keys = {item.key for item in present}
     if gone := sorted({item.key for item in listed} - keys):
         raise UserError(f"{len(gone)} images of the split are gone: {few(gone)}. Put them back, {anew}")
     if new := sorted(keys - {item.key for item in listed}):
         raise UserError(f"{len(new)} images are new since the split was made: {few(new)}. Take them out, {anew}")
-    if changed := sorted(found - listed):
+    if changed := sorted(present - listed):
         raise UserError(f"class {changed[0].class_name!r} has another name or number in the split: {anew}")
 
 
 def read_names(file: Path, groups: Iterable[str]) -> dict[str, str]:
-    """The class names of these folders or labels: their own, or those of `classnames.txt` if there is one.
+    """The class names of these folders or labels: those in the file `classnames.txt`, or themselves without that file.
 
-    A line of that file has a folder (or label), a space or tab, and the class name. Lines for folders or labels that do
-    not exist are passed over.
+    A line of the file has a folder (or label), a space or tab, and the class name. Lines for folders or labels that do
+    not exist are ignored.
     """
     groups = list(groups)
     names = {group: group for group in groups}

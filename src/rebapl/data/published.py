@@ -1,6 +1,6 @@
-"""The fifteen published data sets: how their files lie below the data root, and the rules for their class names.
+"""The fifteen published data sets: where their files are below the data root, and the rules for their class names.
 
-Their differences stand in `published.yaml`. A missing file is an error that says where to get it.
+`published.yaml` describes each data set. A missing file is an error that says where to get it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Entry:
     sources: Sequence[str]
 
     def sources_of(self, file: str) -> list[str]:
-        """Where one of its lists comes from or, under any other name, its images."""
-        wanted = file if file in self.lists else "images"
-        return [source for source in self.sources if source.startswith((wanted, "all"))]
+        """Where to get the list `file` or, if it is not one of the lists, the images."""
+        name = file if file in self.lists else "images"
+        return [source for source in self.sources if source.startswith((name, "all"))]
 
     def needed_files(self, root: Path, split: str | None = None) -> list[Path]:
-        """The folder of images and the lists that it is read from; another `split` needs no lists."""
+        """The folder of images, and the lists from which the data set is read; with another `split`, no lists."""
         lists = [_list_file(self, root, name) for name in self.lists] if split is None else []
         return [root / self.folder / self.images, *lists]
 
@@ -50,7 +50,7 @@ PUBLISHED: dict[str, Entry] = {
 
 
 def load_published(entry: Entry, root: Path, split: str | None = None, template: str | None = None) -> Dataset:
-    """Load a published data set below `root`. `split` names another split file, in its folder or by its path."""
+    """Load a published data set below `root`. `split` is another split file: its name in the folder, or its path."""
     folder = root / entry.folder
     images = folder / entry.images
     _refuse_missing(entry, root, images)
@@ -71,13 +71,13 @@ def load_published(entry: Entry, root: Path, split: str | None = None, template:
 
 
 def _list_file(entry: Entry, root: Path, name: str) -> Path:
-    """Where a list of the data set is. The variants of ImageNet may use its class names."""
+    """The path of a list of the data set. A variant of ImageNet may use the `classnames.txt` in ImageNet's folder."""
     own, shared = root / entry.folder / name, root / "imagenet" / name
     return shared if name == "classnames.txt" and not own.exists() and shared.exists() else own
 
 
 def _refuse_missing(entry: Entry, root: Path, path: Path) -> None:
-    """Refuse a data set that lacks a file or folder."""
+    """Refuse a data set in which the list or the folder of images at `path` is missing."""
     if path.is_file() if path.name in entry.lists else path.is_dir():
         return
     never = " Splits are never made up." if path.name in entry.lists and path.name != "classnames.txt" else ""
@@ -90,7 +90,7 @@ def _split_file(entry: Entry, root: Path) -> Splits:
 
 
 def _aircraft(entry: Entry, root: Path) -> Splits:
-    """`variants.txt` names the classes by label; each list has lines of an image's number and its class."""
+    """`variants.txt` lists the classes by label. Each line of a split's list has an image's number and its class."""
     folder = root / entry.folder
     labels = {name: label for label, name in enumerate(read_lines(folder / "variants.txt"))}
     lists = []
@@ -109,9 +109,9 @@ def _aircraft(entry: Entry, root: Path) -> Splits:
 
 
 def _imagenet(entry: Entry, root: Path) -> Splits:
-    """The training images, and the official validation images as test images, as is the custom.
+    """The training images, and the official validation images as test images, as is usual.
 
-    So no images are left to validate on, because nothing may be chosen on images that are tested later.
+    So there are no validation images, because settings must not be chosen on images that are tested later.
     """
     images, names = root / entry.folder / entry.images, _class_names(entry, root)
     for part in ("train", "val"):
@@ -120,16 +120,16 @@ def _imagenet(entry: Entry, root: Path) -> Splits:
 
 
 def _variant(entry: Entry, root: Path) -> Splits:
-    """Class folders, which are called 0 … 999 in the order of the names, or as in ImageNet.
+    """The images in class folders, which are named 0 … 999 in the order of the class names, or as in ImageNet.
 
-    Of the latter there may be fewer than names; labels number the folders that there are.
+    With ImageNet's names there may be fewer folders than class names. Labels then number the folders that exist.
     """
     images, names = root / entry.folder / entry.images, _class_names(entry, root)
     if entry.layout == "numbered":
         names = {str(label): name for label, name in enumerate(names.values())}
     else:
-        there = subfolders(images)
-        names = {folder: name for folder, name in names.items() if folder in there}
+        existing = subfolders(images)
+        names = {folder: name for folder, name in names.items() if folder in existing}
     return Splits([], [], _class_folders(images, "", names))
 
 
@@ -143,11 +143,11 @@ _READERS: dict[str, Callable[[Entry, Path], Splits]] = {
     "test-only": _variant,
     "numbered": _variant,
 }
-"""How the items are read, by the layout of the files."""
+"""The function that reads the items, by the layout of the files."""
 
 
 def _class_names(entry: Entry, root: Path) -> dict[str, str]:
-    """Names by class folder, from lines such as `n01440764 tench`; folders in order."""
+    """The class names by class folder, from lines such as `n01440764 tench`. The folders are sorted."""
     path = _list_file(entry, root, "classnames.txt")
     names: dict[str, str] = {}
     for number, line in enumerate(read_lines(path), start=1):
@@ -159,12 +159,12 @@ def _class_names(entry: Entry, root: Path) -> dict[str, str]:
 
 
 def _class_folders(images: Path, below: str, names: dict[str, str]) -> list[Item]:
-    """All images of the class folders in `images/below`, which must be those of `names`, by label and file name."""
+    """All images of the class folders in `images/below`, sorted by label and file name. The folders must be `names`."""
     parent = images / below
-    found = subfolders(parent)
-    if lacking := [folder for folder in names if folder not in found]:
+    folders = subfolders(parent)
+    if lacking := [folder for folder in names if folder not in folders]:
         raise UserError(f"{parent} lacks class folders of classnames.txt: {few(lacking)}")
-    if extra := [folder for folder in found if folder not in names]:
+    if extra := [folder for folder in folders if folder not in names]:
         raise UserError(f"{parent} has folders that classnames.txt does not name: {few(extra)}")
     items = []
     for label, (folder, name) in enumerate(names.items()):
@@ -194,7 +194,7 @@ EUROSAT = {
 
 
 def year_first(official: str) -> str:
-    """StanfordCars: the year comes first.
+    """The name of a class of StanfordCars with the year in front.
 
     >>> year_first("Audi TTS Coupe 2012")
     '2012 Audi TTS Coupe'
@@ -204,7 +204,7 @@ def year_first(official: str) -> str:
 
 
 def place_last(official: str) -> str:
-    """SUN397: the initial goes, and the word that tells places apart comes first.
+    """The name of a class of SUN397 without the initial, and with the word that distinguishes two places in front.
 
     >>> place_last("a/apartment_building/outdoor"), place_last("a/abbey")
     ('outdoor apartment_building', 'abbey')
@@ -230,7 +230,7 @@ NAME_RULES: dict[str, Callable[[str], str | None]] = {
     "eurosat": lambda key: EUROSAT.get(_folder(key)),
     "ucf101": _folder,  # such as Apply_Eye_Makeup
 }
-"""The class name of an image from its path, as the published split files have it; None if it belongs to no class.
+"""The class name that the published split files give an image, from its path; None if it belongs to no class.
 
 >>> NAME_RULES["caltech101"]("Faces/image_0001.jpg"), NAME_RULES["eurosat"]("SeaLake/SeaLake_7.jpg")
 ('face', 'Sea or Lake')
@@ -238,9 +238,9 @@ NAME_RULES: dict[str, Callable[[str], str | None]] = {
 
 
 def names_by_label(dataset: str, folder: Path) -> list[str] | None:
-    """The class names of StanfordCars and Flowers102 from the files beside their images, where these are there."""
+    """The class names of StanfordCars and Flowers102, by label, from a file beside their images, if the file exists."""
     if dataset == "stanford_cars" and (file := folder / "devkit" / "cars_meta.mat").is_file():
-        from scipy.io import loadmat  # late: only this data set needs it
+        from scipy.io import loadmat  # imported here, because only this data set needs it
 
         return [year_first(str(cell[0])) for cell in loadmat(file)["class_names"][0]]
     if dataset == "oxford_flowers" and (file := folder / "cat_to_name.json").is_file():

@@ -1,14 +1,14 @@
 """Training images that stay in the memory of the device, and Pillow's resizing as matrix products there.
 
-The views equal Pillow's to the bit, for a whole batch at once. A row of w px becomes one of n px. With r = w/n,
-s = max(r, 1), centre c = (x + ½)·r and filter f, its pixel x is
+A whole batch is resized at once, and its views equal Pillow's to the last bit. Resizing turns a row of w px into one of
+n px. With r = w/n, s = max(r, 1), centre c = (x + ½)·r and filter f, its pixel x is
 
     Σ_i k_i·p_i / Σ_i k_i,   k_i = f((i + ½ − c)/s),   over the pixels i within s·(f's reach) of c.
 
-Pillow makes the shares k_i/Σk whole numbers of 2⁻²², sums whole numbers, rounds and clips to 8 bit, along the rows and
-then along the columns (or the other way, see `columns_first`). Here a share is two whole numbers of at most 12 bits.
-Their products with pixels and the sums of these are whole numbers below 2²⁴ (for pictures shrunk up to sevenfold),
-which float32 holds exactly: in whichever order they are summed, and in TensorFloat-32 too.
+Pillow rounds the shares k_i/Σk to whole multiples of 2⁻²², sums whole numbers, rounds and clips to 8 bit. It does so
+along the rows and then along the columns, or the other way round (see `columns_first`). Here a share is split into two
+whole numbers of at most 12 bits. Their products with pixels and the sums of these products are whole numbers below 2²⁴
+(for pictures shrunk up to sevenfold). Float32 represents them exactly, in any order of summation and in TensorFloat-32.
 """
 
 from __future__ import annotations
@@ -24,21 +24,25 @@ from torch import Tensor
 from rebapl.data.transforms import Preprocessing, as_tensor, largest_box
 
 LONGEST_SIDE = 1024
-"""Larger crops are cheaper by Pillow: the matrix products grow with the square of the side."""
+"""Larger crops are resized by Pillow, which is cheaper: the matrix products grow with the square of the side."""
 
 SHARE_OF_FREE_MEMORY = 4
-"""The images may take a quarter of the device's free memory: the backbone and other runs want the rest."""
+"""The images may take one in four bytes of the device's free memory: the backbone and other runs need the rest."""
 
-FRACTION_BITS = 22  # of Pillow's shares
+FRACTION_BITS = 22
+"""Pillow's shares are whole multiples of 2⁻²²."""
+
 SLICE_BITS = 12
+"""The bits of the lower of the two numbers that make up a share."""
+
 REACH = {Image.Resampling.BILINEAR: 1.0, Image.Resampling.BICUBIC: 2.0}
-"""How far the filters that can be computed here reach, in pixels of the smaller picture."""
+"""The filters that can be computed here, and how far each one reaches, in pixels of the smaller picture."""
 
 
 class ResidentImages:
-    """RGB images as uint8 on a device, one after the other without padding: pixel p of image n is its offset + p.
+    """RGB images as uint8 on a device, one after the other without padding: pixel p of image n is at offset_n + p.
 
-    `views` equals `Preprocessing.view` of each image to the bit. It never waits for the device and its shapes are
+    `views` equals `Preprocessing.view` of each image to the last bit. It never waits for the device and its shapes are
     fixed, so that it can be part of a captured CUDA graph.
     """
 
@@ -62,11 +66,11 @@ class ResidentImages:
     def views(self, rows: Tensor, boxes: Tensor, mirrored: Tensor) -> Tensor:
         """Training views, uint8 (B, 3, crop, crop), of the images `rows` (B,), all on the device.
 
-        `boxes` (B, 4) are left, top, right, bottom; those `mirrored` (B,) come out mirrored.
+        `boxes` (B, 4) hold left, top, right and bottom; `mirrored` (B,) says which views are mirrored.
         """
         corners, ends = boxes.unflatten(1, (2, 2)).unbind(1)
         sizes = ends - corners
-        # Beyond the box its last pixel is repeated: there nothing counts, but the address must be one.
+        # Beyond the box, the address of its last pixel is repeated: that pixel is ignored, but addresses must be valid.
         within = torch.minimum(self.positions, sizes[:, :, None] - 1)
         columns, lines = (corners[:, :, None] + within).unbind(1)  # (B, side)
         offsets, widths = self.offsets_and_widths[rows].unbind(1)
@@ -82,7 +86,7 @@ def fits(
     batch: int,
     device: torch.device | str,
 ) -> bool:
-    """Whether these images should stay on a GPU: if it has room for them and for the views of a step."""
+    """Whether a GPU has enough memory for these images and for the views of a step, so that they should stay there."""
     if preprocessing.resample not in REACH:
         return False
     side = _longest_side(images, scale)
@@ -98,7 +102,7 @@ def _longest_side(images: Sequence[Image.Image], scale: tuple[float, float]) -> 
 
 
 class Resizer:
-    """Makes pictures of up to `side` by `side` px `size` by `size`, on a device that keeps the shares of all lengths.
+    """Resizes pictures of at most `side` by `side` px to `size` by `size` px, with tables that stay on the device.
 
     >>> canvas = torch.arange(3 * 4 * 4, dtype=torch.uint8).view(1, 3, 4, 4)
     >>> Resizer(4, 2, Image.Resampling.BILINEAR)(canvas, torch.tensor([[2, 4]]), torch.tensor([True]))[0, 0]
@@ -113,10 +117,10 @@ class Resizer:
         self.rows_first_up_to = _rows_first_up_to(lengths, size)
 
     def __call__(self, canvas: Tensor, sizes: Tensor, mirrored: Tensor) -> Tensor:
-        """Pictures uint8 (B, 3, side, side), each in the top left corner, as uint8 (B, 3, size, size).
+        """Resize pictures in the top left corners of a canvas, uint8 (B, 3, side, side), to uint8 (B, 3, size, size).
 
-        `sizes` (B, 2) are the pictures' own widths and heights; the rest of the canvas takes no part. Those `mirrored`
-        (B,) come out mirrored left to right. Nothing here waits for the device.
+        `sizes` (B, 2) are the widths and heights of the pictures; the rest of the canvas has no effect. `mirrored` (B,)
+        says which results are mirrored left to right. Nothing here waits for the device.
         """
         if self.side <= self.size:  # nothing is shrunk
             result = self._resized(canvas, sizes)
@@ -129,32 +133,34 @@ class Resizer:
         return torch.where(mirrored.view(-1, 1, 1, 1), result.flip(-1), result).to(torch.uint8)
 
     def _resized(self, canvas: Tensor, sizes: Tensor) -> Tensor:
-        """Along the rows, then along the columns."""
+        """Resize along the rows, then along the columns."""
         across, down = self._matrices(sizes).unbind(1)
         rows = canvas.to(torch.float32, memory_format=torch.contiguous_format)
         sums = rows.view(len(canvas), 3 * self.side, self.side) @ across.mT
         narrow = _rounded(*sums.int().split(self.size, -1)).view(-1, 3, self.side, self.size)
-        # All three channels side by side, so that each column is one of one matrix.
+        # The three channels stand side by side, so that one matrix holds all columns.
         narrow = narrow.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
         sums = down @ narrow.view(len(canvas), self.side, 3 * self.size)
         result = _rounded(*sums.int().split(self.size, -2))
         return result.view(-1, self.size, 3, self.size).transpose(1, 2)
 
     def _matrices(self, sizes: Tensor) -> Tensor:
-        """(B, 2, 2·size, side), for widths and heights: upper and lower slices of each pixel's share in each pixel of
-        the result."""
+        """The matrices (B, 2, 2·size, side) that resize these widths and heights.
+
+        They hold the upper and the lower slices of the share of each pixel in each pixel of the result.
+        """
         shares = self.shares[sizes]  # (B, 2, 2, size, taps)
         taps = shares.shape[-1]
-        # Taps beyond the picture, which have no share, may land on pixels beyond the canvas, which are cut off.
+        # Taps beyond the picture have the share 0. They may lie beyond the canvas, where they are cut off.
         matrix = shares.new_zeros(*shares.shape[:-1], self.side + taps)
         matrix.scatter_(-1, self.pixels[sizes][:, :, None].expand_as(shares), shares)
         return matrix.flatten(2, 3)[..., : self.side]
 
 
 def _rows_first_up_to(widths: Tensor, size: int) -> Tensor:
-    """Up to which height Pillow resizes a picture of each width along the rows first.
+    """For each width, the largest height of a picture that Pillow resizes along the rows first.
 
-    From version 13 on it begins with the columns of pictures that shrink more there.
+    From version 13 on, Pillow begins with the columns if the picture shrinks more along them.
     """
     if int(PIL.__version__.split(".")[0]) < 13:
         return torch.full_like(widths, torch.iinfo(widths.dtype).max)
@@ -162,9 +168,9 @@ def _rows_first_up_to(widths: Tensor, size: int) -> Tensor:
 
 
 def _shares(lengths: Tensor, size: int, longest: int, reach: float) -> tuple[Tensor, Tensor]:
-    """Pixels (N, size, taps) that have a share in each pixel of the result, and the shares (N, 2, size, taps).
+    """The pixels (N, size, taps) that have a share in each pixel of the result, and their shares (N, 2, size, taps).
 
-    In units of 2⁻²²; the first slice, times 2¹², and the second add up to the share.
+    Shares are in units of 2⁻²². A share is its first slice times 2¹² plus its second slice.
     """
     ratio = lengths[:, None].double() / size
     stretch = ratio.clamp(min=1)
@@ -182,7 +188,7 @@ def _shares(lengths: Tensor, size: int, longest: int, reach: float) -> tuple[Ten
 
 
 def _filter(x: Tensor, reach: float) -> Tensor:
-    """The triangle, or the cubic with a = −½."""
+    """The bilinear filter (a triangle, reach 1) or the bicubic one with a = −½ (reach 2) at x."""
     x = x.abs()
     if reach == 1:
         return (1 - x).clamp(min=0)
@@ -193,6 +199,6 @@ def _filter(x: Tensor, reach: float) -> Tensor:
 
 
 def _rounded(upper: Tensor, lower: Tensor) -> Tensor:
-    """Sums of both slices to values of 0 … 255, as int32."""
+    """Join the sums of both slices, round them and clip them to 0 … 255, as int32."""
     total = torch.add(lower, upper, alpha=2**SLICE_BITS) + 2 ** (FRACTION_BITS - 1)
     return (total >> FRACTION_BITS).clamp(0, 255)

@@ -1,7 +1,7 @@
-"""Images in tar archives, as webdataset packs them. The path of one leads through the archive: `a.tar/000001.jpg`.
+"""Images in tar archives, as webdataset packs them. The path of an image includes the archive: `a.tar/000001.jpg`.
 
-Files of an archive that share the name up to the first dot belong together: `000001.cls` holds the label of
-`000001.jpg`, a word or a number. Archives must not be compressed, so that any file in them can be read by itself.
+Files of an archive whose names are equal up to the first dot belong together: `000001.cls` holds the label of
+`000001.jpg`, a word or a number. Archives must not be compressed, so that each file in them can be read by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ENDING = ".tar"
 
 
 def is_tar(path: Path) -> bool:
-    """Whether a path is a file that is called a tar archive."""
+    """Whether a path is a file with the ending `.tar`."""
     return path.suffix.lower() == ENDING and path.is_file()
 
 
@@ -45,13 +45,13 @@ def read_from_tar(tar: Path, path: Path) -> bytes:
 
 
 def labels_in_tar(tar: Path) -> dict[str, str]:
-    """The labels of samples by the path of the sample, which is that of its files up to the first dot."""
+    """The labels in an archive. The label of an image is found under `sample_of` its path."""
     files = (path for path in files_in_tar(tar) if path.suffix == ".cls")
     return {sample_of(path): read_from_tar(tar, path).decode("utf-8", "replace").strip() for path in files}
 
 
 def sample_of(path: Path) -> str:
-    """The path of a file up to the first dot of its name.
+    """The path of a file up to the first dot of its name. Files that belong together share it.
 
     >>> sample_of(Path("a.tar/000001.seg.png"))
     'a.tar/000001'
@@ -61,7 +61,7 @@ def sample_of(path: Path) -> str:
 
 @lru_cache(maxsize=8)
 def _places(stamped: tuple[str, int, int]) -> Mapping[str, tuple[int, int]]:
-    """Where each file of an archive begins, and its size; kept as long as the stamp of the archive is the same."""
+    """The offset and the size of each file in an archive. They are cached until the stamp of the archive changes."""
     try:
         with tarfile.open(stamped[0], "r:") as archive:
             return {

@@ -1,4 +1,4 @@
-"""A few-shot task: the images that are learned from and those that are tested on, chosen by the published rules."""
+"""A few-shot task: the training images and the test images of a data set, chosen by the published rules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rebapl.errors import UserError, unknown
 from rebapl.numbers import spread
 
 VAL_SHOTS = 4
-"""The largest number of validation images of a class in the published lists."""
+"""The largest number of validation images of a class in a few-shot task, as in the published lists."""
 
 PROTOCOLS = ("base-to-novel", "few-shot", "cross-dataset", "domain-generalization", "selection")
 
@@ -32,7 +32,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """Items of a data set with labels 0 … n−1 among n class names. `split` is the target's own split file, if any."""
+    """Items of a data set, with labels 0 … n−1 for n class names. `split` is a target's own split file, if any."""
 
     class_names: Sequence[str]
     items: Sequence[Item]
@@ -42,7 +42,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Task:
-    """A task. `train` and `val` have the same classes. `tests` has the parts to score; trained classes come first."""
+    """A task. `train` and `val` have the same classes. `tests` has the parts to score, trained classes first."""
 
     dataset: Dataset
     protocol: str
@@ -67,23 +67,23 @@ def load_task(
     fold: str | None = None,
     keep_split: bool = False,
 ) -> Task:
-    """Make a task of a data set, which is an object, a name or a path.
+    """Make a task from a data set, which is an object, a name or a path.
 
-    It trains on `shots` images of each class, or on all images if that is None; see `few_shot`. `root`, `split`,
-    `template` and `keep_split` are as in `load_dataset`. `protocol` is one of these:
+    The task trains on `shots` images of each class, or on all images if `shots` is None; see `few_shot`. `root`,
+    `split`, `template` and `keep_split` are as in `load_dataset`. `protocol` is one of these:
 
     * `base-to-novel` trains on the first half of the classes. It tests that half among its own names (`base`), and the
       other half among its own names (`novel`).
     * `few-shot` trains and tests on all classes (`test`).
-    * `cross-dataset` and `domain-generalization` train on all classes, too. They test on the data set's own images
-      (`test`) and on all classes of each target, under its name. For ImageNet the targets are the published ones unless
-      `targets` are given. Each is a data set, or NAME=FILE to take another split file of it.
+    * `cross-dataset` and `domain-generalization` also train on all classes. They test on the data set's own test images
+      (`test`) and on all classes of each target, under the target's name. For ImageNet the default `targets` are the
+      published ones. A target is the name of a data set, or NAME=FILE to use another split file of it.
     * `selection` is for choosing settings. It is base-to-novel within the base classes, tested on all *validation*
-      images of these. It sees no test image and no novel class.
+      images of these classes. It uses no test image and no novel class.
 
-    `test_images` is the largest number of images per part, spread evenly over the list. With a `fold`
-    (only for `few-shot`), its images are tested and all others train; see `rebapl.data.folds`. The fold `all` leaves no
-    test part.
+    `test_images` is the largest number of images in a test part; they are spread evenly over its list. With a `fold`
+    (only for `few-shot`), the images of the fold are tested and all others train; see `rebapl.data.folds`. The fold
+    `all` leaves no test part.
 
     >>> task = load_task("digits", shots=16, seed=1)
     >>> len(task.train.items), list(task.tests), task.tests["novel"].class_names
@@ -93,7 +93,7 @@ def load_task(
     """
     if test_images is not None and test_images < 1:
         raise UserError(f"test_images = {test_images}: at least one is needed")
-    wanted = targets_of(protocol, data if isinstance(data, str) else data.name, targets)
+    target_splits = targets_of(protocol, data if isinstance(data, str) else data.name, targets)
     if fold is not None:
         check_fold_use(fold, protocol, split)
     whole = fold is not None
@@ -120,8 +120,10 @@ def load_task(
         if not source:
             raise UserError(f"data set '{dataset.name}' has no validation images to select settings on")
     tests = {name: _part(dataset, source, chosen, test_images) for name, chosen in tested.items() if source}
-    for name, file in wanted.items():
+    for name, file in target_splits.items():
         target = load_dataset(name, root, split=file)
+        if not target.test:
+            raise UserError(f"target '{name}' has no test images: name a data set that has some")
         part = _part(target, target.test, range(len(target.class_names)), test_images)
         tests[name] = replace(part, split=file)
     shots = shots or max(Counter(item.label for item in train).values())
@@ -142,11 +144,11 @@ def task_of(dataset: Dataset, seed: int = 1, shots: int | None = None) -> Task:
 
 
 def few_shot(dataset: Dataset, shots: int | None, seed: int) -> tuple[Sequence[Item], Sequence[Item]]:
-    """The train and val items that the published lists hold for these shots and this seed; all items without shots.
+    """The train and val items of the published lists for these shots and this seed; all items if `shots` is None.
 
-    One random stream is seeded with `seed`. It goes through the labels in the order of their first appearance and draws
-    `shots` items of each (all if there are fewer). Then, without seeding again, it draws `min(shots, 4)` of each from
-    val. It draws from all classes; base or novel classes are chosen afterwards.
+    One random stream is seeded with `seed`. For each label, in the order in which labels first appear, it draws `shots`
+    items (all if there are fewer) from train. Then, without seeding again, it draws `min(shots, 4)` items of each label
+    from val. It draws from all classes; base or novel classes are chosen afterwards.
     """
     if shots is not None and shots < 1:
         raise UserError(f"shots = {shots}: at least one image per class is needed")
@@ -178,16 +180,16 @@ def base_novel(class_names: Sequence[str]) -> tuple[list[int], list[int]]:
 
 
 def check_fold_use(fold: str, protocol: str, split: str | None = None) -> None:
-    """Refuse a fold that is none, or one beside a protocol or a split file that it has no effect on."""
+    """Refuse a word that is not a fold, and a fold together with a protocol or a split file, where it has no effect."""
     check_fold(fold)
     if protocol != "few-shot" or split is not None:
         raise UserError(f"fold {fold} is for the protocol few-shot without a split file: leave it out here")
 
 
 def targets_of(protocol: str, data: str, targets: Sequence[str] | None = None) -> dict[str, str | None]:
-    """The other data sets that a protocol tests on after training on `data`: the `targets`, or the published ones.
+    """The other data sets on which a protocol tests after training on `data`: the `targets`, or the published ones.
 
-    Each name comes with the split file that was named with it, or None.
+    Each name is mapped to the split file that was named with it, or to None.
 
     >>> list(targets_of("domain-generalization", "imagenet"))
     ['imagenetv2', 'imagenet_sketch', 'imagenet_a', 'imagenet_r']
@@ -207,13 +209,13 @@ def targets_of(protocol: str, data: str, targets: Sequence[str] | None = None) -
                 "test on, as in targets=shapes,letters"
             )
         targets = TARGETS[protocol]
-    found = dict(map(split_of, targets))
+    split_by_name = dict(map(split_of, targets))
     for name in (data, "test"):
-        if name in found:
+        if name in split_by_name:
             raise UserError(f"target '{name}' is the data set trained on, which is tested anyway: leave it out")
-    if not found or len(found) < len(targets):
+    if not split_by_name or len(split_by_name) < len(targets):
         raise UserError(f"targets are {', '.join(targets) or 'none'}: name at least one data set, and each once")
-    return found
+    return split_by_name
 
 
 def split_of(data: str) -> tuple[str, str | None]:
@@ -237,7 +239,7 @@ def part_names(protocol: str, data: str, targets: Sequence[str] | None = None) -
 
 
 def _part(dataset: Dataset, items: Sequence[Item], labels: Sequence[int], limit: int | None = None) -> Part:
-    """The items of these labels, renumbered from 0 in the order given: at most `limit` of them, evenly spread."""
+    """The items with these labels, which are renumbered from 0 in their order; at most `limit` items, evenly spread."""
     number = {label: index for index, label in enumerate(labels)}
     chosen = [item._replace(label=number[item.label]) for item in items if item.label in number]
     if limit is not None:

@@ -1,4 +1,4 @@
-"""From an image to the numbers a backbone sees, at test time and, augmented, at training time."""
+"""Turn an image into the numbers that a backbone reads: unchanged at test time, augmented at training time."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch import Tensor
 from rebapl.data.images import refuse_elongated
 
 Box = tuple[int, int, int, int]
-"""Left, top, right, bottom; the last two are outside."""
+"""Left, top, right, bottom in pixels. Right and bottom are the first pixels outside the box."""
 
 
 @dataclass(frozen=True)
 class Preprocessing:
     """The preprocessing of a checkpoint: resize the short side to `resize` px, crop the centre, normalise the channels.
 
-    The crop has `crop` px a side. With `square`, both sides are resized to `resize` px, whatever the shape was.
+    The crop is `crop` by `crop` px. With `square`, both sides are resized to `resize` px, whatever the image's shape.
     """
 
     resize: int
@@ -34,13 +34,13 @@ class Preprocessing:
     square: bool = False
 
     def normalize(self, pixels: Tensor) -> Tensor:
-        """uint8 (…, 3, H, W) to normalised float32. Features (n, e), which stand for images, stay as they are."""
+        """Pixels, uint8 (…, 3, H, W), as normalised float32. Features (n, e) instead of pixels stay as they are."""
         if pixels.ndim == 2:
             return pixels
         return (pixels.float() / 255 - _channels(self.mean, pixels.device)) / _channels(self.std, pixels.device)
 
     def centre(self, image: Image.Image) -> Tensor:
-        """The test-time view, uint8 (3, crop, crop): resized, then the centre."""
+        """The test-time view, uint8 (3, crop, crop): the image is resized, and its centre is cropped."""
         refuse_elongated(image)
         image = _as_rgb(image)  # before resizing: palettes and transparency cannot be interpolated
         width, height = image.size
@@ -54,14 +54,17 @@ class Preprocessing:
         return as_tensor(image.crop((left, top, left + self.crop, top + self.crop)))
 
     def view(self, image: Image.Image, box: Box, mirrored: bool) -> Tensor:
-        """That box of the image, uint8 (3, crop, crop)."""
-        # Cropped before it is resized, as the published pipelines do: no pixel outside the box takes part.
+        """A training view, uint8 (3, crop, crop): the box of the image, resized and perhaps mirrored."""
+        # Cropped before it is resized, as in the published pipelines: no pixel outside the box has an effect.
         view = _as_rgb(image).crop(box).resize((self.crop, self.crop), self.resample)
         return as_tensor(view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else view)
 
 
 def random_box(width: int, height: int, scale: tuple[float, float], rng: random.Random) -> Box:
-    """A box of `scale` of the area and an aspect ratio log-uniform in 3/4 … 4/3; the centre if ten draws do not fit."""
+    """A random box, with a share of the area that is uniform in `scale` and a log-uniform aspect ratio in 3/4 … 4/3.
+
+    If ten draws do not fit into the image, it is the largest box in the centre with an aspect ratio in that range.
+    """
     area = width * height * 1.0
     for _ in range(10):
         target = area * rng.uniform(*scale)
@@ -77,7 +80,7 @@ def random_box(width: int, height: int, scale: tuple[float, float], rng: random.
 
 
 def largest_box(width: int, height: int, scale: tuple[float, float]) -> tuple[int, int]:
-    """The greatest width and the greatest height that a `random_box` can have, though not both at once."""
+    """The largest width and the largest height of a `random_box`. No box has both."""
     side = math.sqrt(width * height * scale[1] * 4 / 3)
     wide = max(round(side), round(height * 4 / 3))
     high = max(round(side), round(width * 4 / 3))
@@ -86,22 +89,22 @@ def largest_box(width: int, height: int, scale: tuple[float, float]) -> tuple[in
 
 def as_tensor(image: Image.Image) -> Tensor:
     """An RGB image as uint8 (3, H, W)."""
-    # By numpy: torch would divide even a small copy among threads, and there is a thread per image already.
+    # With NumPy: torch would divide even a small copy among threads, and there is already one thread per image.
     return torch.from_numpy(np.array(np.asarray(_as_rgb(image)).transpose(2, 0, 1), order="C"))
 
 
 def stacked(views: Sequence[Tensor]) -> Tensor:
-    """Views (3, H, W), one or more, as one tensor (n, 3, H, W)."""
-    return torch.from_numpy(np.stack([view.numpy() for view in views]))  # by numpy, as in `as_tensor`
+    """One or more views (3, H, W) as one tensor (n, 3, H, W)."""
+    return torch.from_numpy(np.stack([view.numpy() for view in views]))  # with NumPy, as in `as_tensor`
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
-    """The image as RGB; one that is so already is not copied."""
+    """The image as RGB. An image that is RGB already is not copied."""
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
 @cache
 def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """One value per channel, (3, 1, 1); kept on the device, since sending it each time would wait for it."""
+    """One value per channel, (3, 1, 1). It stays on the device, because copying it there makes the caller wait."""
     with torch.inference_mode(False):
         return torch.tensor(values, device=device).view(3, 1, 1)

@@ -1,4 +1,4 @@
-"""Work on images in several threads: Pillow decodes and resizes without holding Python's lock."""
+"""Work on images in several threads, which is faster because Pillow decodes and resizes without Python's lock."""
 
 from __future__ import annotations
 
@@ -9,32 +9,31 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from typing import Generic, TypeVar
 
-Given = TypeVar("Given")
+Thing = TypeVar("Thing")
 Result = TypeVar("Result")
 
 PORTION = 1024
-"""How many images are worked on at once where all of them together may not fit into memory."""
-
+"""The number of images that are in memory at one time where all of them together may not fit."""
 
 MOST_THREADS = 8
-"""The largest number of threads. Python's own share of the work on an image takes turns: sixteen threads on sixteen
-cores read no quicker than eight, and leave the thread that answers waiting for its turn."""
+"""The largest number of threads. Python runs in one thread at a time, so sixteen threads on sixteen cores read no
+faster than eight, and they delay the thread that computes the answers."""
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def thread_count(items: int = MOST_THREADS) -> int:
-    """How many threads share the work on `items` things: one for each core, and at most `MOST_THREADS`."""
+    """The number of threads that work on `items` things: the cores, but at most `items` and at most `MOST_THREADS`."""
     return min(cores(), items, MOST_THREADS)
 
 
-def in_threads(function: Callable[[Given], Result], items: Sequence[Given]) -> list[Result]:
-    """`[function(item) for item in items]`, by several threads, see `thread_count`.
+def in_threads(function: Callable[[Thing], Result], items: Sequence[Thing]) -> list[Result]:
+    """`[function(item) for item in items]`, computed by several threads; see `thread_count`.
 
-    The first exception, in the order of the items, ends the work. Items that were not begun by then are not done.
+    The first exception, in the order of the items, ends the work and is raised. No further items are begun then.
 
     >>> in_threads(str.upper, ["a", "b"])
     ['A', 'B']
@@ -46,7 +45,7 @@ def in_threads(function: Callable[[Given], Result], items: Sequence[Given]) -> l
         return list(pool.map(function, items))
 
 
-def portions(items: Sequence[Given], size: int = PORTION) -> Iterator[Sequence[Given]]:
+def portions(items: Sequence[Thing], size: int = PORTION) -> Iterator[Sequence[Thing]]:
     """The items in their order, `size` at a time.
 
     >>> list(portions("abcde", 2))
@@ -55,32 +54,32 @@ def portions(items: Sequence[Given], size: int = PORTION) -> Iterator[Sequence[G
     return (items[begin : begin + size] for begin in range(0, len(items), size))
 
 
-def mapped_ahead(function: Callable[[Given], Result], items: Iterable[Given], ahead: int) -> Iterator[Result]:
-    """`map(function, items)` by several threads, see `thread_count`, which are up to `ahead` items before the caller.
+def mapped_ahead(function: Callable[[Thing], Result], items: Iterable[Thing], ahead: int) -> Iterator[Result]:
+    """`map(function, items)`, computed by several threads (see `thread_count`) up to `ahead` items before the caller.
 
-    An exception is raised where the result would come. Results that were begun after it are dropped, and all of them
-    if the caller stops.
+    An exception is raised in the place of its result, and the results after it are dropped. If the caller stops early,
+    the results that it has not taken are dropped.
 
     >>> list(mapped_ahead(str.upper, ["a", "b"], ahead=8))
     ['A', 'B']
     """
-    pool, begun = ThreadPoolExecutor(thread_count()), deque[Future[Result]]()
+    pool, pending = ThreadPoolExecutor(thread_count()), deque[Future[Result]]()
     try:
         for item in items:
-            begun.append(pool.submit(function, item))
-            if len(begun) > ahead:
-                yield begun.popleft().result()
-        while begun:
-            yield begun.popleft().result()
+            pending.append(pool.submit(function, item))
+            if len(pending) > ahead:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
 class Ahead(Generic[Result]):
-    """Makes things ahead of time: `ahead(step)` gives `make(step)`, which threads have made in the background.
+    """`ahead(step)` returns `make(step)`, which threads in the background have often made already.
 
-    The `depth` steps after it are begun, too, see `mapped_ahead`. A step that is not the next one begins anew from
-    there. The threads end with this object.
+    They also begin the `depth` steps after it; see `mapped_ahead`. If a step does not follow the last one, they start
+    again from there. The threads end when this object is deleted.
     """
 
     def __init__(self, make: Callable[[int], Result], depth: int) -> None:
@@ -90,7 +89,7 @@ class Ahead(Generic[Result]):
     def __call__(self, step: int) -> Result:
         if step != self._next:
             self._results = mapped_ahead(self.make, count(step), self.depth)
-        self._next = None  # nothing comes after an exception
+        self._next = None  # after an exception, no step is the next one
         result = next(self._results)
         self._next = step + 1
         return result

@@ -1,5 +1,6 @@
-"""The pictures of the embedded tasks, drawn with NumPy and Pillow when they are asked for.
+"""The pictures of the embedded tasks, drawn with NumPy and Pillow when they are needed.
 
-All chance comes from the generator that is handed in, so a picture is a function of its seed. No font is used: letters
-are strokes. `tools/captioned` draws the captioned pictures that `mini` was trained on with the same canvas.
+All random numbers come from the generator that the caller passes, so a picture depends only on its seed. Letters are
+drawn as strokes, without a font. `tools/captioned` uses the same canvas for the captioned pictures that `mini` was
+trained on.
 """

@@ -1,4 +1,4 @@
-"""The canvas: named colours, masks drawn large and reduced, colours laid through them, backgrounds, and noise."""
+"""The canvas: named colours, masks that are drawn large and then reduced, painting through them, backgrounds, noise."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,13 +7,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 SIZE = 64
-"""Side of every drawn image in pixels."""
+"""The side of every drawn image in pixels."""
 
 OVERSAMPLING = 4
 """Masks are drawn this many times larger, so that edges come out smooth."""
 
 LEAST_CONTRAST = 0.4
-"""Between a background and what stands before it."""
+"""The least contrast between a background and what is drawn on it."""
 
 Field = NDArray[np.floating]
 """(SIZE, SIZE): a number in [0, 1] for each pixel, such as the share of it that a shape covers."""
@@ -53,7 +53,7 @@ def shade_of(rng: np.random.Generator, name: str, spread: float = 0.04) -> Colou
 
 
 def blend(first: Colour, second: Colour, share: float) -> Colour:
-    """`share` of the second colour mixed into the first."""
+    """The mixture of `share` of the second colour and 1 − `share` of the first."""
     return (1 - share) * first + share * second
 
 
@@ -63,7 +63,7 @@ def contrast(first: Colour, second: Colour) -> float:
 
 
 def tone_apart_from(rng: np.random.Generator, other: Colour, least: float) -> Colour:
-    """A random grey or pale tone without a colour name, at a contrast of at least `least` from `other`."""
+    """A random grey or pale tone without a colour name. Its contrast to `other` is at least `least`."""
     while True:
         tone: Colour = np.full(3, rng.random(), np.float32)
         if rng.random() < 0.5:
@@ -79,14 +79,14 @@ def pixel_grid() -> tuple[Field, Field]:
 
 
 def mask(draw: Callable[[ImageDraw.ImageDraw], None]) -> Field:
-    """The coverage of what `draw` draws (fill 255) on a canvas of SIZE · OVERSAMPLING pixels a side."""
+    """The share of each pixel that `draw` covers with fill 255, on a canvas of SIZE · OVERSAMPLING pixels a side."""
     large = Image.new("L", (SIZE * OVERSAMPLING, SIZE * OVERSAMPLING))
     draw(ImageDraw.Draw(large))
     return np.asarray(large.reduce(OVERSAMPLING), np.float32) / 255
 
 
 def polygon_mask(outline: Points, hole: Points | None = None) -> Field:
-    """The coverage of a filled polygon, points in pixels, less a polygonal hole."""
+    """The share of each pixel that a filled polygon covers, without a polygonal hole. Points are in pixels."""
 
     def draw(pen: ImageDraw.ImageDraw) -> None:
         pen.polygon((outline * OVERSAMPLING).ravel().tolist(), fill=255)
@@ -97,7 +97,7 @@ def polygon_mask(outline: Points, hole: Points | None = None) -> Field:
 
 
 def stroke_mask(strokes: Sequence[Points], width: float) -> Field:
-    """The coverage of open strokes with round ends, points and width in pixels."""
+    """The share of each pixel that open strokes with round ends cover. Points and width are in pixels."""
 
     def draw(pen: ImageDraw.ImageDraw) -> None:
         radius = width * OVERSAMPLING / 2
@@ -111,7 +111,7 @@ def stroke_mask(strokes: Sequence[Points], width: float) -> Field:
 
 
 def lay(picture: Picture, coverage: Field, paint: Colour | Picture) -> Picture:
-    """The picture with `paint`, one colour or a picture, laid over it through a coverage mask."""
+    """The picture after painting over it with `paint`, a colour or a picture, through the mask `coverage`."""
     return picture + coverage[..., None] * (paint - picture)
 
 
@@ -121,14 +121,14 @@ def flat(colour: Colour) -> Picture:
 
 
 def gradient(first: Colour, second: Colour, turn: float) -> Picture:
-    """From the first colour to the second along the direction `turn` in radians."""
+    """A picture that changes from the first colour to the second along the direction `turn` in radians."""
     x, y = pixel_grid()
     ramp = (np.cos(turn) * (x - SIZE / 2) + np.sin(turn) * (y - SIZE / 2)) / SIZE
     return lay(flat(first), np.clip(0.5 + ramp, 0, 1).astype(np.float32), second)
 
 
 def clutter(rng: np.random.Generator, picture: Picture, pieces: int, strength: float, other: Colour) -> Picture:
-    """The picture with random lines and blobs over it, at `strength`, in tones away from the colour `other`."""
+    """The picture with random lines and blobs over it, of opacity `strength`, in tones that contrast with `other`."""
     for _ in range(pieces):
         x0, y0, x1, y1 = rng.uniform(0, SIZE * OVERSAMPLING, 4)
         width = rng.uniform(1, 3) * OVERSAMPLING
@@ -142,7 +142,7 @@ def clutter(rng: np.random.Generator, picture: Picture, pieces: int, strength: f
 
 
 def add_noise(rng: np.random.Generator, picture: Picture, deviation: float) -> Picture:
-    """Independent Gaussian noise on every channel."""
+    """The picture with independent Gaussian noise of this standard deviation on every channel."""
     return picture + deviation * rng.standard_normal(picture.shape, np.float32)
 
 
@@ -156,5 +156,5 @@ def blur(field: Field, passes: int) -> Field:
 
 
 def to_pixels(picture: Picture) -> NDArray[np.uint8]:
-    """Colours in [0, 1], clipped, as bytes."""
+    """The picture as bytes; colours outside [0, 1] are clipped."""
     return (np.clip(picture, 0, 1) * 255 + 0.5).astype(np.uint8)

@@ -1,8 +1,8 @@
 """Letters and digits as strokes, and the pictures of the task `letters`: dashes, dots, double lines or chalk.
 
-`skeletons.txt` has the strokes, several ways for glyphs that people write in several ways. Pre-training writes with an
-unbroken pen. The constants set how hard the task is; they were chosen by zero-shot scores on training and validation
-images.
+`skeletons.txt` has the strokes. A glyph that people write in several ways has several skeletons. The pictures of the
+pre-training have unbroken lines. The constants set how hard the task is; they were chosen by zero-shot scores on
+training and validation images.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ from rebapl.data.drawing.canvas import (
 )
 
 JITTER = (2.0, 6.0)
-"""Range of the deviation of a letter's points, in hundredths of its height."""
+"""Range of the standard deviation of a letter's points, in hundredths of its height."""
 
 HEIGHT = (0.5, 0.85)
 """Range of a letter's height as a share of the picture."""
@@ -41,7 +41,7 @@ NOISE = (0.04, 0.12)
 """Range of the standard deviation of the noise."""
 
 CONTRAST = 0.5
-"""Least contrast between ink and ground."""
+"""The least contrast between ink and background."""
 
 DIGITS = "0123456789"
 CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -52,16 +52,17 @@ SMALL_LETTERS = CAPITALS.lower()
 def _skeletons() -> dict[str, list[str]]:
     """The skeletons of each glyph."""
     lines = Path(__file__).with_name("skeletons.txt").read_text(encoding="utf-8").splitlines()
-    found: dict[str, list[str]] = {}
+    skeletons: dict[str, list[str]] = {}
     for line in lines:
         glyph, _, skeleton = line.partition(" ")
         if glyph != "#":
-            found.setdefault(glyph, []).append(skeleton)
-    return found
+            skeletons.setdefault(glyph, []).append(skeleton)
+    return skeletons
 
 
 @cache
 def _parse(skeleton: str) -> tuple[tuple[bool, Points], ...]:
+    """The strokes of a skeleton: whether each is curved, and its points."""
     strokes = []
     for stroke in skeleton.split("/"):
         points = [tuple(map(float, point.split(","))) for point in stroke[1:].split()]
@@ -71,7 +72,7 @@ def _parse(skeleton: str) -> tuple[tuple[bool, Points], ...]:
 
 @cache
 def _spline_weights(steps: int) -> Points:
-    """(steps, 4): Catmull–Rom weights of the two points before and the two after, over one piece."""
+    """The Catmull–Rom weights (steps, 4) of the two points before and the two points after, along one piece."""
     t = np.linspace(0, 1, steps, endpoint=False)
     return 0.5 * np.stack(
         [-t + 2 * t**2 - t**3, 2 - 5 * t**2 + 3 * t**3, t + 4 * t**2 - 3 * t**3, -(t**2) + t**3], axis=1
@@ -79,16 +80,16 @@ def _spline_weights(steps: int) -> Points:
 
 
 def smooth(points: Points, steps: int = 8) -> Points:
-    """The Catmull–Rom curve through the points, `steps` to a piece."""
+    """The Catmull–Rom curve through the points, with `steps` points between two of them."""
     padded = np.concatenate([[2 * points[0] - points[1]], points, [2 * points[-1] - points[-2]]])
     quads = np.stack([padded[:-3], padded[1:-2], padded[2:-1], padded[3:]], axis=1)
     return np.concatenate([(_spline_weights(steps) @ quads).reshape(-1, 2), points[-1:]])
 
 
 def strokes_of(rng: np.random.Generator, glyph: str, jitter: float) -> list[Points]:
-    """One writing of a glyph: a random skeleton, every point moved by a deviation of `jitter`, curves smoothed.
+    """The strokes of a glyph: a random skeleton, with smoothed curves, in a box of about 100 by 100.
 
-    The box is about 100 by 100; the caller places and scales it.
+    Every point is moved at random, with the standard deviation `jitter`. The caller places and scales the strokes.
     """
     variants = _skeletons()[glyph]
     chosen = _parse(variants[rng.integers(len(variants))])
@@ -97,14 +98,14 @@ def strokes_of(rng: np.random.Generator, glyph: str, jitter: float) -> list[Poin
 
 
 def distortion(rng: np.random.Generator, height: tuple[float, float]) -> Points:
-    """A random 2×2 matrix: turn, slant, a narrower or wider figure, and a height as a share of the picture."""
+    """A random 2×2 matrix that turns, slants, stretches and scales to a height, which is a share of the picture."""
     turn, slant, narrow = rng.normal(0, 0.13), rng.normal(0.05, 0.22), rng.uniform(0.6, 1.15)
     c, s = np.cos(turn), np.sin(turn)
     return rng.uniform(*height) * np.array([[c, -s], [s, c]]) @ np.array([[narrow, -slant], [0, 1]])
 
 
 def fit(rng: np.random.Generator, strokes: Sequence[Points], matrix: Points, margin: float) -> list[Points]:
-    """Strokes of a box 100 high, distorted and placed at random so that they stay `margin` pixels inside."""
+    """Strokes in a box 100 high, transformed by `matrix`, placed at random, at least `margin` pixels from the edges."""
     everything = np.concatenate(strokes)
     low, high = everything.min(0), everything.max(0)
     matrix = matrix * SIZE / max(high[1] - low[1], 60.0)
@@ -119,7 +120,7 @@ def fit(rng: np.random.Generator, strokes: Sequence[Points], matrix: Points, mar
 
 
 def _pieces(stroke: Points, step: float, length: float) -> list[Points]:
-    """The stroke cut into pieces that start every `step` pixels of its way and are `length` long."""
+    """The stroke cut into pieces of `length` pixels, which start every `step` pixels along it."""
     way = np.concatenate([[0], np.cumsum(np.linalg.norm(np.diff(stroke, axis=0), axis=1))])
     starts = np.arange(0, way[-1], step)
     ends = np.minimum(starts + length, way[-1])
@@ -151,7 +152,7 @@ _PENS: tuple[Callable[[np.random.Generator, Sequence[Points]], Field], ...] = (_
 
 
 def draw_letter(rng: np.random.Generator, letter: str) -> Picture:
-    """A letter drawn with a random pen, in a random colour, over clutter."""
+    """A picture of a letter, drawn with a random pen in a random colour over clutter."""
     ink = shade_of(rng, tuple(COLOURS)[rng.integers(len(COLOURS))])
     first, second = (tone_apart_from(rng, ink, CONTRAST) for _ in range(2))
     picture = gradient(first, blend(first, second, 0.4), rng.uniform(0, 2 * np.pi))

@@ -1,8 +1,8 @@
-"""Shapes, textures, and the pictures of the task `shapes` and its shifts: outlines with marks inside, on clutter.
+"""Shapes, textures, and the pictures of the task `shapes` and its shifts: outlines with marks inside, over clutter.
 
-Pre-training shows filled shapes in two tones; in these pictures only thin lines carry the colour. The constants set how
-hard the tasks are; zero-shot scores on training and validation images (`tools/score_mini.py`) say whether they are
-right.
+The pictures of the pre-training show filled shapes in two tones; in these pictures only thin lines have the colour. The
+constants set how hard the tasks are; zero-shot scores on training and validation images (`tools/score_mini.py`) show
+whether they are right.
 """
 
 from collections.abc import Callable
@@ -118,13 +118,13 @@ _HOLES = {"ring": lambda: _arc(0.5, 0, 2 * np.pi)}
 
 @cache
 def outline(shape: str) -> Points:
-    """The closed outline of a shape, last point joined to the first; do not change it in place."""
+    """The closed outline of a shape, whose last point is joined to the first. Do not change it in place."""
     return _OUTLINES[shape]()
 
 
 @cache
 def hole(shape: str) -> Points | None:
-    """The outline of the hole in a shape, or nothing; do not change it in place."""
+    """The outline of the hole in a shape; None if it has no hole. Do not change it in place."""
     return _HOLES[shape]() if shape in _HOLES else None
 
 
@@ -136,7 +136,7 @@ def place(points: Points, centre: tuple[float, float], radius: float, turn: floa
 
 
 def _edge(height: Field, period: float) -> Field:
-    """A wave of unit slope per radian turned into bands with edges one pixel wide."""
+    """Turn a wave, of slope one per radian, into bands with edges that are one pixel wide."""
     return np.clip(0.5 + height * period / (2 * np.pi), 0, 1)
 
 
@@ -189,7 +189,7 @@ TEXTURES = tuple(_FORMULAS)
 
 
 def texture(rng: np.random.Generator, name: str, period: float, centre: tuple[float, float], turn: float) -> Field:
-    """The share of the second tone of a texture repeating every `period` pixels, turned by `turn` radians."""
+    """The share of its second tone in a texture that repeats every `period` pixels and is turned by `turn` radians."""
     x, y = pixel_grid()
     frequency = np.float32(2 * np.pi / period)
     c, s = np.float32(np.cos(turn)), np.float32(np.sin(turn))
@@ -198,7 +198,7 @@ def texture(rng: np.random.Generator, name: str, period: float, centre: tuple[fl
 
 
 class _Plan:
-    """Where the shape of one picture stands and what it looks like, before a style draws it."""
+    """The place and the look of the shape in one picture, before a style draws it."""
 
     def __init__(self, rng: np.random.Generator, colour: str, pattern: str, shape: str, turn: float) -> None:
         self.ink: Colour = shade_of(rng, colour, 0.05)
@@ -217,7 +217,7 @@ def _closed(points: Points) -> Points:
 
 
 def _ground(rng: np.random.Generator, ink: Colour) -> Picture:
-    """Two tones that the ink stands out from, running into one another, under clutter."""
+    """A background: a gradient between two tones that contrast with the ink, under clutter."""
     first, second = (tone_apart_from(rng, ink, LEAST_CONTRAST) for _ in range(2))
     picture = gradient(first, blend(first, second, 0.5), rng.uniform(0, 2 * np.pi))
     return clutter(rng, picture, int(rng.integers(*CLUTTER)), rng.uniform(0.3, 0.7), ink)
@@ -232,29 +232,29 @@ def _drawn(rng: np.random.Generator, colour: str, pattern: str, shape: str, turn
 
 
 def draw_outlined(rng: np.random.Generator, colour: str, pattern: str, shape: str) -> Picture:
-    """Thin outline, marks of the texture in the same colour, cluttered and noisy ground."""
+    """A thin outline, marks of the texture in the same colour, and a cluttered and noisy background."""
     return _drawn(rng, colour, pattern, shape, rng.normal(0, 0.15))
 
 
 def draw_rotated(rng: np.random.Generator, colour: str, pattern: str, shape: str) -> Picture:
-    """The same with the shape turned by 30 to 330 degrees."""
+    """As `draw_outlined`, with the shape turned by 30 to 330 degrees."""
     return _drawn(rng, colour, pattern, shape, rng.uniform(np.pi / 6, 11 * np.pi / 6))
 
 
 def draw_lowlight(rng: np.random.Generator, colour: str, pattern: str, shape: str) -> Picture:
-    """The same seen in the dark: an eighth to a third of the light, the camera's noise on top."""
+    """As `draw_outlined`, seen in the dark: an eighth to a third of the light, with the noise of a camera."""
     picture = np.clip(draw_outlined(rng, colour, pattern, shape), 0, 1)
     return add_noise(rng, picture * rng.uniform(0.12, 0.33), 0.02)
 
 
 def draw_inverted(rng: np.random.Generator, colour: str, pattern: str, shape: str) -> Picture:
-    """The same with light and dark exchanged and every hue kept: r + (1 - max - min), and so for g and b."""
+    """As `draw_outlined`, with light and dark exchanged and hues kept: r becomes r + (1 − max − min), as do g and b."""
     picture = np.clip(draw_outlined(rng, colour, pattern, shape), 0, 1)
     return picture + (1 - picture.max(-1, keepdims=True) - picture.min(-1, keepdims=True))
 
 
 def _shaky(rng: np.random.Generator, points: Points, deviation: float) -> Points:
-    """A closed outline as a hasty hand repeats it: finely divided, then moved by smooth noise."""
+    """A closed outline as drawn by an unsteady hand: it is finely divided and moved by smooth noise."""
     ring = _closed(points)
     fine = np.concatenate([np.linspace(a, b, 6, endpoint=False) for a, b in pairwise(ring)])
     waves = np.fft.irfft(rng.normal(size=(2, 7)) * np.exp(-0.3 * np.arange(7)), len(fine)) * len(fine) / 6
@@ -262,7 +262,7 @@ def _shaky(rng: np.random.Generator, points: Points, deviation: float) -> Points
 
 
 def draw_sketch(rng: np.random.Generator, colour: str, pattern: str, shape: str) -> Picture:
-    """A crayon sketch: the outline gone over three times by a shaky hand, broken marks, pale paper."""
+    """A crayon sketch: the outline drawn three times by an unsteady hand, broken marks, pale or dark paper."""
     plan = _Plan(rng, colour, pattern, shape, rng.normal(0, 0.15))
     picture = flat(np.full(3, rng.uniform(0.88, 1), np.float32))
     if plan.ink.mean() > 0.6:
@@ -280,4 +280,4 @@ STYLES: dict[str, Callable[[np.random.Generator, str, str, str], Picture]] = {
     "shapes-lowlight": draw_lowlight,
     "shapes-rotated": draw_rotated,
 }
-"""By the name of the task: picture of a colour, a texture and a shape."""
+"""The function that draws a colour, a texture and a shape, by the name of the task."""
