@@ -79,17 +79,19 @@ def mean_features(
     templates = read_templates(given)
     optional = isinstance(given, str) and given in TEMPLATE_SETS
     total = torch.zeros(len(class_names), encoder.joint_width, device=encoder.device)
-    refusal: UserError | None = None
+    # Only its message: the error itself would keep its callers' frames, and in them a whole backward graph, alive until
+    # the next garbage collection. Until then no pass with the same parameters can be recorded as a CUDA graph.
+    refusal = ""
     for template in dict.fromkeys([*templates, *([] if own is None else [own])]):
         try:
             text = encoder.tokenize([[template.replace("{}", name)] for name in class_names])
         except UserError as error:
             if not optional or template == own:
                 raise
-            refusal = error
+            refusal = str(error)
             continue
         features = encoder.text.features(encoder.embed_text(text))
         total += F.normalize(features, dim=-1) if normalised else features
-    if refusal is not None and not total.any():
-        raise refusal
+    if refusal and not total.any():
+        raise UserError(refusal)
     return F.normalize(total, dim=-1)
