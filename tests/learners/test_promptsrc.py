@@ -1,4 +1,4 @@
-"""Who pays for PromptSRC's frozen model, and whose templates it reads."""
+"""When PromptSRC's frozen model is computed, and with which templates."""
 
 import gc
 import weakref
@@ -48,7 +48,7 @@ def test_own_templates(build: Any, images: Tensor) -> None:
 def test_the_pass_that_computes_the_frozen_texts_is_freed_though_a_template_cannot_be_read(
     build: Any, images: Tensor, labels: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the gradient nodes of the parameters outlive it, and a later pass cannot be recorded as a CUDA graph."""
+    """Otherwise the gradient nodes of the parameters outlive it, and no later pass can be recorded as a CUDA graph."""
     learner = build("promptsrc").train()
     encode = learner.encoder.tokenizer.encode
 
