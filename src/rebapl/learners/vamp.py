@@ -1,4 +1,4 @@
-"""VaMP: text prompts of many layers that are drawn for every image from a Gaussian, beside shared vision prompts.
+"""VaMP: text prompts of many layers, drawn for every image from a Gaussian, and vision prompts that all images share.
 
 Cheng & Han, VaMP: Variational Multi-Modal Prompt Learning for Vision-Language Models, 2025. f is the feature of an
 image x from the frozen image tower. Each of the layers i = 1 … J has b tokens, a posterior network φᵢ and a prior
