@@ -36,7 +36,7 @@ def labels() -> Tensor:
 
 @pytest.fixture
 def build(encoder: DualEncoder):
-    """`build(method, settings, …)`: a learner off its starting point, so that nothing is hidden by a zero."""
+    """`build(method, settings, …)`: a learner away from its starting point, so that no zero hides an error."""
 
     def make(
         method: str,

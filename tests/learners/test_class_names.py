@@ -25,7 +25,7 @@ def logits(method: str, encoder: DualEncoder, names: list[str]) -> Tensor:
 
 
 def refusal(method: str, encoder: DualEncoder, name: str) -> str | None:
-    """Why the name is refused; nothing where it is handled."""
+    """The reason why a name is refused, or None if it is accepted."""
     try:
         given = logits(method, encoder, ["cat", name])
     except UserError as error:

@@ -237,7 +237,7 @@ def test_equals_the_plain_implementation(build: Any, plain_task: Task, method: s
 def test_the_last_layers_compute_only_what_is_read(
     build: Any, encoder: DualEncoder, images: Tensor, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That the numbers are those of all positions, the test above says."""
+    """The test above shows that the numbers are the same as with all positions."""
     asked: dict[str, set[int]] = {"vision": set(), "text": set()}
     for name, counts in asked.items():
         tower = getattr(encoder, name)
@@ -285,7 +285,7 @@ def test_binding_shares_parameters_and_equals_building_anew(
 
 
 def zero_shot_output(learner: Learner, names: list[str], images: Tensor, like: Output) -> Output:
-    """The answer of zero-shot, with the further clouds of `like` at zero."""
+    """The output of zero-shot, with the other clouds of `like` set to zero."""
     template = learner.template
     output = build_learner("zero-shot", learner.encoder, names, template, torch.Generator())(images)
     more = {name: torch.zeros_like(cloud) for name, cloud in like.per_image.items() if name not in output.per_image}
@@ -293,7 +293,7 @@ def zero_shot_output(learner: Learner, names: list[str], images: Tensor, like: O
 
 
 def same_features(given: Output, expected: Output) -> None:
-    """The same but for the logits, which may be others for classes that were not trained on."""
+    """Compare everything but the logits, which may differ for classes that are no classes of training."""
     same(replace(given, logits=expected.logits), expected)
 
 
@@ -369,7 +369,7 @@ def test_modes_differ_only_where_the_method_says(build: Any, images: Tensor, met
 
 @learned
 def test_gradients_lie_in_memory_as_parameters_do(build: Any, images: Tensor, labels: Tensor, method: str) -> None:
-    """Else an optimizer moves each parameter by itself, and on a GPU that is a kernel for each."""
+    """Otherwise an optimizer moves each parameter separately, which on a GPU takes a kernel for each."""
     learner = build(method).train()
     parameters = [p for p in learner.parameters() if p.requires_grad]
     loss = learner.loss(learner(images), labels)

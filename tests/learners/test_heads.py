@@ -25,7 +25,7 @@ def built(method: str, encoder: DualEncoder, **settings: object) -> Learner:
 
 
 def data(encoder: DualEncoder, per_class: int = 8, noise: float = 0.4, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Features of three classes around directions of their own, which are not those of the texts."""
+    """Features of three classes, each around a direction that is not that of its text."""
     stream = torch.Generator().manual_seed(seed)
     width = encoder.joint_width
     centres = unit(torch.randn(len(NAMES), width, generator=torch.Generator().manual_seed(9)))
@@ -104,7 +104,7 @@ def test_the_blend_has_the_least_loss_of_all_pairs() -> None:
 
 @every_head
 def test_a_few_images_that_zero_shot_knows_leave_no_head_endlessly_sure(encoder: DualEncoder, method: str) -> None:
-    """Each image is the text of its class with a little noise: any κ answers them rightly, a larger one more surely."""
+    """Each image is the text of its class with a little noise: every κ is correct, and a larger one more confident."""
     learner = built(method, encoder)
     labels = torch.arange(len(NAMES)).repeat(4)
     noise = torch.randn(len(labels), encoder.joint_width, generator=torch.Generator().manual_seed(0))
@@ -252,7 +252,7 @@ def test_the_discriminant_is_that_of_scikit_learn_with_the_same_covariance(encod
 
 
 def test_parts_of_the_images_are_scored_by_the_others(encoder: DualEncoder) -> None:
-    """κ and α by hand: five discriminants, each asked only of images that it has not seen."""
+    """κ and α by hand: five discriminants, each of which scores only images that it was not fitted to."""
     learner, (features, labels) = built("gda", encoder), data(encoder, noise=0.8)
     learner.see(features, labels)
     part = parts(labels, 5)
@@ -269,7 +269,7 @@ def test_parts_of_the_images_are_scored_by_the_others(encoder: DualEncoder) -> N
 
 
 def test_two_images_of_a_class_already_teach_a_discriminant(encoder: DualEncoder) -> None:
-    """Each part leaves one image of each class, without a covariance: it has the mean variance of the whole."""
+    """Without one part, one image of each class remains, which has no covariance: the mean variance of all is used."""
     learner, (features, labels) = built("gda", encoder), data(encoder, per_class=2, noise=0.1)
     learner.see(features, labels)
     part, held_out, shrunk = parts(labels, 2), torch.zeros(6, 3), moments(features, labels, 3)[2]
@@ -402,7 +402,7 @@ def test_kernel_ridge_regression_left_out_is_that_of_fits_without_the_image(enco
 
 
 def test_drawn_coefficients_are_those_of_the_gaussian_process_of_scikit_learn(encoder: DualEncoder) -> None:
-    """The same functions on the training images. Elsewhere, the same mean, and a variance that lacks a known part."""
+    """Draws agree with the process on the training images. Elsewhere, their variance lacks a known part."""
     from scipy.stats import multivariate_normal
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel

@@ -21,7 +21,7 @@ def build(encoder: DualEncoder, method: str, names: list[str] = NAMES, **setting
 
 
 def heads(learner: Learner) -> tuple[Tensor, Tensor, Tensor]:
-    """The logits, the class head's and the representation head's."""
+    """The logits of the class head and of the representation head."""
     output = learner(random_images(2))
     text = output.per_class["text"].T
     return output.logits, 100 * output.per_image["image"] @ text, 100 * output.per_image["representation"] @ text

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def test_networks_with_large_weights_have_finite_answers_and_losses(build: Any, images: Tensor, labels: Tensor) -> None:
-    """Without a bound, exp(log σ²) of such networks is infinite; Laplace's Gaussian draws them."""
+    """Without a bound, exp(log σ²) of networks drawn by Laplace's approximation is infinite."""
     learner = build("vamp", {"samples": 2})
     with torch.no_grad():
         for parameter in learner.parameters():

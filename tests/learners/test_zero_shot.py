@@ -75,7 +75,7 @@ def test_text_is_computed_once(build: Any, images: Tensor, monkeypatch: pytest.M
 def test_templates_of_a_set_that_cannot_be_read_are_left_out(
     build: Any, images: Tensor, plain_task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backbone with a small vocabulary; templates that a person gave are all wanted."""
+    """A backbone with a small vocabulary. Only templates of a named set are left out, not those that a person gives."""
     learner = build("zero-shot")
     encode = learner.encoder.tokenizer.encode
 

@@ -11,7 +11,7 @@ SIZES = [1, 2, 3, 7, 32, 33, 100]
 
 
 def problems(n: int) -> Tensor:
-    """Random costs, distances in the plane, many ties, all alike, huge ranges: (5, n, n)."""
+    """Random costs, distances in the plane, many ties, all costs equal, a huge range of costs: (5, n, n)."""
     generator = torch.Generator().manual_seed(n)
     random = torch.rand(n, n, generator=generator)
     points = torch.randn(2, n, 2, generator=generator)

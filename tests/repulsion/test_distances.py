@@ -22,7 +22,7 @@ ALL = list(DISTANCES)
 
 
 def stream() -> torch.Generator:
-    """What a distance draws from when it prepares a stored cloud."""
+    """The generator from which a distance draws when it prepares a stored cloud."""
     return torch.Generator().manual_seed(0)
 
 
@@ -44,7 +44,7 @@ def mmd_by_hand(x: np.ndarray, y: np.ndarray, widths: list[float]) -> float:
 
 
 def entropic_cost(x: np.ndarray, y: np.ndarray, r: float) -> float:
-    """min Σ γ C + r KL(γ | uniform), with POT's plan."""
+    """min Σ γ C + r KL(γ | uniform), computed with POT's plan."""
     cost = cdist(x, y, "sqeuclidean")
     n, m = cost.shape
     plan = ot.sinkhorn(
@@ -120,7 +120,7 @@ def sinkhorn_gradient(x: Tensor, y: Tensor, dtype: torch.dtype, regularisation: 
 def test_sinkhorns_gradient_is_as_right_as_it_says_however_far_apart_the_clouds_are(
     n: int, d: int, scale: float, regularisation: float, bound: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In float32 with 50 updates against float64 with 1000; without centring it was off 15-fold at 3000 σ."""
+    """float32 with 50 updates against float64 with 1000. Without centring, the error at 3000 σ was a factor of 15."""
     generator = torch.Generator().manual_seed(n)
     y, around = (torch.randn(n, d, generator=generator, dtype=torch.float64) for _ in range(2))
     for apart in (0.0, 3.0, 1000.0, 3000.0):
@@ -137,9 +137,11 @@ def test_sinkhorns_gradient_is_as_right_as_it_says_however_far_apart_the_clouds_
     [("paired", 1.0), ("wasserstein", 1.0), ("sinkhorn", 1.04), ("mmd", 2.8), ("sliced", 2.9), ("energy", 5.2)],
 )
 def test_how_much_larger_the_scale_of_epsilon_is_with_few_images(distance: str, times: float) -> None:
-    """Every image's features move by noise of their own, and all by a common step half as long. A mean over 32 groups
-    of 8 images against 256 at once: its deviation over seeds is 5 % for `sliced` and at most 2 % for the others, so
-    that 25 and 10 % are five of them."""
+    """The features of every image move by noise of their own, and all together by a common step half as long.
+
+    The test compares the mean over 32 groups of 8 images with all 256 at once. The standard deviation of this mean over
+    seeds is 5 % for `sliced` and at most 2 % for the others, so 25 % and 10 % are five of them.
+    """
     generator = torch.Generator().manual_seed(0)
     before, noise, step = (torch.randn(n, 64, generator=generator, dtype=torch.float64) for n in (256, 256, 1))
     after = before + 0.3 * noise + 0.15 * 8 * step / step.norm()
@@ -151,7 +153,7 @@ def test_how_much_larger_the_scale_of_epsilon_is_with_few_images(distance: str, 
 
 
 def test_sinkhorn_warns_where_its_updates_do_not_settle(recwarn: pytest.WarningsRecorder) -> None:
-    """Two clusters of 16 points against 17 and 15: one point has a long way, and 50 updates leave 10 % and more."""
+    """Two clusters of 16 points against 17 and 15: one point must move far, and 50 updates are off by 10 % or more."""
     generator = torch.Generator().manual_seed(32)
     y, x = (torch.randn(32, 4, generator=generator, dtype=torch.float64) for _ in range(2))
     y[:16] += 5
@@ -324,7 +326,7 @@ def test_repeated_points_give_finite_gradients(distance: str) -> None:
 
 @pytest.mark.parametrize("distance", ALL)
 def test_cached_statistics_of_a_subset_equal_a_fresh_computation(distance: str) -> None:
-    """The step looks statistics up by rows; only the length scale stays that of the whole pool."""
+    """A step selects statistics by rows; only the length scale remains that of the whole pool."""
     x, pool = two_clouds(6, 20)
     rows = torch.tensor([17, 3, 4, 0, 11, 8])
     kept = DISTANCES.find(distance)().prepare(pool, stream()).rows(rows)
@@ -359,7 +361,7 @@ def test_non_finite_features_reach_the_caller() -> None:
 
 @pytest.fixture
 def _registry() -> Iterator[None]:
-    """What a test registers is forgotten after it."""
+    """After each test, the distances that it has registered are removed."""
     before = dict(DISTANCES.known)
     yield
     DISTANCES.known.clear()

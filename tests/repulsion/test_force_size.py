@@ -72,7 +72,7 @@ def test_normalised_is_exact_at_a_measured_step_and_close_between(distance: str)
 
 
 def test_one_mini_batch_does_not_set_the_size_of_the_force() -> None:
-    """Batches of a fitted model: most have no gradient, a few a large one; one even overflows."""
+    """Batches of a fitted model: most have no gradient, a few have a large one, and one overflows."""
     problem = Problem()
     repulsion = problem.repelled(force=Normalised(fraction=0.3, measure_every=1))
     problem.move(0.1)
@@ -102,7 +102,7 @@ def test_the_force_begins_right_after_a_start_on_the_saddle() -> None:
 
 @pytest.mark.parametrize(("points", "moved", "acts"), [(10, 5e-4, True), (10, 1e-5, False), (64, 4e-4, False)])
 def test_samples_a_little_apart_repel_and_those_apart_by_rounding_do_not(points: int, moved: float, acts: bool) -> None:
-    """Text features of ten classes after a short cycle: d² is 1e-6, some units of rounding; at 1e-7 it is nothing."""
+    """Text features of ten classes after a short cycle: a d² of 1e-6 is above the rounding error, and 1e-7 is not."""
     generator = torch.Generator().manual_seed(0)
     stored = torch.nn.functional.normalize(torch.randn(points, 64, generator=generator), dim=1)
     repulsion = Repulsion("mmd", force=Normalised(fraction=0.3), anchor=torch.randn(stored.shape, generator=generator))
@@ -116,7 +116,7 @@ def test_samples_a_little_apart_repel_and_those_apart_by_rounding_do_not(points:
 
 
 def between_two(force: Force, places: tuple[float, ...]) -> list[float]:
-    """The force (towards greater values) at some places on a line, with samples remembered at −1 and 1, ∇loss = 1."""
+    """The force at some places on a line (positive: to the right), with samples at −1 and 1 and with ∇loss = 1."""
     repulsion = Repulsion("paired", force=force, potential=Inverse(epsilon=0.3, scale=1.0))
     for place in (-1.0, 1.0):
         repulsion.remember(torch.tensor([[place]]))
@@ -131,12 +131,12 @@ def between_two(force: Force, places: tuple[float, ...]) -> list[float]:
 
 @pytest.mark.parametrize("force", [Fading(measure_every=2), Normalised(measure_every=2)], ids=lambda force: force.kind)
 def test_forces_that_cancel_are_not_magnified(force: Force) -> None:
-    """Between two remembered samples the net force is nearly 0, when it is measured there and after that.
+    """Between two remembered samples the net force is nearly 0, both at the step that measures and later.
 
-    It used to be sized as a whole: nearly 0 became the full size of the force.
+    If the net force were scaled as a whole, a force of nearly 0 would get the full size.
     """
-    found = between_two(force, (0.0, 1e-3, 1e-3, 0.0, -1e-3))
-    assert max(map(abs, found)) < 0.01
+    forces = between_two(force, (0.0, 1e-3, 1e-3, 0.0, -1e-3))
+    assert max(map(abs, forces)) < 0.01
 
 
 def test_where_cancelling_forces_were_measured_the_next_ones_are_right() -> None:
@@ -171,7 +171,7 @@ def test_near_one_of_many_remembered_samples_the_force_is_whole(others: int) -> 
 @pytest.mark.parametrize("measure_every", [1, 10, 1000])
 @pytest.mark.parametrize("count", [10, 30])
 def test_of_many_remembered_samples_all_slopes_are_measured_in_the_first_steps(count: int, measure_every: int) -> None:
-    """Four at a time, in turn, at each of the first steps of a cycle until all are: none of them is left out."""
+    """The first steps of a cycle measure four samples each, until all of them are measured."""
     problem = Problem()
     repulsion = problem.repulsion("energy", force=Fading(measure_every=measure_every))
     for seed in range(count):
@@ -282,7 +282,7 @@ def test_the_gradients_of_a_measuring_step_are_those_of_loss_and_term(samples: i
 
 
 def test_a_force_with_a_tolerance_yields_as_the_loss_rises() -> None:
-    """The share that is left is 1 − (ℓ − ℓ₁)/δ, cut at 0 and 1, ℓ₁ being the level at the end of the first cycle."""
+    """The remaining share is 1 − (ℓ − ℓ₁)/δ, limited to 0 and 1; ℓ₁ is the level at the end of the first cycle."""
 
     def size(after: float, tolerance: float | None) -> float:
         problem = Problem()

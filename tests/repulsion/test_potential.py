@@ -35,7 +35,7 @@ def test_the_inverse_bound_is_the_published_number() -> None:
 
 
 def scale(distance: str, cloud: Tensor, anchor: Tensor | None = None, given: float | None = None) -> float:
-    """The s of ε = epsilon·s that a memory finds for one remembered cloud."""
+    """The s of ε = epsilon·s that a memory measures for one remembered cloud."""
     memory = Memory(DISTANCES.find(distance)(), "all", torch.Generator().manual_seed(3), given, anchor)
     memory.remember(cloud)
     memory.begin_cycle()
@@ -45,7 +45,7 @@ def scale(distance: str, cloud: Tensor, anchor: Tensor | None = None, given: flo
 
 @pytest.mark.parametrize("name", list(DISTANCES))
 def test_scale_is_the_squared_distance_to_the_model_before_learning(name: str) -> None:
-    """It was that of two halves of the sample's own cloud, which is sampling noise for a distance of distributions."""
+    """The squared distance of two halves of the sample's cloud would, for many distances, be sampling noise."""
     generator = torch.Generator().manual_seed(0)
     cloud, anchor = (torch.randn(40, 5, dtype=torch.float64, generator=generator) + shift for shift in (0.0, 0.5))
     distance = DISTANCES.find(name)()

@@ -61,7 +61,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def distance_of(repulsion: Repulsion) -> float:
-    """d² to the nearest remembered sample, as of the last step."""
+    """d² to the nearest remembered sample at the last step."""
     assert not repulsion.state["distance"].requires_grad
     return repulsion.state["distance"].item()
 

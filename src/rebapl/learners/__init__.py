@@ -1,4 +1,4 @@
-"""Learners, prompts and heads: one file per published method, one small interface; nothing about sampling."""
+"""Learners, which are prompts or heads: one file per published method, with one small interface, without sampling."""
 
 from rebapl.learners.base import Learner, Output, Recipe, check_features, takes_features
 from rebapl.learners.registry import METHODS, Method, build_learner, published, register

@@ -2,20 +2,21 @@
 
 Cho et al., Make Prompts Adaptable: Bayesian Modeling for Vision-Language Prompt Learning with Data-Dependent Prior,
 2024. The learner holds one particle, a context v of b vectors, and the prior's network π: e → e/16 → d_t with a ReLU
-between, on the normalised image feature x. The `svgd` inference, with which it was published, runs the particles (4 in
-the paper) side by side, and all of them share the one network.
+between, applied to the normalised image feature x. APP was published with the inference `svgd`, which runs the
+particles (4 in the paper) side by side. All of them share the one network.
 
     L = CE(z_v, y) + λ·‖mean_b v − mean_B π(x)‖²  +  CE(z_π, y)
 
-z_v are CoOp's logits. z_π are those of a text whose every context vector is the batch's mean of π(x); they train the
-network, and the middle term, in which π is a constant, leaves it alone. So the last term does not change what the
-particle sees, and since it is the same for every particle, the mean over the particles of their gradients, which `SVGD`
-gives to what they share, is its gradient: that of one network trained by itself. In prediction every image has its own
-text π(x), and the logits are α·z_v + (1−α)·z_π, α = 0.7.
+z_v are CoOp's logits. z_π are the logits of a text in which every context vector is the batch's mean of π(x). The last
+term trains the network; the middle term treats π as a constant and does not. The last term does not depend on the
+particle, so it does not change the particle's gradient. Since it is the same for every particle, the mean over the
+particles of their gradients, with which `SVGD` moves shared parameters, equals its gradient: the network is trained as
+if it were trained by itself. In prediction every image has a text of its own from π(x), and the logits are
+α·z_v + (1−α)·z_π with α = 0.7.
 
-The authors' released code departs from this in two ways: it trains π first, then the particles with the rest (here both
-go on together), and it leaves out the kernel, so that its particles do not see each other (here they do, as in the
-paper).
+The authors' released code differs in two ways. It first trains π and then the particles with the other terms; here both
+are trained together. It leaves out the kernel, so that its particles do not influence each other; here they do, as in
+the paper.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from rebapl.learners.registry import register
 
 
 class APPConfig(CoOpConfig):
-    """CoOp's settings; `prior_weight` is λ, published as 1/shots; `particle_share` is α."""
+    """CoOp's settings. `prior_weight` is λ, which the authors set to 1/shots; `particle_share` is α."""
 
     tokens: int | None = Field(default=16, ge=1, le=512)
     init: str | None = Field(default=None, min_length=1)
@@ -61,7 +62,7 @@ class APP(CoOp):
         draw_linear(self.expand, generator)
 
     def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
-        """`prior` (B, d_t) are π(x). The prior takes part in the logits in evaluation mode only."""
+        """The cloud `prior` (B, d_t) is π(x). It enters the logits in evaluation mode only."""
         prior = self.expand(F.relu(self.squeeze(frozen)))
         logits = self.encoder.logits(frozen, classes["text"])
         if not self.training:
@@ -78,7 +79,7 @@ class APP(CoOp):
         return particle_loss + self.prior_loss(output, labels)
 
     def prior_loss(self, output: Output, labels: Tensor) -> Tensor:
-        """CE(z_π, y) with the batch's mean of π(x) as every context vector: the loss of the authors' network."""
+        """CE(z_π, y), with the batch's mean of π(x) as every context vector: the loss that trains the network."""
         (text,) = self._prior_text(output.per_image["prior"].mean(0, keepdim=True))
         return F.cross_entropy(self.encoder.logits(output.per_image["image"], text), labels)
 

@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 DEFAULT_TEMPLATE = "a photo of a {}."
 
 SEQUENCES = 4096
-"""Texts in one pass, where each image or prompt has texts of its own: more would take too much memory."""
+"""The most texts in one pass where each image or prompt has texts of its own: more would take too much memory."""
 
 AT_ONCE = 64
-"""Images in one pass through the frozen tower."""
+"""The most images in one pass through the frozen tower."""
 
 Frozen = TypeVar("Frozen", bound=Tensor | States)
-"""The part of the image pass that does not depend on the parameters: finished features, or states half-way."""
+"""The result of the part of the image pass that does not depend on the parameters: features, or states on their way."""
 
 AnyLearner = TypeVar("AnyLearner", bound="Learner[Any]")
 Module = TypeVar("Module", bound=nn.Module)
 
 
 class Recipe(Settings):
-    """How the method was published to be trained. Data only: the loop reads it, the learner does not act on it.
+    """How the authors of a method train it. This is only data: the loop reads it, and the learner does not act on it.
 
-    `averaging`: mean and standard deviation, in epochs, of the Gaussian weights with which parameters are averaged.
-    `inference`: the name of the inference that the authors train with, and `inference_settings` what they set of it.
-    With another inference these settings do not count.
+    `averaging`: the mean and the standard deviation, in epochs, of the Gaussian weights for averaging the parameters.
+    `inference`: the name of the inference that the authors train with. `inference_settings`: their settings of it; they
+    do not apply with another inference.
     """
 
     lr: float = Field(ge=0)
@@ -68,8 +68,8 @@ class Recipe(Settings):
 class Output:
     """The logits and features of a batch of B images among C classes.
 
-    `per_image` holds clouds with a row per image, `per_class` clouds with a row per class; among them `image`
-    and `text`, the normalised features (B, e) and (C, e) behind the logits.
+    `per_image` holds clouds with a row per image, and `per_class` clouds with a row per class. Among them are `image`
+    and `text`, the normalised features (B, e) and (C, e) from which the logits are computed.
     """
 
     logits: Tensor
@@ -77,11 +77,11 @@ class Output:
     per_class: Mapping[str, Tensor] = field(default_factory=dict)
 
     def rows(self, rows: slice | Tensor) -> Output:
-        """The same for some of the images: how reference images share a pass with the training batch."""
+        """The output for some of the images. With it, reference images can share a pass with the training batch."""
         return replace(self, logits=self.logits[rows], per_image={name: x[rows] for name, x in self.per_image.items()})
 
     def cloud(self, space: str) -> Tensor:
-        """The points (n, d) of a named space: any cloud here, `both`, `logits` or `probabilities`."""
+        """The points (n, d) of a named space: one of the clouds, `both`, `logits` or `probabilities`."""
         clouds = {**self.per_class, **self.per_image, "logits": self.logits}
         if space in clouds:
             return clouds[space]
@@ -96,58 +96,60 @@ class Output:
 class Learner(nn.Module, Generic[Frozen]):
     """A prompt learner: `Learner(encoder, config)` has the parameters, and `bind` gives it class names.
 
-    A subclass calls `super().__init__(encoder, config)` first and then makes its parameters, undrawn; `reset` draws
-    them. The constructor calls no method that a subclass may replace. What depends on the class names is computed
-    in `prepare_text`, which `bind` calls, and what depends on the classes that a learner is built for in `adopt`.
+    A subclass first calls `super().__init__(encoder, config)` and then makes its parameters without giving them values;
+    `reset` draws the values. The constructor calls no method that a subclass may replace. `prepare_text`, which `bind`
+    calls, computes everything that depends on the class names. `adopt` makes everything that depends on the classes for
+    which a learner is built.
 
-    The pass has three parts, so that each is computed as rarely as it can be: `frozen` (depends on the images
-    alone: once for all samples), `encode_classes` (on the parameters and the class names: once per sample)
-    and `respond`, which needs both.
+    The pass has three parts, so that each is computed as rarely as possible: `frozen` depends on the images alone and
+    is computed once for all samples; `encode_classes` depends on the parameters and the class names and is computed
+    once per sample; `respond` needs the results of both.
     """
 
     recipe: ClassVar[Recipe]
-    """How its authors train it. `register` sets it where the method has a recipe file."""
+    """How its authors train it. `register` sets this attribute if the method has a recipe file."""
 
     registered_as: ClassVar[str | None] = None
     """The name that `register` gave to exactly this class; see `method`."""
 
     repels_in: ClassVar[str | None]
-    """The feature space in which its posterior repels by default; None where nothing is learned."""
+    """The feature space in which its samples repel each other by default; None if it learns nothing."""
 
     repels_per_image: bool = True
     """Whether that space has a row per image; otherwise it has one per class. A setting may decide it: `per_image`."""
 
     uses_template: ClassVar[bool] = True
-    """Whether its predictions depend on the template. A setting may decide it: `reads_template`."""
+    """Whether its predictions depend on the template. A setting may decide this: `reads_template`."""
 
     shared_parameters: ClassVar[frozenset[str]] = frozenset()
-    """Parameters, or modules with parameters, that particles side by side hold in common; see `SVGD`."""
+    """The names of parameters, or of modules with parameters, that all particles share; see `SVGD`."""
 
     learns_from_features: ClassVar[bool] = False
-    """Whether it learns from the features of un-augmented images, which are encoded once: a head; see `see`."""
+    """Whether it is a head: it learns from the features of un-augmented images, which are encoded once. See `see`."""
 
     logits_are_products: ClassVar[bool] = True
-    """Whether its logits are the scaled products of image features with a vector of each class, as those of CLIP are.
+    """Whether its logits are, like CLIP's, the scaled products of image features with one vector per class.
 
-    Log-probabilities, or sums with something else, do not say how near an image is to the classes.
+    Logits that are log-probabilities, or sums of such products and other terms, do not show how near an image is to the
+    classes.
     """
 
     template: str = DEFAULT_TEMPLATE
 
     transfer: bool = False
-    """Bound to another data set than the one it was trained on, where a method may predict differently."""
+    """Whether it is bound to another data set than the one it was trained on. A method may predict differently then."""
 
     noise: torch.Generator | None = None
-    """The stream that `use_noise` gave."""
+    """The random stream that `use_noise` was given."""
 
     @classmethod
     def per_image(cls, config: Settings) -> bool:  # noqa: ARG003
-        """The `repels_per_image` of a learner with these settings, before there is one."""
+        """The `repels_per_image` that a learner with these settings would have."""
         return cls.repels_per_image
 
     @classmethod
     def reads_template(cls, config: Settings) -> bool:  # noqa: ARG003
-        """The `uses_template` of a learner with these settings, before there is one."""
+        """The `uses_template` that a learner with these settings would have."""
         return cls.uses_template
 
     def __init__(self, encoder: DualEncoder, config: Settings) -> None:
@@ -174,12 +176,12 @@ class Learner(nn.Module, Generic[Frozen]):
     def bind(
         self: AnyLearner, class_names: Sequence[str], template: str | None = None, transfer: bool = False
     ) -> AnyLearner:
-        """A learner for these class names, in this template or in the one it had.
+        """A learner for these class names. It uses the `template`, or this learner's template if that is None.
 
-        Both learners hold the same parameter tensors: to optimise one is to optimise the other. To assign another
-        parameter to one leaves the other as it is. The first `bind` of a learner says which classes it is built for
-        (see `adopt`); later ones change only what it predicts. `transfer` says that the images are of another data
-        set than those trained on, even if the classes are not.
+        Both learners hold the same parameter tensors, so optimising one optimises the other. Assigning another tensor
+        to a parameter of one does not change the other. The first `bind` of a learner decides for which classes it is
+        built (see `adopt`); later ones change only what it predicts. `transfer` says that the images come from another
+        data set than the training images, even if the classes are the same.
         """
         bound = self.twin()
         bound.template = self.template if template is None else template
@@ -192,37 +194,37 @@ class Learner(nn.Module, Generic[Frozen]):
         return bound
 
     def twin(self: AnyLearner) -> AnyLearner:
-        """The same learner once more. It holds the same tensors, and to assign one to it leaves this one as it is."""
+        """A copy that holds the same tensors. Assigning another tensor to the copy does not change this learner."""
         return _sharing_tensors(self, {})
 
     def adopt(self, class_names: Sequence[str]) -> None:
-        """Become a learner that is built for these classes. Called once, by the first `bind`, before `prepare_text`.
+        """Become a learner that is built for these classes. The first `bind` calls this once, before `prepare_text`.
 
-        Here a method makes parameters whose shape depends on the classes, or keeps which classes it is trained on.
-        Most have nothing to do.
+        Here a method makes parameters whose shape depends on the classes, or stores the names of the classes that it is
+        trained on. Most methods do nothing here.
         """
 
     def prepare_text(self) -> None:
-        """Tokenise the class names, and compute the constant part of their text. `bind` calls it every time."""
+        """Tokenise the class names and compute the constant part of their text. Every `bind` calls this."""
         raise NotImplementedError
 
     def see(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Learn at once what a head learns from the normalised features (N, e) and labels (N,) of all training images.
+        """Learn directly from the normalised features (N, e) and labels (N,) of all training images.
 
-        What is learned here are parameters that need no gradient: no sampler moves them, and each sample is stored with
-        them. Called once, before anything is sampled, if `learns_from_features`. Returns the examples that the
-        parameters with a gradient are then learned from: these, unless the method adds some.
+        This sets the parameters that need no gradient: no sampler moves them, and they are stored with each sample. If
+        `learns_from_features`, this is called once, before the sampling. It returns the examples from which the
+        parameters with a gradient are learned afterwards: the same ones, unless the method adds some.
         """
         return features, labels
 
     def shape_like(self, shapes: Mapping[str, Sequence[int]]) -> None:
-        """Give parameters whose shape depends on the number of training images the shapes that `see` gave them.
+        """Give parameters whose shape depends on the number of training images these stored shapes, by name.
 
-        Called before stored values are read. Most have nothing to do.
+        Called before stored values are read. Most methods do nothing here.
         """
 
     def fixed_parameters(self) -> dict[str, Tensor]:
-        """The parameters that `see` found, by name."""
+        """The parameters that `see` has set, by name."""
         return {name: p.detach().clone() for name, p in self.named_parameters() if not p.requires_grad}
 
     def sentences(self) -> list[str]:
@@ -230,44 +232,44 @@ class Learner(nn.Module, Generic[Frozen]):
         return [self.template.replace("{}", name) for name in self.class_names]
 
     def text_of_template(self) -> Tensor:
-        """The normalised features (C, e) that the frozen text tower gives of these sentences."""
+        """The normalised features (C, e) of the `sentences` from the frozen text tower."""
         return self.encoder.text_features(self.encoder.tokenize([[sentence] for sentence in self.sentences()]))
 
     def reset(self, generator: torch.Generator) -> None:
-        """Draw the parameters anew from their initial distribution."""
+        """Draw new values of the parameters from their initial distribution."""
         raise NotImplementedError
 
     def frozen(self, images: Tensor) -> Frozen:
-        """Preprocessed images (B, 3, H, W) as far as they go without the parameters."""
+        """The part of the pass of preprocessed images (B, 3, H, W) that does not depend on the parameters."""
         raise NotImplementedError
 
     def encode_classes(self) -> Mapping[str, Tensor]:
-        """The clouds with a row per class, among them the normalised `text` features (C, e)."""
+        """The feature clouds with a row per class, among them the normalised `text` features (C, e)."""
         raise NotImplementedError
 
     def respond(self, frozen: Frozen, classes: Mapping[str, Tensor]) -> Output:
-        """Logits and features from the results of `frozen` and `encode_classes`."""
+        """Logits and features, from the results of `frozen` and `encode_classes`."""
         raise NotImplementedError
 
     def forward(self, images: Tensor) -> Output:
-        """The whole pass for preprocessed images (B, 3, H, W): these three parts and nothing else."""
-        assert self.class_names  # refuses a learner that is not bound
+        """The whole pass for preprocessed images (B, 3, H, W), which consists of these three parts alone."""
+        assert self.class_names  # raises an error if the learner is not bound
         classes = self.encode_classes()
         return self.respond(self.frozen(images), classes)
 
     def loss(self, output: Output, labels: Tensor) -> Tensor:
-        """The mean loss: cross-entropy, unless the method says otherwise."""
+        """The mean loss: cross-entropy, unless the method has another loss."""
         return F.cross_entropy(output.logits, labels)
 
     def in_portions(self, function: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-        """`function(rows)`, where each row takes a text of every class: at most `SEQUENCES` texts in one pass."""
+        """`function(rows)` for rows that each need a text of every class: at most `SEQUENCES` texts in one pass."""
         return torch.cat([function(part) for part in rows.split(max(1, SEQUENCES // len(self.class_names)))])
 
     @torch.no_grad()
     def frozen_cloud(self, space: str, images: Tensor | None) -> Tensor | None:
-        """The points of a named space as the frozen model gives them, for preprocessed images (P, 3, H, W) or features.
+        """The frozen model's points in a named space, for preprocessed images (P, 3, H, W) or their features.
 
-        None for spaces that the frozen model does not have, and where it cannot read the class names in the template.
+        None if the frozen model does not have this space, or cannot read the class names in the template.
         """
         if space == "text" and self.repels_in == "text" and self.repels_per_image:
             return None  # every image has its own text features
@@ -278,21 +280,22 @@ class Learner(nn.Module, Generic[Frozen]):
             if images is None:
                 return None
             image = images
-            if images.ndim > 2:  # not features already
+            if images.ndim > 2:  # pixels, not features
                 image = torch.cat([self.encoder.image_features(part) for part in images.split(AT_ONCE)])
             return Output(self.encoder.logits(image, text), {"image": image}, {"text": text}).cloud(space)
         except UserError:
             return None
 
     def use_noise(self, generator: torch.Generator) -> None:
-        """Draw from this stream whatever is random in training mode. The loop calls this before it trains."""
+        """Use this random stream for all draws in training mode. The loop calls this before it trains."""
         self.noise = generator
 
     def noise_stream(self) -> torch.Generator:
-        """Where a stochastic method draws from.
+        """The random stream from which a stochastic method draws.
 
-        In training mode that is the stream that the loop gave, or without one a stream of its own that goes on from
-        call to call. In evaluation mode it is a stream that starts anew each time, so that predictions do not change.
+        In training mode this is the stream given to `use_noise`, or else a stream of the learner's own that continues
+        from call to call. In evaluation mode it is a stream that starts afresh at each call, so that predictions are
+        repeatable.
         """
         if not self.training:
             return random_stream(0, "prediction", type(self).__name__)
@@ -302,9 +305,9 @@ class Learner(nn.Module, Generic[Frozen]):
 
 
 class TextLearner(Learner[Tensor]):
-    """A learner that leaves the image tower as it is: images are their frozen features (B, e).
+    """A learner that does not change the image tower, so that frozen features (B, e) represent the images.
 
-    Wherever it takes images, it also takes such features, normalised, which are then passed on as they are.
+    Wherever it takes images, it also takes their normalised features, which it uses unchanged.
     """
 
     @torch.no_grad()
@@ -316,12 +319,12 @@ class TextLearner(Learner[Tensor]):
 
 
 def takes_features(learner: Learner[Any]) -> bool:
-    """Whether a learner sees an image through the frozen tower alone, so that the features of images suffice it."""
+    """Whether a learner needs only the frozen tower's features of images, not the images themselves."""
     return isinstance(learner, TextLearner) and type(learner).frozen is TextLearner.frozen
 
 
 def check_features(learner: Learner[Any], stored: StoredFeatures) -> None:
-    """Refuse stored features of another backbone, and a learner that needs the images themselves."""
+    """Raise an error if the features come from another backbone, or if the learner needs the images themselves."""
     if not takes_features(learner):
         raise UserError(
             f"{learner.method or type(learner).__name__} changes how images are read, so that it needs the images "
@@ -332,10 +335,10 @@ def check_features(learner: Learner[Any], stored: StoredFeatures) -> None:
 
 
 def rows_of(owners: Sequence[str], class_names: Sequence[str]) -> list[int | None]:
-    """Which of the classes trained on, the `owners`, each class is: its index, or None if it was not trained.
+    """For each class, its index among the `owners`, the classes of training, or None if it is not among them.
 
-    Where two owners have the same name, each class of that name has its own, in their order. Capital and small letters
-    count only where owners differ by them alone: backbones read both alike.
+    If two owners have the same name, the classes of that name are matched with them in order. Upper and lower case
+    matter only where two owners differ in nothing else, because backbones read both alike.
 
     >>> rows_of(["cat", "dog", "cat"], ["dog", "cat", "fish", "cat"])
     [1, 0, None, 2]
@@ -347,20 +350,23 @@ def rows_of(owners: Sequence[str], class_names: Sequence[str]) -> list[int | Non
     for index, name in enumerate(owners):
         indices.setdefault(name, []).append(index)
         alike.setdefault(name.casefold(), indices[name])
-    own = (indices.get(name, alike.get(name.casefold())) for name in class_names)
-    return [None if each is None else each.pop(0) if len(each) > 1 else each[0] for each in own]
+    matches = (indices.get(name, alike.get(name.casefold())) for name in class_names)
+    return [None if rows is None else rows.pop(0) if len(rows) > 1 else rows[0] for rows in matches]
 
 
-def _sharing_tensors(module: Module, made: dict[int, Any]) -> Module:
-    """A copy of a module that holds the same tensors in dictionaries of its own; its sub-modules are copied alike."""
-    if id(module) not in made:
-        made[id(module)] = twin = copy.copy(module)
+def _sharing_tensors(module: Module, copies: dict[int, Any]) -> Module:
+    """A copy of a module that holds the same tensors in dictionaries of its own. Its sub-modules are copied likewise.
+
+    `copies` has the copies made so far, by the id of the original.
+    """
+    if id(module) not in copies:
+        copies[id(module)] = twin = copy.copy(module)
         for name, value in vars(module).items():
             if isinstance(value, dict):
                 vars(twin)[name] = copy.copy(value)
         for name, child in module._modules.items():
-            twin._modules[name] = None if child is None else _sharing_tensors(child, made)
-    return made[id(module)]
+            twin._modules[name] = None if child is None else _sharing_tensors(child, copies)
+    return copies[id(module)]
 
 
 if TYPE_CHECKING:

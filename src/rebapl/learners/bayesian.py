@@ -5,10 +5,10 @@ vector of the text width added to every context vector,
 
     L = −log 1/L·Σₗ p(y | x, v + rₗ) + β·KL(q ‖ N(0, 1)),    KL = mean_d ½·(σ² + μ² − 1 − log σ²)
 
-for L samples rₗ = μ + σ·εₗ, β = 0.001. μ and log σ² are free parameters, or come from the normalised image feature by
-two networks e → e/2 → e/2 → d_t with ELUs between, so that every image has its own text features: B·L·C sequences.
-Prediction averages the probabilities of L samples, so the logits are log-probabilities. All images of a pass see the
-same ε; when predicting, the same ones every time.
+for L samples rₗ = μ + σ·εₗ and β = 0.001. μ and log σ² are free parameters, or two networks e → e/2 → e/2 → d_t with
+ELUs between compute them from the normalised image feature. In the second case every image has its own text features,
+which takes B·L·C sequences. Prediction averages the probabilities of L samples, so the logits are log-probabilities.
+All images of a pass share the same ε. Predictions use the same ε every time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rebapl.settings import Settings
 
 
 class BayesianConfig(CoOpConfig):
-    """CoOp's settings; `samples` is L, `divergence` is β; `conditional` on the image, or one q for all."""
+    """CoOp's settings. `samples` is L and `divergence` is β. If `conditional`, q depends on the image."""
 
     samples: int = Field(default=10, ge=1, le=1024)
     divergence: float = Field(default=0.001, ge=0)
@@ -59,7 +59,7 @@ class BayesianPrompts(CoOp):
             self.log_variance = nn.Parameter(torch.empty(encoder.text.width, device=encoder.device))
 
     def reset(self, generator: torch.Generator) -> None:
-        """A free q starts at mean 0, its log-variances uniform between 0 and 1."""
+        """A q of free parameters starts at mean 0, with log-variances drawn uniformly between 0 and 1."""
         super().reset(generator)
         if self.config.conditional:
             for layer in (*self.mean_network, *self.log_variance_network):
@@ -72,21 +72,21 @@ class BayesianPrompts(CoOp):
             self.log_variance.copy_(torch.rand(shape, generator=generator, device=generator.device))
 
     def encode_classes(self) -> Mapping[str, Tensor]:
-        """`samples` (C, L, e) and their normalised mean `text` (C, e), unless they wait for the image."""
+        """`samples` (C, L, e) and their normalised mean `text` (C, e); nothing if they depend on the image."""
         if self.config.conditional:
             return {}
         samples = self._text_samples(self._residuals(self.mean, self.log_variance))
         return {"text": F.normalize(samples.mean(1), dim=-1), "samples": samples}
 
     def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
-        """Where the image has a say, `text` has a row per image: its C mean features side by side, (B, C·e)."""
+        """If q is `conditional`, `text` has a row per image: its C mean features side by side (B, C·e)."""
         if not self.config.conditional:
             residual = {"mean": self.mean, "log_variance": self.log_variance}
             clouds = {name: vector.expand(frozen.shape[0], -1) for name, vector in residual.items()}
             return Output(self._log_probability(frozen, classes["samples"]), {"image": frozen, **clouds}, classes)
         mean, log_variance = self.mean_network(frozen), self.log_variance_network(frozen)
         residuals = self._residuals(mean.unsqueeze(1), log_variance.unsqueeze(1))
-        samples = torch.stack([self._text_samples(of_image) for of_image in residuals])
+        samples = torch.stack([self._text_samples(residuals_of_image) for residuals_of_image in residuals])
         logits = torch.cat([self._log_probability(x.unsqueeze(0), w) for x, w in zip(frozen, samples, strict=True)])
         text = F.normalize(samples.mean(2).flatten(1), dim=-1)
         return Output(logits, {"image": frozen, "text": text, "mean": mean, "log_variance": log_variance}, classes)

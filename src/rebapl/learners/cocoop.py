@@ -46,11 +46,11 @@ class CoCoOp(TextLearner):
         draw_linear(self.expand, generator)
 
     def encode_classes(self) -> Mapping[str, Tensor]:
-        """Nothing: text features wait for the image."""
+        """Nothing, since the text features depend on the image."""
         return {}
 
     def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
-        """`text` is a cloud with a row per image here: its C text features side by side, (B, C·e), of length 1."""
+        """Here the cloud `text` has a row per image: its C text features side by side (B, C·e), of length 1."""
         text = self.in_portions(self._text_features, frozen)
         logits = self.encoder.logits(frozen.unsqueeze(1), text).squeeze(1)
         return Output(logits, {"image": frozen, "text": F.normalize(text.flatten(1), dim=-1)}, classes)

@@ -1,8 +1,11 @@
 """CoOp: learnable context vectors around the class name.
 
-Zhou et al., Learning to Prompt for Vision-Language Models, 2022. Text of a class:
-`[start] v₁ … v_b name . [end]`, the v shared by all classes or one set per class; the name may also stand in
-the middle or in front of them. Only the text tower is touched.
+Zhou et al., Learning to Prompt for Vision-Language Models, 2022. The text of a class is
+
+    [start] v₁ … v_b name . [end]
+
+with context vectors v that all classes share, or with a set of them for each class. The name may also stand in the
+middle of the vectors or in front of them. The image tower is left as it is.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ def pieces(name: str, tokens: int, position: Position) -> list[Piece]:
 
 
 class CoOpConfig(ContextConfig):
-    """Also where the name stands, and whether each class has a context of its own."""
+    """The `position` of the class name, and whether each class has a context of its own, `class_specific`."""
 
     position: Position = "end"
     class_specific: bool = False
@@ -49,12 +52,12 @@ class CoOp(TextLearner):
     uses_template = False
     repels_per_image = False
     owners: Sequence[str] = ()
-    """The classes that class-specific context belongs to, in the order of their contexts."""
+    """The classes that have a class-specific context, in the order of their contexts."""
 
     def __init__(self, encoder: DualEncoder, config: CoOpConfig) -> None:
         super().__init__(encoder, config)
         self.tokens, self.init_ids = context_ids(encoder, config.tokens, config.init, otherwise=16)
-        # class-specific contexts are made by `adopt`; this keeps their position among the parameters
+        # `adopt` makes class-specific contexts; registering None now fixes their place among the parameters.
         self.register_parameter("context", None if config.class_specific else self._undrawn())
 
     def _undrawn(self, *classes: int) -> nn.Parameter:
@@ -62,7 +65,7 @@ class CoOp(TextLearner):
         return nn.Parameter(torch.empty(shape, device=self.encoder.device))
 
     def adopt(self, class_names: Sequence[str]) -> None:
-        """With class-specific context, these are the classes that have one; other ones cannot be bound later."""
+        """With class-specific context, give each of these classes one. Other classes cannot be bound later."""
         if self.config.class_specific:
             self.owners = tuple(class_names)
             self.context = self._undrawn(len(class_names))
@@ -73,7 +76,7 @@ class CoOp(TextLearner):
         self.text = self.encoder.tokenize([pieces(name, self.tokens, position) for name in self.class_names])
 
     def _rows(self) -> Tensor:
-        """Which of the owners' contexts the classes bound to have: their indices (C,)."""
+        """For each bound class, the index (C,) of its context."""
         rows = rows_of(self.owners, self.class_names)
         if None in rows:
             name = self.class_names[rows.index(None)]
@@ -85,7 +88,7 @@ class CoOp(TextLearner):
 
     @property
     def contexts(self) -> Tensor:
-        """The context vectors: (b, d) for all classes, or (C, b, d)."""
+        """The context vectors: (b, d) shared by all classes, or (C, b, d)."""
         return self.context if self.rows is None else self.context[self.rows]
 
     def reset(self, generator: torch.Generator) -> None:

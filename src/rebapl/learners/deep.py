@@ -1,15 +1,15 @@
-"""Prompts of many layers, which VPT, IVLP, MaPLe, PromptSRC and, in part, MMRL share.
+"""Prompts in many layers: the parts that VPT, IVLP, MaPLe, PromptSRC, VaMP and, to some extent, MMRL share.
 
 With prompts P₁ … P_J of b tokens each, in a tower of K ≥ J layers:
 
     text     [start] P₁ rest name . [end]        vision     [class] patches P₁
 
-Before layer i = 2 … J the b states that came of Pᵢ₋₁ are overwritten by Pᵢ; after layer J they flow on. Vision
-prompts come after the position embedding and pass the norm in front of layer 1.
+Before each layer i = 2 … J, Pᵢ overwrites the b states that Pᵢ₋₁ has become; after layer J these states are left
+alone. Vision prompts are inserted after the position embedding and pass through the norm in front of layer 1.
 
-The text prompt opens with words, "a photo of a": the first b of its tokens are learnable and start from the words'
-embeddings; the rest stay as they are, in front of the class name. Without words, or with fewer than b tokens of
-them, P₁ is drawn like the others, and the class name follows it directly.
+The text prompt opens with the words "a photo of a". The first b of their tokens are learnable and start from the
+embeddings of the words; the other tokens stay fixed, in front of the class name. Without words, or if the words have
+fewer than b tokens, P₁ is drawn like the other prompts, and the class name follows it directly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rebapl.learners.initial import draw_tokens
 from rebapl.settings import Settings
 
 OPENING = "a photo of a"
-"""The words that the text prompts of all these methods are published to start from."""
+"""The words from which the text prompts of all these methods start in their publications."""
 
 
 def _checked_depth(depth: int | str) -> int | str:
@@ -44,11 +44,11 @@ def _checked_depth(depth: int | str) -> int | str:
 
 
 Depth = Annotated[int | str, AfterValidator(_checked_depth)]
-"""The layers with prompts, counted from the first: how many, or which share. Published depths are of 12 layers."""
+"""The layers with prompts, counted from the first: their number, or their share. Published depths are of 12 layers."""
 
 
 def scaled_depth(published: int, layers: int, of: int = 12) -> int:
-    """A depth J stated for 12 layers on a backbone with `layers`: round(J·layers/12), at least 1.
+    """The depth on a backbone with `layers` layers that corresponds to J of 12 layers: round(J·layers/12), at least 1.
 
     >>> [scaled_depth(9, layers) for layers in (12, 24, 4, 1)]
     [9, 18, 3, 1]
@@ -57,7 +57,7 @@ def scaled_depth(published: int, layers: int, of: int = 12) -> int:
 
 
 def prompted_layers(depth: int | str, layers: int) -> int:
-    """How many of a tower's `layers` get prompts; a number that is more than there are is refused.
+    """How many of a tower's `layers` get prompts. A number larger than that is an error.
 
     >>> prompted_layers("9/12", 12), prompted_layers("9/12", 24), prompted_layers(4, 12)
     (9, 18, 4)
@@ -71,7 +71,10 @@ def prompted_layers(depth: int | str, layers: int) -> int:
 
 
 def opening_ids(encoder: DualEncoder, tokens: int, words: str | None) -> list[int]:
-    """The ids that the first text prompt starts from; none when it is drawn at random. Words in vain are refused."""
+    """The token ids from which the first text prompt starts; none if it is drawn at random.
+
+    Words other than `OPENING` that would not be used are an error.
+    """
     ids = encoder.tokenizer.words(words) if words else []
     if words not in (None, OPENING) and tokens > len(ids):
         raise UserError(
@@ -82,7 +85,7 @@ def opening_ids(encoder: DualEncoder, tokens: int, words: str | None) -> list[in
 
 
 def opening_text(encoder: DualEncoder, class_names: Sequence[str], tokens: int, words: str | None) -> Text:
-    """Class names behind an opening of `tokens` learnable tokens."""
+    """Texts of the class names, which open with `tokens` learnable tokens."""
     if opening_ids(encoder, tokens, words):
         text = encoder.tokenize([[f"{words} {name}."] for name in class_names])
         return replace(text, slots=encoder.tokenize([[tokens]] * len(class_names)).slots)
@@ -90,28 +93,28 @@ def opening_text(encoder: DualEncoder, class_names: Sequence[str], tokens: int, 
 
 
 def deep_text_features(encoder: DualEncoder, text: Text, prompts: Sequence[Tensor]) -> Tensor:
-    """Normalised text features (C, e) with prompts of layers 1 … J: (b, d) for all texts, or (C, b, d)."""
+    """Normalised text features (C, e) with the prompts of layers 1 … J, each (b, d) for all texts or (C, b, d)."""
     at, prompts = encoder.tokenizer.first, in_type(prompts, encoder.dtype)
     edits: dict[int, Edit] = {layer: Replace(prompt, at) for layer, prompt in enumerate(prompts) if layer > 0}
     return F.normalize(encoder.text.features(encoder.embed_text(text, prompts[0]), edits), dim=-1)
 
 
 def in_type(prompts: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
-    """Prompts (b, d) in the type of a tower, all in one go: on a GPU that is one small kernel for many."""
+    """Prompts (b, d) cast to the type of a tower, all at once: on a GPU, one kernel replaces many small ones."""
     return prompts if prompts[0].dtype == dtype else torch.stack(list(prompts)).to(dtype).unbind()
 
 
 def prompt_parameters(depth: int, tokens: int, width: int, device: torch.device) -> nn.ParameterDict:
-    """Undrawn prompts (b, d) under the names "1" … "J", the layers they enter."""
+    """Prompts (b, d) without values yet, named "1" … "J" after the layers that they enter."""
     layers = range(1, depth + 1)
-    # a plain dict would be sorted: "1", "10", "2"
+    # The names of a plain dict would be sorted: "1", "10", "2".
     return nn.ParameterDict(
         OrderedDict((str(i), nn.Parameter(torch.empty(tokens, width, device=device))) for i in layers)
     )
 
 
 class VisionPrompts(Learner[States]):
-    """A learner with prompts in the layers of the image tower: the parameters `vision`, if it makes no others."""
+    """A learner with prompts in the layers of the image tower: the parameters `vision`, or other `vision_prompts`."""
 
     repels_in = "image"
     vision: nn.ParameterDict
@@ -137,9 +140,9 @@ class VisionPrompts(Learner[States]):
 
 
 class DeepConfig(Settings):
-    """`tokens` in each of the first `depth` layers, a number of them or a share of a tower's.
+    """`tokens` in each of the first `depth` layers, which is a number or a share of a tower's layers.
 
-    `init`: the words that the text opens with.
+    `init`: the words with which the text opens.
     """
 
     tokens: int = Field(default=2, ge=1, le=512)
@@ -148,7 +151,7 @@ class DeepConfig(Settings):
 
 
 class DeepPrompts(VisionPrompts):
-    """A learner with prompts in the first `depth` layers of the text tower, and such in the image tower."""
+    """A learner with prompts in the first `depth` layers of the text tower, and prompts in the image tower."""
 
     config: DeepConfig
     uses_template = False
@@ -159,7 +162,7 @@ class DeepPrompts(VisionPrompts):
         self.text = prompt_parameters(depth, config.tokens, encoder.text.width, encoder.device)
 
     def draw_text(self, generator: torch.Generator) -> None:
-        """The first prompt from the opening words where there are enough of them, the rest Normal(0.02)."""
+        """Set the first prompt to the opening words if they have enough tokens; draw the others from Normal(0.02)."""
         for layer, prompt in enumerate(self.text.values()):
             draw_tokens(prompt, self.encoder, self.opening if layer == 0 else [], generator)
 
@@ -172,9 +175,9 @@ class DeepPrompts(VisionPrompts):
 
 @dataclass(frozen=True)
 class StatesWithFeatures(States):
-    """Images half-way through the frozen tower, with the features they would have at its end, for a loss to compare.
+    """The states of images on their way through the image tower, with the features that the frozen model gives them.
 
-    `features` (B, e) are those of the untouched model, normalised; outside of training only VaMP needs them.
+    A loss compares with these normalised `features` (B, e). Outside of training only VaMP needs them.
     """
 
     features: Tensor = field(kw_only=True)
@@ -182,13 +185,13 @@ class StatesWithFeatures(States):
 
 @torch.no_grad()
 def with_features(encoder: DualEncoder, states: States) -> StatesWithFeatures:
-    """The same image states, and the features that the frozen tower computes from them."""
+    """These image states, with the features that the frozen tower computes from them."""
     features = F.normalize(encoder.vision.features(states), dim=-1)
     return StatesWithFeatures(states.hidden, states.read, states.layer, features=features)
 
 
 def frozen_image(output: Output, method: str) -> Tensor:
-    """The image features (B, e) of the frozen model, which the loss of a method compares with."""
+    """The image features (B, e) of the frozen model, with which the loss of a `method` compares."""
     if "frozen_image" not in output.per_image:
         raise UserError(
             f"{method}'s loss compares with the frozen model's image features, which are computed in training mode "

@@ -1,27 +1,27 @@
-"""GDA: a Gaussian discriminant on frozen features beside zero-shot, in closed form.
+"""GDA: a Gaussian discriminant on frozen features, added to zero-shot, in closed form.
 
-Wang et al., A Hard-to-Beat Baseline for Training-Free CLIP-Based Adaptation, 2024. The features of a class are taken to
-be Gaussian with a mean of its own and one covariance for all; Bayes' rule then gives linear logits
+Wang et al., A Hard-to-Beat Baseline for Training-Free CLIP-Based Adaptation, 2024. The features of each class are
+assumed to be Gaussian, with a mean per class and one covariance for all classes. Bayes' rule then gives linear logits
 
     g_c(x) = α (x·w_c + b_c),   w_c = P μ_c,   b_c = log π_c − ½ μ_cᵀ P μ_c,   P = e ((N − 1) Σ̂ + tr(Σ̂) I)⁻¹,
 
-with the class means μ_c, the shares π_c of the classes and the covariance Σ̂ of the N features around the means of their
-classes; P is the shrunk inverse of Kubokawa and Srivastava. Centring g over the classes changes no probability, and
-lets classes without images stand beside them.
+with the class means μ_c, the shares π_c of the classes and the covariance Σ̂ of the N features around the means of
+their classes. P is the shrunk inverse of Kubokawa and Srivastava. g is centred over the classes: this changes no
+probability, and makes the logits comparable with those of classes without images, for which g is 0.
 
-The published code searches α on a validation set. Here α, and κ in front of the zero-shot logits, have the greatest
-likelihood of the training images by cross-validation: each part of them is scored by the discriminant of the other
-parts. Parts that leave one image of each class have no covariance: they take the variance of the whole, the same in all
-directions. If no class has two images, nothing says how far to trust the discriminant: α = 0 and κ = 1, which is
-zero-shot.
+The published code searches α on a validation set. Here α, and the factor κ of the zero-shot logits, maximise the
+likelihood of the training images in cross-validation: each part of them is scored by the discriminant of the other
+parts. If only one image of each class remains in the other parts, they have no covariance; then the variance of all
+images is used, the same in all directions. If no class has two images, nothing shows how reliable the discriminant is:
+then α = 0 and κ = 1, which is zero-shot.
 
-With the covariance taken as known and a flat prior, the posterior of the means is Gaussian and exact,
+With a known covariance and a flat prior, the posterior of the means is exactly Gaussian,
 
     μ_c | images ~ N(μ̂_c, P⁻¹ / n_c),
 
 around the mean μ̂_c of the n_c features of the class. `laplace` draws from it: each sample is the discriminant of drawn
-means, with the same P, π, α and κ. The covariance is not drawn: an inverse Wishart posterior grows surer with N, and
-the shrunk P has no such reading.
+means, with the same P, π, α and κ. The covariance is not drawn, because the shrunk P does not correspond to an inverse
+Wishart posterior, which becomes narrower with N.
 """
 
 from __future__ import annotations
@@ -31,28 +31,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rebapl.learners.head import Head, blended
+from rebapl.learners.head import Head, NothingToSet, blended
 from rebapl.learners.registry import register
-from rebapl.settings import Settings
 
 FOLDS = 5
-"""Parts of the training images; fewer if every class has fewer images."""
+"""The number of parts of the training images; fewer if every class has fewer images."""
 
 
-class GDAConfig(Settings):
-    """There is nothing to set."""
-
-
-@register("gda", GDAConfig)
+@register("gda", NothingToSet)
 class GDA(Head):
-    config: GDAConfig
     alpha = 0.0
-    """What `see` found; the weight and the bias have it already."""
+    """α as `see` has chosen it. The weight and the bias already contain it."""
 
     def adopt(self, class_names: Sequence[str]) -> None:
         super().adopt(class_names)
-        self.weight = self.found(len(class_names), self.encoder.joint_width)
-        self.bias = self.found(len(class_names))
+        self.weight = self.fixed(len(class_names), self.encoder.joint_width)
+        self.bias = self.fixed(len(class_names))
 
     def extra(self, features: Tensor) -> Tensor:
         return features @ self.weight.mT + self.bias
@@ -80,17 +74,17 @@ class GDA(Head):
     @torch.no_grad()
     def draws(self, features: Tensor, labels: Tensor, count: int, stream: torch.Generator) -> list[dict[str, Tensor]]:
         means, shares, shrunk = moments(features, labels, len(self.owners))
-        root, drawn = torch.linalg.cholesky(shrunk / means.shape[1]), []
+        root, samples = torch.linalg.cholesky(shrunk / means.shape[1]), []
         deviation = (shares * len(labels)).rsqrt()[:, None]
         for _ in range(count):
             noise = torch.randn(means.shape, generator=stream, dtype=torch.float64).to(means)
             weight, bias = discriminant(means + deviation * noise @ root.mT, shares, shrunk)
-            drawn.append({"weight": (self.alpha * weight).cpu(), "bias": (self.alpha * bias).cpu()})
-        return drawn
+            samples.append({"weight": (self.alpha * weight).cpu(), "bias": (self.alpha * bias).cpu()})
+        return samples
 
 
 def parts(labels: Tensor, folds: int) -> Tensor:
-    """The part (N,) of each image: those of a class are dealt in turn.
+    """The part (N,) of each image: the images of a class are dealt to the parts in turn.
 
     >>> parts(torch.tensor([0, 0, 1, 0, 1]), 2)
     tensor([0, 1, 0, 0, 1])
@@ -100,9 +94,9 @@ def parts(labels: Tensor, folds: int) -> Tensor:
 
 
 def moments(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The means (C, e), the shares (C,) and the shrunk sum of squares e·P⁻¹ (e, e), float64.
+    """The class means (C, e), the shares (C,) and the shrunk sum of squares e·P⁻¹ (e, e), float64.
 
-    A class without images has the mean of all, as if that were one image of it.
+    A class without images is treated as if its one image were the mean of all images.
     """
     x = features.double()
     own = torch.nn.functional.one_hot(labels, classes).to(x)

@@ -1,16 +1,17 @@
-"""What all heads share: they learn from the frozen features of images, and classes without images keep their text.
+"""The part that all heads share: they learn from the frozen features of images; classes without images keep their text.
 
-A head has parameters for the T classes that it was built for. Bound to other class names, a class that was trained on
-keeps what was learned of it, wherever it stands now, and every other class has its text feature alone. The logits are
+A head has parameters for the T classes that it was built for. When it is bound to other class names, each class of
+training keeps its parameters, whatever its place in the new list, and every other class has its text feature alone. The
+logits are
 
     κ·s·x·t_c + g_c(x),
 
-with the zero-shot logits s·x·t_c, which one number κ makes less sure or surer, and g_c(x), what the images of the
-class say (`extra`). For classes without images, κ is 1 and g is 0.
+where one number κ makes the zero-shot logits s·x·t_c more or less confident, and g_c(x) is the part that was learned
+from the images of the class (`extra`). For classes without images, κ is 1 and g is 0.
 
-κ has a prior, N(1, 1), and so has the weight of g where it has one; see `blended`. Many images do not feel it. A few
-images of classes that are easy to tell apart would be answered rightly however sure the logits are, and the greatest
-likelihood alone would make them endlessly sure.
+κ has a prior, N(1, 1), and so has the weight of g, if g has one; see `blended`. With many images the priors make little
+difference. A few images of classes that are easy to tell apart are answered correctly at any level of confidence; then
+maximum likelihood alone would let the confidence grow without limit.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ class Head(TextLearner):
 
     def adopt(self, class_names: Sequence[str]) -> None:
         self.owners = tuple(class_names)
-        self.text_weight = self.found(1)  # κ
+        self.text_weight = self.fixed(1)  # κ
         nn.init.ones_(self.text_weight)
 
-    def found(self, *shape: int) -> nn.Parameter:
-        """A parameter of that shape that `see` fills in, zero until then, and that no sampler moves."""
+    def fixed(self, *shape: int) -> nn.Parameter:
+        """A parameter of this shape that no sampler moves. It is zero until `see` sets it."""
         return nn.Parameter(torch.zeros(shape, device=self.encoder.device), requires_grad=False)
 
     def prepare_text(self) -> None:
@@ -54,28 +55,28 @@ class Head(TextLearner):
         rows, device = rows_of(self.owners, self.class_names), self.encoder.device
         self.rows = torch.tensor([row or 0 for row in rows], device=device)
         self.trained = torch.tensor([float(row is not None) for row in rows], device=device)
-        """1 for the bound classes that were trained on and 0 for the others (C,)."""
+        """(C,): 1 for the bound classes that are classes of training, and 0 for the others."""
 
     def placed(self, learned: Tensor) -> Tensor:
-        """What was learned of each class (…, T) for the classes bound to (…, C); 0 for those not trained on."""
+        """The values `learned` of the classes of training (…, T), for the bound classes (…, C); 0 for other classes."""
         return learned[..., self.rows] * self.trained
 
     def reset(self, generator: torch.Generator) -> None:  # noqa: ARG002
-        """Nothing is drawn: what `see` finds stays, and all else starts at zero."""
+        """Draw nothing: the values that `see` has set stay, and all others start at zero."""
         for parameter in self.parameters():
             if parameter.requires_grad:
                 nn.init.zeros_(parameter)
 
     @property
     def kappa(self) -> Tensor:
-        """κ (C, 1) of the classes bound to: 1 for those not trained on."""
+        """κ (C, 1) of the bound classes: 1 for those that are no classes of training."""
         return (1 + (self.text_weight - 1) * self.trained)[:, None]
 
     def encode_classes(self) -> Mapping[str, Tensor]:
         return {"text": self.kappa * self.text_features}
 
     def extra(self, features: Tensor) -> Tensor:
-        """g (B, T): what the images of the classes say of features (B, e)."""
+        """g (B, T) of features (B, e): the part of the logits that was learned from images."""
         return features.new_zeros(len(features), len(self.owners))
 
     def respond(self, frozen: Tensor, classes: Mapping[str, Tensor]) -> Output:
@@ -85,14 +86,14 @@ class Head(TextLearner):
 
 @torch.no_grad()
 def blended(zero_shot: Tensor, extra: Tensor, labels: Tensor) -> tuple[float, float, float]:
-    """κ and α ≥ 0 with the least loss, and that loss: of logits κ·zero_shot + α·extra (N, C),
+    """κ ≥ 0 and α ≥ 0 that minimise this loss of the logits κ·zero_shot + α·extra (N, C), and the loss there:
 
         mean cross-entropy + ((κ − 1)² + (ρ·α)²) / 2N.
 
-    ρ is how far the extra logits of an image lie apart, in terms of how far those of zero-shot do (the ratio of their
-    standard deviations over classes), so that ρ·α has the same prior of width 1 as κ. The `extra` logits of an image
-    must not have been learned from that image. κ and ρ·α are found by Newton's method: the problem is convex. One of
-    them that would fall below 0 stays there while the other moves.
+    ρ is the spread over classes (the standard deviation) of the extra logits, divided by that of the zero-shot logits.
+    So ρ·α has the same prior of width 1 as κ. The `extra` logits of an image must not have been learned from that
+    image. Newton's method finds κ and ρ·α, since the problem is convex. If one of them would fall below 0, it stays at
+    0 while the other moves.
     """
     parts = torch.stack([zero_shot, extra]).double()
     parts -= parts.mean(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Initial distributions of parameters, drawn from a given generator, whatever device the parameters are on."""
+"""Initial values of parameters, drawn from a given generator, whatever the devices of the two are."""
 
 from __future__ import annotations
 
@@ -37,14 +37,17 @@ def draw_linear(linear: nn.Linear, generator: torch.Generator) -> None:
 
 
 class ContextConfig(Settings):
-    """`init` gives words whose embeddings the context starts from; without it, `tokens` vectors of N(0, 0.02²)."""
+    """The context starts from the embeddings of the words `init`.
+
+    Without them, it starts from `tokens` vectors of N(0, 0.02²).
+    """
 
     tokens: int | None = Field(default=None, ge=1, le=512)
     init: str | None = Field(default="a photo of a", min_length=1)
 
 
 def context_ids(encoder: DualEncoder, tokens: int | None, init: str | None, otherwise: int) -> tuple[int, list[int]]:
-    """How many context tokens, and the ids they start from: those of the words `init`, or none for a random start."""
+    """The number of context tokens, and the ids that they start from: those of the words `init`, or none if random."""
     ids = encoder.tokenizer.words(init) if init else []
     count = tokens or len(ids) or otherwise
     if ids and count != len(ids):
@@ -57,7 +60,7 @@ def context_ids(encoder: DualEncoder, tokens: int | None, init: str | None, othe
 
 @torch.no_grad()
 def draw_tokens(tensor: Tensor, encoder: DualEncoder, ids: Sequence[int], generator: torch.Generator) -> None:
-    """Fill (…, b, d) with the embeddings of b ids, or with Normal(0.02) where there are none."""
+    """Fill a tensor (…, b, d) with the embeddings of b ids, or with Normal(0.02) if there are no ids."""
     if ids:
         embeddings = encoder.token_embeddings(torch.tensor(ids, device=encoder.device))
         tensor.copy_(embeddings.expand(tensor.shape))
@@ -67,10 +70,10 @@ def draw_tokens(tensor: Tensor, encoder: DualEncoder, ids: Sequence[int], genera
 
 def undrawn_network(*widths: int, device: torch.device) -> nn.Sequential:
     """Linear layers between these widths, with ELUs between the layers; see `undrawn_linear`."""
-    first, *others = (undrawn_linear(*each, device) for each in pairwise(widths))
+    first, *others = (undrawn_linear(inputs, outputs, device) for inputs, outputs in pairwise(widths))
     return nn.Sequential(first, *(part for layer in others for part in (nn.ELU(), layer)))
 
 
 def undrawn_linear(inputs: int, outputs: int, device: torch.device) -> nn.Linear:
-    """A linear layer whose numbers are yet to be drawn; building it touches no global random state."""
+    """A linear layer whose values have not been drawn yet. Building it does not touch the global random state."""
     return nn.utils.skip_init(nn.Linear, inputs, outputs, device=device)

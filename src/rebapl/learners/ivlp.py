@@ -1,8 +1,9 @@
 """IVLP: independent learnable tokens in the layers of both towers.
 
 The baseline of Khattak et al., MaPLe, 2023, and the model under PromptSRC: b tokens in each of the first J layers
-of the text tower and, drawn independently, of the image tower (see `deep`). Published with 2+2 tokens, J = 12; only
-"a photo" of "a photo of a {}." is learnable then, "of a" stays fixed. PromptSRC's has 4+4, J = 9.
+of the text tower and, drawn independently, of the image tower (see `deep`). It was published with 2+2 tokens and
+J = 12; then only "a photo" of "a photo of a {}." is learnable, and "of a" stays fixed. PromptSRC uses 4+4 tokens and
+J = 9.
 """
 
 from __future__ import annotations

@@ -1,21 +1,22 @@
 """A linear head on frozen features, pulled to the text features: logistic regression, TaskRes, CLAP, cross-modal.
 
-The logits of a normalised feature x are s·x·w_c with the backbone's scale s (and its bias, where it has one), and
+The logits of a normalised feature x are s·x·w_c with the backbone's scale s (and its bias, if it has one), and
 
     w_c = κ t_c + σ_c r_c,   r_c ~ N(0, I),   so that   w_c ~ N(κ t_c, σ_c² I),
 
-with the text feature t_c of the class, or 0 where `start` is "zero". The r_c are the parameters, and their prior is a
-part of the mean loss, cross-entropy + ‖r‖²/2N, of which exp(−N·loss) is the posterior's density. It has one mode. One
-number κ ~ N(1, 1) for all classes corrects how sure the texts are; its value is that of the mode of κ and r together.
+with the text feature t_c of the class, or 0 in its place if `start` is "zero". The r_c are the parameters. Their prior
+is a part of the mean loss, cross-entropy + ‖r‖²/2N, so that exp(−N·loss) is the density of the posterior, which has one
+mode. One number κ ~ N(1, 1) for all classes corrects how confident the texts are; it is fixed at the joint mode of κ
+and r.
 
-* Residuals of the text features with a scale are TaskRes (Yu et al., Task Residual for Tuning Vision-Language Models,
-  2023). There w is normalised again, and the scale α is 0.5 or searched on validation images, with weight decay on r.
-  Here w is not normalised, which keeps the loss convex and its curvature exact.
-* `prior` is σ, or "evidence": then σ has the greatest marginal likelihood of the training images, by Laplace's
-  approximation (see `log_evidence`), among seven values from ¼/s to 16/s and the peak of the parabola through the best.
-* `class_constraint` holds a class the closer to its text the better zero-shot is on its training images: σ_c = σ/√λ_c,
-  with the mean zero-shot probability λ_c of the class on its own images (Silva-Rodríguez et al., A Closer Look at the
-  Few-Shot Adaptation of Large Vision-Language Models, 2024: CLAP, whose penalty λ_c‖w_c − t_c‖² this is).
+* Scaled residuals of the text features are TaskRes (Yu et al., Task Residual for Tuning Vision-Language Models, 2023).
+  There w is normalised again, and the scale α is 0.5 or searched on validation images, with weight decay on r. Here w
+  is not normalised, which keeps the loss convex and its curvature exact.
+* `prior` is σ, or "evidence": then σ maximises the marginal likelihood of the training images, by Laplace's
+  approximation (see `log_evidence`), over seven values from ¼/s to 16/s and the peak of the parabola through the best.
+* `class_constraint` holds a class closer to its text the better zero-shot is on its training images: σ_c = σ/√λ_c,
+  where λ_c is the mean zero-shot probability of the class on its own images. This is the penalty λ_c‖w_c − t_c‖² of
+  CLAP (Silva-Rodríguez et al., A Closer Look at the Few-Shot Adaptation of Large Vision-Language Models, 2024).
 * `texts_as_examples` adds the text features to the training images, each as one more image of its class (Lin et al.,
   Multimodality Helps Unimodality, 2023, who draw as many texts as images).
 """
@@ -36,14 +37,14 @@ from rebapl.learners.registry import register
 from rebapl.settings import Settings
 
 WIDTHS = tuple(2.0**power for power in range(-2, 5))
-"""The s·σ that are tried: by how much the prior lets the logits move, in nats."""
+"""The values of s·σ that are tried: how far the prior lets the logits move, in nats."""
 
 EXACT = 3000
 """The largest N·C at which the determinant of the evidence is computed exactly."""
 
 
 class LinearConfig(Settings):
-    """`prior` is the standard deviation σ of a weight around its centre, or how it is chosen."""
+    """`prior` is the standard deviation σ of a weight around its centre, or the way to choose it."""
 
     start: Literal["text", "zero"] = "text"
     prior: Literal["evidence"] | Annotated[float, Field(gt=0)] = "evidence"
@@ -57,18 +58,18 @@ class Linear(Head):
     repels_in = "text"
     repels_per_image = False
     logits_are_products = True
-    respond = TextLearner.respond  # nothing beside the texts
+    respond = TextLearner.respond  # the logits have no extra part
     prior_precision = 1.0
-    """That of the prior of the residuals, which is a part of the loss."""
+    """The precision of the residuals' prior, which is a part of the loss."""
 
     examples = 1
-    """N, over which the loss is a mean."""
+    """N, the number of examples over which the loss is a mean."""
 
     def adopt(self, class_names: Sequence[str]) -> None:
         super().adopt(class_names)
         shape = (len(class_names), self.encoder.joint_width)
         self.residual = nn.Parameter(torch.zeros(shape, device=self.encoder.device))
-        self.prior_std = self.found(len(class_names), 1)
+        self.prior_std = self.fixed(len(class_names), 1)
 
     def prepare_text(self) -> None:
         super().prepare_text()
@@ -82,7 +83,7 @@ class Linear(Head):
         return super().loss(output, labels) + self.residual.square().sum() / (2 * self.examples)
 
     def linear_inputs(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """a (B, d) and g (C,) such that the logits are g_c · a · r_c and something that does not depend on r."""
+        """a (B, d) and g (C,) such that the logits are g_c · a · r_c plus a part that does not depend on r."""
         return self.encoder.logit_scale * self.frozen(images), self.prior_std[:, 0]
 
     @torch.no_grad()
@@ -108,7 +109,7 @@ class Linear(Head):
 def mode(
     inputs: Tensor, offset: Tensor, labels: Tensor, std: Tensor, start: Tensor, weight: float = 1.0
 ) -> tuple[Tensor, float]:
-    """The r (C, d) and κ with the least Σ_n cross-entropy(κ·offset_n + (std·r) inputs_n, label_n) + ½‖r‖² + ½(κ−1)²."""
+    """The r (C, d) and κ that minimise Σ_n cross-entropy(κ·offset_n + (std·r) inputs_n, label_n) + ½‖r‖² + ½(κ−1)²."""
     residual, kappa = start.clone().requires_grad_(), offset.new_full((1,), weight).requires_grad_()
     optimizer = torch.optim.LBFGS([residual, kappa], max_iter=50, tolerance_grad=1e-5, line_search_fn="strong_wolfe")
 
@@ -127,17 +128,17 @@ def mode(
 
 def best_width(inputs: Tensor, offset: Tensor, labels: Tensor, scale: Tensor) -> float:
     """The s·σ with the greatest evidence, where `inputs` are s·x (N, d)."""
-    residual, weight, found = torch.zeros(len(scale), inputs.shape[1], device=inputs.device), 1.0, []
+    residual, weight, evidences = torch.zeros(len(scale), inputs.shape[1], device=inputs.device), 1.0, []
     length = inputs.norm(dim=-1).mean().item()  # s
     for width in WIDTHS:
         std = width / length * scale
         residual, weight = mode(inputs, offset, labels, std, residual, weight)
-        found.append(log_evidence(inputs, weight * offset, labels, std, residual) - (weight - 1) ** 2 / 2)
-        residual = residual / 2  # the next width is twice this one
-    best = max(range(len(WIDTHS)), key=found.__getitem__)
+        evidences.append(log_evidence(inputs, weight * offset, labels, std, residual) - (weight - 1) ** 2 / 2)
+        residual = residual / 2  # a start for the next width, which is twice as large
+    best = max(range(len(WIDTHS)), key=evidences.__getitem__)
     if not 0 < best < len(WIDTHS) - 1:
         return WIDTHS[best]
-    before, peak, after = found[best - 1 : best + 2]
+    before, peak, after = evidences[best - 1 : best + 2]
     curved = before - 2 * peak + after
     return WIDTHS[best] * 2.0 ** (0.5 * (before - after) / curved if curved < 0 else 0.0)
 
@@ -146,8 +147,9 @@ def log_evidence(inputs: Tensor, offset: Tensor, labels: Tensor, std: Tensor, re
     """log p(labels | σ) ≈ log p(labels | r*) − ½‖r*‖² − ½ log det(I + H), H = Σ_n (S Λ_n S) ⊗ a_n a_nᵀ, at the mode r*.
 
     a_n are the inputs, Λ_n = diag p_n − p_n p_nᵀ, and S has the σ_c on its diagonal. Up to N·C = `EXACT`, the
-    determinant is that of the matrix with N·C rows that has the same eigenvalues. Beyond, Λ_n is taken to be diagonal,
-    so that every class has a block (d, d) of its own; that has the larger determinant, and so prefers a smaller σ.
+    determinant is computed from the matrix with N·C rows that has the same eigenvalues. Beyond this size, Λ_n is
+    approximated by its diagonal, so that every class has a block (d, d) of its own. This makes the determinant larger
+    and so favours a smaller σ.
     """
     inputs, std = inputs.double(), std.double()
     logits = offset.double() + inputs @ (std * residual.double()).mT
@@ -159,7 +161,7 @@ def log_evidence(inputs: Tensor, offset: Tensor, labels: Tensor, std: Tensor, re
         between = torch.einsum("nci,mcj,nm->nimj", roots, roots, inputs @ inputs.mT).flatten(2).flatten(0, 1)
         return float(fit - _half_log_det(between))
     spread = (std.mT.square() * p * (1 - p)).mT  # (C, N)
-    return float(fit - sum(_half_log_det((each[:, None] * inputs).mT @ inputs) for each in spread))
+    return float(fit - sum(_half_log_det((of_class[:, None] * inputs).mT @ inputs) for of_class in spread))
 
 
 def _half_log_det(matrix: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
 """LP++: a linear probe whose classes blend a visual prototype with the text feature, each class in its own proportion.
 
 Huang et al., LP++: A Surprisingly Strong Linear Probe for Few-Shot CLIP, 2024. The logits are s·x·(w_c + a_c t_c) with
-the text features t_c, and both the w_c and the numbers a_c are learned by cross-entropy on the features of the training
-images. The w_c start from the prototypes, the mean features of the classes, times one number ν, and the a_c from one κ.
+the text features t_c. Both the w_c and the numbers a_c are learned by cross-entropy on the features of the training
+images. The w_c start from the prototypes (the mean features of the classes) times one number ν, and all a_c from κ.
 
-The authors derive start and step sizes from the training images alone, so that nothing is searched. Here κ and ν have
-the greatest likelihood of the training images, of which none is in the prototype that it is scored by (if no class has
-two images, they are 1 and 0), and AdamW takes the place of their block-wise steps.
+The authors derive the start and the step sizes from the training images alone, so that nothing is searched. Here κ and
+ν maximise the likelihood of the training images, where each image is scored by prototypes without this image. If no
+class has two images, κ = 1 and ν = 0. AdamW replaces the authors' block-wise steps.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class LPPlus(Head):
     repels_in = "text"
     repels_per_image = False
     logits_are_products = True
-    respond = TextLearner.respond  # nothing beside the texts
+    respond = TextLearner.respond  # the logits have no extra part
     start: tuple[Tensor, float] | None = None
-    """The weights (T, e) and the κ that `see` found to start from."""
+    """The weights (T, e) and the κ from which the training starts. `see` computes them."""
 
     def adopt(self, class_names: Sequence[str]) -> None:
         super().adopt(class_names)
@@ -39,7 +39,7 @@ class LPPlus(Head):
 
     @torch.no_grad()
     def reset(self, generator: torch.Generator) -> None:  # noqa: ARG002
-        """Nothing is drawn: the start is what `see` found, and zero-shot before."""
+        """Draw nothing: start from the values of `see`, or from zero-shot before it was called."""
         weight, kappa = (torch.zeros_like(self.weight), 1.0) if self.start is None else self.start
         self.weight.copy_(weight)
         self.blend.fill_(kappa)
@@ -57,8 +57,8 @@ class LPPlus(Head):
         sums, counts = own.mT @ features, own.sum(0)
         kappa, share = 1.0, 0.0
         if counts.max() > 1:
-            alike = features @ sums.mT  # (N, T): with the sums of the classes, its own image left out below
-            left_out = (alike - own) / (counts - own).clamp(min=1)
+            similarity = features @ sums.mT  # (N, T); an image adds 1 to that with its own class, subtracted below
+            left_out = (similarity - own) / (counts - own).clamp(min=1)
             zero_shot = self.encoder.logits(features, self.text_features)
             kappa, share, _ = blended(zero_shot, self.encoder.logit_scale * left_out, labels)
         self.start = (share * sums / counts.clamp(min=1)[:, None], kappa)

@@ -5,8 +5,9 @@ linear layer Fᵢ: d_t → d_v each,
 
     text     [start] P₁ of a name . [end]        vision     [class] patches F₁(P₁)
 
-and Pᵢ, Fᵢ(Pᵢ) replace the states of the ones before (see `deep`). Of "a photo of a {}." the first b = 2 tokens are
-learnable. The couplings F₂ … F_J start as copies of one draw, as in the authors' code; F₁ has its own.
+and in the later layers Pᵢ and Fᵢ(Pᵢ) replace the states of those before them (see `deep`). The first b = 2 tokens of
+"a photo of a {}." are learnable. The couplings F₂ … F_J start as copies of one draw, as in the authors' code; F₁ starts
+from a draw of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rebapl.learners.registry import register
 
 
 class MaPLeConfig(DeepConfig):
-    """As `DeepConfig`; a share is one of the layers of the shorter tower."""
+    """The settings of `DeepConfig`. A `depth` that is a share is a share of the layers of the shorter tower."""
 
     depth: Depth = "9/12"
 
@@ -48,11 +49,11 @@ class MaPLe(DeepPrompts):
             layer.load_state_dict(deeper[0].state_dict())
 
     def vision_prompts(self) -> list[Tensor]:
-        """F₁(P₁) … F_J(P_J), each (b, d_v): one product for all layers, which on a GPU is one small kernel for many."""
+        """F₁(P₁) … F_J(P_J), each (b, d_v), by one product: on a GPU, one small kernel replaces many."""
         couplings = [cast(nn.Linear, layer) for layer in self.couple.values()]
         weights, biases = torch.stack([f.weight for f in couplings]), torch.stack([f.bias for f in couplings])
         texts = torch.stack(list(self.text.values()))
-        if texts.requires_grad:  # an optimizer moves all parameters in one go if gradients lie in memory as they do
+        if texts.requires_grad:  # an optimizer moves all parameters at once only if their gradients have their strides
             texts.register_hook(Tensor.contiguous)
         made = torch.baddbmm(biases.unsqueeze(2), weights, texts.transpose(1, 2)).transpose(1, 2)
         return list(made.to(self.encoder.dtype).unbind())

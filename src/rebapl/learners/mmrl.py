@@ -5,14 +5,14 @@ modality are mapped into each upper layer of each tower by a linear layer of its
 
     text     [start] Tₗ(R) a photo of a name . [end]        vision     [class] Vₗ(R) patches
 
-They are put in at the first of these layers and overwritten at the later ones. An image has two features: x of its
-class token, and r, the mean of its representation tokens after the last norm, through a projection P of its own.
-With the text features w, and x̄, w̄ those of the frozen model, all normalised, and logits 100·x·wᵀ, 100·r·wᵀ,
+They are inserted at the first of these layers and overwritten at the later ones. An image has two features: x from its
+class token, and r, the mean of its representation tokens after the last norm, multiplied by a projection P of its own.
+With the text features w, the features x̄ and w̄ of the frozen model, all normalised, and logits 100·x·wᵀ and 100·r·wᵀ,
 
     L = α·CE(100·x·wᵀ, y) + (1−α)·CE(100·r·wᵀ, y) + λ·(1 − mean x·x̄) + λ·(1 − mean w·w̄)
 
-The second head knows the classes and images it was trained on. So the logits are α·100·x·wᵀ + (1−α)·100·r·wᵀ for the
-classes of training, and 100·x·wᵀ alone for other classes and for other data sets: see `mixes_heads`.
+The second head is specific to the classes and images of training. So the logits are α·100·x·wᵀ + (1−α)·100·r·wᵀ for
+the classes of training, and 100·x·wᵀ alone for other classes and for other data sets: see `mixes_heads`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from rebapl.settings import Settings
 
 SCALE = 100.0  # of both heads' logits, whatever the backbone's own scale
 LAYERS_OF_12 = 7
-AFTER_FIRST = 1  # the position behind the class token, and behind start-of-text
+AFTER_FIRST = 1  # the position after the class token or the start-of-text token
 
 
 class MMRLConfig(Settings):
-    """`tokens` of `width` in the last `layers` (without a number: 7/12 of them); α and λ of the equation."""
+    """`tokens` of a `width` in the last `layers` (by default 7/12 of them); α is `class_share`, λ is `consistency`."""
 
     tokens: int = Field(default=5, ge=1, le=512)
     width: int = Field(default=512, ge=1, le=16384)
@@ -48,7 +48,7 @@ class MMRLConfig(Settings):
 
 
 class RepresentationLearner(Learner[States]):
-    """The parts that MMRL and MMRL++ share: all but the sources of the layers' tokens and of the second projection."""
+    """The parts that MMRL and MMRL++ share. They differ in the sources of the layers' tokens and second projection."""
 
     config: MMRLConfig
     repels_in = "image"
@@ -64,7 +64,7 @@ class RepresentationLearner(Learner[States]):
         self.tokens = nn.Parameter(torch.empty(config.tokens, config.width, device=encoder.device))
 
     def adopt(self, class_names: Sequence[str]) -> None:
-        """These are the classes of training, for which both heads predict."""
+        """Store the classes of training, for which both heads predict."""
         self.trained_on = frozenset(class_names)
 
     def vision_tokens(self) -> list[Tensor]:
@@ -81,12 +81,12 @@ class RepresentationLearner(Learner[States]):
 
     @property
     def mix(self) -> float:
-        """The share of a layer's own tokens against those that flow in from the layer before."""
+        """The share of a layer's own tokens; the remaining share is the tokens that come from the layer before."""
         return 1.0
 
     @property
     def mixes_heads(self) -> bool:
-        """Whether the logits are those of both heads: only for classes, and the data set, of training."""
+        """Whether the logits mix both heads: only for the classes of training, and only on the data set of training."""
         return not self.transfer and self.trained_on.issuperset(self.class_names)
 
     @torch.no_grad()
@@ -98,7 +98,7 @@ class RepresentationLearner(Learner[States]):
 
     @torch.no_grad()
     def frozen(self, images: Tensor) -> States:
-        """The layers below the first with tokens; in training mode also the frozen model's features."""
+        """The states below the first layer with tokens, in training mode with the frozen model's features."""
         lower = self.encoder.vision.run(self.encoder.embed_images(images), stop=self.vision_layers.start)
         return with_features(self.encoder, lower) if self.training else lower
 
@@ -145,17 +145,17 @@ def _both_logits(images: Mapping[str, Tensor], classes: Mapping[str, Tensor]) ->
     return SCALE * images["image"] @ text, SCALE * images["representation"] @ text
 
 
-def _last_layers(tower: Tower, given: int | None) -> range:
-    """The layers, counted from 0, that get tokens. The first cannot: tokens come between layers."""
+def _last_layers(tower: Tower, layers: int | None) -> range:
+    """The indices of the layers that get tokens. The first layer cannot be one of them: tokens enter between layers."""
     count = len(tower.layers)
-    if given is None:
-        given = scaled_depth(LAYERS_OF_12, count)
-    if not 1 <= given < count:
+    if layers is None:
+        layers = scaled_depth(LAYERS_OF_12, count)
+    if not 1 <= layers < count:
         raise UserError(
-            f"layers = {given}: representation tokens enter behind the first layer, and this backbone has towers of "
+            f"layers = {layers}: representation tokens enter behind the first layer, and this backbone has towers of "
             f"{count} layers: give a number from 1 to {count - 1}"
         )
-    return range(count - given, count)
+    return range(count - layers, count)
 
 
 @register("mmrl", MMRLConfig)
@@ -168,7 +168,7 @@ class MMRL(RepresentationLearner):
         self.representation_projection = nn.Parameter(torch.empty(vision.width, encoder.joint_width, device=device))
 
     def reset(self, generator: torch.Generator) -> None:
-        """The linear layers of one tower start alike, as the authors' do."""
+        """All linear layers of one tower start with the same values, as in the authors' code."""
         draw_normal(self.tokens, generator)
         first: nn.Linear
         for first, *others in (self.to_vision, self.to_text):  # type: ignore[assignment]

@@ -1,12 +1,12 @@
 """MMRL++: MMRL with few parameters and tokens that flow from layer to layer.
 
 Guo & Gu, MMRL++: Parameter-Efficient and Interaction-Aware Representation Learning for Vision-Language Models, 2025.
-Per tower, one matrix W is shared by all layers; layer l adds a residual of rank ρ and a bias of its own:
+In each tower, all layers share one matrix W, and layer l adds a residual of rank ρ and a bias of its own:
 
     Vₗ(R) = R·(W + AₗBₗ)ᵀ + cₗ
 
-The tokens at a layer are β·Vₗ(R) + (1−β)·(those that flow in from the layer before). The second head is the backbone's
-own projection plus a residual A·B. All B start at zero. Text, loss and prediction are MMRL's.
+The tokens at a layer are β·Vₗ(R) + (1−β)·(the tokens that come from the layer before). The second head is the
+backbone's own projection plus a residual A·B. All B start at zero. Text, loss and prediction are as in MMRL.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIX = 0.9
 
 
 class MMRLPlusConfig(MMRLConfig):
-    """MMRL's settings; `mix` is β; the ranks of the layers' residuals and of the second head's."""
+    """MMRL's settings. `mix` is β; `rank` is that of the layers' residuals, `projection_rank` the second head's."""
 
     mix: float = Field(default=MIX, ge=0, le=1)
     rank: int = Field(default=4, ge=1, le=16384)
@@ -43,7 +43,7 @@ class MMRLPlusConfig(MMRLConfig):
 
 
 class Residual(nn.Module):
-    """A matrix A·B of low rank, shape (outputs, inputs); zero at the start."""
+    """A matrix A·B (outputs, inputs) of low rank, which starts at zero."""
 
     def __init__(self, outputs: int, inputs: int, rank: int, device: torch.device) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class SharedAligner(nn.Module):
         self.biases = nn.ParameterList(torch.empty(outputs, device=device) for _ in range(layers))
 
     def reset(self, generator: torch.Generator) -> None:
-        """All layers start as one linear layer."""
+        """All layers start as the same linear layer."""
         outputs, inputs = self.weight.shape
         linear = undrawn_linear(inputs, outputs, self.weight.device)
         draw_linear(linear, generator)
@@ -80,7 +80,7 @@ class SharedAligner(nn.Module):
             residual.reset(generator)
 
     def forward(self, tokens: Tensor) -> list[Tensor]:
-        """Tokens (b, inputs) as each layer sees them, (b, outputs)."""
+        """The tokens (b, outputs) of each layer, from the shared tokens (b, inputs)."""
         return [
             F.linear(tokens, self.weight + residual(), bias)
             for residual, bias in zip(self._residuals(), self.biases, strict=True)
@@ -92,7 +92,7 @@ class SharedAligner(nn.Module):
 
 @register("mmrl++", MMRLPlusConfig)
 class MMRLPlus(RepresentationLearner):
-    """Transfer trains on the source's β and predicts on each target with the target's, which changes no parameter."""
+    """In transfer, β is the source's in training and each target's in prediction. It changes no parameter."""
 
     config: MMRLPlusConfig
 

@@ -1,15 +1,15 @@
-"""ProDA: many prompts, and the distribution of the text features they give.
+"""ProDA: many prompts, and the distribution of their text features.
 
-Lu et al., Prompt Distribution Learning, 2022. P prompts of b tokens each; the class name stands in front of the first
-quarter of them, in the middle of the second quarter and at the end of the rest. Class c has normalised text features
-w_cp, of mean w̄_c (not normalised again). With the image feature x, s = exp(logit_scale) and the covariances
-Σ_cc′(x) = Σ_d x_d²·Σ_p (w_cpd − w̄_cd)(w_c′pd − w̄_c′d) / (P+1), diagonal in the feature space, the upper bound on the
-expected loss under Gaussian features, and a term that keeps prompts without class name apart, are
+Lu et al., Prompt Distribution Learning, 2022. There are P prompts of b tokens each. The class name stands in front of
+the first quarter of them, in the middle of the second quarter and at the end of the rest. Class c has normalised text
+features w_cp, whose mean w̄_c is not normalised again. With the image feature x, s = exp(logit_scale) and covariances
+Σ_cc′(x) = Σ_d x_d²·Σ_p (w_cpd − w̄_cd)(w_c′pd − w̄_c′d) / (P+1), which are diagonal in the feature space,
 
     L = CE(s·x·w̄_c + ½·s²·(Σ_yy + Σ_cc − 2·Σ_yc), y) + λ·mean_{p≠q} |cos(u_p, u_q)|
 
-u_p being the feature of prompt p with nothing behind it. Prediction is with the logits s·x·w̄_c of all prompts. A
-training pass takes `at_once` of them, drawn at random, except in the last term.
+The first term is an upper bound on the expected loss under Gaussian features. The second keeps the prompts apart: u_p
+is the feature of prompt p without a class name. Predictions use the logits s·x·w̄_c of all prompts. A training pass
+uses `at_once` prompts, drawn at random, in the first term and all of them in the second.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ ORTHOGONALITY = 0.1
 
 
 class ProDAConfig(Settings):
-    """`prompts` of `tokens` each, `at_once` of them in a training pass; `orthogonality` is λ.
+    """`prompts` of `tokens` each, of which a training pass uses `at_once`; `orthogonality` is λ.
 
-    Where there are fewer than the published 4 prompts, a pass takes all of them.
+    If there are fewer prompts than the published `at_once` = 4, a pass uses all of them.
     """
 
     prompts: int = Field(default=32, ge=1, le=1024)
@@ -71,7 +71,7 @@ class ProDA(TextLearner):
         self.context = nn.Parameter(torch.empty(shape, device=encoder.device))
 
     def prepare_text(self) -> None:
-        """The classes' text for each position of the name: (3·C) sequences, and one without a name."""
+        """Tokenise the classes' texts with the name at each position (3·C sequences), and one text without a name."""
         tokens = self.config.tokens
         names = self.class_names
         self.text = self.encoder.tokenize([pieces(name, tokens, position) for position in ORDER for name in names])
@@ -81,7 +81,7 @@ class ProDA(TextLearner):
         draw_normal(self.context, generator)
 
     def encode_classes(self) -> Mapping[str, Tensor]:
-        """`text` (C, e) is the mean over prompts, shorter than 1; `prompts` (C, P, e) are the normalised features."""
+        """`prompts` (C, P, e) are the normalised features; `text` (C, e) is their mean, whose length is below 1."""
         features = self.in_portions(self._class_features, self._chosen()).transpose(0, 1)
         return {"text": features.mean(1), "prompts": features}
 
@@ -97,7 +97,7 @@ class ProDA(TextLearner):
         return apart / max(1, count * (count - 1))
 
     def _half_variance(self, output: Output, labels: Tensor) -> Tensor:
-        """½·s²·(Σ_yy + Σ_cc − 2·Σ_yc) (B, C), without ever holding the C·C covariances of every dimension."""
+        """½·s²·(Σ_yy + Σ_cc − 2·Σ_yc) (B, C), without storing the C·C covariances of every dimension."""
         prompts = output.per_class["prompts"]
         spread = prompts - output.per_class["text"].unsqueeze(1)
         squares = output.per_image["image"].square()
@@ -109,7 +109,7 @@ class ProDA(TextLearner):
         return 0.5 * scale**2 * (own_variance + variance - 2 * covariance) / (prompts.shape[1] + 1)
 
     def _chosen(self) -> Tensor:
-        """The prompts of this pass: all, or in training a random few."""
+        """The indices of the prompts in this pass: all prompts, or in training `at_once` random ones."""
         count, some = self.config.prompts, self.config.at_once
         device = self.encoder.device
         if not self.training or some >= count:
@@ -118,7 +118,7 @@ class ProDA(TextLearner):
         return torch.randperm(count, generator=noise, device=noise.device)[:some].to(device)
 
     def _class_features(self, chosen: Tensor) -> Tensor:
-        """Normalised features (p, C, e) of some prompts with every class name."""
+        """Normalised features (p, C, e) of the `chosen` p prompts with every class name."""
         count = len(self.class_names)
         rows = (self.positions[chosen].unsqueeze(1) * count + torch.arange(count, device=chosen.device)).flatten()
         text = Text(self.text.ids[rows], self.text.read[rows], self.text.slots[rows])

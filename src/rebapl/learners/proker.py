@@ -1,25 +1,25 @@
 """ProKeR: kernel ridge regression of what zero-shot gets wrong on the training images, in closed form.
 
-Bendou et al., ProKeR: A Kernel Perspective on Few-Shot Adaptation of Large Vision-Language Models, 2025. A correction
-of the zero-shot logits that is small in the norm of the kernel's space and right on the N training images is
+Bendou et al., ProKeR: A Kernel Perspective on Few-Shot Adaptation of Large Vision-Language Models, 2025. The correction
+of the zero-shot logits that is small in the norm of the kernel's space and fits the N training images is
 
     g(x) = α k(x)ᵀ (K + λ I)⁻¹ (Y − Ŷ),   k_n(x) = exp(−β (1 − x·f_n)),
 
-with the one-hot labels Y, what zero-shot says of them, Ŷ, and K the kernel between the training images. Tip-Adapter is
-this with (K + λ I)⁻¹ (Y − Ŷ) replaced by Y. Here Ŷ are zero-shot's probabilities, so that both have one scale.
+with the one-hot labels Y, zero-shot's predictions Ŷ of them, and the kernel K between the training images. Tip-Adapter
+has Y in the place of (K + λ I)⁻¹ (Y − Ŷ). Here Ŷ are zero-shot's probabilities, so that Y and Ŷ have the same scale.
 
-The paper searches λ and β on validation images. Here λ, β, α and κ in front of the zero-shot logits have the greatest
-likelihood of the training images, each left out in turn, which kernel ridge regression knows without being fitted
-again: of image n it says (Y − Ŷ)_n − A_n/(K + λI)⁻¹_nn with the coefficients A = (K + λI)⁻¹ (Y − Ŷ).
+The paper searches λ and β on validation images. Here λ, β, α, and the factor κ of the zero-shot logits maximise the
+likelihood of the training images when each is left out in turn. Kernel ridge regression need not be fitted again for
+this: without image n, its prediction for image n is (Y − Ŷ)_n − A_n/(K + λI)⁻¹_nn, with A = (K + λI)⁻¹ (Y − Ŷ).
 
-Kernel ridge regression is the mean of the posterior of a Gaussian process: g_c/α ~ GP(0, s² k), of which the training
-images say (Y − Ŷ)_c with noise of variance s² λ. The coefficients of functions k(x)ᵀ A_c have the exact posterior
+Kernel ridge regression is the mean of the posterior of a Gaussian process: g_c/α ~ GP(0, s² k), observed at the
+training images as (Y − Ŷ)_c with noise of variance s² λ. The coefficients of functions k(x)ᵀ A_c have the posterior
 
     A_c | images ~ N((K + λI)⁻¹ (Y − Ŷ)_c, s² (K⁻¹ − (K + λI)⁻¹)),   s² = Σ_c (Y − Ŷ)_cᵀ (K + λI)⁻¹ (Y − Ŷ)_c / NC,
 
-where s² has the greatest marginal likelihood. `laplace` draws from it. On the training images the functions are those
-of the process, in mean and covariance. Elsewhere they have its mean, and less of its variance: s² (1 − k(x)ᵀ K⁻¹ k(x)),
-which no combination of kernels around the training images has, is left out.
+where s² maximises the marginal likelihood. `laplace` draws from this posterior. At the training images, these functions
+have the mean and the covariance of the process. Elsewhere they have its mean but less variance: the part
+s² (1 − k(x)ᵀ K⁻¹ k(x)), which no combination of kernels around the training images can have, is missing.
 """
 
 from __future__ import annotations
@@ -33,29 +33,30 @@ from rebapl.learners.registry import register
 from rebapl.learners.tip_adapter import SHARPNESSES, Cache, kernel
 
 RIDGES = (0.01, 0.1, 1.0, 10.0)
-"""The λ that are tried."""
+"""The values of λ that are tried."""
 
 ROUNDING = 1e-9
-"""Eigenvalues of K below this share of the largest are left out of the draws. Images that are there twice have such:
-coefficients along their vectors hardly change an answer, and would be too large for float32."""
+"""The draws leave out eigenvectors of K whose eigenvalues are below this share of the largest one. Duplicate images
+cause such eigenvectors: coefficients along them hardly change an answer, and would be too large for float32."""
 
 
 @register("proker", NothingToSet)
 class ProKeR(Cache):
     alpha, ridge = 1.0, RIDGES[0]
-    """What `see` found; the values have it already."""
+    """α and λ as `see` has chosen them. The `values` already contain α."""
 
     @torch.no_grad()
     def see(self, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        zero_shot, wrong, tried = self.encoder.logits(features, self.text_features), self.wrong(features, labels), []
+        zero_shot, wrong = self.encoder.logits(features, self.text_features), self.wrong(features, labels)
+        candidates = []
         for sharpness in SHARPNESSES:
             between = kernel(features.double(), features.double(), sharpness)
             for ridge in RIDGES:
                 inverse = torch.linalg.inv(between + ridge * torch.eye(len(labels)).to(between))
                 left_out = wrong - inverse @ wrong / inverse.diagonal()[:, None]
                 kappa, alpha, loss = blended(zero_shot, left_out, labels)
-                tried.append((loss, kappa, sharpness, alpha * inverse @ wrong, alpha, ridge))
-        _, kappa, sharpness, values, self.alpha, self.ridge = min(tried, key=lambda each: each[0])
+                candidates.append((loss, kappa, sharpness, alpha * inverse @ wrong, alpha, ridge))
+        _, kappa, sharpness, values, self.alpha, self.ridge = min(candidates, key=lambda candidate: candidate[0])
         self.keep(features, values, sharpness, kappa)
         return features, labels
 
@@ -65,10 +66,10 @@ class ProKeR(Cache):
         between = kernel(features.double(), features.double(), self.sharpness.double())
         mean, root = coefficients(between, wrong, self.ridge)
         noise = torch.randn(count, *wrong.shape, generator=stream, dtype=torch.float64).to(wrong)
-        return [{"values": (self.alpha * (mean + root @ each)).float().cpu()} for each in noise]
+        return [{"values": (self.alpha * (mean + root @ normal)).float().cpu()} for normal in noise]
 
     def wrong(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Y − Ŷ (N, C), float64."""
+        """The errors Y − Ŷ (N, C) of zero-shot, float64."""
         zero_shot = self.encoder.logits(features, self.text_features)
         return F.one_hot(labels, len(self.owners)).double() - zero_shot.double().softmax(-1)
 

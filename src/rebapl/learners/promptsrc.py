@@ -5,8 +5,8 @@ J = 9. With prompted image features x, text features w and logits z, and x̄, w�
 
     L = CE(z, y) + 25·mean|w − w̄| + 10·mean|x − x̄| + Σ p̄·(log p̄ − log p) / (B·C),    p = softmax(z), p̄ = softmax(z̄)
 
-All features are normalised, also w̄: the mean of a class's raw features in 60 ImageNet templates, normalised once
-after the mean. z̄ = exp(logit_scale)·x̄·w̄ᵀ. Prompts are averaged over epochs with Gaussian weights: see the recipe.
+All features are normalised. w̄ is the mean of a class's raw features in 60 ImageNet templates, normalised after the
+averaging. z̄ = exp(logit_scale)·x̄·w̄ᵀ. The prompts are averaged over epochs with Gaussian weights: see the recipe.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TEMPLATES = "imagenet-60"
 
 
 class PromptSRCConfig(DeepConfig):
-    """IVLP's settings; the weights of the three terms; the `templates` of the frozen text features."""
+    """IVLP's settings, the weights of the loss's terms, and the `templates` of the frozen text features."""
 
     tokens: int = Field(default=4, ge=1, le=512)
     depth: Depth = "9/12"
@@ -58,15 +58,15 @@ class PromptSRC(IVLP):
 
     @property
     def frozen_text(self) -> Tensor:
-        """The frozen model's text features (C, e), computed when a loss first asks for them."""
+        """The frozen model's text features (C, e). The first `loss` computes them: predictions never need them."""
         if self._frozen_text is None:
-            given = self.config.templates
-            self._frozen_text = mean_features(self.encoder, self.class_names, given, normalised=False)
+            templates = self.config.templates
+            self._frozen_text = mean_features(self.encoder, self.class_names, templates, normalised=False)
         return self._frozen_text
 
     @torch.no_grad()
     def frozen(self, images: Tensor) -> States:
-        """In training mode with the frozen model's features, which only the loss needs."""
+        """In training mode, the result has the frozen model's features, which only the loss needs."""
         embedded = self.encoder.embed_images(images)
         return with_features(self.encoder, embedded) if self.training else embedded
 

@@ -1,15 +1,15 @@
-"""The methods by name, and how they were published to be trained.
+"""The methods by name, and their published recipes.
 
-A method's file registers itself; `PACKAGED` says which file to read for a name. Its recipe is a YAML file in the folder
-`recipes`, in the form that `rebapl.yaml_files` describes.
+The file of a method registers it; `PACKAGED` has the file of each name. The recipe of a method is a YAML file in the
+folder `recipes`, in the form that `rebapl.yaml_files` describes.
 
     published:
       lr: 0.002                        fields of the `Recipe`,
       method.tokens: 16                settings of the method,
-      inference.name: svgd             the inference that its authors train with (`mle` if not given),
-      inference.sampler.particles: 4   settings of that inference
-      method.prior_weight: {over: shots}    a value divided by the shots: 1/16 at 16 of them
-    variants:                          what differs by
+      inference.name: svgd             the inference that its authors train with (by default `mle`),
+      inference.sampler.particles: 4   settings of that inference,
+      method.prior_weight: {over: shots}    1 divided by the shots: 1/16 at 16 shots
+    variants:                          values that differ by
       few-shot:                        protocol,
         published: {epochs: 100}
       few-shot@1:                      protocol at exactly that number of shots,
@@ -20,8 +20,8 @@ A method's file registers itself; `PACKAGED` says which file to read for a name.
         published: {method.tokens: 4}
 
 If several variants apply, they are read in this order, and a later one replaces values of an earlier one. The variant
-of a data set comes after those for shots. So a data set that is trained equally long for all shots says so once. Where
-nobody says how many shots there are, a value that follows them is left to its default.
+of a data set comes after those for shots. So a data set that is trained equally long at all shots needs one variant. If
+the number of shots is not known, a value that depends on it has its default.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ LearnerClass = TypeVar("LearnerClass", bound=type[Learner[Any]])
 
 @dataclass(frozen=True)
 class Method:
-    """A registered method: the class of its learner, the class of its settings, and its file of recipes if it has one.
+    """A registered method: the class of its learner, the class of its settings, and its recipe file, if it has one.
 
-    A learner without such a file has the same `recipe` everywhere.
+    A learner without a recipe file has the same `recipe` for every protocol and data set.
     """
 
     name: str
@@ -62,14 +62,14 @@ class Method:
 
     @cached_property
     def recipes(self) -> SettingsFile | None:
-        """What is in its file of recipes, which is read when somebody asks: to predict, nobody does."""
+        """The contents of the method's recipe file. It is read on first use, because prediction never needs it."""
         return None if self.file is None else read_recipes(self.file, self.config)
 
     @property
     def about(self) -> str:
-        """One line for people: the first of its learner's docstring, or of the docstring of the learner's file.
+        """One line that describes the method: the first line of the docstring of its learner, or else of its file.
 
-        In this package, where each method has a file of its own, that of the file comes first.
+        For the methods of this package, each of which has a file of its own, the file's docstring is preferred.
         """
         module = sys.modules.get(self.learner.__module__)
         texts = [vars(self.learner).get("__doc__"), None if module is None else module.__doc__]
@@ -79,7 +79,7 @@ class Method:
         return next((line for line in lines if line), "")
 
     def settings(self, given: Mapping[str, Any] | Settings | None = None) -> Settings:
-        """All of its settings, some of them given, or all of them as an object.
+        """The method's settings as an object. Those that are not `given` have their defaults.
 
         An error names the setting as `method.NAME`.
 
@@ -97,9 +97,9 @@ class Method:
             raise error.below("method") from None
 
     def published(self, protocol: str, dataset: str, shots: int | None = None) -> tuple[dict[str, Any], Recipe]:
-        """The settings that differ from its defaults there, and the recipe.
+        """The published settings that differ from the method's defaults, and the recipe.
 
-        The protocol `selection` takes those of base-to-novel, which it rehearses.
+        The protocol `selection`, which rehearses base-to-novel, has those of base-to-novel.
         """
         protocol = "base-to-novel" if protocol == "selection" else protocol
         if self.recipes is None:
@@ -109,7 +109,7 @@ class Method:
             conditions.append(key)
             if shots is not None and key != dataset:
                 conditions.append(f"{key}@{shots}")
-        return _parted(combined(self.recipes.under(conditions), {} if shots is None else {"shots": shots}))
+        return _settings_and_recipe(combined(self.recipes.under(conditions), {} if shots is None else {"shots": shots}))
 
 
 PACKAGED = {
@@ -133,21 +133,21 @@ PACKAGED = {
     "proker": "proker",
     "lp++": "lp_plus",
 }
-"""The methods of this package, and their files."""
+"""The methods of this package, and the modules of their files."""
 
 METHODS: Registry[Method] = Registry(
     "method", "rebapl.learners", {name: f"{__package__}.{module}" for name, module in PACKAGED.items()}
 )
-"""All methods by name, those of installed plugins included. The file of a method is imported when it is looked up."""
+"""All methods by name, including those of installed plugins. The file of a method is imported when it is looked up."""
 
 
 def register(
     name: str, config: type[Settings], recipes: Path | str | None = None
 ) -> Callable[[LearnerClass], LearnerClass]:
-    """Class decorator: makes a learner known as `name`, with the class of its settings.
+    """Class decorator that registers a learner under `name`, with the class of its settings.
 
-    How the method is trained stands in the file `recipes` (see above), or in the class attribute
-    `recipe`. A class that is defined again, by a notebook cell that is run twice, replaces its earlier self.
+    The recipe of the method is in the file `recipes` (see above), or in the class attribute `recipe`. If a class is
+    defined again, for example by a notebook cell that is run twice, the new class replaces the old one.
     """
 
     def add(learner: LearnerClass) -> LearnerClass:
@@ -155,9 +155,9 @@ def register(
         taken = METHODS[name] if elsewhere else METHODS.known.get(name)
         if taken is not None and _identity(taken.learner) != _identity(learner):
             raise UserError(f"method '{name}' is {_identity(taken.learner)} already: choose another name")
-        other = vars(learner).get("registered_as")
-        if other not in (None, name):
-            raise UserError(f"{_identity(learner)} is registered as '{other}' already: a class has one name")
+        earlier = vars(learner).get("registered_as")
+        if earlier not in (None, name):
+            raise UserError(f"{_identity(learner)} is registered as '{earlier}' already: a class has one name")
         path = Path(recipes) if recipes is not None else FOLDER / f"{name}.yaml"
         if recipes is None and not path.is_file():
             if not isinstance(getattr(learner, "recipe", None), Recipe):
@@ -169,7 +169,7 @@ def register(
             method = Method(name, learner, config)
         else:
             if recipes is not None:
-                read_recipes(path, config)  # a wrong file of somebody's own is refused here
+                read_recipes(path, config)  # raises an error now if the file is wrong
             method = Method(name, learner, config, path)
             learner.recipe = _RecipeOf(method)  # type: ignore[assignment]  # gives a Recipe
         learner.registered_as = name
@@ -180,7 +180,7 @@ def register(
 
 
 class _RecipeOf:
-    """The attribute `recipe` of a learner whose recipe is in a file: the general one of its method."""
+    """The attribute `recipe` of a learner whose recipe is in a file. It is the one without variants."""
 
     def __init__(self, method: Method) -> None:
         self.method = method
@@ -189,14 +189,14 @@ class _RecipeOf:
         return self.method.published("", "")[1]
 
 
-def _parted(values: dict[str, Value]) -> tuple[dict[str, Any], Recipe]:
-    tree = nested({name: each.value for name, each in values.items()})
+def _settings_and_recipe(values: dict[str, Value]) -> tuple[dict[str, Any], Recipe]:
+    tree = nested({name: value.value for name, value in values.items()})
     method, inference = tree.pop("method", {}), tree.pop("inference", {})
     return method, Recipe(**tree, inference=inference.pop("name", "mle"), inference_settings=inference)
 
 
 def read_recipes(path: Path, config: type[Settings]) -> SettingsFile:
-    """The recipes in a file, for a method with these settings; names and values that cannot be are refused."""
+    """The recipes in a file, for a method with these settings. Unknown names and wrong values are errors."""
     names = [name for name in Recipe.model_fields if name != "inference_settings"]
     recipes = read_settings_file(path, [*names, "method"], ["shots"])
     for key in ("", *recipes.variants):
@@ -204,7 +204,7 @@ def read_recipes(path: Path, config: type[Settings]) -> SettingsFile:
         if at and not shots.isdecimal():
             raise UserError(f"{path}: '{key}' does not end in a number of shots, as in 'few-shot@1'")
         try:
-            settings, _ = _parted(combined(recipes.under([key]), {"shots": 1}))
+            settings, _ = _settings_and_recipe(combined(recipes.under([key]), {"shots": 1}))
             config(**settings)
         except SettingError as error:
             raise UserError(f"{path}: {f'{key}: ' if key else ''}{error}") from error
@@ -223,9 +223,9 @@ def build_learner(
     generator: torch.Generator | None,
     settings: Mapping[str, Any] | Settings | None = None,
 ) -> Learner[Any]:
-    """A freshly initialised learner of that method for these classes; `settings` override its defaults.
+    """A new learner of a method for these classes; `settings` override its defaults.
 
-    Without a `generator` its parameters are not drawn, for somebody who has values for them.
+    Without a `generator` its parameters are not drawn: the caller then sets them.
     """
     known = METHODS.find(method)
     learner = known.learner(encoder, known.settings(settings)).bind(class_names, template)
@@ -235,7 +235,7 @@ def build_learner(
 
 
 def published(method: str, protocol: str, dataset: str, shots: int | None = None) -> tuple[dict[str, Any], Recipe]:
-    """The settings and the recipe with which the authors report this method there.
+    """The settings and the recipe with which the authors of a method report it for this protocol and data set.
 
     >>> [published("coop", "few-shot", "digits", shots)[1].epochs for shots in (1, 4, 16, None)]
     [50, 100, 200, 200]

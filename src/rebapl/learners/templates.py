@@ -1,7 +1,7 @@
 """Sets of text templates, and the features of class names in several of them.
 
-CLIP's authors wrote 80 templates for ImageNet (`imagenet_templates.txt`) and chose 7 that do almost as well;
-PromptSRC takes the first 60.
+CLIP's authors wrote 80 templates for ImageNet (`imagenet_templates.txt`) and chose 7 that do almost as well. PromptSRC
+uses the first 60.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TEMPLATE_SETS: dict[str, tuple[str, ...]] = {
 
 
 def read_templates(given: str | Sequence[str]) -> tuple[str, ...]:
-    """The templates of a named set, or the templates in `given`, each with `{}` once.
+    """The templates of the named set `given`, or the templates `given` themselves; each must have `{}` once.
 
     >>> read_templates("a drawing of a {}."), len(read_templates("imagenet-7"))
     (('a drawing of a {}.',), 7)
@@ -60,7 +60,7 @@ def _checked(given: str | tuple[str, ...]) -> str | tuple[str, ...]:
 
 
 Templates = Annotated[str | Annotated[tuple[str, ...], Field(strict=False)], AfterValidator(_checked)]
-"""A setting that is a named set, one template or several."""
+"""A setting: the name of a set, one template or several."""
 
 
 @torch.no_grad()
@@ -71,25 +71,27 @@ def mean_features(
     normalised: bool,
     own: str | None = None,
 ) -> Tensor:
-    """The normalised mean (C, e) over templates of the frozen text features, themselves `normalised` first or not.
+    """The normalised mean (C, e) over templates of the frozen text features, which may be `normalised` before as well.
 
-    Templates as in `read_templates`, and `own` in addition. Those of a named set in which the backbone cannot read
-    every name (its vocabulary or its room is too small) are left out.
+    `given` is as in `read_templates`, and `own` is one more template. A template of a named set is left out if the
+    backbone cannot read every name in it, because its vocabulary or its number of positions is too small.
     """
     templates = read_templates(given)
     optional = isinstance(given, str) and given in TEMPLATE_SETS
     total = torch.zeros(len(class_names), encoder.joint_width, device=encoder.device)
-    refusal: UserError | None = None
+    # Only its message: the error itself would keep its callers' frames, and in them a whole backward graph, alive until
+    # the next garbage collection. Until then no pass with the same parameters can be recorded as a CUDA graph.
+    refusal = ""
     for template in dict.fromkeys([*templates, *([] if own is None else [own])]):
         try:
             text = encoder.tokenize([[template.replace("{}", name)] for name in class_names])
         except UserError as error:
             if not optional or template == own:
                 raise
-            refusal = error
+            refusal = str(error)
             continue
         features = encoder.text.features(encoder.embed_text(text))
         total += F.normalize(features, dim=-1) if normalised else features
-    if refusal is not None and not total.any():
-        raise refusal
+    if refusal and not total.any():
+        raise UserError(refusal)
     return F.normalize(total, dim=-1)

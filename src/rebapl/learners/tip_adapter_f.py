@@ -1,10 +1,10 @@
 """Tip-Adapter-F: Tip-Adapter whose keys are trained further.
 
 Zhang et al., Tip-Adapter: Training-Free Adaption of CLIP for Few-Shot Classification, 2022. The keys start as those of
-`tip-adapter`; their values, β, α and κ stay as they were found there. The published code trains on random crops of the
-images and searches α and β once more afterwards, on validation or test images; here the keys are trained on the
-features of the whole views, and nothing is searched afterwards. If the cache has no weight there, α = 0, the keys are
-trained from the published start, α = 1 and β = 5.5.
+`tip-adapter`. Their values, β, α and κ stay as `tip-adapter` chooses them. The published code trains on random crops of
+the images and afterwards searches α and β once more, on validation or test images. Here the keys are trained on the
+features of the whole views, and nothing is searched afterwards. If `tip-adapter` chooses α = 0, so that the cache has
+no weight, the keys are trained with the published α = 1 and β = 5.5 instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rebapl.learners.tip_adapter import TipAdapter
 class TipAdapterF(TipAdapter):
     repels_in = "extra"
     start: Tensor | None = None
-    """The features of the training images, which the keys start from."""
+    """The features of the training images, from which the keys start."""
 
     def make_room(self, images: int) -> None:
         super().make_room(images)
@@ -33,7 +33,7 @@ class TipAdapterF(TipAdapter):
 
     @torch.no_grad()
     def reset(self, generator: torch.Generator) -> None:  # noqa: ARG002
-        """Nothing is drawn: the keys are the training images once more."""
+        """Draw nothing: the keys start again from the features of the training images."""
         if self.start is not None:
             self.keys.copy_(self.start)
         else:

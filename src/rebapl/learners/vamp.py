@@ -1,27 +1,28 @@
-"""VaMP: text prompts of many layers that are drawn for every image from a Gaussian, beside shared vision prompts.
+"""VaMP: text prompts of many layers, drawn for every image from a Gaussian, and vision prompts that all images share.
 
-Cheng & Han, VaMP: Variational Multi-Modal Prompt Learning for Vision-Language Models, 2025. With f the feature that the
-frozen image tower has for an image x, and in each of the layers i = 1 … J b tokens, a posterior network φᵢ and a prior
-network ψᵢ,
+Cheng & Han, VaMP: Variational Multi-Modal Prompt Learning for Vision-Language Models, 2025. f is the feature of an
+image x from the frozen image tower. Each of the layers i = 1 … J has b tokens, a posterior network φᵢ and a prior
+network ψᵢ:
 
     [μᵢ, log σᵢ²] = φᵢ(f),    zᵢ = μᵢ + σᵢ·εᵢ,    [μ̂ᵢ, log σ̂ᵢ²] = ψᵢ(o_y)
     L = −log p(y | x, z) + β·Σᵢ KL(N(μᵢ, σᵢ²) ‖ N(μ̂ᵢ, σ̂ᵢ²))
 
 zᵢ are the text prompts of this image (see `deep`), o_y is a prototype of its class, and the vision prompts are learned
-vectors that all images share. An answer averages the probabilities of S = 10 draws of z, so the logits are
-log-probabilities, and it costs S·C texts for every image. All images of a pass see the same ε; when predicting, the
-same ones every time.
+vectors that all images share. A prediction averages the probabilities of S = 10 draws of z. So the logits are
+log-probabilities, and every image costs S·C texts. All images of a pass share the same ε. Predictions use the same ε
+every time.
 
-No code is public, and the description leaves open what follows. It is **assumed** here that
+The authors have published no code, and their description leaves some details open. It is **assumed** here that
 
-* o_y is the frozen text feature of the class name in the template. The paper takes the mean feature of the training
+* o_y is the frozen text feature of the class name in the template. The paper uses the mean feature of the training
   images of the class, which a learner does not see;
-* a network is e → e/16 → 2·b·d_t with an ELU between. Its last bias starts at MaPLe's prompts and at σ = 0.02, the size
-  of those, its last weights at N(0, 0.02²), and ψᵢ as a copy of φᵢ;
-* log σ² lies within ±20, so that a network with large weights, such as a draw of Laplace's, has finite prompts;
-* the KL is a mean over coordinates, with β = 0.001, as in `bpl`; the paper's bound has the sum, and weighs it with 1;
+* a network is e → e/16 → 2·b·d_t with an ELU between. Its last bias starts at the starting values of MaPLe's prompts
+  and at σ = 0.02, which is their size; its last weights start at N(0, 0.02²); ψᵢ starts as a copy of φᵢ;
+* log σ² lies within ±20, so that the prompts are finite even if a network has large weights, for example in a draw of
+  Laplace's approximation;
+* the KL is a mean over coordinates with β = 0.001, as in `bpl`; the paper's bound has the sum, with the weight 1;
 * training draws one z for each image;
-* depth, tokens and the training are those of MaPLe, one of the two models that the paper builds on.
+* depth, tokens and training are those of MaPLe, one of the two models on which the paper builds.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ WIDEST = 20
 
 
 class VaMPConfig(MaPLeConfig):
-    """MaPLe's settings; `samples` is S, `divergence` is β."""
+    """MaPLe's settings. `samples` is S and `divergence` is β."""
 
     samples: int = Field(default=10, ge=1, le=1024)
     divergence: float = Field(default=0.001, ge=0)
@@ -85,7 +86,7 @@ class VaMP(VisionPrompts):
 
     @property
     def prototypes(self) -> Tensor:
-        """o (C, e), computed when a loss first asks for them."""
+        """o (C, e). The first `loss` computes them: predictions never need them."""
         if self._prototypes is None:
             self._prototypes = self.text_of_template()
         return self._prototypes
@@ -108,11 +109,11 @@ class VaMP(VisionPrompts):
         return with_features(self.encoder, self.encoder.embed_images(images))
 
     def encode_classes(self) -> Mapping[str, Tensor]:
-        """Nothing: text features wait for the image."""
+        """Nothing, since the text features depend on the image."""
         return {}
 
     def respond(self, frozen: States, classes: Mapping[str, Tensor]) -> Output:
-        """`mean` and `log_variance` are those of q, (B, J·b·d)."""
+        """The clouds `mean` and `log_variance` (B, J·b·d) are those of N(μ, σ²)."""
         assert isinstance(frozen, StatesWithFeatures)
         image = self.prompted_image(frozen)
         mean, log_variance = self._moments(self.posterior, frozen.features)
@@ -120,13 +121,13 @@ class VaMP(VisionPrompts):
         epsilon = torch.randn((count, *mean.shape[1:]), generator=noise, device=noise.device).to(mean.device)
         prompts = mean.unsqueeze(1) + epsilon * (0.5 * log_variance).exp().unsqueeze(1)
         text = self.in_portions(self._text_features, prompts.flatten(0, 1)).unflatten(0, (len(mean), count))
-        each = self.encoder.logits(image[:, None, None], text).squeeze(2).log_softmax(-1)
+        log_probabilities = self.encoder.logits(image[:, None, None], text).squeeze(2).log_softmax(-1)
         clouds = {"image": image, "mean": mean.flatten(1), "log_variance": log_variance.flatten(1)}
-        return Output(each.logsumexp(1) - math.log(count), clouds, classes)
+        return Output(log_probabilities.logsumexp(1) - math.log(count), clouds, classes)
 
     def loss(self, output: Output, labels: Tensor) -> Tensor:
         mean, log_variance = output.per_image["mean"], output.per_image["log_variance"]
-        center, log_width = (each.flatten(1) for each in self._moments(self.prior, self.prototypes[labels]))
+        center, log_width = (moment.flatten(1) for moment in self._moments(self.prior, self.prototypes[labels]))
         ratio = (log_variance.exp() + (mean - center).square()) * (-log_width).exp()
         divergence = 0.5 * (ratio - 1 + log_width - log_variance).mean() * len(self.vision)
         return F.cross_entropy(output.logits, labels) + self.config.divergence * divergence
@@ -134,12 +135,12 @@ class VaMP(VisionPrompts):
     def _moments(self, networks: nn.ModuleDict, features: Tensor) -> tuple[Tensor, Tensor]:
         """Means and log-variances (B, J, b, d) of the prompts of all layers, from features (B, e)."""
         shape = (2, self.config.tokens, self.encoder.text.width)
-        made = torch.stack([network(features).unflatten(1, shape) for network in networks.values()], 2)
-        return made[:, 0], made[:, 1].clamp(-WIDEST, WIDEST)
+        moments = torch.stack([network(features).unflatten(1, shape) for network in networks.values()], 2)
+        return moments[:, 0], moments[:, 1].clamp(-WIDEST, WIDEST)
 
     def _text_features(self, prompts: Tensor) -> Tensor:
         """Normalised text features (n, C, e) for prompts (n, J, b, d)."""
         classes = len(self.class_names)
-        layers = [each.repeat_interleave(classes, 0) for each in prompts.unbind(1)]
+        layers = [of_layer.repeat_interleave(classes, 0) for of_layer in prompts.unbind(1)]
         text = self.sequences if len(prompts) == 1 else self.sequences.repeated(len(prompts))
         return deep_text_features(self.encoder, text, layers).unflatten(0, (len(prompts), classes))

@@ -1,8 +1,8 @@
 """VPT: learnable tokens in the layers of the image tower; text is fixed.
 
-Jia et al., Visual Prompt Tuning, 2022, as the MaPLe authors compare with it on CLIP: `tokens` of them beside the
-patches in each of the first J layers (see `deep`). J = 1 is the shallow variant, J = K the deep one. Their text is
-"a photo of a {}." for every data set, not the data set's own template.
+Jia et al., Visual Prompt Tuning, 2022, in the form with which the MaPLe authors compare on CLIP: `tokens` learnable
+tokens next to the patches in each of the first J layers (see `deep`). J = 1 is the shallow variant and J = K the deep
+one. The text is "a photo of a {}." for every data set, not the data set's own template.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rebapl.settings import Settings
 
 
 class VPTConfig(Settings):
-    """`depth`: layers with prompts, all by default, 1 for shallow. `text`: the fixed text, or None: the data set's."""
+    """`depth`: the layers with prompts, by default all; 1 is shallow. `text`: the template; None is the data set's."""
 
     tokens: int = Field(default=8, ge=1, le=512)
     depth: Depth = "12/12"
@@ -31,10 +31,10 @@ class VPTConfig(Settings):
 
     @field_validator("text")
     @classmethod
-    def _readable(cls, given: str | None) -> str | None:
-        if given is not None:
-            check_template(given)
-        return given
+    def _readable(cls, text: str | None) -> str | None:
+        if text is not None:
+            check_template(text)
+        return text
 
 
 @register("vpt", VPTConfig)

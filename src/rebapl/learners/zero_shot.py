@@ -1,7 +1,8 @@
 """Zero-shot CLIP: hand-written templates, nothing learned.
 
-Radford et al., Learning Transferable Visual Models From Natural Language Supervision, 2021. The data set's template,
-or an ensemble: the text feature of a class is the normalised mean of its normalised features in every template.
+Radford et al., Learning Transferable Visual Models From Natural Language Supervision, 2021. It uses the data set's
+template, or an ensemble of templates: the text feature of a class is then the normalised mean of its normalised
+features in all of them.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from rebapl.settings import SettingError, Settings
 
 
 class ZeroShotConfig(Settings):
-    """`templates` makes it an ensemble: a named set (imagenet-7, imagenet-80), one template, or several.
+    """`templates` are those of an ensemble: a named set (imagenet-7, imagenet-80), one template, or several.
 
-    `with_own` adds the data set's own template to them, as published for all data sets but ImageNet: there the
-    ensemble is published without it, with_own=False.
+    `with_own` adds the data set's own template to them. The published ensembles have it (with_own=True) for all data
+    sets except ImageNet.
     """
 
     templates: Templates | None = None

@@ -1,6 +1,7 @@
 """Repulsion between samples: distances of feature clouds, the potential, the force, the memory of earlier samples.
 
-Depends on nothing else of this package but its settings: use it in any training loop, see `Repulsion`.
+Of the rest of the package it uses only the settings, the plugins, the errors and the compilation, so it works in any
+training loop: see `Repulsion`.
 """
 
 from rebapl.repulsion.distances import DISTANCES, Distance, Paired, Stored, register_distance, squared_distance

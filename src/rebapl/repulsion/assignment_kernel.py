@@ -1,11 +1,12 @@
 """The assignment problem as one small GPU kernel, so that a step need not wait for the host.
 
-Shortest augmenting paths with dual variables (Jonker & Volgenant, 1987; Crouse, 2016), which is what SciPy's
-`linear_sum_assignment` does too. Rows are matched one after the other. Each looks for the shortest path of reduced
-costs C_ij − u_i − v_j to a free column, as Dijkstra's algorithm does, over all columns at once; then the path is turned
-around. The dual u of a row is kept at the column that it is matched with, so that rows need no lists of their own.
+The method is that of shortest augmenting paths with dual variables (Jonker & Volgenant, 1987; Crouse, 2016), as in
+SciPy's `linear_sum_assignment`. Rows are matched one after the other. For each, Dijkstra's algorithm, over all columns
+at once, finds the shortest path of reduced costs C_ij − u_i − v_j to a free column; then the matches along this path
+are exchanged. The dual u of a row is stored at the column that the row is matched with, so that rows need no arrays of
+their own.
 
-One program solves one problem. It runs in float64, and whoever imports this file needs Triton, which comes with
+One program of the kernel solves one problem, in float64. This file can be imported only with Triton, which comes with
 PyTorch's CUDA builds.
 """
 
@@ -25,11 +26,11 @@ def _assign(costs, matches, n: tl.constexpr, block: tl.constexpr):  # type: igno
     there = columns < n
     infinity = float("inf")
     row_of = tl.full((block,), -1, tl.int32)  # the row that a column is matched with
-    u = tl.zeros((block,), tl.float64)  # its dual
+    u = tl.zeros((block,), tl.float64)  # the dual of that row
     v = tl.zeros((block,), tl.float64)
     for start in range(n):
         shortest = tl.full((block,), infinity, tl.float64)
-        before = tl.full((block,), -1, tl.int32)  # the row from which the path comes to a column
+        before = tl.full((block,), -1, tl.int32)  # the row before a column on the path
         visited = tl.zeros((block,), tl.int1)
         row = start
         dual = tl.sum(tl.zeros((block,), tl.float64))
@@ -62,13 +63,13 @@ def _assign(costs, matches, n: tl.constexpr, block: tl.constexpr):  # type: igno
             moved = tl.where(row == start, length, tl.sum(tl.where(was, u, 0.0)))
             row_of = tl.where(here, row, row_of)
             u = tl.where(here, moved, u)
-            column = old  # which another row takes in the next round
+            column = old  # the next round gives it to another row
     tl.store(matches + problem * n + row_of, columns.to(tl.int64), mask=there)
 
 
 def assign_on_device(costs: Tensor) -> Tensor:
-    """The columns (s, n) of the rows of s cost matrices (s, n, n) at the least total cost, on their device."""
-    costs = torch.nan_to_num(costs.float()).double().contiguous()  # an infinite cost would leave no way to go
+    """The columns (s, n) assigned to the rows of s cost matrices (s, n, n) at the least total cost, on their device."""
+    costs = torch.nan_to_num(costs.float()).double().contiguous()  # with an infinite cost no path might be found
     count, n, _ = costs.shape
     matches = torch.empty(count, n, dtype=torch.long, device=costs.device)
     block = max(2, triton.next_power_of_2(n))

@@ -1,14 +1,14 @@
 """Squared distances between clouds of points, by name.
 
-A distance is an object: its settings are its fields, and it compares the current cloud with stored ones. The simplest
-way to add one from outside is to register a function:
+A distance is an object that compares the current cloud with stored ones; its settings are its fields. The simplest way
+to add a distance from outside the package is to register a function:
 
     @register_distance("mean-shift")
     def mean_shift(x, stored):                      # (n, d) and stored.cloud (s, m, d) → (s,)
         return (x.mean(0) - stored.cloud.mean(1)).square().sum(-1)
 
-It is differentiated in x. A distance that has settings, or something to compute once of the stored side, is a subclass
-of `Distance` with a `prepare` method, registered in the same way.
+Its gradient is taken in x. A distance that has settings, or that computes something once for each stored cloud, is a
+subclass of `Distance`, which is registered in the same way; its method `prepare` makes that computation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rebapl.settings import Settings
 
 
 def as_points(cloud: Tensor) -> Tensor:
-    """A cloud (n, d) in at least float32: float16 and bfloat16 are raised, float64 stays."""
+    """A cloud (n, d) in at least float32: float16 and bfloat16 become float32, and float64 stays."""
     if cloud.ndim != 2 or not cloud.is_floating_point() or cloud.shape[0] == 0:
         raise UserError(
             f"a cloud is a floating-point tensor (points, dimensions) with at least one point; "
@@ -39,7 +39,7 @@ def as_points(cloud: Tensor) -> Tensor:
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """All squared Euclidean distances, (…, n, d) and (…, m, d) → (…, n, m), as x² + y² − 2xy clamped at 0.
 
-    Both clouds are first moved by the mean of y, which changes no distance and keeps the subtraction from
+    Both clouds are first shifted by the mean of y, which changes no distance and keeps the subtraction from
     cancelling. Autocast is switched off: in bfloat16 the difference would be noise.
     """
     with torch.autocast(x.device.type, enabled=False):
@@ -52,7 +52,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 def median_squared_distance(cloud: Tensor) -> Tensor:
     """The median of the squared distances between different points of a cloud (m, d); shape ().
 
-    Raises if it is zero, since a kernel's width or a regularisation in its units would be zero too.
+    It is an error if it is zero, because a kernel's width or a regularisation in its units would be zero too.
     """
     m = cloud.shape[0]
     i, j = torch.triu_indices(m, m, offset=1, device=cloud.device)
@@ -69,8 +69,8 @@ def median_squared_distance(cloud: Tensor) -> Tensor:
 class Stored:
     """The clouds (s, m, d) of s earlier samples on the same m reference points, and a distance's statistics of them.
 
-    These are kept by how they follow a choice of points: `per_point` (s, m, …), `per_pair` (s, m, m), and `shared`
-    (s, …), which stays as it is.
+    The statistics are grouped by their shapes, which decide how `rows` selects from them: `per_point` (s, m, …),
+    `per_pair` (s, m, m), and `shared` (s, …), from which nothing is selected.
     """
 
     cloud: Tensor
@@ -79,7 +79,7 @@ class Stored:
     shared: dict[str, Tensor] = field(default_factory=dict)
 
     def rows(self, rows: Tensor) -> Stored:
-        """The same for some of the m points: statistics are looked up, not computed again."""
+        """The clouds at some of the m points. Their statistics are selected, not computed again."""
         rows = rows.to(self.cloud.device, non_blocking=True)
         return Stored(
             self.cloud[:, rows],
@@ -89,12 +89,12 @@ class Stored:
         )
 
     def to(self, device: torch.device) -> Stored:
-        """The same on a device."""
+        """A copy on a device."""
         return Stored(**tree_map(lambda x: x.to(device), vars(self)))
 
     @staticmethod
     def join(parts: Sequence[Stored]) -> Stored:
-        """Samples one after another along s, on the last one's device; all of one distance and one pool."""
+        """All samples along s, on the device of the last one. They must be of the same distance and the same pool."""
         shapes = {tuple(part.cloud.shape[1:]) for part in parts}
         if len(shapes) > 1:
             raise UserError(f"all remembered clouds must be of the same reference points; got shapes {sorted(shapes)}")
@@ -103,16 +103,16 @@ class Stored:
 
 
 class Distance(Settings):
-    """`prepare(cloud (m, d), generator)` is called once per stored sample, `between(x (n, d), stored)` at each step."""
+    """A squared distance. `prepare` is called once for each stored sample, and `between` at each step."""
 
     space: ClassVar[str | None] = None
-    """The one feature space whose points it can compare; None: those of any."""
+    """The only feature space whose points it can compare; None: it can compare those of any."""
 
     rounding: ClassVar[float] = 0.0
-    """Up to here d² may be nothing but float32 rounding, whatever the scale of the features."""
+    """A d² up to this value may be float32 rounding alone, whatever the scale of the features."""
 
     def prepare(self, cloud: Tensor, generator: torch.Generator) -> Stored:  # noqa: ARG002
-        """One stored cloud (m, d) with the statistics that `between` needs: here the cloud alone."""
+        """The stored form of a cloud (m, d), with the statistics that `between` needs; here it has none."""
         return Stored(cloud[None])
 
     def between(self, x: Tensor, stored: Stored) -> Tensor:
@@ -120,31 +120,31 @@ class Distance(Settings):
         raise NotImplementedError
 
     def check(self, x: Tensor, stored: Stored) -> None:  # noqa: ARG002
-        """Warn if `between` is not right for such clouds. It is called once per remembered sample, not at each step."""
+        """Warn if `between` is inaccurate for these clouds. This is called once for each remembered sample."""
         return
 
     def waits(self, points: int, device: torch.device) -> bool:  # noqa: ARG002
-        """Whether comparing clouds of this number of points waits for the host: such a step cannot be captured."""
+        """Whether comparing clouds of this number of points waits for the host. Such a step cannot be captured."""
         return False
 
 
 Between = Callable[[Tensor, Stored], Tensor]
 
 DISTANCES: Registry[type[Distance]] = Registry("distance", "rebapl.distances")
-"""The distances by name, those of installed plugins included."""
+"""The distances by name, including those of installed plugins."""
 
 
 def register_distance(kind: str) -> Callable[[Any], Any]:
-    """Decorator: makes a subclass of `Distance`, or a function (x, stored) → d², known as `kind`."""
+    """Decorator that registers a subclass of `Distance`, or a function (x, stored) → d², under the name `kind`."""
 
-    def add(made: type[Distance] | Between) -> Any:
-        distance: type[Distance] = made if isinstance(made, type) else _of_function(made)
+    def add(definition: type[Distance] | Between) -> Any:
+        distance: type[Distance] = definition if isinstance(definition, type) else _of_function(definition)
         taken = DISTANCES.known.get(kind)
         if taken is not None and (taken.__module__, taken.__qualname__) != (distance.__module__, distance.__qualname__):
             raise UserError(f"the distance '{kind}' is taken by {taken.__name__}: choose another name")
         distance.kind = kind
         DISTANCES.known[kind] = distance
-        return made
+        return definition
 
     return add
 
@@ -162,12 +162,13 @@ def _of_function(function: Between) -> type[Distance]:
 
 @register_distance("paired")
 class Paired(Distance):
-    """Mean squared distance between points of the same row: how far each image's features have moved.
+    """The mean squared distance between points of the same row: how far the features of each image have moved.
 
         d² = mean over i of ‖x_i − y_i‖²
 
-    Unlike the others it is no distance between distributions: it notices two images exchanging their features. On one
-    row, the flattened parameters (see `weights`), it is the squared distance in weight space. It has no settings.
+    Unlike the others it is no distance between distributions: it is not zero if two images exchange their features. For
+    clouds of one row, the flattened parameters (see `weights`), it is the squared distance in weight space. It has no
+    settings.
     """
 
     def between(self, x: Tensor, stored: Stored) -> Tensor:
@@ -177,7 +178,7 @@ class Paired(Distance):
 
 
 def check_rows(x: Tensor, stored: Stored, kind: str) -> None:
-    """Refuses other numbers of points than the stored clouds have, for a distance that compares row by row."""
+    """Raise an error if x has another number of points than the stored clouds: a distance by rows needs the same."""
     if x.shape[0] != stored.cloud.shape[1]:
         raise UserError(
             f"the distance '{kind}' compares row by row and needs equally many points; got {x.shape[0]} and "
@@ -186,7 +187,7 @@ def check_rows(x: Tensor, stored: Stored, kind: str) -> None:
 
 
 def squared_distance(x: Tensor, y: Tensor, distance: str | Distance = "mmd", **options: Any) -> Tensor:
-    """d² between clouds x (n, d) and y (m, d), differentiable in x; y is the stored side, which sets length scales.
+    """d² between clouds x (n, d) and y (m, d), differentiable in x. Length scales are measured on y, the stored cloud.
 
     >>> x = torch.eye(3)
     >>> squared_distance(x, x + 1.0, "wasserstein")
@@ -201,6 +202,6 @@ def squared_distance(x: Tensor, y: Tensor, distance: str | Distance = "mmd", **o
 
 
 def check_dimensions(x: Tensor, stored: Tensor) -> None:
-    """Refuses clouds whose points have different numbers of coordinates."""
+    """Raise an error if the points of two clouds have different numbers of coordinates."""
     if x.shape[-1] != stored.shape[-1]:
         raise UserError(f"clouds of {x.shape[-1]} and {stored.shape[-1]} dimensions cannot be compared")

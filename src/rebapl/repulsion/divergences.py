@@ -1,14 +1,14 @@
-"""Divergences between class probabilities, image by image: how differently two samples answer.
+"""Divergences between class probabilities, image by image: how different the predictions of two samples are.
 
-The points are logits, a row per image (the space `logits`); p = softmax(x_i), q = softmax(y_i), and d² is the mean over
-the rows i of
+The points are logits with a row per image (the space `logits`). With p = softmax(x_i) and q = softmax(y_i), d² is the
+mean over the rows i of
 
     kullback-leibler   ½ KL(p ‖ q) + ½ KL(q ‖ p)  =  ½ Σ_c (p_c − q_c)·(log p_c − log q_c)      (Jeffreys; unbounded)
     jensen-shannon     ½ KL(p ‖ m) + ½ KL(q ‖ m),  m = ½ (p + q)                                at most log 2
 
-in nats. The root of the second is a metric (Endres & Schindelin, 2003). Both are written as sums of terms that are not
-negative: with u = ½ (log p_c − log q_c), the second is ½ Σ_c (p_c + q_c)·(u·tanh u − log cosh u). So nothing cancels
-where two samples answer almost alike, and value and gradient are zero where they coincide.
+in nats. The square root of the second is a metric (Endres & Schindelin, 2003). Both are computed as sums of terms that
+are not negative: with u = ½ (log p_c − log q_c), the second is ½ Σ_c (p_c + q_c)·(u·tanh u − log cosh u). So nothing
+cancels when two samples predict almost the same, and value and gradient are zero when they predict the same.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class JensenShannon(Divergence):
 
 
 def _excess(u: Tensor) -> Tensor:
-    """u·tanh u − log cosh u with all digits.
+    """u·tanh u − log cosh u, computed without cancellation.
 
-    Near zero log cosh u = −½ log(1 − tanh² u). Elsewhere, with a = 2|u|, the whole is
+    Near zero log cosh u = −½ log(1 − tanh² u) is used. Elsewhere, with a = 2|u|, the whole expression is
     log 2 − log(1 + exp(−a)) − a·sigmoid(−a).
     """
     near, a = u.abs() < 1, 2 * u.abs()

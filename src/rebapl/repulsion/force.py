@@ -1,37 +1,38 @@
-"""The potential V between two samples, and how strong the force from it is: the coefficients c_s of Σ_s c_s·V_s.
+"""The potential V between two samples, and the strength of its force: the coefficients c_s of Σ_s c_s·V_s.
 
-V is a function of a squared distance, large when two samples are alike:
+V is a function of the squared distance d², and large if two samples are similar:
 
     inverse:  V = 1/(d²+ε)       |dV/dd| = 2d/(d²+ε)²  ≤  (9/8√3)·ε^(−3/2) ≈ 0.65·ε^(−3/2), at d² = ε/3
     log:      V = −log(d²+ε)     |dV/dd| = 2d/(d²+ε)   ≤  ε^(−1/2),                        at d² = ε
 
-The inverse one is the paper's. ε is relative: ε = `epsilon`·s, where s is the squared distance between the stored
-sample's cloud and that of the model before anything was learned, on the same images. So ε means the same whatever the
-distance and the scale of the features. Wasserstein and paired distances give the same s for many images as for few; the
-others give a larger one for few images (MMD 2.8 times as much for 8). A fixed small ε would give a force of
-ε^(−3/2) just off a stored sample, which is where a warm restart begins.
+The paper uses the inverse potential. ε is relative: ε = `epsilon`·s, where s is the squared distance between the stored
+sample's cloud and the cloud of the model before learning, on the same images. So `epsilon` means the same for every
+distance and every scale of the features. With Wasserstein and paired distances, s is the same for few images as for
+many; with the others it is larger for few images (with MMD, 2.8 times as large for 8). A fixed small ε would cause a
+force of ε^(−3/2) close to a stored sample, which is where a warm restart begins.
 
-The gradient of a sample's term has the norm c_s·|dV/dd|_s·‖∇d_s‖. With `usual`, the usual norm of the loss gradient
-(a running mean, since a mini-batch that is already fitted has none), `slope` = ‖∇d_s‖, and B_s the greatest |dV/dd|:
+The gradient of a sample's term has the norm c_s·|dV/dd|_s·‖∇d_s‖. `usual` is the usual norm of the loss gradient (a
+running mean, because the gradient vanishes on a mini-batch that is already fitted), `slope_s` = ‖∇d_s‖, and B_s is the
+greatest |dV/dd|:
 
-    absolute     c_s = strength                                     inside the loss; a potential of its own
+    absolute     c_s = strength                                     inside the loss: a potential of its own
     fading       c_s = fraction·usual / (slope_s·B_s)               `fraction` of the loss gradient where |dV/dd| is
                                                                     greatest, and less in proportion elsewhere
-    capped       c_s = min(strength, cap·usual / (slope_s·|dV/dd|)) absolute, with at most `cap` of the loss gradient
+    capped       c_s = min(strength, cap·usual / (slope_s·|dV/dd|)) absolute, but at most `cap` of the loss gradient
     normalised   c_s = fraction·usual / (slope_s·|dV/dd|)           always `fraction` of the loss gradient, however
                                                                     far apart the samples are already
     printed      θ ← θ − strength·∇ΣV after the step                the paper's rule as printed, outside the step size
 
-Each remembered sample has its own coefficient. So a θ that is near one of many samples feels the whole force of that
-sample, and the forces of samples on opposite sides cancel. With the inverse potential, a fading force falls to half of
+Each remembered sample has its own coefficient. So if θ is near one of many samples, that sample's force has its full
+size, and the forces of samples on opposite sides cancel. With the inverse potential, a fading force falls to half of
 its greatest size at d² ≈ 1.9·ε and to a tenth at d² ≈ 8.5·ε.
 
-A relative force may have a `tolerance` δ, in nats: it then yields where it spoils the fit. With ℓ the running mean of
-the loss and ℓ₁ what that was when the first cycle ended, all coefficients are times
+A relative force may have a `tolerance` δ, in nats: it then becomes weaker if it worsens the fit. With the running mean
+ℓ of the loss, and its value ℓ₁ at the end of the first cycle, all coefficients are multiplied by
 
     min(1, max(0, 1 − (ℓ − ℓ₁)/δ))
 
-so a loss that has risen by δ leaves no force at all.
+so that there is no force left when the loss has risen by δ.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from rebapl.settings import Settings
 
 
 class Potential(Settings):
-    """`epsilon` in units of s; `scale` puts a number in the place of s (1 makes `epsilon` absolute)."""
+    """`epsilon` is in units of s. `scale` is a number that replaces s (1 makes `epsilon` absolute)."""
 
     epsilon: float = Field(default=0.3, gt=0)
     scale: float | None = Field(default=None, gt=0)
@@ -99,11 +100,14 @@ class Log(Potential):
         return epsilon**-0.5
 
 
-POTENTIALS: dict[str, type[Potential]] = {each.kind: each for each in (Inverse, Log)}
+POTENTIALS: dict[str, type[Potential]] = {potential.kind: potential for potential in (Inverse, Log)}
 
 
 class Force(Settings):
-    """A size of the force. `relative` ones measure the loss gradient; `outside` ones do not go through the step."""
+    """A rule for the size of the force.
+
+    `relative`: it is measured against the loss gradient. `outside`: the force does not go through the optimizer's step.
+    """
 
     relative: ClassVar[bool] = False
     outside: ClassVar[bool] = False
@@ -112,7 +116,8 @@ class Force(Settings):
 class Absolute(Force):
     """strength·ΣV inside the loss. In both stages the chain targets the density tilted by exp(−N·strength·ΣV/T).
 
-    Where AdamW moves θ, the term's gradient goes beside its step, times the learning rate, as its weight decay does.
+    If AdamW moves θ, the term's gradient is not part of its step but is added to θ separately, times the learning rate,
+    as AdamW's weight decay is.
     """
 
     kind: ClassVar[str] = "absolute"
@@ -120,17 +125,17 @@ class Absolute(Force):
 
 
 class Printed(Absolute):
-    """The paper's printed rule: θ moves by strength·F, F = −∇ΣV, beside the step, whatever the step size is."""
+    """The rule as printed in the paper: after the step θ moves by strength·F, F = −∇ΣV, whatever the step size is."""
 
     kind: ClassVar[str] = "printed"
     outside: ClassVar[bool] = True
 
 
 class Relative(Force):
-    """Forces that are scaled by the usual norm of the loss gradient.
+    """A force that is scaled by the usual norm of the loss gradient.
 
-    Norms are measured again every `measure_every` evaluations of the force, and more often early in a cycle.
-    `tolerance` is the δ of the equation above; None: the force does not yield.
+    The norms are measured again every `measure_every` evaluations of the force, and more often early in a cycle.
+    `tolerance` is the δ of the equation above; with None, the force does not depend on the loss.
     """
 
     relative: ClassVar[bool] = True
@@ -143,7 +148,7 @@ class Relative(Force):
 
 
 class Fading(Relative):
-    """`fraction` of the loss gradient's usual norm where |dV/dd| is greatest, and less in proportion elsewhere."""
+    """`fraction` of the loss gradient's usual norm where |dV/dd| is greatest, and proportionally less elsewhere."""
 
     kind: ClassVar[str] = "fading"
     fraction: float = Field(default=1.0, ge=0)
@@ -163,7 +168,7 @@ class Normalised(Relative):
 
 
 class Capped(Relative):
-    """strength·ΣV, each sample's gradient at most `cap` times the loss gradient's usual norm."""
+    """strength·ΣV, with each sample's gradient limited to `cap` times the loss gradient's usual norm."""
 
     kind: ClassVar[str] = "capped"
     strength: float = Field(ge=0)
@@ -173,4 +178,4 @@ class Capped(Relative):
         return (self.cap * usual / (slope * pull)).clamp(max=self.strength)
 
 
-FORCES: dict[str, type[Force]] = {each.kind: each for each in (Fading, Absolute, Capped, Normalised, Printed)}
+FORCES: dict[str, type[Force]] = {force.kind: force for force in (Fading, Absolute, Capped, Normalised, Printed)}

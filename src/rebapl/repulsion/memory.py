@@ -1,4 +1,4 @@
-"""The remembered samples: their clouds, from whose neighbourhood the next cycles are driven away."""
+"""The memory of earlier samples: their feature clouds, from which the next cycles are repelled."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Keep = Literal["all", "previous"]
 
 
 class Memory:
-    """Clouds of earlier samples. A sample that is remembered during a cycle repels from the next one on.
+    """Clouds of earlier samples. A sample that is remembered during a cycle repels from the next cycle on.
 
-    `keep`: the samples of every earlier cycle, or of the previous one alone (the paper's). `scale` is the s of the
-    potential's ε; None measures it for each sample as d² to the `anchor`, the cloud (m, d) on the same points of the
-    model before anything was learned.
+    `keep`: whether the samples of all earlier cycles are kept, or only those of the previous one, as in the paper.
+    `scale` is the s of the potential's ε. If it is None, s is measured for each sample: it is d² to the `anchor`, the
+    cloud (m, d) of the model before learning, on the same points.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Memory:
         return 0 if self.stored is None else len(self.stored.cloud)
 
     def remember(self, cloud: Tensor) -> None:
-        """Keep one sample's cloud (m, d) on the whole pool."""
+        """Keep a sample's cloud (m, d) on the whole pool."""
         cloud = as_points(cloud.detach()).clone()
         stored = self.distance.prepare(cloud, self.generator)
         self._pending.append(replace(stored, shared={**stored.shared, "scale": self._scale(stored)}))
@@ -70,7 +70,7 @@ class Memory:
         return scale
 
     def begin_cycle(self) -> None:
-        """Samples since the last call repel from now on; if there are none, the memory stays as it is."""
+        """Let the samples remembered since the last call repel from now on. Without any, the memory does not change."""
         if self._pending:
             older = [self.stored] if self.keep == "all" and self.stored is not None else []
             self.stored, self._pending = Stored.join([*older, *self._pending]), []
@@ -81,22 +81,22 @@ class Memory:
             self.stored = self.stored.to(device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on bit for bit: nested dicts and lists of tensors, and the distance's name."""
+        """Everything needed to continue bit for bit: nested dicts and lists of tensors, and the distance's name."""
         return {
             "distance": self.distance.kind,
             "stored": None if self.stored is None else dict(vars(self.stored)),
-            "pending": [dict(vars(each)) for each in self._pending],
+            "pending": [dict(vars(stored)) for stored in self._pending],
             "anchor": self.anchor,
             "generator": self.generator.get_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`; the settings are this object's own."""
+        """Restore what `state_dict` returned. The settings are not part of it: they stay as they are."""
         if state["distance"] != self.distance.kind:
             raise UserError(
                 f"repulsion: the saved memory is for the distance '{state['distance']}', not '{self.distance.kind}'"
             )
         self.stored = None if state["stored"] is None else Stored(**state["stored"])
-        self._pending = [Stored(**each) for each in state["pending"]]
+        self._pending = [Stored(**fields) for fields in state["pending"]]
         self.anchor = state["anchor"]
         self.generator.set_state(state["generator"].cpu())

@@ -2,9 +2,10 @@
 
     d² = mean k(x,x′) + mean k(y,y′) − 2 mean k(x,y),    k(a,b) = mean over σ of exp(−‖a−b‖²/2σ²)
 
-Means run over all pairs, the diagonal included: the biased V-statistic, which is a squared distance and never
-negative (the paper calls its estimator unbiased, and writes this one). σ is ½, 1 and 2 times the median
-distance of the stored cloud, so it is frozen while that sample is remembered; or one fixed bandwidth.
+Means run over all pairs, including the diagonal. This is the biased V-statistic, which is a squared distance and never
+negative (the paper calls its estimator unbiased, but its equation is this one). The bandwidths σ are ½, 1 and 2 times
+the median distance of the stored cloud, so they stay the same while that sample is remembered; or there is one fixed
+bandwidth.
 """
 
 from __future__ import annotations
@@ -22,16 +23,15 @@ FACTORS = (0.5, 1.0, 2.0)
 
 @register_distance("mmd")
 class MMD(Distance):
-    """`bandwidth` is one fixed σ; None takes the median rule."""
+    """`bandwidth` is one fixed σ; None is the median rule."""
 
     bandwidth: float | None = Field(default=None, gt=0)
 
-    rounding: ClassVar[float] = (
-        4e-7  # means of kernels, of order 1, are subtracted: about three units in the last place
-    )
+    # d² is a difference of means of kernels, which are of order 1: this is about three units in their last place.
+    rounding: ClassVar[float] = 4e-7
 
     def prepare(self, cloud: Tensor, generator: torch.Generator) -> Stored:  # noqa: ARG002
-        """Keeps the bandwidths (1, b) and the kernel of all stored points (1, m, m)."""
+        """The stored cloud with bandwidths (1, b), and the kernel (1, m, m) between its points."""
         if self.bandwidth is None:
             widths = median_squared_distance(cloud).sqrt() * cloud.new_tensor(FACTORS)
         else:
@@ -56,15 +56,15 @@ def _kernel(squared: Tensor, widths: Tensor) -> Tensor:
 
 @register_distance("energy")
 class Energy(Distance):
-    """The energy distance (Székely and Rizzo, 2013): an MMD whose kernel is −‖a−b‖, with no settings.
+    """The energy distance (Székely and Rizzo, 2013): an MMD with the kernel −‖a−b‖. It has no settings.
 
         d² = 2 mean ‖x−y‖ − mean ‖x−x′‖ − mean ‖y−y′‖
 
-    It needs norms, whose gradient is undefined at coincident points; there it is taken to be zero (a subgradient).
+    It needs norms, whose gradient is not defined at coincident points; there it is set to zero, a subgradient.
     """
 
     def prepare(self, cloud: Tensor, generator: torch.Generator) -> Stored:  # noqa: ARG002
-        """Keeps the distances between all stored points (1, m, m)."""
+        """The stored cloud with the distances (1, m, m) between its points."""
         return Stored(cloud[None], per_pair={"norms": norms(cloud, cloud)[None]})
 
     def between(self, x: Tensor, stored: Stored) -> Tensor:
@@ -75,8 +75,8 @@ class Energy(Distance):
 
 
 def norms(x: Tensor, y: Tensor) -> Tensor:
-    """All distances (…, n, m), 0 with gradient 0 where the squared distance is lost in rounding."""
+    """All distances (…, n, m). Where the squared distance is below rounding, the distance and its gradient are 0."""
     squared = squared_distances(x, y)
     size = (y.detach() - y.detach().mean(-2, keepdim=True)).square().sum(-1).amax(-1)[..., None, None]
-    apart = ~(squared <= 16 * torch.finfo(squared.dtype).eps * size)  # so that nan stays nan
+    apart = ~(squared <= 16 * torch.finfo(squared.dtype).eps * size)  # written so that nan stays nan
     return torch.where(apart, torch.where(apart, squared, 1).sqrt(), 0)

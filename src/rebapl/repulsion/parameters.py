@@ -1,4 +1,4 @@
-"""The parameters θ as a list of tensors: a random kick, all of them as one point, gradients and their norms."""
+"""Functions of the parameters θ, a list of tensors: a random kick, θ as one point, gradients and their norms."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 Gradient = tuple[Tensor | None, ...]
-"""One tensor for each parameter, None where there is no dependence on it."""
+"""One tensor for each parameter, or None if there is no dependence on that parameter."""
 
 
 @torch.no_grad()
 def kick(parameters: Iterable[Tensor], scale: float, generator: torch.Generator) -> None:
-    """θ ← θ + scale·rms(θ)·N(0, 1), tensor by tensor, in place: off the saddle where a warm cycle begins.
+    """θ ← θ + scale·rms(θ)·N(0, 1), tensor by tensor and in place: away from the saddle where a warm cycle begins.
 
-    There θ equals a stored sample, so that d² is 0 and its gradient, too. The kick is done once, before the first step
-    of the cycle. It is relative to each tensor's root mean square, so that no tensor is moved by more than it is large;
-    a tensor of zeros stays. It only changes where the cycle starts, never the density that it samples.
+    There θ equals a stored sample, so that both d² and its gradient are 0. The kick is given once, before the first
+    step of the cycle. It is relative to the root mean square of each tensor, so that small tensors are moved little; a
+    tensor of zeros stays. It changes only the start of the cycle, not the density that the cycle samples.
 
     >>> theta = torch.ones(4)
     >>> kick([theta], 0.01, torch.Generator().manual_seed(0))
@@ -31,7 +31,7 @@ def kick(parameters: Iterable[Tensor], scale: float, generator: torch.Generator)
 
 
 def weights(parameters: Iterable[Tensor]) -> Tensor:
-    """All parameters as a cloud of one point (1, d), with their gradient: repulsion in weight space.
+    """All parameters as a cloud of one point (1, d), differentiable, for repulsion in weight space.
 
     >>> weights([torch.ones(2, 2), torch.zeros(3)]).shape
     torch.Size([1, 7])
@@ -40,21 +40,24 @@ def weights(parameters: Iterable[Tensor]) -> Tensor:
 
 
 def gradient_of(value: Tensor, parameters: Sequence[Tensor], keep: bool = False) -> Gradient:
-    """∇value by parameter; None also for those that do not learn. With `keep`, one can go backward again."""
+    """∇value for each parameter, or None if it has no dependence or requires no gradient.
+
+    With `keep`, the graph is kept for another backward pass.
+    """
     learning = [p for p in parameters if p.requires_grad]
     gradients = iter(torch.autograd.grad(value, learning, retain_graph=keep or None, allow_unused=True))
     return tuple(next(gradients) if p.requires_grad else None for p in parameters)
 
 
 def total_norm(tensors: Iterable[Tensor | None]) -> Tensor:
-    """The Euclidean norm of all tensors together; shape (), without waiting for the device."""
+    """The Euclidean norm () of all tensors together. This does not wait for the device."""
     return get_total_norm([tensor for tensor in tensors if tensor is not None])
 
 
 def sum_of(gradients: Iterable[Gradient]) -> Gradient:
-    """The sum by parameter; None where no gradient has that parameter."""
+    """The sum for each parameter, or None if no gradient depends on it."""
     sums: list[Tensor | None] = []
     for parts in zip(*gradients, strict=True):
-        there = [part for part in parts if part is not None]
-        sums.append(torch.stack(there).sum(0) if len(there) > 1 else next(iter(there), None))
+        terms = [part for part in parts if part is not None]
+        sums.append(torch.stack(terms).sum(0) if len(terms) > 1 else next(iter(terms), None))
     return tuple(sums)

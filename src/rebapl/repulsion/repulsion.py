@@ -2,14 +2,14 @@
 
     L(θ) + Σ_s c_s·V(d²(θ, θ_s)),    V and c as in `force`, d² as in `distances`
 
-The sum runs over the samples in the `memory`. A sample does not repel the cycle that made it.
+The sum runs over the samples in the `memory`. A sample does not repel the cycle from which it was taken.
 
 A force that changes slowly need not be computed at every step. With `every` = k it acts at every k-th step of a cycle,
-from the first on, as an impulse k times as strong (multiple time stepping: Tuckerman, Berne & Martyna, 1992). The
-target is the same as long as the force is smooth over k steps.
+starting with the first, as an impulse that is k times as strong (multiple time stepping: Tuckerman, Berne & Martyna,
+1992). The target is the same as long as the force changes little within k steps.
 
-Each chain has a `Repulsion` of its own, since a relative force is sized by that chain's gradients; chains side by side
-share the memory (`beside`).
+Each chain has a `Repulsion` of its own, because the size of a relative force depends on the gradients of the chain.
+Chains that run side by side share the memory (`beside`).
 """
 
 from __future__ import annotations
@@ -37,23 +37,24 @@ DISTANCE = OneOf("distance", DISTANCES)
 POTENTIAL = OneOf("potential", POTENTIALS)
 FORCE = OneOf("force", FORCES)
 
-# Below this share of its scale (or below the distance's own rounding) d² is not a number to rely on: the force there
-# is not magnified.
+# If d² is below this share of its scale, or below the rounding of the distance, it is unreliable, and the sample exerts
+# no relative force.
 COINCIDENT = 1e-6
-# Weight of one more step in the running means of the loss and of its gradient's norm.
+# The weight of the latest step in the running means of the loss and of its gradient's norm.
 RECENT = 0.1
-# Remembered samples whose ‖∇d‖ one step measures, each with a backward pass; the next step takes the next ones.
+# The number of remembered samples whose ‖∇d‖ one step measures, each with a backward pass. The samples take turns.
 AT_ONCE = 4
-# The part of a chain's state that outlasts a cycle.
+# The entries of a chain's state that are kept from one cycle to the next.
 LASTING = ("usual", "count", "moved", "level", "first")
 
 
 class RepulsionSettings(Settings):
-    """What repels (`distance`, `potential`, `force`) from which samples, and when.
+    """The force (`distance`, `potential`, `force`), the samples from which it repels, and the steps at which it acts.
 
-    `memory`: from the samples of every earlier cycle, or of the previous one. `stage`: "exploration", so that the
-    sampling stage targets the posterior undisturbed, or "both": then the coefficients of a relative force are held from
-    the end of the exploration on, and the chain targets the density tilted by them. `every`: at every how many steps.
+    `memory`: it repels from the samples of all earlier cycles, or of the previous one. `stage`: with "exploration", the
+    sampling stage targets the undisturbed posterior; with "both", the coefficients of a relative force stay constant
+    from the end of the exploration on, and the chain targets the density tilted by them. `every`: the number of steps
+    from one impulse of the force to the next.
     """
 
     distance: Annotated[Distance, DISTANCE] = MMD()
@@ -65,10 +66,11 @@ class RepulsionSettings(Settings):
 
 
 class Term(NamedTuple):
-    """The repulsion at one θ: its `value` Σ_s c_s·V_s, and the `state` of the chain after it.
+    """The repulsion at one θ: its `value` Σ_s c_s·V_s, and the new `state` of the chain.
 
-    A step that measures norms has computed gradients, which need no second backward pass: that of the loss, and those
-    of c_s·V_s for the measured samples. `rest` is the value of the samples that were not measured, if there are any.
+    A step that measures norms has already computed some gradients, which need no second backward pass: `of_loss`, that
+    of the loss, and `of_samples`, those of c_s·V_s for the measured samples. `rest` is the value of the samples that
+    were not measured, if there are any.
     """
 
     value: Tensor
@@ -87,13 +89,14 @@ class Term(NamedTuple):
 class Repulsion:
     """Pushes the features of θ away from those of remembered samples: the force of one chain, with its state.
 
-    `distance`, `potential` and `force` are objects (`MMD(bandwidth=1.0)`, `Inverse(epsilon=0.1)`, `Fading()`), kinds by
-    name, or mappings with a `kind`; these and `memory`, `stage`, `every` are as in `RepulsionSettings`, of which an
-    object may be given instead. `anchor` is the cloud on the whole pool of the model before anything was learned, which
-    gives ε its scale.
+    `distance`, `potential` and `force` are objects (`MMD(bandwidth=1.0)`, `Inverse(epsilon=0.1)`, `Fading()`), names of
+    their kinds, or mappings with a `kind`. These and `memory`, `stage` and `every` are as in `RepulsionSettings`; a
+    `RepulsionSettings` object may be given in their place. `anchor` is the cloud on the whole pool of the model before
+    learning, which sets the scale of ε.
 
-    In a loop of your own, begin each cycle with `begin_cycle()`, add `repulsion(...)` to the loss where `acts(...)`,
-    and `remember(...)` each sample. If the force has a tolerance, give the loss of every step to `note_loss(...)`.
+    In a loop of your own, begin each cycle with `begin_cycle()`, add `repulsion(...)` to the loss at the steps where
+    `acts(...)` is true, and `remember(...)` each sample. If the force has a tolerance, call `note_loss(...)` with the
+    loss of every step.
 
     >>> pool = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
     >>> repulsion = Repulsion("wasserstein", force={"kind": "absolute", "strength": 0.1}, anchor=pool)
@@ -103,13 +106,13 @@ class Repulsion:
     >>> if repulsion.acts(exploring=True):
     ...     repulsion(theta).backward()
 
-    The `state` has, under these names, 0-d tensors and tensors with an entry for each remembered sample (S,):
+    The `state` has tensors under these names, 0-d ones and ones with an entry for each remembered sample (S,):
 
-    * `usual`, `count`: the running mean of ‖∇loss‖, and of how many norms;
-    * `moved`: the length of an adaptive optimiser's last step over its lr;
-    * `level`, `first`: the running mean of the loss, and what that was when the first cycle ended;
-    * `slope` (S,): ‖∇d_s‖; `held` (S,): the coefficients c_s, which a sampling stage holds;
-    * `distance`, `norm`: d² to the nearest sample, and the force's norm per step, for the diagnostics.
+    * `usual`, `count`: the running mean of ‖∇loss‖, and the number of norms in it;
+    * `moved`: the length of an adaptive optimiser's last step, divided by its lr;
+    * `level`, `first`: the running mean of the loss, and its value at the end of the first cycle;
+    * `slope` (S,): ‖∇d_s‖; `held` (S,): the coefficients c_s, which stay constant in a sampling stage;
+    * `distance`, `norm`: d² to the nearest sample, and the norm of the force in one step, for the diagnostics.
     """
 
     def __init__(
@@ -137,35 +140,35 @@ class Repulsion:
 
     def _begin_anew(self) -> None:
         self.state: dict[str, Tensor] = {}
-        self._evaluations = 0  # of this cycle
-        self._turn = 0  # the sample whose slope is measured next
+        self._evaluations = 0  # of the force, in this cycle
+        self._turn = 0  # the index of the sample whose slope is measured next
 
     def __len__(self) -> int:
-        """How many samples repel now."""
+        """The number of samples that repel now."""
         return len(self.memory)
 
     def active(self, exploring: bool) -> bool:
-        """Whether it acts in this part of the cycle: something is remembered, and the stage is the right one."""
+        """Whether it acts in this part of the cycle: samples are remembered, and the `stage` includes this part."""
         return len(self) > 0 and (self.stage == "both" or exploring)
 
     def acts(self, exploring: bool, within: int | None = None) -> bool:
-        """Whether to add the repulsion at this step: it is active, and an impulse is due.
+        """Whether to add the repulsion at this step: it is active, and this is one of the steps at which it acts.
 
-        `within` counts the steps of the cycle from 0, as `CyclicalSchedule.within` does. It may be left out if the
-        repulsion acts at every step.
+        `within` is the number of the step in its cycle, from 0, as in `CyclicalSchedule.within`. It may be left out if
+        the repulsion acts at every step.
         """
         if self.every > 1 and within is None:
             raise UserError(f"repulsion: with every = {self.every}, say at which step of the cycle: acts(…, within)")
         return self.active(exploring) and (within or 0) % self.every == 0
 
     def remember(self, pool_cloud: Tensor) -> None:
-        """Keep one sample's features (m, d) for the whole pool. They repel from the next cycle on."""
+        """Keep a sample's features (m, d) on the whole pool. They repel from the next cycle on."""
         self.memory.remember(pool_cloud)
 
     def begin_cycle(self, recall: bool = True) -> None:
-        """Begin a cycle: the next step measures, and the samples of the last cycle repel from now on.
+        """Begin a cycle: the next step measures norms, and the samples of the last cycle repel from now on.
 
-        With `recall=False` the memory stays as it is: for a chain that shares it with one that has begun the cycle.
+        `recall=False` leaves the memory as it is: for a chain that shares it with one that has already begun the cycle.
         """
         if recall:
             self.memory.begin_cycle()
@@ -183,10 +186,10 @@ class Repulsion:
         loss: Tensor | None = None,
         parameters: Iterable[Tensor] | None = None,
     ) -> Tensor:
-        """The term to add to the mean loss, for the features `cloud` (n, d) of the pool's points `rows` (all if None).
+        """The term to add to the mean loss. `cloud` (n, d) are the features of the pool's points `rows` (None: of all).
 
-        `loss` (the mean loss, before this term is added) and `parameters` are needed by forces that are relative to
-        the loss gradient.
+        Forces that are relative to the loss gradient need `parameters` and `loss`, the mean loss before this term is
+        added.
         """
         if self.force.outside:
             raise UserError("a printed force moves θ beside the step, so it is no term of a loss: `Chain` applies it")
@@ -202,15 +205,15 @@ class Repulsion:
         return term.value
 
     def note_loss(self, loss: Tensor) -> None:
-        """Tell a force with a tolerance the mean loss () of a step; it must hear of every step of every cycle."""
+        """Give a force with a tolerance the mean loss () of a step. It needs the loss of every step of every cycle."""
         self.keep(self.noted(self._read(loss.device, "level") if self.tolerance is not None else {}, loss))
 
     def plan(self, device: torch.device, exploring: bool = True, acts: bool = True) -> tuple[str, dict[str, Tensor]]:
-        """Begin a step on a device: the kind of it, and the values that `term` or `noted` read.
+        """Begin a step on a device. Returns the kind of the step, and the state that `term` or `noted` need.
 
-        Steps of one kind, with one memory, do the same operations whatever the values: such a step can be captured.
-        In a `plain` step nothing repels, an `absolute` one compares with nothing. `measure` measures norms, `follow`
-        uses the last ones, and `hold` keeps the coefficients of the exploration's end.
+        Steps of one kind with one memory do the same operations whatever the values, so a step can be captured. In a
+        `plain` step nothing repels. An `absolute` step needs no norms. A `measure` step measures norms, a `follow` step
+        uses those measured last, and a `hold` step uses the coefficients from the end of the exploration.
         """
         self.memory.to(device)
         if not isinstance(self.force, Relative):
@@ -231,31 +234,31 @@ class Repulsion:
         unmeasured = now * AT_ONCE < len(self)
         if not (unmeasured or now % every == 0 or (now < every and now.bit_count() == 1)):
             return "follow", state
-        many = min(len(self), AT_ONCE)
-        state["which"] = (torch.arange(many, device=device) + self._turn) % len(self)
-        self._turn = (self._turn + many) % len(self)
+        count = min(len(self), AT_ONCE)
+        state["which"] = (torch.arange(count, device=device) + self._turn) % len(self)
+        self._turn = (self._turn + count) % len(self)
         return "measure", state
 
     def _read(self, device: torch.device, *names: str) -> dict[str, Tensor]:
-        """Some of the state, with the values that it has before anything is known."""
+        """The entries of the state with these names. An entry that is not known yet has its starting value."""
         stored = self.memory.stored
         dtype = torch.float32 if stored is None else stored.cloud.dtype
-        found = {}
+        entries = {}
         for name in names:
             shape = (len(self),) if name in ("slope", "held") else ()
             unknown = math.nan if name in ("usual", "level") else 0.0
             value = self.state[name] if name in self.state else torch.full(shape, unknown, device=device)
-            found[name] = value.to(device, dtype)
-        return found
+            entries[name] = value.to(device, dtype)
+        return entries
 
     def keep(self, state: Mapping[str, Tensor]) -> None:
-        """End a step: its values become the chain's, as copies."""
+        """End a step: copy these values into the chain's state."""
         self.state |= {name: value.detach().clone() for name, value in state.items()}
 
     def noted(self, state: Mapping[str, Tensor], loss: Tensor, norm: Tensor | None = None) -> dict[str, Tensor]:
-        """The running means after a step with this mean loss () and, where it is known, this ‖∇loss‖ ().
+        """The running means after a step with this mean loss () and this ‖∇loss‖ (), if that is known.
 
-        A pure function. At a `follow` step the norm is that of loss and force together, and is left out.
+        A pure function. At a `follow` step only the norm of loss and force together is known, so `norm` is left out.
         """
         means = {}
         if norm is not None and "usual" in state:
@@ -276,11 +279,11 @@ class Repulsion:
         parameters: Sequence[Tensor] | None = None,
         decoupled: bool = False,
     ) -> Term:
-        """The term of a step that `plan` began: a pure function of its arguments and the memory.
+        """The term of a step that `plan` has begun: a pure function of its arguments and the memory.
 
-        `decoupled` sizes a relative force by an adaptive optimiser's own steps instead of the loss gradient.
+        With `decoupled`, a relative force is scaled by an adaptive optimiser's steps instead of the loss gradient.
         """
-        # how near each remembered sample is, and its potential
+        # The distance to each remembered sample, and its potential.
         x = as_points(cloud)
         remembered = self.memory.stored
         assert remembered is not None
@@ -290,15 +293,15 @@ class Repulsion:
         scale = stored.shared["scale"]
         epsilon = self.potential.epsilon * scale
         potentials = self.potential.value(squared, epsilon)
-        known = squared.detach()
-        nearest = {"distance": known.amin()}
+        detached = squared.detach()
+        nearest = {"distance": detached.amin()}
         force = self.force
         if isinstance(force, Absolute):
             return Term((self.every * force.strength * potentials).sum(), nearest)
         assert isinstance(force, Relative)
-        # how steep each potential is, in d and (measured now and then) in θ
-        pull, bound = self.potential.slope(known, epsilon), self.potential.bound(epsilon)
-        apart = known > (COINCIDENT * scale).clamp_min(self.distance.rounding)
+        # The slope of each potential in d, and of each d in θ, which only some steps measure.
+        pull, bound = self.potential.slope(detached, epsilon), self.potential.bound(epsilon)
+        apart = detached > (COINCIDENT * scale).clamp_min(self.distance.rounding)
         usual, slope, means = state["usual"], state["slope"], {}
         of_loss, of_samples = None, []
         if kind == "measure":
@@ -312,12 +315,12 @@ class Repulsion:
             of_loss, *of_samples = (gradient_of(value, parameters, keep=True) for value in values)
             means = self.noted({"usual": usual, "count": state["count"]}, loss, total_norm(of_loss))
             usual = means["usual"]
-            norms = torch.stack([total_norm(each) for each in of_samples]).to(potentials)
-            # near coincidence the slope is small by accident: let it fall by half at most
+            norms = torch.stack([total_norm(gradient) for gradient in of_samples]).to(potentials)
+            # Where clouds nearly coincide, the slope may be small by chance, so it falls by half at most.
             measured = torch.maximum(norms / pull[which], 0.5 * slope[which])
             slope = slope.index_copy(0, which, torch.where(apart[which], measured, 0))
-        # how strong the force of each sample is: its coefficient c_s
-        share: Tensor | float = 1.0  # which a tolerance leaves of the force
+        # The strength of each sample's force: its coefficient c_s.
+        share: Tensor | float = 1.0  # of the force, as reduced by a tolerance
         if self.tolerance is not None:
             share = (1 - (state["level"] - state["first"]) / self.tolerance).clamp(0, 1)
 
@@ -328,7 +331,7 @@ class Repulsion:
         held = state["held"] if kind == "hold" else sized(usual)
         used = sized(state["moved"]) if decoupled else held
         after = {**means, **nearest, "slope": slope, "held": held, "norm": (used * pull * slope).sum()}
-        # the term, and where norms were measured its gradient, too
+        # The term, and also its gradient if norms were measured.
         used = self.every * used
         value = (used * potentials).sum()
         if of_loss is None:
@@ -342,18 +345,18 @@ class Repulsion:
 
     @staticmethod
     def choose(pool_size: int, n: int, generator: torch.Generator) -> Tensor:
-        """A random n of the pool's points, all of them if there are no more; indices (n,)."""
+        """The indices (n,) of n random points of the pool, or of all points if the pool has fewer."""
         if n < 1 or pool_size < 1:
             raise UserError(f"repulsion: cannot choose {n} of {pool_size} reference points; both must be positive")
         return torch.randperm(pool_size, generator=generator, device=generator.device)[:n]
 
     def state_dict(self, memory: bool = True) -> dict[str, Any]:
-        """Everything needed to go on bit for bit; without the `memory` for a chain that shares that of another."""
+        """Everything needed to continue bit for bit. A chain that shares another's memory leaves the `memory` out."""
         own = {"state": dict(self.state), "evaluations": self._evaluations, "turn": self._turn}
         return {**own, "memory": self.memory.state_dict()} if memory else own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`; the settings are this object's own."""
+        """Restore what `state_dict` returned. The settings are not part of it: they stay as they are."""
         if "memory" in state:
             self.memory.load_state_dict(state["memory"])
         self.state = dict(state["state"])
@@ -361,14 +364,15 @@ class Repulsion:
 
 
 def requires_dependence(cloud: Tensor, parameters: Sequence[Tensor] | None = None) -> None:
-    """Refuses a feature cloud that does not depend on θ, on which the force would be zero.
+    """Raise an error if a feature cloud does not depend on θ, because the force would then be zero.
 
-    With `parameters` it also checks that the dependence is on one of them, by a backward pass.
+    With `parameters`, a backward pass also checks that the cloud depends on at least one of them.
     """
-    found: Sequence[Tensor | None] = [cloud]
-    if cloud.requires_grad and parameters is not None:
-        found = torch.autograd.grad(cloud.sum(), parameters, retain_graph=True, allow_unused=True)
-    if not cloud.requires_grad or all(g is None for g in found):
+    depends = cloud.requires_grad
+    if depends and parameters is not None:
+        gradients = torch.autograd.grad(cloud.sum(), parameters, retain_graph=True, allow_unused=True)
+        depends = any(gradient is not None for gradient in gradients)
+    if not depends:
         raise UserError(
             "repulsion: these features do not depend on the learned parameters, so nothing can be repelled "
             "in their space (image features of a text-only learner? a pass under torch.no_grad?); choose another"
@@ -376,6 +380,6 @@ def requires_dependence(cloud: Tensor, parameters: Sequence[Tensor] | None = Non
 
 
 def running_mean(old: Tensor, new: Tensor, weight: Tensor | float) -> Tensor:
-    """The mean with one more value; values that are not finite do not enter it, and the first is taken as it is."""
+    """The running mean with one more value. A value that is not finite is ignored; the first finite one is the mean."""
     old, new = (torch.where(x.abs() < math.inf, x, other) for x, other in ((old, new), (new, old)))
     return torch.lerp(old, new, weight)

@@ -2,23 +2,24 @@
 
     d² = OT(x,y) − ½ OT(x,x) − ½ OT(y,y),    OT = min over γ of Σ γ_ij ‖x_i − y_j‖² + r·KL(γ | uniform)
 
-r is a multiple of the median squared distance of the stored cloud. Both clouds are moved to mean zero first, since for
-squared distances the plan does not depend on where the means are, and
+r is a multiple of the median squared distance of the stored cloud. Both clouds are first shifted to mean zero. For
+squared distances the plan does not depend on the means, and
 
     d²(x, y) = ‖x̄ − ȳ‖² + d²(x − x̄, y − ȳ)
 
-exactly: so clouds that are far apart lose no digits. The dual potentials are found by a fixed number of symmetric
-updates in the logarithmic domain, half of them while the regularisation comes down from the largest cost to r. With u
-the potentials and B(u) those that are best for each other's, an update is
+holds exactly, so no digits are lost for clouds that are far apart. A fixed number of symmetric updates in the
+logarithmic domain computes the dual potentials; during the first half of them, the regularisation falls from the
+largest cost to r. With the potentials u and B(u), the best potentials for the other side's u, an update is
 
     u_{k+1} = u_{k−1} + `REACH`·(v − u_{k−1}),    v = u_k + `STRIDE`·(B(u_k) − u_k)
 
-which is over-relaxed, as in Thibault et al. (Overrelaxed Sinkhorn–Knopp algorithm, 2021), but for both potentials at
-once; without it (`REACH` 1), twice as many updates would leave more. All three start at zero, so that equal clouds give
-zero however few the updates are. The gradient is that of the dual objective with the potentials held fixed (envelope
-theorem): nothing is unrolled, and the backward pass costs one plan. Where neither cloud has clusters it is within 1 %
-of the converged one with the default r, and within 2 % with the smallest. Clusters that hold different numbers of
-points in the two clouds take more updates than there are: `check` warns of them.
+This is over-relaxation, as in Thibault et al. (Overrelaxed Sinkhorn–Knopp algorithm, 2021), but of both potentials at
+once. Without it (`REACH` 1), the error after twice as many updates would still be larger. All three transport problems
+start from zero, so that d² of equal clouds is zero whatever the number of updates. The gradient is that of the dual
+objective with the potentials held fixed (envelope theorem): the updates are not unrolled, and the backward pass costs
+one plan. If neither cloud has clusters, the gradient is within 1 % of the converged one with the default r, and within
+2 % with the smallest r. Clusters with different numbers of points in the two clouds need more updates than this:
+`check` warns of them.
 """
 
 from __future__ import annotations
@@ -35,24 +36,24 @@ from rebapl.repulsion.distances import Distance, Stored, median_squared_distance
 
 ITERATIONS = 50
 STRIDE = 0.9
-"""How far an update moves each potential towards where it is best for the other: at 1 the two would take turns."""
+"""The share of the way from each potential to its best value for the other one. At 1 the two would only take turns."""
 REACH = 1.5
-"""How far it goes from the potentials before the last ones to there: above 1, it goes past."""
+"""The share of the way from the potentials of two updates ago to the resulting point. Above 1, an update overshoots."""
 SETTLED = 0.002
-"""The share of the mass that may be in a wrong place after all updates. Up to here the gradient was within 1.2 %."""
+"""The accepted share of the mass in a wrong place after all updates. Up to it, gradients were right within 1.2 %."""
 
 
 @register_distance("sinkhorn")
 class Sinkhorn(Distance):
     """`regularisation` is r in units of the median squared distance of the stored cloud.
 
-    A smaller one than is accepted would need more updates than there are; `wasserstein` has none at all.
+    Smaller values than the accepted ones would need more updates; `wasserstein` has no regularisation at all.
     """
 
     regularisation: float = Field(default=0.1, ge=0.05)
 
     def prepare(self, cloud: Tensor, generator: torch.Generator) -> Stored:  # noqa: ARG002
-        """Keeps the costs between all stored points (1, m, m) and r (1,)."""
+        """The stored cloud with the costs (1, m, m) between its points, and r (1,)."""
         r = self.regularisation * median_squared_distance(cloud)
         around = cloud - cloud.mean(-2)
         costs = squared_distances(around, around)
@@ -66,7 +67,7 @@ class Sinkhorn(Distance):
         x, y = x - mean, stored.cloud - means[:, None]
         own = squared_distances(x, x).expand(len(other), -1, -1)
         cross = squared_distances(x, y)
-        if cross.shape == other.shape:  # the three problems as one: a third of the launches on a GPU
+        if cross.shape == other.shape:  # all three problems in one call: a third of the kernels to launch on a GPU
             cross_cost, own_cost, other_cost = _transport(torch.cat([cross, own, other]), r.repeat(3, 1, 1)).chunk(3)
         else:
             cross_cost, own_cost, other_cost = (_transport(cost, r) for cost in (cross, own, other))
@@ -101,7 +102,7 @@ def _transport(cost: Tensor, r: Tensor) -> Tensor:
 def _potentials(cost: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
     """f (s, n, 1) and g (s, 1, m) after all updates."""
     f, g = torch.zeros_like(cost[:, :, :1]), torch.zeros_like(cost[:, :1, :])
-    before = f.clone(), g.clone()  # not the same tensors, for which the update would be compiled a second time
+    before = f.clone(), g.clone()  # copies: for the same tensors the update would be compiled a second time
     widest = torch.maximum(cost.amax((1, 2), keepdim=True), r)
     shares = torch.arange(0, ITERATIONS, 2, device=cost.device)[:, None, None, None] / ITERATIONS
     falling = (widest * (r / widest) ** shares).unbind()

@@ -2,9 +2,10 @@
 
     φ(θ_i) = 1/P Σ_j [ k(θ_j,θ_i)·∇log p(θ_j) + ∇_{θ_j} k(θ_j,θ_i) ],    k(a,b) = exp(−‖a−b‖²/h)
 
-The first term drives to high density, the second pushes particles apart. h follows the median rule,
-h = median‖a−b‖² / log(P+1), so that a particle's neighbours weigh about as much as itself. In the units of
-this package ∇log p = −(N/T)·∇L. The kernel compares weights, or the features that the particles give.
+The first term drives the particles to high density, and the second pushes them apart. h follows the median rule,
+h = median‖a−b‖² / log(P+1), by which the other particles together weigh about as much in a particle's sum as the
+particle itself. In the units of this package ∇log p = −(N/T)·∇L. The kernel compares the weights of the particles, or
+their features.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rebapl.repulsion.distances import squared_distances
 
 
 def median_bandwidth(points: Tensor) -> Tensor:
-    """h for particles (P, d), by the median rule; 1 where all coincide or there is only one."""
+    """h for particles (P, d), by the median rule; 1 if all of them coincide or if there is only one."""
     particles = len(points)
     i, j = torch.triu_indices(particles, particles, offset=1, device=points.device)
     if particles < 2:
@@ -50,10 +51,9 @@ def stein_feature_direction(
 ) -> Tensor:
     """φ (P, d) with a kernel on features: k = exp(−mean over rows of ‖f_j − f_i‖²/h).
 
-    `clouds` (P, n, e) are the particles' features on the same n points, with their graphs; `parameters[j]`
-    are the tensors of particle j, d numbers in all, in the order of the columns of `gradients` (P, d). The
-    second term sums gradients taken at *different* particles, so it takes one backward pass through all
-    clouds per particle.
+    `clouds` (P, n, e) are the particles' features on the same n points, with their autograd graphs. `parameters[j]`
+    are the tensors of particle j, d numbers in all, in the order of the columns of `gradients` (P, d). The second term
+    sums gradients taken at *different* particles, so each particle needs one backward pass through all clouds.
     """
     points = clouds.flatten(1) / math.sqrt(clouds.shape[1])
     _check(points, gradients, same_width=False)
@@ -62,8 +62,8 @@ def stein_feature_direction(
     flat = [p for particle in parameters for p in particle]
     apart = []
     for i in range(len(points)):
-        found = torch.autograd.grad(kernel[:, i].sum(), flat, retain_graph=True, materialize_grads=True)
-        apart.append(torch.cat([g.flatten() for g in found]).view(len(points), -1).sum(0))
+        pushes = torch.autograd.grad(kernel[:, i].sum(), flat, retain_graph=True, materialize_grads=True)
+        apart.append(torch.cat([push.flatten() for push in pushes]).view(len(points), -1).sum(0))
     return (kernel.detach().mT @ gradients + torch.stack(apart)) / len(points)
 
 

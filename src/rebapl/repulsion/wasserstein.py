@@ -2,11 +2,11 @@
 
     d² = min over γ of Σ γ_ij ‖x_i − y_j‖²,    γ ≥ 0 with row sums 1/n and column sums 1/m
 
-Solved from the detached costs; the gradient in x is that of Σ γ C with the plan held fixed (envelope theorem). With as
-many points on both sides it is an assignment problem. On a GPU one small kernel solves that there
-(`assignment_kernel`), so that nothing waits and a step can be captured; everywhere else, and for large problems, SciPy
-solves it on the host. With other numbers of points HiGHS solves the linear programme on the host, which is for
-comparing samples afterwards, not for every step.
+The plan is computed from the detached costs; the gradient in x is that of Σ γ C with the plan held fixed (envelope
+theorem). If both clouds have the same number of points, this is an assignment problem. On a GPU one small kernel solves
+it (`assignment_kernel`), so that a step does not wait for the host and can be captured. Everywhere else, and for large
+problems, SciPy solves it on the host. With different numbers of points, HiGHS solves the linear programme on the host;
+this is meant for comparing samples afterwards, not for every step.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from torch import Tensor
 from rebapl.repulsion.distances import Distance, Stored, register_distance, squared_distances
 
 LARGEST = 256
-"""The kernel works on one problem with one multiprocessor, so larger ones are left to the host."""
+"""The largest number of points for the kernel. It solves a problem on one multiprocessor, so larger ones are left to
+the host."""
 
 
 @register_distance("wasserstein")
 class Wasserstein(Distance):
-    """Exact Wasserstein-2; it has no settings."""
+    """The exact Wasserstein-2 distance. It has no settings."""
 
     def between(self, x: Tensor, stored: Stored) -> Tensor:
         """W₂² between x (n, d) and each stored cloud (s, m, d); shape (s,)."""
@@ -37,7 +38,7 @@ class Wasserstein(Distance):
         if x.shape[0] == y.shape[1]:
             order = assigned(costs)[..., None].expand_as(y)
             return (x - y.gather(1, order)).square().sum(-1).mean(-1)
-        # costs that are not finite must reach the caller in d², not fail inside the solver
+        # The solver must not fail on costs that are not finite: they reach the caller in d².
         finite = np.nan_to_num(costs.cpu().double().numpy())
         plans = torch.from_numpy(np.stack([_plan(cost) for cost in finite])).to(y)
         return (plans * squared_distances(x, y)).sum((-2, -1))
@@ -54,7 +55,7 @@ def _plan(cost: np.ndarray) -> np.ndarray:
     columns = sparse.kron(np.ones((1, n)), sparse.eye_array(m))
     sums = sparse.vstack([rows, columns]).tocsr()
     marginals = np.concatenate([np.full(n, 1 / n), np.full(m, 1 / m)])
-    # one of the n + m sums follows from the others
+    # One of the n + m sums follows from the others, so it is left out.
     constraints = {"A_eq": sums[:-1], "b_eq": marginals[:-1], "bounds": (0, None)}
     solution = scipy.optimize.linprog(cost.ravel(), **constraints, method="highs")
     if solution.x is None:
@@ -63,14 +64,14 @@ def _plan(cost: np.ndarray) -> np.ndarray:
 
 
 def solved_on_device(points: int, device: torch.device) -> bool:
-    """Whether problems of `points` rows and columns are solved on this device, without waiting for the host."""
+    """Whether problems with `points` rows and columns are solved on this device, without waiting for the host."""
     return device.type == "cuda" and points <= LARGEST and _has_triton()
 
 
 def assigned(costs: Tensor) -> Tensor:
-    """The columns (s, n) of the rows of s cost matrices (s, n, n), at the least total cost of each.
+    """The columns (s, n) assigned to the rows of s cost matrices (s, n, n), at the least total cost of each.
 
-    Costs that are not finite do not fail here: they must reach the caller in the distance.
+    Costs that are not finite are no error here: they reach the caller in the distance.
     """
     if solved_on_device(costs.shape[-1], costs.device):
         from rebapl.repulsion.assignment_kernel import assign_on_device
@@ -94,14 +95,14 @@ class Sliced(Distance):
         d² = mean over u of ∫₀¹ (F⁻¹(⟨x,u⟩)(t) − F⁻¹(⟨y,u⟩)(t))² dt,    u uniform on the sphere
 
     In one dimension optimal transport is sorting. The directions are drawn once per stored sample, from an explicit
-    generator, and kept: the distance is a fixed function while that sample is remembered. With unequal numbers of
-    points the integral is still exact: both quantile functions are steps, constant between the levels i/n and j/m.
+    generator, so the distance is a fixed function while that sample is remembered. With different numbers of points the
+    integral is still exact: both quantile functions are step functions, constant between the levels i/n and j/m.
     """
 
     projections: int = Field(default=128, ge=1)
 
     def prepare(self, cloud: Tensor, generator: torch.Generator) -> Stored:
-        """Keeps the directions (1, d, p) and the projections of the stored points (1, m, p)."""
+        """The stored cloud with directions (1, d, p), and the projections (1, m, p) of its points on them."""
         directions = torch.randn(cloud.shape[1], self.projections, generator=generator, device=generator.device)
         return with_directions(cloud, directions.to(cloud))
 
@@ -119,7 +120,7 @@ class Sliced(Distance):
 
 
 def with_directions(cloud: Tensor, directions: Tensor) -> Stored:
-    """A stored cloud (m, d) with its projections on directions (d, p), which are brought to length 1."""
+    """A stored cloud (m, d) with its projections on directions (d, p), which are normalised first."""
     directions = (directions / directions.norm(dim=0))[None]
     return Stored(
         cloud[None],
