@@ -101,6 +101,17 @@ def test_a_value_may_follow_a_quantity(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("derived", "quantity"), [("{from: lr, times: 2}", None), ("{from: lr, times: 2}", {"a": 1}), ("{over: lr}", 0.0)]
+)
+def test_a_multiple_of_no_number_and_a_division_by_zero_are_refused(
+    tmp_path: Path, derived: str, quantity: object
+) -> None:
+    layers = read(write(tmp_path, x=f"ours: {{sampler.lr: {derived}}}") / "x.yaml").under([])
+    with pytest.raises(UserError, match="'lr', which is"):
+        combined(layers, {"lr": quantity})
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("our: {cycles: 3}", "did you mean 'ours'"),

@@ -181,7 +181,7 @@ def test_every_sample_has_its_copy_of_what_is_shared(space):
 
 
 @pytest.mark.parametrize(
-    ("names", "says"), [({"imag"}, "has 'imag', and it has image, text"), ({"image", "text"}, "shares all")]
+    ("names", "says"), [({"imag"}, "has 'imag', and its parameters are image, text"), ({"image", "text"}, "shares all")]
 )
 def test_what_cannot_be_shared_is_refused(names, says):
     learner = ToyLearner()
