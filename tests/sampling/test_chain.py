@@ -7,7 +7,7 @@ import torch
 
 from rebapl.errors import UserError
 from rebapl.repulsion import Absolute, Fading, Normalised
-from rebapl.sampling import Adaptive, Chain, Inference, NonFiniteError, Repelling
+from rebapl.sampling import SGHMC, Adaptive, Chain, Inference, NonFiniteError, Repelling
 
 from .toy import ToyLearner, batches, data
 
@@ -297,3 +297,20 @@ def test_diagnostics_read_the_temperature_and_the_norms():
     assert rows[12]["distance"] > 0
     assert "force_norm" not in rows[0]
     assert 0 < rows[9]["acceptance"] <= 1
+
+
+def test_a_run_that_is_over_moves_nothing_when_it_is_asked_for_a_step() -> None:
+    run = chain(settings(cycles=1))
+    list(run.run())
+    before = {name: p.detach().clone() for name, p in run.parameters.items()}
+    with pytest.raises(UserError, match="this run is over"):
+        run.step()
+    assert all(torch.equal(p, before[name]) for name, p in run.parameters.items())
+
+
+def test_a_device_that_steps_do_not_wait_for_warns_at_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    warn = SGHMC.warn_if_clamped
+    monkeypatch.setattr(SGHMC, "warn_if_clamped", lambda self, wait=True: warn(self) if wait else None)
+    noisy = {"temperature": 1e-9, "gradient_noise": "estimate"}
+    with pytest.warns(UserWarning, match="Lower lr"):
+        list(chain(settings(noisy, cycles=1)).run())

@@ -242,3 +242,16 @@ def test_few_gradients_make_no_mass_matrix(gradients: int) -> None:
     rule.freeze_mass()
     for mass in (inverse_mass_of_adamw(adamw)[theta], rule.inverse_mass(theta)):
         assert torch.equal(mass, torch.ones(2)) == (gradients < 10)
+
+
+def test_a_group_that_never_had_a_gradient_keeps_no_other_from_its_mass_matrix() -> None:
+    used, unused = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    groups = [{"params": [used]}, {"params": [unused]}]
+    rule = SGHMC(groups, lr=0.1, num_data=10, temperature=0.0, mass_matrix="diagonal")
+    for temperature in [0.0] * 20 + [1.0]:
+        for group in rule.param_groups:
+            group["temperature"] = temperature
+        used.grad = torch.tensor([1.0, 10.0])
+        rule.step()
+    assert rule.inverse_mass(used)[0] > 5 * rule.inverse_mass(used)[1]
+    assert torch.equal(rule.inverse_mass(unused), torch.ones(2))

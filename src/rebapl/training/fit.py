@@ -28,7 +28,7 @@ from rebapl.posterior import Posterior
 from rebapl.posterior.views import check_views
 from rebapl.randomness import generator
 from rebapl.sampling import LOOPS, Inference, Loop
-from rebapl.sampling.loop import kept
+from rebapl.sampling.loop import cpu_copy
 from rebapl.training.checkpoint import Progress, ResumableLoop
 from rebapl.training.log import Tracker
 from rebapl.training.resolution import ResolvedTraining, default_backbone, resolve_training, with_inference
@@ -112,13 +112,13 @@ class Training:
         `seconds` says how long the training took, including the time before an interruption.
         """
         if self.loop is None:
-            found = kept(self.learner.fixed_parameters())
+            found = cpu_copy(self.learner.fixed_parameters())
             return Posterior.of(self.learner.eval(), [{**found, **each} for each in self.drawn], self.about)
         loop = ResumableLoop(self.loop, checkpoint, name or self._name(), self.images, log, tracker)
         loop.run_until(self.loop.steps_in_all, progress, cycles)
         self.seconds += loop.seconds
         self.learner.zero_grad()  # gradients lie in the memory of recorded passes, and would keep it
-        fixed = kept(self.learner.fixed_parameters())
+        fixed = cpu_copy(self.learner.fixed_parameters())
         samples = [{**fixed, **sample.parameters} for sample in self.loop.samples]
         return Posterior.of(self.learner.eval(), samples, self.about)
 
