@@ -284,7 +284,7 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "where", "other"), cases())
-@pytest.mark.filterwarnings("ignore:the mini-batches' gradient noise")
+@pytest.mark.filterwarnings("ignore:for some coordinates, the gradient noise")
 def test_a_changed_setting_changes_the_samples_or_is_refused(name: str, where: tuple[str, ...], other: Any) -> None:
     try:
         same = same_as_unchanged(name, samples(put(base(name), where, other)))
