@@ -79,7 +79,7 @@ def test_a_resumed_head_equals_an_uninterrupted_one(
 
     path = tmp_path / "checkpoint"
     with pytest.raises((KeyboardInterrupt, Interrupted)):
-        fit(task, mini, "linear", inference, epochs=12, checkpoint=path, progress=stop)
+        fit(task, mini, "linear", inference, epochs=12, checkpoint=str(path), progress=stop)
     resumed = fit(task, mini, "linear", inference, epochs=12, checkpoint=path)
     assert resumed.samples.keys() == expected.samples.keys() == {"residual", "prior_std", "text_weight"}
     assert all(torch.equal(resumed.samples[name], stack) for name, stack in expected.samples.items())

@@ -94,6 +94,18 @@ def test_a_tracker_is_handed_to_fit() -> None:
     assert "loss" in listener.rows[0][1]
 
 
+def test_a_tracker_that_fails_does_not_end_fit() -> None:
+    with pytest.warns(UserWarning, match="tracker 'Listener' is left out: ConnectionError: the server is gone"):
+        posterior = fit(load_task("digits", shots=2), "mini", "coop", epochs=1, tracker=Listener(deaf_after=0))
+    assert len(posterior.samples) == 1
+
+
+def test_a_log_that_cannot_be_read_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").mkdir()
+    with pytest.raises(UserError, match=r"log\.csv cannot be read .*: delete it"):
+        read_log(tmp_path / "log.csv")
+
+
 @pytest.mark.usefixtures("registered")
 def test_a_tracker_that_fails_is_left_out_with_a_warning(tmp_path: Path) -> None:
     good, bad = Listener(), Listener(deaf_after=1)
