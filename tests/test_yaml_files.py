@@ -1,4 +1,4 @@
-"""YAML as people mean it, and the form that presets and recipes share: how files extend one another."""
+"""YAML as people write it, and the common form of presets and recipes, in which files extend one another."""
 
 from pathlib import Path
 

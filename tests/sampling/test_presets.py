@@ -1,4 +1,4 @@
-"""Presets are data: what each resolves to, and where each value comes from."""
+"""Presets are data: the settings to which each resolves, and the origin of each value."""
 
 from __future__ import annotations
 

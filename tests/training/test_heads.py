@@ -124,7 +124,7 @@ def test_the_texts_count_as_examples_of_the_loop(mini: DualEncoder, task: Task) 
 
 
 def test_heads_repel_in_a_space_of_images_as_well(mini: DualEncoder, task: Task) -> None:
-    """The pool holds features, which share a pass with the batch."""
+    """The pool holds features, and goes through the learner in one pass with the batch."""
     changes = {"chains": 1, "cycles": 2, "repulsion.space": "logits", "repulsion.images": 6, "repulsion.pool": 12}
     posterior = fit(task, mini, "linear", "rebapl", epochs=10, inference_settings=changes)
     assert len(posterior) == 2

@@ -1,4 +1,4 @@
-"""Trackers hear what the log has, and the scores; one that fails costs nothing but itself."""
+"""Trackers receive the rows of the log and the scores; a tracker that fails does not harm the run."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ CONFIG = small_run.CONFIG.changed(method="coop", test_images=10)
 
 
 class Listener:
-    """Keeps what it hears; with `deaf_after`, it fails at that row."""
+    """A tracker that stores everything it receives, and fails after `deaf_after` rows."""
 
     def __init__(self, deaf_after: int = 10**9) -> None:
         self.rows: list[tuple[int, Mapping[str, float]]] = []

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rebapl.numbers import entropy
 from rebapl.sampling.settings import Adaptive
 
 
@@ -26,8 +27,7 @@ def likelihood(probabilities: Tensor, labels: Tensor) -> float:
 
 def diversity(probabilities: Tensor) -> float:
     """H[mean] − mean H of member probabilities (S, M, C), averaged over images."""
-    mixture, members = (torch.special.entr(p).sum(-1) for p in (probabilities.mean(0), probabilities))
-    return (mixture - members.mean(0)).mean().item()
+    return (entropy(probabilities.mean(0)) - entropy(probabilities).mean(0)).mean().item()
 
 
 def worth_another_cycle(cycles: list[Tensor], labels: Tensor | None, rule: Adaptive) -> bool:

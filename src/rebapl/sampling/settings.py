@@ -218,15 +218,6 @@ class Repelling(RepulsionSettings):
     pool: int | None = Field(default=None, ge=1)
     rows: int | None = Field(default=None, ge=1)
 
-    @property
-    def acts_unmeasured(self) -> bool:
-        """Whether the repulsion acts in a run without exploration.
-
-        It then must act in both stages, and its force must not be relative to the loss gradient, which is measured
-        while exploring.
-        """
-        return self.stage == "both" and not self.force.relative
-
     @model_validator(mode="after")
     def _consistent(self) -> Repelling:
         _check_pool(self.space, self.images, self.pool)
@@ -394,7 +385,7 @@ class Inference(Settings):
                 f"is {repulsion.every}: the sampler, which estimates gradient noise, would take "
                 "such impulses for noise: leave it 1, or set `gradient_noise` to null or a number",
             )
-        if self.sampler.exploration == 0 and not repulsion.acts_unmeasured:
+        if self.sampler.exploration == 0 and (repulsion.stage == "exploration" or repulsion.force.relative):
             refuse(
                 "repulsion",
                 "does nothing without exploration, in which it acts or is measured: raise the sampler's "
