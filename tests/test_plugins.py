@@ -1,4 +1,4 @@
-"""Code from outside: a real little package with an entry point, one that is broken, and modules given by name."""
+"""Code from outside: a real small package with an entry point, a broken one, and modules that are named."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ class Outside(Learner):
 
 
 def install(folder: Path, name: str, module: str, text: str) -> None:
-    """A package as pip leaves it: its module, and metadata with an entry point."""
+    """Write a package as pip installs it: its module, and metadata with an entry point."""
     (folder / f"{module}.py").write_text(text)
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir()

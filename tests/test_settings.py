@@ -1,4 +1,4 @@
-"""Settings objects: errors in one line that say where, what was given and what is accepted; kinds; laying on top."""
+"""Settings objects: errors in one line that name the setting, its value and what is accepted; kinds; overlays."""
 
 from __future__ import annotations
 

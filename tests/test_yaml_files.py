@@ -1,4 +1,4 @@
-"""YAML as people mean it, and the form that presets and recipes share: how files extend one another."""
+"""YAML as people write it, and the common form of presets and recipes, in which files extend one another."""
 
 from pathlib import Path
 
@@ -98,6 +98,17 @@ def test_a_value_may_follow_a_quantity(tmp_path: Path) -> None:
     layers = read(write(tmp_path, x=text) / "x.yaml").under([])
     assert combined(layers, {"shots": 4, "epochs": 1}) == {"sampler.lr": Value(0.2, "ours"), "epochs": Value(1, "ours")}
     assert combined(layers, {"epochs": 20}) == {"epochs": Value(4, "ours")}  # without shots, its default
+
+
+@pytest.mark.parametrize(
+    ("derived", "quantity"), [("{from: lr, times: 2}", None), ("{from: lr, times: 2}", {"a": 1}), ("{over: lr}", 0.0)]
+)
+def test_a_multiple_of_no_number_and_a_division_by_zero_are_refused(
+    tmp_path: Path, derived: str, quantity: object
+) -> None:
+    layers = read(write(tmp_path, x=f"ours: {{sampler.lr: {derived}}}") / "x.yaml").under([])
+    with pytest.raises(UserError, match="'lr', which is"):
+        combined(layers, {"lr": quantity})
 
 
 @pytest.mark.parametrize(

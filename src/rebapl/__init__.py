@@ -1,27 +1,27 @@
 """rebapl: sample the posterior of a vision–language model's prompts instead of optimising them.
 
-    posterior = rebapl.fit("digits", "mini", "maple", "rebapl")     names, or objects in their place
+    posterior = rebapl.fit("digits", "mini", "maple", "rebapl")     each argument is a name or an object
     posterior.predict(images).probabilities
 
 Train and use:
 
-* `fit` learns prompts and gives a `Posterior`; `evaluate` scores it on a task.
-* `load_task` and `load_backbone` give what `fit` takes, by name.
-* `Posterior` predicts; `save_posterior` and `load_posterior` keep it in a folder.
+* `fit` learns prompts and returns a `Posterior`; `evaluate` scores a posterior on a task.
+* `load_task` and `load_backbone` load a task and a backbone by name, so that `fit` can take them as objects.
+* `Posterior` predicts; `save_posterior` writes it to a folder, and `load_posterior` reads it from there.
 
-Say how:
+Choose how a posterior is sampled:
 
-* `preset` gives an `Inference`, all settings of how a posterior is sampled, for a method's `Recipe`.
-* `Chain` is the loop that runs it on any learner.
-* `SGHMC`, `SGLD`, `CyclicalSchedule` and `Repulsion` are its pieces, for a training loop of your own.
+* `preset` builds an `Inference`, which holds all settings of the sampling, for a method's `Recipe`.
+* `Chain` is the loop that runs an `Inference` on any learner.
+* `SGHMC`, `SGLD`, `CyclicalSchedule` and `Repulsion` are the parts of this loop, for a training loop of your own.
 
-Add something of your own; docs/plug-and-play.md shows each:
+Add something of your own; docs/plug-and-play.md shows an example of each:
 
-* `Learner` is the base of all methods, `Settings` that of their settings; `register` names a method.
-* `register_distance`, `register_preset` and `register_dataset` name a distance, a preset and a data set.
-* `register_tracker` names a tracker, which hears of losses and scores; docs/sharing.md shows one.
+* `Learner` is the base class of all methods, `Settings` that of their settings; `register` gives a method its name.
+* `register_distance`, `register_preset` and `register_dataset` do the same for a distance, a preset and a data set.
+* `register_tracker` registers a tracker, which receives losses and scores; docs/sharing.md shows one.
 
-The names are imported when they are first used, so that `import rebapl` is quick.
+Each name is imported on first use, so that `import rebapl` is quick.
 """
 
 from importlib import import_module
@@ -42,7 +42,7 @@ _NAMES = {
     "rebapl.training.fit": ["fit"],
     "rebapl.training.log": ["register_tracker"],
 }
-_WHERE = {name: module for module, names in _NAMES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "SGHMC",
@@ -85,9 +85,9 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'rebapl' has no attribute '{name}'")
-    return getattr(import_module(_WHERE[name]), name)
+    return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

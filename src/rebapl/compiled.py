@@ -1,13 +1,13 @@
-"""Functions of tensors that `torch.compile` makes quicker, where a run is long enough to earn what compiling costs.
+"""Functions of tensors that `torch.compile` makes faster, for runs that are long enough to make up for compiling.
 
 Compiling takes seconds for each new shape, and less when PyTorch's own cache on disk has it from an earlier run. So a
-function made here runs as usual, unless somebody who calls it again and again asks for the compiled form:
+`Compiled` function runs uncompiled unless the caller, who will call it many times, turns compilation on:
 
     with compiling():
         function(x)
 
-If it cannot be compiled, a warning says so once, and it runs as usual from then on. REBAPL_EAGER=1 turns this off; see
-`captured`.
+If the function cannot be compiled, a warning says so once, and it runs uncompiled from then on. REBAPL_EAGER=1 turns
+compilation off; see `captured`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rebapl.errors import first_line
 _wanted: ContextVar[bool] = ContextVar("compiling", default=False)
 
 SHAPES = 128
-"""The most shapes and modes of one function that are compiled in a process."""
+"""For how many combinations of shapes and modes one function is compiled in a process, at most."""
 
 
 @contextmanager
 def compiling(wanted: bool = True) -> Iterator[None]:
-    """Inside, functions that can be compiled are, if `wanted`."""
+    """Run `Compiled` functions in their compiled form inside `with`, if `wanted`."""
     token = _wanted.set(wanted)
     try:
         yield
@@ -40,38 +40,38 @@ def compiling(wanted: bool = True) -> Iterator[None]:
 
 
 def is_compiling() -> bool:
-    """Whether functions that can be compiled are, here and now."""
+    """Whether this code runs inside `compiling()`."""
     return _wanted.get()
 
 
 @dataclass
 class Compiled:
-    """A pure function of tensors (and plain values, of which each combination is compiled for itself)."""
+    """A pure function of tensors and plain values; each combination of plain values is compiled separately."""
 
     function: Callable[..., Any]
     failed: bool = False
     _fast: Callable[..., Any] | None = None
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         if self.failed or not _wanted.get():
-            return self.function(*given)
+            return self.function(*arguments)
         try:
             if self._fast is None:
                 _prepare()
                 self._fast = torch.compile(self.function, dynamic=False, fullgraph=True)
-            return self._fast(*given)
-        except RuntimeError as error:  # an error that is not the compiler's comes again, and is then raised
+            return self._fast(*arguments)
+        except RuntimeError as error:  # if it is not the compiler's error, the uncompiled call below raises it again
             self.failed = True
             warnings.warn(
                 f"a part of the model could not be compiled and runs as usual, which is slower ({first_line(error)})",
                 RuntimeWarning,
                 stacklevel=2,
             )
-        return self.function(*given)
+        return self.function(*arguments)
 
 
 def _prepare() -> None:
-    """Set what PyTorch's compiler must know of all that is compiled here, backward passes included."""
-    # Buffers that a backward pass may reuse would forbid a second one, and norms are measured with several.
+    """Set the options of PyTorch's compiler that all functions here need, also in their backward passes."""
+    # A backward pass that reuses buffers cannot be run a second time, and measuring norms takes several of them.
     torch._functorch.config.donated_buffer = False
     torch._dynamo.config.recompile_limit = max(SHAPES, torch._dynamo.config.recompile_limit)

@@ -6,8 +6,8 @@ curvature H ≥ 0 of the negative log-likelihood there,
     p(θ | data) ≈ N(θ*, (H + δ I)⁻¹),
     log p(data | δ) ≈ log p(data | θ*) − ½ δ ‖θ* − θ₀‖² − ½ log det(I + H/δ).
 
-With θ* and H held fixed, the evidence is greatest at the one δ at which the determined directions γ = Σ h/(h + δ), with
-the eigenvalues h of H, equal δ ‖θ* − θ₀‖².
+With θ* and H held fixed, the evidence is greatest at the one δ at which γ = δ ‖θ* − θ₀‖². Here γ = Σ h/(h + δ), over
+the eigenvalues h of H, is the number of directions that the data determine.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ import torch
 from torch import Tensor
 
 LOWEST, HIGHEST = 1e-10, 1e14
-"""Between these lies every precision that is chosen."""
+"""The least and the greatest precision δ that `best_precision` returns."""
 
 
 @dataclass(frozen=True)
 class Curvature:
-    """H = U diag(h) Uᵀ over P parameters: its eigenvalues h (P,), float64, and the product u → U u of (S, P)."""
+    """H = U diag(h) Uᵀ over P parameters: its eigenvalues h (P,), float64, and the map u → U u for rows u of (S, P)."""
 
     eigenvalues: Tensor
     rotate: Callable[[Tensor], Tensor]
 
     @classmethod
     def full(cls, matrix: Tensor) -> Curvature:
-        """That of a matrix (P, P)."""
+        """The curvature that is this matrix (P, P)."""
         values, vectors = _spectrum(matrix)
         return cls(values, lambda u: u @ vectors.mT)
 
     @classmethod
     def kronecker(cls, rows: Tensor, columns: Tensor) -> Curvature:
-        """That of rows ⊗ columns, (C, C) and (d, d): for parameters (C, d), flattened row by row."""
+        """The curvature rows ⊗ columns, of (C, C) and (d, d), for parameters (C, d) that are flattened row by row."""
         (a, left), (b, right) = _spectrum(rows), _spectrum(columns)
         shape = (len(a), len(b))
         return cls(torch.outer(a, b).flatten(), lambda u: (left @ u.unflatten(-1, shape) @ right.mT).flatten(-2))
 
     @classmethod
     def diagonal(cls, values: Tensor) -> Curvature:
-        """That of a diagonal (P,)."""
+        """The curvature with this diagonal (P,) and zeros elsewhere."""
         return cls(values.double().clamp(min=0), lambda u: u)
 
     def evidence(self, log_likelihood: float, squared_distance: float, precision: float) -> float:
@@ -69,7 +69,7 @@ class Curvature:
         return math.exp((low + high) / 2)
 
     def draw(self, count: int, precision: float, generator: torch.Generator) -> Tensor:
-        """`count` draws (S, P) from N(0, (H + δ I)⁻¹), float64 on the CPU; the generator is one of the CPU."""
+        """S = `count` draws (S, P) from N(0, (H + δ I)⁻¹), float64 on the CPU, with a generator of the CPU."""
         shape = (count, len(self.eigenvalues))
         noise = torch.randn(shape, generator=generator, dtype=torch.float64)
         return self.rotate(noise / (self.eigenvalues + precision).sqrt())
@@ -82,4 +82,4 @@ def softmax_curvature(probabilities: Tensor) -> Tensor:
 
 def _spectrum(matrix: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(matrix.double().cpu())
-    return values.clamp(min=0), vectors  # rounding makes zeros negative
+    return values.clamp(min=0), vectors  # rounding can make an eigenvalue of 0 negative

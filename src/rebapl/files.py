@@ -1,7 +1,7 @@
-"""Files that several processes share.
+"""Reading files, writing them whole or not at all, and the lock of a folder.
 
-Writing is such that a reader finds the old file or the new one, never half of one, also after a loss of power. A lock
-lets only one process at a time work in a folder, on one machine or on several.
+A file is written so that a reader finds the old file or the new one, never half of one, even after a loss of power. The
+lock lets only one process at a time work in a folder, on one machine or on several.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from rebapl.errors import UserError, printable
 _UNFINISHED = ".tmp"
 
 BEAT_SECONDS, STALE_SECONDS = 10.0, 120.0
-"""How often the holder of a lock shows that it is alive, and for how long it must not have for others to take it."""
+"""How often the holder of a lock shows that it is alive, and after how long without a sign of life the lock is free."""
 
 
 class NotWrittenError(UserError):
-    """The system refused to write a file or folder; `why` is what it said."""
+    """The system refused to write a file or folder, for the reason `why`."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(
@@ -41,9 +41,9 @@ class NotWrittenError(UserError):
 
 
 def write_atomically(path: Path, content: bytes | str, previous: Path | None = None) -> None:
-    """Write a file beside its place and move it there. File and folder are on the disk when this returns.
+    """Write a temporary file beside `path` and rename it to `path`. Both are on the disk when this returns.
 
-    If `previous` is given, the file that was in that place is kept there.
+    If `previous` is given, the old file at `path` is renamed to it first.
     """
     data = content.encode() if isinstance(content, str) else content
     with clear_refusals(path):
@@ -66,7 +66,7 @@ def write_atomically(path: Path, content: bytes | str, previous: Path | None = N
 
 @contextmanager
 def clear_refusals(path: Path) -> Iterator[None]:
-    """Say in one line that the system refused to write `path`: the disk is full, or the folder is not ours."""
+    """Turn an `OSError` (the disk is full, the folder is not ours …) into a `NotWrittenError` for `path`."""
     try:
         yield
     except OSError as error:
@@ -74,7 +74,7 @@ def clear_refusals(path: Path) -> Iterator[None]:
 
 
 def refuse_unwritable(out: Path) -> None:
-    """Refuse, before any work, an `--out` where no file can be written."""
+    """Refuse, before any work, an `--out` at which no file can be written."""
     folder = next(folder for folder in out.absolute().parents if folder.exists())
     if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UserError(
@@ -85,7 +85,7 @@ def refuse_unwritable(out: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Put a file, or the names in a folder, on the disk."""
+    """Wait until a file, or the list of names in a folder, is on the disk."""
     if path.is_dir() and not hasattr(os, "O_DIRECTORY"):  # Windows cannot open a folder
         return
     handle = os.open(path, os.O_RDONLY)
@@ -97,32 +97,32 @@ def _sync(path: Path) -> None:
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a file or folder is one that a process was writing when it was killed, if none is writing now."""
+    """Whether a process was writing this file or folder when it was killed, provided that no process is writing now."""
     return path.name.startswith(".") and path.name.endswith(_UNFINISHED)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the unfinished files of killed processes from a folder in which no other process is at work."""
+    """Remove the unfinished files of killed processes from a folder in which no other process works."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if is_leftover(path):
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON atomically, readable by a person; NaN and infinities are refused."""
+    """Write indented JSON atomically; NaN and infinities are refused."""
     write_atomically(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
-    """Read a JSON object; `what` names it in the error."""
+    """Read a JSON object. Errors call its folder `what`."""
     try:
         refuse_special(path)
-        content = json.loads(path.read_text(encoding="utf-8-sig"))  # an editor may put a mark before it
+        content = json.loads(path.read_text(encoding="utf-8-sig"))  # an editor may put a byte order mark before it
     except FileNotFoundError as error:
         raise UserError(f"{path.parent} is not {what}: it has no {path.name}") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}): it should be a file that you may read") from error
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, and endless nesting
+    except (ValueError, RecursionError) as error:  # also for a number with thousands of digits, and for endless nesting
         raise UserError(f"{path} is damaged ({error}): make or get {what} again") from error
     if not isinstance(content, dict):
         raise UserError(f"{path} is damaged (no JSON object): make or get {what} again")
@@ -130,7 +130,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 
 def refuse_special(path: Path) -> None:
-    """Refuse a pipe and anything else that is no plain file: reading it might wait without end."""
+    """Refuse a pipe, a device and the like, because reading one might never end."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(0, "it is no plain file", str(path))
 
@@ -148,7 +148,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_csv(path: Path) -> list[list[str]]:
-    """The rows of a CSV file that a person made, the first of which names the columns."""
+    """The rows of a CSV file that a person made. The first row names the columns."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
             return list(csv.reader(stream, strict=True))
@@ -157,7 +157,7 @@ def read_csv(path: Path) -> list[list[str]]:
 
 
 def import_parquet() -> Any:
-    """The module that reads and writes Parquet; if it is not installed, the error says how to install it."""
+    """The module `pyarrow.parquet`. If it is not installed, the error says how to install it."""
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -167,17 +167,17 @@ def import_parquet() -> Any:
 
 @contextmanager
 def folder_written_whole(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside `folder` to write into; it takes that place only if nothing went wrong.
+    """A temporary folder beside `folder` to write into. It takes the place of `folder` only if nothing went wrong.
 
-    Where another folder is in that place, two renames are needed. After a kill between them, `finish_replacement` does
-    the second one.
+    If `folder` exists, two renames are needed. If the process is killed between them, `finish_replacement` does the
+    second one later.
     """
-    new, old = _places(folder)
+    new, old = _replacement_paths(folder)
     with clear_refusals(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         finish_replacement(folder)
-        for left in folder.parent.glob(f".{glob.escape(folder.name)}.*{_UNFINISHED}"):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in folder.parent.glob(f".{glob.escape(folder.name)}.*{_UNFINISHED}"):
+            shutil.rmtree(leftover, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=_UNFINISHED))
         try:
             temporary.chmod(0o755)
@@ -202,17 +202,17 @@ def folder_written_whole(folder: Path) -> Iterator[Path]:
 
 def finish_replacement(folder: Path) -> None:
     """Finish the replacement if a process was killed between the two renames of `folder_written_whole`."""
-    new, old = _places(folder)
+    new, old = _replacement_paths(folder)
     with suppress(OSError):
         if not folder.exists() and (new.exists() or old.exists()):
             (new if new.exists() else old).replace(folder)
-        for left in (new, old):
-            if left.exists() and folder.exists():
-                shutil.rmtree(left)
+        for leftover in (new, old):
+            if leftover.exists() and folder.exists():
+                shutil.rmtree(leftover)
 
 
-def _places(folder: Path) -> tuple[Path, Path]:
-    """Where the new folder waits, complete, and where the old one goes, while one replaces the other."""
+def _replacement_paths(folder: Path) -> tuple[Path, Path]:
+    """While one folder replaces another: where the complete new one waits, and where the old one is moved to."""
     return folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
 
 
@@ -220,10 +220,11 @@ def _places(folder: Path) -> tuple[Path, Path]:
 def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """Hold the lock of a folder, which is a hidden file beside it.
 
-    If another process holds the lock, this is an error; with `wait`, it waits until the lock is free. The file names
-    the process and the machine. The lock of a process of this machine is free as soon as that process has ended,
-    however it ended. That of another machine is free when whoever waits has seen no sign of life for `STALE_SECONDS` by
-    its own clock: network file systems need not tell one machine of the locks of another, and clocks may differ.
+    If another process holds the lock, this is an error; with `wait`, this process waits until the lock is free. The
+    file names the process that holds the lock, and its machine. The lock of a process on this machine is free as soon
+    as that process has ended, however it ended. The lock of a process on another machine is free when the waiting
+    process has seen no sign of life for `STALE_SECONDS` by its own clock: a network file system need not show one
+    machine the locks of another, and their clocks may differ.
     """
     folder = folder.absolute()
     path = folder.parent / f".{folder.name}.lock"
@@ -236,8 +237,9 @@ def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
             lock.acquire(blocking=wait)
         except (Timeout, LeaseSettingsMismatch) as error:
             raise _taken(folder, path, lock) from error
-        for left in path.parent.glob(f"{glob.escape(path.name)}.break.*"):  # by a kill while a stale lock was taken
-            left.unlink(missing_ok=True)
+        # a process that was killed while it took over a stale lock leaves such files
+        for leftover in path.parent.glob(f"{glob.escape(path.name)}.break.*"):
+            leftover.unlink(missing_ok=True)
     try:
         yield
     finally:
@@ -255,7 +257,7 @@ def _taken(folder: Path, path: Path, lock: SoftFileLease) -> UserError:
 
 
 def sha256(path: Path) -> str:
-    """The checksum of a file, read in portions."""
+    """The SHA-256 checksum of a file, which is read in portions."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while portion := file.read(1 << 22):
@@ -264,13 +266,13 @@ def sha256(path: Path) -> str:
 
 
 def stamp(path: Path) -> tuple[str, int, int]:
-    """The path, the length and the time of change of a file: they tell it from a changed one without reading it."""
-    about = path.stat()
-    return str(path), about.st_size, about.st_mtime_ns
+    """The path, size and modification time of a file: they change when the file changes, and need no reading of it."""
+    status = path.stat()
+    return str(path), status.st_size, status.st_mtime_ns
 
 
 def content_sha256(content: Mapping[str, Any]) -> str:
-    """The checksum of everything in a JSON object but its own entry `sha256`. The layout of the file does not matter.
+    """The checksum of a JSON object without its own entry `sha256`. The layout of its file does not matter.
 
     >>> content_sha256({"a": 1, "b": (2,)}) == content_sha256({"b": [2], "a": 1, "sha256": "…"})
     True

@@ -1,11 +1,10 @@
-"""Ctrl-C and the request to end, held back until the work is at a point where it can be kept."""
+"""Ctrl-C and signals that ask a process to end, held back until the work has reached a point where it can be saved."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -13,7 +12,10 @@ _WATCHED = [name for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR2") if hasat
 
 
 class Interrupted(KeyboardInterrupt):
-    """Somebody, or the scheduler, asked to stop. `signal` is what was sent; `kept` says what of the work is kept."""
+    """A person or a scheduler asked the work to stop.
+
+    `signal` is the number of the signal that was sent, and `kept` says how much of the work has been saved.
+    """
 
     def __init__(self, number: int = signal.SIGINT, kept: str = "") -> None:
         super().__init__(kept)
@@ -21,17 +23,16 @@ class Interrupted(KeyboardInterrupt):
 
 
 def interrupt(number: int, _frame: FrameType | None = None) -> None:
-    """A handler of signals that raises `Interrupted`."""
+    """A signal handler that raises `Interrupted`."""
     raise Interrupted(number)
 
 
 class HeldBack:
-    """Within `with`, the first signal is only noted. `deliver` hands it to whoever would have had it.
+    """Inside `with`, signals are only noted. `deliver` passes them to the handlers that would have received them.
 
-    Ctrl-C, SIGTERM, SIGHUP (the terminal was closed) and, where a program has a handler for it, SIGUSR2 are held back:
-    schedulers send SIGTERM or SIGUSR2 before they end a job. Whoever presses Ctrl-C a second time does not want to
-    wait, and does not. Outside of the main thread, which alone receives signals, and where it is not `active`, nothing
-    is held back.
+    Ctrl-C, SIGTERM, SIGHUP (the terminal was closed) and, if the program has a handler for it, SIGUSR2 are held back:
+    schedulers send SIGTERM or SIGUSR2 before they end a job. A second Ctrl-C takes effect at once. Nothing is held back
+    outside of the main thread, because only the main thread receives signals, or if this object is not `active`.
 
     >>> with HeldBack() as held:
     ...     signal.raise_signal(signal.SIGINT)
@@ -46,8 +47,8 @@ class HeldBack:
 
     def __init__(self, active: bool = True) -> None:
         self._active = active and threading.current_thread() is threading.main_thread()
-        self._before: dict[int, Any] = {}
-        self.pending: list[int] = []  # the signals that have come
+        self._handlers: dict[int, Any] = {}  # those that were in force before `with`
+        self.pending: list[int] = []  # the signals that were noted and not yet delivered
 
     def __enter__(self) -> HeldBack:
         if self._active:
@@ -56,34 +57,33 @@ class HeldBack:
                 handler = signal.getsignal(number)
                 if handler in (None, signal.SIG_IGN) or (name == "SIGUSR2" and not callable(handler)):
                     continue
-                self._before[number] = handler
+                self._handlers[number] = handler
                 signal.signal(number, self._note)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
         if kind is None:
             self.deliver()
 
     def deliver(self) -> None:
-        """Hand over the signals that were noted. If their handlers return, the work goes on."""
+        """Pass the noted signals to their handlers. If the handlers return, the work goes on."""
         while self.pending:
-            _hand_over(self.pending.pop(0), self._before)
+            self._handle(self.pending.pop(0))
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGINT and number in self.pending:
             self.pending.clear()
-            _hand_over(number, self._before)
+            self._handle(number)
         self.pending.append(number)
 
-
-def _hand_over(number: int, handlers: dict[int, Callable[[int, None], object] | int]) -> None:
-    handler = handlers[number]
-    if callable(handler):
-        handler(number, None)
-    else:  # what the system does by default: it ends the process
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+    def _handle(self, number: int) -> None:
+        handler = self._handlers[number]
+        if callable(handler):
+            handler(number, None)
+        else:  # the system's own action, which ends the process
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)

@@ -1,6 +1,7 @@
-"""What a sampler needs of the thing it samples, as protocols that the type checker compares with it.
+"""The protocols of a module that can be sampled: the attributes and methods that a sampler calls.
 
-`rebapl.learners.Learner` is a `Learnable`, and so is any `nn.Module` of this shape: nobody has to inherit anything.
+`rebapl.learners.Learner` is a `Learnable`, and so is any `nn.Module` that has these methods. It need not inherit from
+anything; the type checker compares it with the protocols.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ OutputT = TypeVar("OutputT", bound="LearnerOutput")
 
 
 class LearnerOutput(Protocol):
-    """What a learner gives for a batch of B images among C classes; `rebapl.learners.Output` is one."""
+    """The output of a learner for a batch of B images and C classes; `rebapl.learners.Output` is one."""
 
     @property
     def logits(self) -> Tensor:
@@ -25,25 +26,25 @@ class LearnerOutput(Protocol):
 
     @property
     def per_class(self) -> Mapping[str, Tensor]:
-        """The feature clouds with a row per class; all other clouds have a row per image."""
+        """The feature clouds that have one row per class; all other clouds have one row per image."""
 
     def rows(self: OutputT, rows: slice) -> OutputT:
-        """The same for some of the images."""
+        """The output for some of the images only."""
 
     def cloud(self, space: str) -> Tensor:
-        """The points (n, d) of a named feature space."""
+        """The feature cloud (n, d) of the named feature space: n points."""
 
 
 class Learnable(Protocol[OutputT]):
-    """A module with a loss, of which samplers move the parameters."""
+    """A module with a loss, whose parameters a sampler moves."""
 
     @property
     def repels_in(self) -> str | None:
-        """The feature space in which samples repel each other by default; None where nothing is learned."""
+        """The feature space in which samples repel each other by default; None if the method learns nothing."""
 
     @property
     def repels_per_image(self) -> bool:
-        """Whether that space has a row per image, so that the repulsion needs reference images; or one per class."""
+        """Whether that space has one row per image, so that the repulsion needs reference images, or one per class."""
 
     def __call__(self, images: Tensor) -> OutputT: ...
 
@@ -54,7 +55,7 @@ class Learnable(Protocol[OutputT]):
         """Draw the parameters anew from their initial distribution."""
 
     def use_noise(self, generator: torch.Generator) -> None:
-        """Draw from this stream whatever is random in training mode. The sampler saves and restores the stream."""
+        """Draw everything that is random in training mode from this stream, which the sampler saves and restores."""
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
 
@@ -65,8 +66,10 @@ class Learnable(Protocol[OutputT]):
 
 @runtime_checkable
 class HasBranches(Protocol):
-    """A learner whose pass is `respond(frozen(images), encode_classes())`: a captured pass computes these two, images
-    and class names, side by side."""
+    """A learner whose forward pass is `respond(frozen(images), encode_classes())`.
+
+    A captured pass computes the two arguments of `respond`, for images and for class names, at the same time.
+    """
 
     def frozen(self, images: Tensor, /) -> Any: ...
 
@@ -77,16 +80,16 @@ class HasBranches(Protocol):
 
 @runtime_checkable
 class SharesParameters(Protocol):
-    """A learner whose particles side by side hold some parameters in common; one without this attribute shares none."""
+    """A learner some of whose parameters are common to all particles of SVGD. Without this attribute, none are."""
 
     @property
     def shared_parameters(self) -> frozenset[str]:
-        """Names of parameters, or of the modules that hold them."""
+        """The names of these parameters, or of the modules that hold them."""
 
 
 @runtime_checkable
 class LinearInParameters(Protocol):
-    """A learner with one parameter r (C, d) whose logits are g_c · a(x) · r_c, and something that r does not change."""
+    """A learner with one parameter r (C, d) and the logits g_c · a(x) · r_c plus a term that does not depend on r."""
 
     def linear_inputs(self, images: Tensor, /) -> tuple[Tensor, Tensor]:
         """a (B, d) and g (C,)."""
@@ -94,7 +97,7 @@ class LinearInParameters(Protocol):
 
 @runtime_checkable
 class StatesPrior(Protocol):
-    """A learner whose mean loss has the prior N(0, 1/precision) of its parameters as a part: precision·‖θ‖²/2N."""
+    """A learner whose mean loss contains the prior N(0, 1/precision) of its parameters, as precision·‖θ‖²/2N."""
 
     @property
     def prior_precision(self) -> float: ...
@@ -102,31 +105,32 @@ class StatesPrior(Protocol):
 
 @runtime_checkable
 class Conjugate(Protocol):
-    """A learner without steps whose posterior is known: `laplace` draws from it at once, after `see`."""
+    """A learner that takes no steps because its posterior is known: `laplace` draws from it directly, after `see`."""
 
     def draws(self, features: Tensor, labels: Tensor, count: int, stream: torch.Generator) -> list[dict[str, Tensor]]:
-        """`count` draws of the parameters that differ from one to another, given what `see` was given.
+        """`count` draws of the parameters that differ between draws, for the features and labels that `see` returned.
 
-        Name → float32 tensor on the CPU; the generator is one of the CPU.
+        Each draw is name → float32 tensor on the CPU; the generator is one of the CPU.
         """
 
 
 def shared_names(learner: object, names: Iterable[str]) -> frozenset[str]:
-    """Those of the `names` of its parameters that the learner shares between particles.
+    """Of the `names` of a learner's parameters, those that its particles share.
 
     >>> class Learner:
     ...     shared_parameters = frozenset({"prior"})
     >>> sorted(shared_names(Learner(), ["context", "prior.bias", "prior.weight", "priority"]))
     ['prior.bias', 'prior.weight']
     """
-    given = learner.shared_parameters if isinstance(learner, SharesParameters) else frozenset()
-    known = list(names)
-    for each in given:
-        if not any(_is_of(name, each) for name in known):
+    shared = learner.shared_parameters if isinstance(learner, SharesParameters) else frozenset()
+    names = list(names)
+    for entry in shared:
+        if not any(_is_of(name, entry) for name in names):
             raise UserError(
-                f"shared_parameters of {type(learner).__name__} has '{each}', and it has {', '.join(known)}"
+                f"shared_parameters of {type(learner).__name__} has '{entry}', and its parameters are "
+                f"{', '.join(names)}"
             )
-    return frozenset(name for name in known if any(_is_of(name, each) for each in given))
+    return frozenset(name for name in names if any(_is_of(name, entry) for entry in shared))
 
 
 def _is_of(name: str, module: str) -> bool:

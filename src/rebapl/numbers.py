@@ -1,4 +1,4 @@
-"""Formulas that several folders need."""
+"""Formulas that several folders use."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def harmonic_mean(base: float, novel: float) -> float:
 
 
 def effective_samples(weights: Tensor, similarity: Tensor | None = None) -> float:
-    """1 / Σ_st ω_s ω_t Z_st (Leinster & Cobbold, 2012, order 2): from 1, all alike, to S.
+    """1 / Σ_st ω_s ω_t Z_st (Leinster & Cobbold, 2012, order 2): from 1, if all samples are alike, to their number S.
 
-    Z_st is from 0 to 1 and says how alike samples s and t are; it is 1 on the diagonal. Without Z, samples count as
-    entirely different (Z = I), and the result is 1/Σ ω². If Z is the share of images that two samples answer alike, S
-    samples that always agree count as one.
+    The similarity Z_st of samples s and t is from 0 to 1, and is 1 on the diagonal. Without it, samples count as
+    entirely different (Z = I), and the result is 1/Σ ω². If Z_st is the share of images to which samples s and t give
+    the same answer, S samples that always agree count as one.
 
     >>> effective_samples(torch.tensor([0.5, 0.5])), effective_samples(torch.tensor([0.5, 0.5]), torch.ones(2, 2))
     (2.0, 1.0)
     """
     weights = weights.double()
-    alike = torch.eye(len(weights)) if similarity is None else similarity
-    return 1 / (weights @ alike.double() @ weights).item()
+    similarity = torch.eye(len(weights)) if similarity is None else similarity
+    return 1 / (weights @ similarity.double() @ weights).item()
 
 
 def spread(count: int, limit: int) -> list[int]:
-    """The indices of at most `limit` of `count` things, evenly spread over them.
+    """At most `limit` indices, evenly spread over range(count).
 
     >>> spread(10, 4), spread(3, 4)
     ([0, 2, 5, 7], [0, 1, 2])

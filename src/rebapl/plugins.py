@@ -1,16 +1,16 @@
 """Code from outside the package: entry points of installed packages, and modules that a person names.
 
-A package that brings a learner, say, declares it in its `pyproject.toml`,
+A package with a learner, for example, declares it in its `pyproject.toml`,
 
     [project.entry-points."rebapl.learners"]
     my-method = "my_package.my_method"
 
-and the module registers what it has when it is imported. The other groups are `rebapl.distances`, `rebapl.presets`,
-`rebapl.datasets`, `rebapl.engines` and `rebapl.trackers`. Nothing is imported before a name is looked up that this
-package does not know, or all names are listed.
+and the module registers the learner when it is imported. The other groups are `rebapl.distances`, `rebapl.presets`,
+`rebapl.datasets`, `rebapl.engines` and `rebapl.trackers`. Entry points are imported only when somebody looks up a name
+that this package does not know, or lists all names.
 
-A module that is not installed is named by `rebapl --plugin MODULE`, or in the environment variable `REBAPL_PLUGINS`
-(several with commas). Processes that are started inherit the variable, so that workers import the same modules.
+A person names a module that is not installed by `rebapl --plugin MODULE`, or in the environment variable
+`REBAPL_PLUGINS` (several are separated by commas). Worker processes inherit the variable and import the same modules.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from rebapl.errors import UserError, unknown
 T = TypeVar("T")
 
 VARIABLE = "REBAPL_PLUGINS"
-"""The environment variable with the modules that are imported in addition to the entry points."""
+"""The environment variable that names the modules to import in addition to the entry points."""
 
 _loaded: set[str] = set()
 
 
 def load_plugins(group: str) -> None:
-    """Import the modules that were named, and every entry point of a group, once per process.
+    """Import the modules that a person named, and every entry point of a group, once per process.
 
-    An entry point that fails gives a warning that names it; a module that was named and fails is an error.
+    If an entry point fails, a warning names it. If a module that a person named fails, this is an error.
     """
     load_named_modules()
     if group in _loaded:
@@ -57,7 +57,7 @@ def load_plugins(group: str) -> None:
 
 
 def load_module(name: str) -> ModuleType:
-    """Import a module, which registers what it has. Modules in the working folder are found as well.
+    """Import a module, which registers its methods, distances and so on. It may lie in the working folder.
 
     >>> load_module("rebapl.plugins").__name__
     'rebapl.plugins'
@@ -75,14 +75,14 @@ def load_module(name: str) -> ModuleType:
 
 
 def use_modules(names: Sequence[str]) -> None:
-    """Import modules here, and in every process that is started from here."""
+    """Import modules in this process, and in every process that it starts from now on."""
     for name in names:
         load_module(name)
     os.environ[VARIABLE] = ",".join(dict.fromkeys([*_named_modules(), *names]))
 
 
 def load_named_modules() -> None:
-    """Import the modules that the environment names."""
+    """Import the modules that the environment variable names."""
     for name in _named_modules():
         if name not in sys.modules:
             load_module(name)
@@ -93,10 +93,11 @@ def _named_modules() -> list[str]:
 
 
 class Registry(Mapping[str, T]):
-    """Things by name; those of plugins are loaded when a name is not known otherwise, or when all are listed.
+    """Objects by name. Plugins are loaded when a name is not known without them, or when all names are listed.
 
-    `known` holds the things that are registered so far. Looking into it loads nothing. `packaged` has the modules of
-    this package, by the names that they register; each is imported when its name is looked up.
+    `what` is the word for such an object in errors, and `group` is the group of entry points. `known` holds the objects
+    registered so far; reading it loads nothing. `packaged` maps names to modules of this package that register them,
+    each of which is imported when its name is looked up.
     """
 
     def __init__(self, what: str, group: str, packaged: Mapping[str, str] | None = None) -> None:
@@ -105,16 +106,16 @@ class Registry(Mapping[str, T]):
         self.known: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[Any], Any]:
-        """A decorator that makes a function or a class known as `name`."""
+        """A decorator that registers a function or a class under `name`."""
 
-        def add(made: Any) -> Any:
-            self.known[name] = made
-            return made
+        def add(entry: Any) -> Any:
+            self.known[name] = entry
+            return entry
 
         return add
 
     def find(self, name: str) -> T:
-        """The thing of that name; a `UserError` with the nearest name where there is none."""
+        """The object of that name. If there is none, a `UserError` suggests the nearest name."""
         if not isinstance(name, str) or name not in self:
             raise unknown(self.what, str(name), sorted(self))
         return self.known[name]

@@ -1,4 +1,4 @@
-"""Named random streams: every consumer of randomness gets its own, derived from the one seed of a run."""
+"""Named random streams: everything that draws has a stream of its own, derived from the one seed of a run."""
 
 import hashlib
 import random
@@ -7,7 +7,7 @@ import torch
 
 
 def derived_seed(seed: int, *names: object) -> int:
-    """A 63-bit seed for the stream of that name; different names give unrelated streams.
+    """A 63-bit seed for the stream that `names` identify; different names give unrelated streams.
 
     >>> derived_seed(1, "batches", 0) == derived_seed(1, "batches", 0) != derived_seed(1, "batches", 1)
     True
@@ -17,10 +17,10 @@ def derived_seed(seed: int, *names: object) -> int:
 
 
 def generator(seed: int, *names: object, device: torch.device | str = "cpu") -> torch.Generator:
-    """The torch stream of that name."""
+    """The named stream as a torch generator."""
     return torch.Generator(device).manual_seed(derived_seed(seed, *names))
 
 
 def python_random(seed: int, *names: object) -> random.Random:
-    """The standard-library stream of that name, for choices made per image on the CPU."""
+    """The named stream as a generator of the standard library, for choices that are made per image on the CPU."""
     return random.Random(derived_seed(seed, *names))

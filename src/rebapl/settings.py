@@ -1,9 +1,9 @@
-"""Settings as objects, each for one algorithm. They are checked when they are built, and an error is one line.
+"""Settings as objects, one class for each algorithm. They are checked when they are built, and an error is one line.
 
-A settings class is a frozen pydantic model. It refuses names that it does not have, values of another type and values
-out of range, with a `UserError` that says where, what was given and what is accepted. A field that may hold one of
-several kinds (of sampler, force, distance …) is annotated with `OneOf`. Its value is a mapping whose `kind` says which
-class the other values belong to, or the name of the kind alone.
+A settings class is a frozen pydantic model. It refuses unknown names, values of a wrong type and values out of range,
+with a `UserError` that says which setting it is, what was given and what is accepted. A field that may hold one of
+several kinds (of sampler, force, distance …) is annotated with `OneOf`. Its value is a mapping whose `kind` says to
+which class the other values belong, or only the name of the kind.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Model = TypeVar("Model", bound="Settings")
 
 
 class SettingError(UserError):
-    """A setting that is refused: its `path` from the object that is built, and what is `wrong` with it."""
+    """A setting that is refused: its `path` inside the object that is being built, and what is `wrong` with it."""
 
     def __init__(self, path: tuple[str, ...], wrong: str) -> None:
         super().__init__(f"{printable('.'.join(path))}{'' if wrong.startswith(':') or not path else ' '}{wrong}")
         self.path, self.wrong = path, wrong
 
     def below(self, *outer: str) -> SettingError:
-        """The same error seen from further outside."""
+        """The same error, when the object is itself the setting `outer` of another object."""
         return SettingError((*outer, *self.path), self.wrong)
 
 
 def refuse(setting: str, wrong: str) -> NoReturn:
-    """Refuse a setting, by its dotted name, for a rule that other settings make.
+    """Refuse a setting, given by its dotted name, because it does not go with other settings.
 
     >>> refuse("restart.kick", "does nothing here")
     Traceback (most recent call last):
@@ -58,7 +58,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, validate_default=True)
 
     kind: ClassVar[str]
-    """The name under which a class stands in a `OneOf`."""
+    """The name of a class among the kinds of a `OneOf`."""
 
     def __init__(self, /, **values: Any) -> None:
         try:
@@ -72,18 +72,18 @@ class Settings(BaseModel):
         return type(self)(**{**own, **(self.model_extra or {}), **changes})
 
     def plain(self) -> dict[str, Any]:
-        """Every setting as JSON has it, nested, with the kinds in `kind`."""
+        """Every setting as plain values for JSON, nested, with the name of each kind under `kind`."""
         kind = {"kind": self.kind} if hasattr(self, "kind") else {}
         return {**kind, **{name: _plain(getattr(self, name)) for name in type(self).model_fields}}
 
 
 class Record(Settings):
-    """A part of a file of results. Known values are checked, and unknown ones are kept as they are."""
+    """A part of a results file. Known values are checked, and unknown ones are kept unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
     def as_json(self) -> dict[str, Any]:
-        """The values as JSON has them. Values that were not measured are left out."""
+        """The values as plain values for JSON, without those that are None or have their default."""
         return self.model_dump(exclude_none=True, exclude_defaults=True)
 
 
@@ -95,35 +95,36 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, float) and value.is_integer():
-        return int(value)  # a whole number is one, whichever way it was written
+        return int(value)  # so that 1 and 1.0 are stored alike
     return value
 
 
 class OneOf:
-    """Marks a field that holds settings of one of several kinds, as `Annotated[Settings, OneOf("force", FORCES)]`.
+    """Marks a field that holds settings of one of several kinds, as in `Annotated[Settings, OneOf("force", FORCES)]`.
 
-    `kinds` maps names to classes; what is registered there later counts too.
+    `what` is the word for such settings in errors. `kinds` maps names to classes; classes that are added later count
+    too.
     """
 
     def __init__(self, what: str, kinds: Mapping[str, type[Any]], optional: bool = False) -> None:
         self.what, self.kinds, self.optional = what, kinds, optional
 
-    def read(self, given: Any) -> Any:
-        """The settings that a mapping, a kind's name, or an object of one of the classes stands for."""
+    def read(self, value: Any) -> Any:
+        """The settings object for a mapping or for the name of a kind. A settings object is returned as it is."""
         kinds = self.kinds
-        if given is None and self.optional:
+        if value is None and self.optional:
             return None
-        if isinstance(given, Settings):
-            if type(given) not in kinds.values():
-                raise SettingError((), f"is {type(given).__name__}: it must be one of the kinds of {self.what}")
-            return given
-        if isinstance(given, str):
-            given = {"kind": given}
-        if not isinstance(given, Mapping):
+        if isinstance(value, Settings):
+            if type(value) not in kinds.values():
+                raise SettingError((), f"is {type(value).__name__}: it must be one of the kinds of {self.what}")
+            return value
+        if isinstance(value, str):
+            value = {"kind": value}
+        if not isinstance(value, Mapping):
             raise SettingError(
-                (), f"is {given!r}: give a kind of {self.what} or a mapping with `kind` and its settings"
+                (), f"is {value!r}: give a kind of {self.what} or a mapping with `kind` and its settings"
             )
-        values = dict(given)
+        values = dict(value)
         name = values.pop("kind", None)
         if name is None:
             raise SettingError((), f"has no `kind`: name one of {', '.join(kinds)}")
@@ -133,7 +134,7 @@ class OneOf:
             return kinds[name](**values)
         except SettingError as error:
             setting = error.path[0] if len(error.path) == 1 else ""
-            others = [other for other, each in kinds.items() if setting in each.model_fields]
+            others = [other for other, kind in kinds.items() if setting in kind.model_fields]
             if setting in kinds[name].model_fields or not others:
                 raise
             wrong = f": the {self.what} is '{name}', and this is a setting of {' and '.join(others)}"
@@ -144,8 +145,8 @@ class OneOf:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         names = [{"const": name} for name in self.kinds]
-        whole = [_tagged(name, kind) for name, kind in self.kinds.items()]
-        return {"anyOf": [*names, *whole, *([{"type": "null"}] if self.optional else [])]}
+        mappings = [_tagged(name, kind) for name, kind in self.kinds.items()]
+        return {"anyOf": [*names, *mappings, *([{"type": "null"}] if self.optional else [])]}
 
 
 def _tagged(name: str, kind: type[Settings]) -> dict[str, Any]:
@@ -156,30 +157,31 @@ def _tagged(name: str, kind: type[Settings]) -> dict[str, Any]:
 
 
 def inlined_schema(kind: type[Settings], without: Collection[str] = ()) -> dict[str, Any]:
-    """The JSON schema of a class of settings, without references and without some of the schema's own words."""
+    """The JSON schema of a settings class, without references and without the keywords in `without`."""
     schema = kind.model_json_schema()
     definitions = schema.pop("$defs", {})
 
     def inlined(part: Any) -> Any:
         if isinstance(part, list):
-            return [inlined(each) for each in part]
+            return [inlined(item) for item in part]
         if not isinstance(part, dict):
             return part
         if "$ref" in part:
             return inlined(definitions[part["$ref"].rpartition("/")[2]])
-        return {word: inlined(each) for word, each in part.items() if word not in without}
+        return {keyword: inlined(value) for keyword, value in part.items() if keyword not in without}
 
     return inlined(schema)
 
 
 TAGS = ("kind", "name")
-"""What says which algorithm, method or preset the settings beside it belong to."""
+"""The keys that name the algorithm, method or preset to which the other settings of a mapping belong."""
 
 
 def overlaid(below: Any, above: Any) -> Any:
     """Join settings: those of `above` replace those of `below`, also within nested mappings.
 
-    If `above` has another `kind` or `name` than `below`, nothing of `below` is kept, since its settings belong to that.
+    If `above` has another `kind` or `name` than `below`, nothing of `below` is kept, because those settings belong to
+    the other algorithm.
 
     >>> overlaid({"kind": "fading", "fraction": 1.0}, {"fraction": 0.5})
     {'kind': 'fading', 'fraction': 0.5}
@@ -199,22 +201,22 @@ def overlaid(below: Any, above: Any) -> Any:
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn names with dots into nested mappings.
+    """Turn dotted names into nested mappings.
 
     >>> nested({"repulsion.distance": "energy", "repulsion.images": 8, "batch": 4})
     {'repulsion': {'distance': 'energy', 'images': 8}, 'batch': 4}
     """
-    out: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for name, value in flat.items():
-        for part in reversed(name.split(".")[1:]):
+        first, *others = name.split(".")
+        for part in reversed(others):
             value = {part: value}
-        first = name.split(".")[0]
-        out[first] = overlaid(out.get(first), value)
-    return out
+        tree[first] = overlaid(tree.get(first), value)
+    return tree
 
 
 def leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """All values of nested mappings, under names with dots. An empty mapping counts as a value.
+    """All values of nested mappings, with their dotted names. An empty mapping counts as a value.
 
     >>> dict(leaves({"repulsion": {"distance": {"kind": "mmd"}}, "batch": 4}))
     {'repulsion.distance.kind': 'mmd', 'batch': 4}
@@ -227,7 +229,7 @@ def leaves(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
 
 
 SHOWN = 80
-"""How many characters of a wrong value an error repeats at most."""
+"""How many characters of a wrong value an error shows, at most."""
 
 _MUST = {
     "int_type": "a whole number",
@@ -253,10 +255,9 @@ _MUST = {
 
 
 def _in_words(error: ValidationError, model: type[Settings]) -> SettingError:
-    """The first thing that is wrong, in one line; a name that does not exist before one that is missing, as the one is
-    often the other misspelt."""
+    """The first problem, in one line. An unknown name comes before a missing one, which is often the same misspelt."""
     errors = error.errors()
-    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
+    first = next((problem for problem in errors if problem["type"] == "extra_forbidden"), errors[0])
     path, kind, context = tuple(map(str, first["loc"])), first["type"], first.get("ctx", {})
     cause = context.get("error")
     if isinstance(cause, SettingError):
@@ -264,38 +265,38 @@ def _in_words(error: ValidationError, model: type[Settings]) -> SettingError:
     if kind == "value_error":
         return SettingError(path, f"{': ' if path else ''}{cause}")
     if kind == "extra_forbidden":
-        return SettingError(path, _no_such(path[-1], model))
+        return SettingError(path, _unknown_setting(path[-1], model))
     if kind == "missing":
         return SettingError(path, "is missing: it has no default")
-    together = [each for each in errors if each["loc"][:1] == first["loc"][:1]]  # each member of a union has its own
-    null = " or null" if type(None) in _members(model, path[0]) else ""
-    if len(together) == 1 and kind == "literal_error":
+    of_setting = [problem for problem in errors if problem["loc"][:1] == first["loc"][:1]]  # one per member of a union
+    null = " or null" if type(None) in _union_members(model, path[0]) else ""
+    if len(of_setting) == 1 and kind == "literal_error":
         near = difflib.get_close_matches(str(first["input"]), accepted := _accepted(context), n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
         return SettingError(path, f"is {first['input']!r}: {hint}Accepted: {', '.join(accepted)}{null}")
-    must = " or ".join(dict.fromkeys(_must(each) for each in together))
-    given = repr(first["input"])
-    shown = given if len(given) <= SHOWN else f"{given[:SHOWN]}…"
-    return SettingError(path[:1] if len(together) > 1 else path, f"is {shown}: it must be {must}{null}")
+    must = " or ".join(dict.fromkeys(_must(problem) for problem in of_setting))
+    value = repr(first["input"])
+    shown = value if len(value) <= SHOWN else f"{value[:SHOWN]}…"
+    return SettingError(path[:1] if len(of_setting) > 1 else path, f"is {shown}: it must be {must}{null}")
 
 
-def _must(error: Any) -> str:
-    """What a value must be, from one of pydantic's errors."""
-    if error["type"] == "literal_error":
-        return " or ".join(f"'{word}'" for word in _accepted(error["ctx"]))
-    return _MUST.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
+def _must(problem: Any) -> str:
+    """What the value must be instead, from one problem that pydantic reports."""
+    if problem["type"] == "literal_error":
+        return " or ".join(f"'{word}'" for word in _accepted(problem["ctx"]))
+    return _MUST.get(problem["type"], problem["msg"]).format(**problem.get("ctx", {}))
 
 
 def _accepted(context: Mapping[str, Any]) -> list[str]:
     return [word.strip(" '") for word in context["expected"].replace(" or ", ",").split(",")]
 
 
-def _members(model: type[Settings], name: str) -> tuple[Any, ...]:
+def _union_members(model: type[Settings], name: str) -> tuple[Any, ...]:
     annotation = model.model_fields[name].annotation if name in model.model_fields else None
     return getattr(annotation, "__args__", ())
 
 
-def _no_such(name: str, model: type[Settings]) -> str:
+def _unknown_setting(name: str, model: type[Settings]) -> str:
     accepted = list(model.model_fields)
     deeper = [path for path in _paths(model) if path.endswith(f".{name}")]
     near = sorted(deeper, key=lambda path: path.count("."))[:1] or difflib.get_close_matches(name, accepted, n=1)
@@ -307,7 +308,7 @@ def _paths(model: type[Settings], before: str = "") -> Iterator[str]:
     """The dotted names of all settings, also of those inside others."""
     for name, field in model.model_fields.items():
         yield f"{before}{name}"
-        kinds = [kind for each in field.metadata if isinstance(each, OneOf) for kind in each.kinds.values()]
-        for each in {*kinds, field.annotation, *getattr(field.annotation, "__args__", ())}:
-            if isinstance(each, type) and issubclass(each, Settings):
-                yield from _paths(each, f"{before}{name}.")
+        kinds = [kind for mark in field.metadata if isinstance(mark, OneOf) for kind in mark.kinds.values()]
+        for type_ in {*kinds, field.annotation, *getattr(field.annotation, "__args__", ())}:
+            if isinstance(type_, type) and issubclass(type_, Settings):
+                yield from _paths(type_, f"{before}{name}.")

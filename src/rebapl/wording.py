@@ -1,4 +1,4 @@
-"""Numbers of things, the first of many things, and durations in two ways: roughly, and in two units."""
+"""Words for people: a number with its noun, the first few of many values, and durations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rebapl.errors import printable
 
 
 def number_of(count: int, noun: str) -> str:
-    """How many there are.
+    """A count with its noun in the singular or plural.
 
     >>> number_of(1, "sample"), number_of(3, "class"), number_of(0, "image")
     ('1 sample', '3 classes', '0 images')
@@ -17,7 +17,7 @@ def number_of(count: int, noun: str) -> str:
 
 
 def roughly(seconds: float) -> str:
-    """As a person says it of something that is to come.
+    """A duration in one unit, for estimates.
 
     >>> roughly(42), roughly(200), roughly(9000)
     ('42 s', '3 min', '2.5 h')
@@ -28,7 +28,7 @@ def roughly(seconds: float) -> str:
 
 
 def in_two_units(seconds: float) -> str:
-    """In the two units that matter.
+    """A duration in its two largest units, or in seconds below a minute.
 
     >>> in_two_units(7.25), in_two_units(112), in_two_units(3725)
     ('7.2 s', '1 min 52 s', '1 h 2 min')
@@ -40,7 +40,7 @@ def in_two_units(seconds: float) -> str:
 
 
 def few(values: Iterable[object], limit: int = 5) -> str:
-    """The first of them in words, and how many more there are.
+    """The first `limit` values, separated by commas, and how many more there are.
 
     >>> few("abcdefg"), few(["cat", "dog"])
     ('a, b, c, d, e and 2 more', 'cat, dog')

@@ -1,23 +1,23 @@
-"""YAML files: read as people write them, and the one form of presets and recipes.
+"""YAML files as people write them, and the common form of presets and recipes.
 
-As people write them: `1e-3` is a number, only true and false are booleans, a key stands once (`read_yaml`). In presets
-and recipes every value stands below its origin (`read_settings_file`):
+`read_yaml` reads YAML as people write it: `1e-3` is a number, only true and false are booleans, and a key that occurs
+twice is an error. In presets and recipes, every value stands below its origin (`read_settings_file`):
 
     about: one line for people
     extends: another file's name, whose values come first
     paper:                                   an origin (see `ORIGINS`), and below it
       cycles: 3                              values,
-      repulsion.distance.kind: mmd           nested ones with dots,
-      epochs: {from: epochs, times: 3}       or three times a quantity that is known when the file is used,
-      method.prior_weight: {over: shots}     or one over such a quantity (`times: 2`: two over it)
-    variants:                                what differs under a condition, in the same form
+      repulsion.distance.kind: mmd           nested settings with dots,
+      epochs: {from: epochs, times: 3}       three times a quantity that is known when the file is used,
+      method.prior_weight: {over: shots}     or 1 divided by such a quantity (with `times: 2`, 2 divided by it)
+    variants:                                values for a condition, in the same form
       maple:
         paper:
           sampler.lr: 0.002
       few-shot/dtd, few-shot/eurosat:        under several conditions
         published: {epochs: 50}
 
-Where a file gives another `kind` than the one it extends, nothing of the other kind's settings stays.
+If a file names another `kind` than the file that it extends, none of the other kind's settings are kept.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ except ImportError:
 
 
 class _Loader(SafeLoader):
-    """YAML 1.2's numbers and booleans, and no key twice."""
+    """Reads numbers and booleans as in YAML 1.2, and refuses a key that occurs twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
+        keys = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise yaml.YAMLError(
                     f"line {key.start_mark.line + 1}: a name stands before a colon, not a mapping or list"
                 )
-            if key.value in seen:
+            if key.value in keys:
                 raise yaml.YAMLError(f"line {key.start_mark.line + 1}: '{key.value}' stands twice")
-            seen.add(key.value)
+            keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
@@ -71,7 +71,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str) -> Any:
-    """The value that a text stands for; `yaml.YAMLError` where it is none.
+    """The value of a YAML text; raises `yaml.YAMLError` if the text is no YAML.
 
     >>> parse_yaml("1e-3"), parse_yaml("null"), parse_yaml("warm"), parse_yaml("{distance: energy}")
     (0.001, None, 'warm', {'distance': 'energy'})
@@ -80,7 +80,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a file; an empty file is an empty one."""
+    """The mapping in a YAML file; for an empty file, an empty mapping."""
     try:
         refuse_special(path)
         content = parse_yaml(path.read_text(encoding="utf-8"))
@@ -103,12 +103,12 @@ ORIGINS = {
     "authors' code": "the released code of the ReBaPL paper",
     "ours": "chosen in this project",
 }
-"""Where a value may come from."""
+"""The origins that a value may have, and what each means."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """One setting and where it comes from."""
+    """The value of a setting, and where it comes from."""
 
     value: Any
     origin: str
@@ -116,9 +116,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Derived:
-    """A value that follows the quantity `name`: `times` that quantity or, with `over`, `times` divided by it.
+    """A value that depends on the quantity `name`: `times` that quantity or, with `over`, `times` divided by it.
 
-    A multiple of a whole number is rounded, and is at least 1.
+    A multiple of a whole number is rounded, and is at least 1. Only numbers have multiples; any quantity can be taken
+    as it is.
     """
 
     name: str
@@ -128,10 +129,13 @@ class Derived:
     def at(self, quantities: Mapping[str, Any]) -> Any:
         """The value for these quantities."""
         quantity = quantities[self.name]
+        if self.times == 1 and not self.over:
+            return quantity
+        if not isinstance(quantity, int | float) or (self.over and quantity == 0):
+            wrong = f"divided by '{self.name}'" if self.over else f"{self.times} times '{self.name}'"
+            raise UserError(f"a value is {wrong}, which is {quantity!r} here: write {{from: {self.name}}}, or a number")
         if self.over:
             return self.times / quantity
-        if self.times == 1:
-            return quantity
         return max(1, round(quantity * self.times)) if isinstance(quantity, int) else quantity * self.times
 
 
@@ -141,21 +145,21 @@ Layer = Mapping[str, Value]
 
 @dataclass(frozen=True)
 class SettingsFile:
-    """The layers of a file, those of the file that it extends first, and further layers under conditions."""
+    """The layers of a file, first those of the file that it extends, and further layers for conditions."""
 
     about: str = ""
     layers: tuple[Layer, ...] = ()
     variants: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
 
     def under(self, conditions: Iterable[str]) -> list[Layer]:
-        """The layers that hold under these conditions, each on top of those before it."""
-        return [*self.layers, *(layer for each in conditions for layer in self.variants.get(each, ()))]
+        """The layers that apply under these conditions, each on top of those before it."""
+        return [*self.layers, *(layer for condition in conditions for layer in self.variants.get(condition, ()))]
 
 
 def combined(layers: Iterable[Layer], quantities: Mapping[str, Any]) -> dict[str, Value]:
     """Every value of layers that lie on top of each other, by dotted name, with its origin.
 
-    A value that follows a quantity which is not known is left out.
+    A value that depends on a quantity which is not among `quantities` is left out.
 
     >>> below, above = {"curve.kind": Value("cosine", "paper")}, {"curve.floor": Value(0.1, "ours")}
     >>> combined([below, above], {})["curve.kind"]
@@ -164,15 +168,15 @@ def combined(layers: Iterable[Layer], quantities: Mapping[str, Any]) -> dict[str
     tree: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for layer in layers:
-        here = {
-            name: Value(each.value.at(quantities), each.origin) if isinstance(each.value, Derived) else each
-            for name, each in layer.items()
-            if not isinstance(each.value, Derived) or each.value.name in quantities
+        known = {
+            name: Value(entry.value.at(quantities), entry.origin) if isinstance(entry.value, Derived) else entry
+            for name, entry in layer.items()
+            if not isinstance(entry.value, Derived) or entry.value.name in quantities
         }
-        tree = overlaid(tree, nested({name: each.value for name, each in here.items()}))
-        for name, each in here.items():
-            for leaf, _ in leaves({name: each.value}):
-                origins[leaf] = origins[f"{leaf}.kind"] = each.origin  # the name of a kind alone gives that kind
+        tree = overlaid(tree, nested({name: entry.value for name, entry in known.items()}))
+        for name, entry in known.items():
+            for leaf, _ in leaves({name: entry.value}):  # a leaf may be only the name of a kind, see `overlaid`
+                origins[leaf] = origins[f"{leaf}.kind"] = entry.origin
     return {name: Value(value, origins[name]) for name, value in leaves(tree)}
 
 
@@ -183,10 +187,10 @@ def read_settings_file(
     fallback: Path | None = None,
     children: tuple[str, ...] = (),
 ) -> SettingsFile:
-    """Read a file, on top of the one that it extends, which lies beside it or in the folder `fallback`.
+    """Read a file and the file that it extends, which lies beside it or in the folder `fallback`.
 
-    `names` are the settings that there are, by the first part of their dotted names. `quantities` are those that a
-    value may follow. `children` are the files that extend this one.
+    `names` are the first parts of the dotted names of all settings. `quantities` are those on which a value may depend.
+    `children` are the files that extend this one.
     """
     if path.stem in children:
         raise UserError(f"{path} extends itself: {' > '.join((*children, path.stem))}")
@@ -194,17 +198,17 @@ def read_settings_file(
     about, parent, variants = (content.pop(key, None) for key in ("about", "extends", "variants"))
     below = SettingsFile()
     if parent is not None:
-        places = [folder / f"{parent}.yaml" for folder in (path.parent, fallback) if folder is not None]
-        found = next((each for each in places if each.is_file()), None)
-        if found is None:
-            raise UserError(f"{path} extends '{parent}', and there is no {places[0]}")
-        below = read_settings_file(found, names, quantities, fallback, (*children, path.stem))
-    conditions = dict(below.variants)
-    for keys, part in _mapping(variants, path, "variants").items():
+        candidates = [folder / f"{parent}.yaml" for folder in (path.parent, fallback) if folder is not None]
+        extended = next((candidate for candidate in candidates if candidate.is_file()), None)
+        if extended is None:
+            raise UserError(f"{path} extends '{parent}', and there is no {candidates[0]}")
+        below = read_settings_file(extended, names, quantities, fallback, (*children, path.stem))
+    layers_under = dict(below.variants)
+    for conditions, part in _mapping(variants, path, "variants").items():
         layer = _layer(part, path, names, quantities)
-        for key in map(str.strip, str(keys).split(",")):
-            conditions[key] = (*conditions.get(key, ()), layer)
-    return SettingsFile(str(about or ""), (*below.layers, _layer(content, path, names, quantities)), conditions)
+        for condition in map(str.strip, str(conditions).split(",")):
+            layers_under[condition] = (*layers_under.get(condition, ()), layer)
+    return SettingsFile(str(about or ""), (*below.layers, _layer(content, path, names, quantities)), layers_under)
 
 
 def _mapping(content: Any, path: Path, where: str) -> Mapping[Any, Any]:
@@ -231,7 +235,7 @@ def _layer(content: Any, path: Path, names: Collection[str], quantities: Collect
 
 
 def _derived(value: Any, name: str, path: Path, quantities: Collection[str]) -> Any:
-    """The value as it is written, or what it follows."""
+    """The value as it is written, or the `Derived` value that it describes."""
     match value:
         case {"from": quantity, **rest} | {"over": quantity, **rest}:
             times = rest.pop("times", 1)

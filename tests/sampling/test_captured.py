@@ -1,4 +1,4 @@
-"""Steps replayed as CUDA graphs give what steps run as usual give, and take less of the CPU."""
+"""Steps that are replayed as CUDA graphs give the same numbers as steps without recordings, and take less CPU time."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_kind_of_step_is_recorded_after_two_runs_and_again_for_another_memory_
 
 
 class Replayed:
-    """Stands in for a CUDA graph on the CPU: it has its own copies of inputs, and overwrites what it gave before."""
+    """Stands in for a CUDA graph on the CPU: it copies the inputs, and each replay overwrites the last outputs."""
 
     def __init__(self, function, given, _generators, _pool):
         self.function, self.graph = function, self
@@ -175,7 +175,7 @@ def test_replays_note_the_first_step_that_was_not_finite(capture):
 
 
 def test_what_a_recording_looks_at_is_still_there_when_it_is_replayed(monkeypatch):
-    """Also where a run goes back to a good state: its memory has other tensors then."""
+    """This also holds when a run returns to its last good state, which replaces the tensors of the memory."""
     replays = []
 
     class Looking(Replayed):
@@ -221,7 +221,7 @@ def test_training_draws_inside_the_pass_where_the_images_are_resident(monkeypatc
 
 
 def test_a_step_has_its_own_gpu_as_the_current_one(monkeypatch):
-    """Else a run on another GPU than the first is recorded on the first, and its replays compute nothing."""
+    """Otherwise a run on the second GPU would be recorded on the first, and its replays would do nothing."""
     assert captured.current("cuda:1").idx == 1
     entered = []
 
@@ -239,7 +239,7 @@ def test_a_step_has_its_own_gpu_as_the_current_one(monkeypatch):
 
 
 class Stream:
-    """Stands in for a CUDA stream, and keeps what it was told to wait for."""
+    """Stands in for a CUDA stream, and lists the events and streams for which it has to wait."""
 
     def __init__(self):
         self.waits = []
@@ -252,7 +252,7 @@ class Stream:
 
 
 def test_the_branches_of_all_recordings_share_a_stream(monkeypatch):
-    """A library keeps working memory for each stream that it meets, so a stream for each recording would cost much."""
+    """A library keeps working memory for each stream on which it runs, so a stream per recording needs too much."""
     here, used = Stream(), []
     stand_ins = {
         "current_device": lambda: 0,
@@ -341,7 +341,7 @@ REPELLED = {
 @pytest.mark.parametrize("distance", ["mmd", "energy", "sinkhorn", "sliced", "wasserstein"])
 @pytest.mark.parametrize("name", REPELLED)
 def test_a_captured_run_equals_the_usual_one(distance, name):
-    """Three cycles, so that every kind of step is captured, and again for another memory."""
+    """Three cycles, so that every kind of step is captured, and captured again when the memory changes."""
     repelling, sampler, kinds = REPELLED[name]
     usual, captured = (toy_chain(capture, sampler, distance=distance, **repelling) for capture in (False, True))
     for a, b in zip(usual.run(), captured.run(), strict=True):

@@ -7,7 +7,7 @@ import torch
 
 from rebapl.errors import UserError
 from rebapl.repulsion import Absolute, Fading, Normalised
-from rebapl.sampling import Adaptive, Chain, Inference, NonFiniteError, Repelling
+from rebapl.sampling import SGHMC, Adaptive, Chain, Inference, NonFiniteError, Repelling
 
 from .toy import ToyLearner, batches, data
 
@@ -18,7 +18,7 @@ REPEL = Repelling(images=6, pool=16, force=Fading(measure_every=3))
 
 
 def settings(sampler=None, **changes) -> Inference:
-    """The base with changes; those of the sampler on top of its own."""
+    """The base settings with changes; `sampler` changes settings of the base's sampler."""
     if isinstance(sampler, dict) and "kind" not in sampler:
         sampler = {**SAMPLER, **sampler}
     if changes.get("cycles") == 1:
@@ -206,7 +206,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(name, tmp_path):
 
 
 def test_adaptive_cycles_stop_when_nothing_is_gained():
-    """At a vanishing step size every cycle gives the same sample: two cycles show it, the rest is not run."""
+    """At a vanishing step size every cycle gives the same sample. Two cycles show this, and the others are not run."""
     idle = settings({**SGD, "lr": 1e-9}, cycles=10, adaptive=Adaptive())
     run = chain(idle, held_out=data(20, seed=5))
     assert len(list(run.run())) == 2
@@ -230,7 +230,7 @@ def test_same_seed_same_run_and_global_randomness_is_untouched():
 
 
 class Breaks(ToyLearner):
-    """Its loss, or only the gradient of it, is not finite from its 13th pass on."""
+    """A learner whose loss, or only its gradient, is not finite from the 13th pass on."""
 
     def __init__(self, term):
         super().__init__()
@@ -297,3 +297,20 @@ def test_diagnostics_read_the_temperature_and_the_norms():
     assert rows[12]["distance"] > 0
     assert "force_norm" not in rows[0]
     assert 0 < rows[9]["acceptance"] <= 1
+
+
+def test_a_run_that_is_over_moves_nothing_when_it_is_asked_for_a_step() -> None:
+    run = chain(settings(cycles=1))
+    list(run.run())
+    before = {name: p.detach().clone() for name, p in run.parameters.items()}
+    with pytest.raises(UserError, match="this run is over"):
+        run.step()
+    assert all(torch.equal(p, before[name]) for name, p in run.parameters.items())
+
+
+def test_a_device_that_steps_do_not_wait_for_warns_at_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    warn = SGHMC.warn_if_clamped
+    monkeypatch.setattr(SGHMC, "warn_if_clamped", lambda self, wait=True: warn(self) if wait else None)
+    noisy = {"temperature": 1e-9, "gradient_noise": "estimate"}
+    with pytest.warns(UserWarning, match="Lower lr"):
+        list(chain(settings(noisy, cycles=1)).run())

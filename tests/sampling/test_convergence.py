@@ -1,4 +1,4 @@
-"""Split R̂ and effective sample size against arviz, and what they say of chains that have and have not met."""
+"""Split R̂ and effective sample size against arviz, and their values for chains that have and have not converged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record per step reads what it says, at equilibrium."""
+"""At equilibrium, the records of steps have their theoretical values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ N, CHAINS, T = 50, 20_000, 0.3
 
 @pytest.mark.parametrize("center", [None, "init"])
 def test_both_temperatures_read_the_temperature(center):
-    """Kinetic: mean of χ²₁; configurational: θ·∇U of a Gaussian, the same law. Standard error T·sqrt(2/n)."""
+    """The kinetic is a mean of χ²₁; so is the configurational, θ·∇U of a Gaussian. Standard error T·sqrt(2/n)."""
     generator = torch.Generator().manual_seed(0)
     theta = torch.nn.Parameter(torch.full((CHAINS,), 2.0))
     # the prior alone is the target: N·L = ½·λ·(θ−θ₀)², λ = N·wd

@@ -1,4 +1,4 @@
-"""The code of docs/sampling.md, run as it stands there, and what the page says about presets."""
+"""The code of docs/sampling.md runs as it is printed there, and the page's statements about presets are true."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAGE = "docs/sampling.md"
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
-    """What is defined after all blocks of the page, one after the other."""
+    """The names that are defined after all code blocks of the page have run, one after the other."""
     found = blocks(PAGE)
     assert len(found) == 3
     with torch.random.fork_rng():

@@ -158,7 +158,7 @@ def base(name: str) -> dict[str, Any]:
 
 
 def paths(tree: dict[str, Any], before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """The way to every value, and to every mapping that may be exchanged as a whole."""
+    """The path to every value, and to every mapping that can be replaced as a whole."""
     found = []
     for name, value in tree.items():
         here = (*before, name)
@@ -185,7 +185,7 @@ def put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, An
 
 
 def others(tree: dict[str, Any], path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
-    """What to put in the place of a value, and where."""
+    """The values to put in place of a value, and the path of each."""
     name, value = path[-1], at(tree, path)
     if name == "kind":
         outer = path[:-1]
@@ -209,7 +209,7 @@ def others(tree: dict[str, Any], path: tuple[str, ...]) -> list[tuple[tuple[str,
 
 
 def with_needed(kind: str, settings: type[Settings]) -> dict[str, Any]:
-    """Another kind, with values for the fields that have no default."""
+    """The settings of another kind, with values for the fields that have no default."""
     needed = {name for name, field in settings.model_fields.items() if field.is_required()}
     return {"kind": kind, **{name: NEEDED[name] for name in needed}}
 
@@ -223,7 +223,7 @@ WHOLE = {name for kind in EVERY for name, field in kind.model_fields.items() if 
 
 @pytest.fixture(autouse=True)
 def _few_gradients_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs of these tests are too short for a mass matrix otherwise."""
+    """Lower the number of gradients that a mass matrix needs, because the runs of these tests are short."""
     for module in (mass_matrix, rule):
         monkeypatch.setattr(module, "FEWEST", 1)
 
@@ -259,13 +259,13 @@ def unchanged(name: str) -> list[torch.Tensor]:
 
 
 def same_as_unchanged(name: str, changed: Iterator[torch.Tensor]) -> bool:
-    """Whether a run gives the samples of the unchanged settings. It is stopped at the first that is another."""
+    """Whether a run gives the samples of the unchanged settings. It stops at the first sample that differs."""
     pairs = zip_longest(changed, unchanged(name))
     return all(one is not None and other is not None and torch.equal(one, other) for one, other in pairs)
 
 
 def looked_at(name: str, path: tuple[str, ...]) -> bool:
-    """Whether a field is changed in a base: all are in a preset, and else those below what the base itself changes."""
+    """Whether a field is tested in a base: every field of a preset, otherwise only those that the base changes."""
     changes = BASES[name][2]
     below = [key.split(".")[: 1 + key.startswith("repulsion")] for key in changes.keys() - THREE.keys()]
     return not changes or any(list(path[: len(names)]) == names for names in below)
@@ -284,7 +284,7 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "where", "other"), cases())
-@pytest.mark.filterwarnings("ignore:the mini-batches' gradient noise")
+@pytest.mark.filterwarnings("ignore:for some coordinates, the gradient noise")
 def test_a_changed_setting_changes_the_samples_or_is_refused(name: str, where: tuple[str, ...], other: Any) -> None:
     try:
         same = same_as_unchanged(name, samples(put(base(name), where, other)))

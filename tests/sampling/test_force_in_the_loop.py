@@ -65,7 +65,7 @@ def chain(sampler, force: Force | None, stage="exploration", every=1, learner=No
 
 
 def walked(run: Chain) -> torch.Tensor:
-    """θ at the beginning of the second cycle and after each of its steps (81, 3), in float64."""
+    """θ (81, 3) at the beginning of the second cycle and after each of its steps, in float64."""
     seen = []
     while not run.done:
         if run.schedule.steps >= STEPS:
@@ -75,7 +75,7 @@ def walked(run: Chain) -> torch.Tensor:
 
 
 def start_beside_the_sample(run: Chain) -> None:
-    """Runs the first cycle and lets the second begin off the saddle, as a kick would."""
+    """Runs the first cycle, and starts the second cycle off the saddle, as a kick would."""
     while run.schedule.steps < STEPS:
         run.step()
     with torch.no_grad():
@@ -139,7 +139,7 @@ def test_the_printed_force_moves_theta_beside_the_step_whatever_the_step_size(ki
 
 
 def test_an_absolute_force_inside_the_loss_is_carried_on_by_momentum():
-    """The other side of the printed one: inside L, momentum .9 makes it ten times its step in the end."""
+    """Unlike a printed force, a force inside L builds up momentum: with .9, it moves θ ten times as far in the end."""
     strength, lr = 0.01, 1e-4
     runs = [chain({"kind": "sgd", "lr": lr}, force) for force in (None, Absolute(strength=strength))]
     for run in runs:
@@ -187,7 +187,7 @@ def test_in_both_stages_the_coefficients_of_a_relative_force_are_held_while_samp
 
 
 class Uneven(Linear):
-    """As above, with a parameter that only the loss depends on, one that only the features do, and one for neither."""
+    """As above, with a parameter for the loss alone, one for the features alone, and one on which neither depends."""
 
     def __init__(self):
         super().__init__()
@@ -200,7 +200,7 @@ class Uneven(Linear):
 
 @pytest.mark.parametrize("sampler", [SGD, ADAMW], ids=lambda sampler: sampler["kind"])
 def test_the_gradients_that_a_measuring_step_reuses_are_those_it_would_compute(sampler, monkeypatch):
-    """Also where the loss or the force has no gradient in a parameter, and beside AdamW."""
+    """This also holds if the loss or the force has no gradient in a parameter, and beside AdamW."""
     term, ends = Repulsion.term, []
     for reuse in (True, False):
 
@@ -255,7 +255,7 @@ def test_each_chain_measures_its_own_slopes(three_chains, monkeypatch):
 
 
 def test_the_usual_norm_is_a_mean_over_each_chains_own_steps(three_chains, monkeypatch):
-    """Of all steps whose loss gradient is known by itself: those without a force, and those that measure."""
+    """The mean is over the steps whose loss gradient is known separately: those without a force and measuring ones."""
     noted, seen = Repulsion.noted, {id(each): [] for each in three_chains.repulsions}
 
     def watched(self, state, loss, norm=None):

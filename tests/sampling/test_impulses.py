@@ -20,7 +20,7 @@ def potential(theta):
 
 
 def quantiles(shares):
-    """Those of the exact density exp(−N·(½θ²/N + strength·V)), by quadrature."""
+    """The quantiles of the exact density exp(−N·(½θ²/N + strength·V)), by quadrature."""
     grid = torch.linspace(-8, 8, 200_001, dtype=torch.float64)
     log = -0.5 * grid.square() - N * STRENGTH * potential(grid)
     mass = (log - log.max()).exp()
@@ -57,7 +57,7 @@ def test_impulses_sample_the_density_that_a_force_at_every_step_samples(every, i
 
 
 def test_the_density_is_another_without_the_force():
-    """So that the test above can fail: its bound is crossed tenfold."""
+    """Without the force, the gap is ten times the bound of the test above, so that test can fail."""
     shares = torch.linspace(0.1, 0.9, 9, dtype=torch.float64)
     found = (sampled(0, "kdod")[:, None] <= quantiles(shares)).double().mean(0)
     assert (found - shares).abs().max() > 0.1

@@ -227,7 +227,7 @@ def test_the_loop_gives_the_samples_of_its_seed_and_resumes(points: tuple[Tensor
 
 
 def test_each_cold_cycle_has_draws_of_its_own(points: tuple[Tensor, Tensor]) -> None:
-    """The problem is convex, so all cycles end at one mode."""
+    """The problem is convex, so all cycles end at the same mode."""
     samples = list(chain(points, cycles=2, restart="cold").run())
     assert [each.cycle for each in samples] == [0] * 5 + [1] * 5
     assert not torch.equal(samples[0].parameters["weight"], samples[5].parameters["weight"])

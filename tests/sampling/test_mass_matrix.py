@@ -77,7 +77,7 @@ def autocorrelation_time(path: Tensor) -> float:
 
 
 def test_mixing_on_a_condition_number_of_ten_thousand_improves_tenfold() -> None:
-    """Effective samples per step in the flattest direction: with P = 1, and with P from the size of gradients."""
+    """Effective samples per step in the flattest direction, with P = 1 and with P from the sizes of gradients."""
     times = []
     for mass_matrix in (None, "diagonal"):
         theta = torch.nn.Parameter(torch.randn(64, 3, dtype=torch.float64) / CURVATURES.sqrt())
@@ -231,7 +231,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 @pytest.mark.parametrize("gradients", [9, 10])
 def test_few_gradients_make_no_mass_matrix(gradients: int) -> None:
-    """Where they happened to be small, a first large one would throw the parameters far."""
+    """If these gradients happened to be small, the first large gradient would throw the parameters far."""
     theta = torch.nn.Parameter(torch.zeros(2))
     adamw = torch.optim.AdamW([theta], lr=1e-3)
     rule = SGHMC([theta], lr=1e-3, num_data=N, mass_matrix="diagonal", momentum=0.9, temperature=0.0)
@@ -242,3 +242,16 @@ def test_few_gradients_make_no_mass_matrix(gradients: int) -> None:
     rule.freeze_mass()
     for mass in (inverse_mass_of_adamw(adamw)[theta], rule.inverse_mass(theta)):
         assert torch.equal(mass, torch.ones(2)) == (gradients < 10)
+
+
+def test_a_group_that_never_had_a_gradient_keeps_no_other_from_its_mass_matrix() -> None:
+    used, unused = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    groups = [{"params": [used]}, {"params": [unused]}]
+    rule = SGHMC(groups, lr=0.1, num_data=10, temperature=0.0, mass_matrix="diagonal")
+    for temperature in [0.0] * 20 + [1.0]:
+        for group in rule.param_groups:
+            group["temperature"] = temperature
+        used.grad = torch.tensor([1.0, 10.0])
+        rule.step()
+    assert rule.inverse_mass(used)[0] > 5 * rule.inverse_mass(used)[1]
+    assert torch.equal(rule.inverse_mass(unused), torch.ones(2))

@@ -1,4 +1,4 @@
-"""The clouds of a step are rows of what is remembered of the same parameters."""
+"""The cloud of a step consists of rows of the cloud that is stored for the same parameters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_steps_cloud_is_the_stored_cloud_at_its_points(space, keep):
 
 
 def test_the_kept_rows_are_of_either_kind_in_turn():
-    """Six of twenty images and three classes: nine rows, of which two are kept."""
+    """Six of twenty images and three classes make nine rows, of which two are compared."""
     images, labels = batches(0)
     reference = ReferencePool(ToyLearner(), "both", data()[0][:20], 6, images[:1], 2)
     generator, seen = torch.Generator().manual_seed(0), set()

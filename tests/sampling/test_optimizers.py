@@ -1,4 +1,4 @@
-"""The optimizers that settings stand for: which class, which prior, pulled where."""
+"""The optimizers that are built from settings: their class, their prior, and the centre of the prior."""
 
 from __future__ import annotations
 

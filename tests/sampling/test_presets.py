@@ -1,4 +1,4 @@
-"""Presets are data: what each resolves to, and where each value comes from."""
+"""Presets are data: the settings to which each resolves, and the origin of each value."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_a_preset_from_outside_extends_one_of_the_package(tmp_path, monkeypatch)
     assert register_preset(tmp_path / "longer.yaml") == "longer"  # once more does no harm
     with pytest.raises(UserError, match=r"repulsion\.imags: there is no such setting, did you mean 'images'\?"):
         preset(register_preset(tmp_path / "misspelt.yaml"), Recipe(lr=0.1, epochs=3, batch=4))
-    with pytest.raises(UserError, match=r"the preset 'mle' of .* is taken: name the file otherwise"):
+    with pytest.raises(UserError, match=r"there is another preset 'mle', so rename the file"):
         register_preset(tmp_path / "mle.yaml")
 
 

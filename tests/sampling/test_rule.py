@@ -1,4 +1,4 @@
-"""What every step rule owes as a torch optimizer, the prior, and the gradient-noise estimate."""
+"""Every step rule is a proper torch optimizer; the prior; the estimate of the gradient noise."""
 
 from __future__ import annotations
 

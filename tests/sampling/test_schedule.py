@@ -16,7 +16,7 @@ def sampler(lr=1.0, **settings):
 
 
 def trace(schedule, steps):
-    """lr, temperature and stage that each iteration runs with, and after which iterations samples are marked."""
+    """The lr, temperature and stage of each iteration, and the iterations after which samples are marked."""
     rows, marks = [], []
     for t in range(1, steps + 1):
         group = schedule.optimizer.param_groups[0]

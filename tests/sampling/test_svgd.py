@@ -1,4 +1,4 @@
-"""Stein variational gradient descent beside the loop."""
+"""Stein variational gradient descent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BASE = {"epochs": 4, "batch": 8}
 
 
 def svgd(learner=None, seed=0, curve="cosine", **changes):
-    """With changes of the sampler's settings."""
+    """The loop, with changed settings of the sampler."""
     options = {"num_data": 40, "steps_per_epoch": 5, "reference": data()[0], "seed": seed}
     inference = Inference(sampler={**SAMPLER, **changes}, curve=curve, **BASE)
     return SVGD(learner or ToyLearner(), inference, batches, **options)
@@ -41,13 +41,13 @@ def test_every_kernel_space_gives_as_many_samples_as_particles_and_trains_them(s
 
 
 class Sharing(ToyLearner):
-    """The image features' matrix is one for all particles."""
+    """A learner whose particles share the matrix of the image features."""
 
     shared_parameters = frozenset({"image"})
 
 
 class Noisy(ToyLearner):
-    """Its images have noise, drawn from the stream of the run."""
+    """A learner that adds noise to its images, drawn from the stream of the run."""
 
     def use_noise(self, generator):
         self.noise = generator
@@ -130,7 +130,7 @@ def test_another_sampler_is_not_run_as_particles():
 
 
 def slow_step(texts, image, x, y, lr, num_data, temperature, decay):
-    """One step as the equations stand, one number at a time, in double precision; momentum is zero in the first."""
+    """The first step, at which momentum is zero, by the equations, one number at a time, in double precision."""
     count = len(texts)
     points = [text.double().flatten() for text in texts]
     at, shared = [], []
@@ -181,7 +181,7 @@ def test_every_sample_has_its_copy_of_what_is_shared(space):
 
 
 @pytest.mark.parametrize(
-    ("names", "says"), [({"imag"}, "has 'imag', and it has image, text"), ({"image", "text"}, "shares all")]
+    ("names", "says"), [({"imag"}, "has 'imag', and its parameters are image, text"), ({"image", "text"}, "shares all")]
 )
 def test_what_cannot_be_shared_is_refused(names, says):
     learner = ToyLearner()

@@ -37,7 +37,7 @@ def bound(covariance: np.ndarray, draws: int) -> np.ndarray:
 
 
 def test_draws_have_the_mean_and_the_covariance_of_the_formula() -> None:
-    """Fails by chance less than once in 10⁵ times, if the seeds were others: five standard errors, nine numbers."""
+    """Five standard errors of nine numbers: with other seeds, this fails by chance less than once in 10⁵ times."""
     snapshots = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     snapshots[:, 1] += 2 * snapshots[:, 0]
     theta = snapshots.numpy()

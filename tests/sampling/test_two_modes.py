@@ -20,7 +20,7 @@ def potential(theta):
 
 
 def visited(strength, seed, cycles=3, steps=60):
-    """Which modes (2,) one run visits."""
+    """Whether one run visits each of the two modes (2,)."""
     generator = torch.Generator().manual_seed(seed)
     theta = torch.nn.Parameter(MODES[0] + 0.5 * STD * torch.randn(2, generator=generator))
     sampler = SGHMC([theta], lr=0.04, num_data=1, momentum=0.8, generator=generator)
@@ -47,7 +47,7 @@ def visited(strength, seed, cycles=3, steps=60):
 
 
 def both(strength):
-    """How many runs visit both modes."""
+    """The number of runs that visit both modes."""
     return sum(bool(visited(strength, seed).all()) for seed in range(RUNS))
 
 

@@ -1,4 +1,4 @@
-"""A tiny learner of the loop's shape that this package has never seen: a linear classifier of vectors."""
+"""A tiny learner from outside the package that the loops can sample: a linear classifier of vectors."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def batches(step, size=8):
 
 @dataclass(frozen=True)
 class ToyRecipe:
-    """What presets read of a method's published recipe."""
+    """The values of a method's published recipe that presets read."""
 
     lr: float
     epochs: int

@@ -79,7 +79,7 @@ def test_a_resumed_head_equals_an_uninterrupted_one(
 
     path = tmp_path / "checkpoint"
     with pytest.raises((KeyboardInterrupt, Interrupted)):
-        fit(task, mini, "linear", inference, epochs=12, checkpoint=path, progress=stop)
+        fit(task, mini, "linear", inference, epochs=12, checkpoint=str(path), progress=stop)
     resumed = fit(task, mini, "linear", inference, epochs=12, checkpoint=path)
     assert resumed.samples.keys() == expected.samples.keys() == {"residual", "prior_std", "text_weight"}
     assert all(torch.equal(resumed.samples[name], stack) for name, stack in expected.samples.items())
@@ -124,7 +124,7 @@ def test_the_texts_count_as_examples_of_the_loop(mini: DualEncoder, task: Task) 
 
 
 def test_heads_repel_in_a_space_of_images_as_well(mini: DualEncoder, task: Task) -> None:
-    """The pool holds features, which share a pass with the batch."""
+    """The pool holds features, and goes through the learner in one pass with the batch."""
     changes = {"chains": 1, "cycles": 2, "repulsion.space": "logits", "repulsion.images": 6, "repulsion.pool": 12}
     posterior = fit(task, mini, "linear", "rebapl", epochs=10, inference_settings=changes)
     assert len(posterior) == 2

@@ -1,4 +1,4 @@
-"""Trackers hear what the log has, and the scores; one that fails costs nothing but itself."""
+"""Trackers receive the rows of the log and the scores; a tracker that fails does not harm the run."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ CONFIG = small_run.CONFIG.changed(method="coop", test_images=10)
 
 
 class Listener:
-    """Keeps what it hears; with `deaf_after`, it fails at that row."""
+    """A tracker that stores everything it receives, and fails after `deaf_after` rows."""
 
     def __init__(self, deaf_after: int = 10**9) -> None:
         self.rows: list[tuple[int, Mapping[str, float]]] = []
@@ -92,6 +92,18 @@ def test_a_tracker_is_handed_to_fit() -> None:
     fit(load_task("digits", shots=2), "mini", "coop", epochs=1, tracker=listener)
     assert listener.rows[0][0] == 0
     assert "loss" in listener.rows[0][1]
+
+
+def test_a_tracker_that_fails_does_not_end_fit() -> None:
+    with pytest.warns(UserWarning, match="tracker 'Listener' is left out: ConnectionError: the server is gone"):
+        posterior = fit(load_task("digits", shots=2), "mini", "coop", epochs=1, tracker=Listener(deaf_after=0))
+    assert len(posterior.samples) == 1
+
+
+def test_a_log_that_cannot_be_read_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").mkdir()
+    with pytest.raises(UserError, match=r"log\.csv cannot be read .*: delete it"):
+        read_log(tmp_path / "log.csv")
 
 
 @pytest.mark.usefixtures("registered")

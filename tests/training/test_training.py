@@ -20,7 +20,7 @@ from rebapl.training import ResolvedTraining, Training, fit, resolve_training
 
 @pytest.fixture(scope="module")
 def small(nano: Path) -> DualEncoder:
-    """For what does not depend on how well it is learned."""
+    """A small backbone, for tests that do not depend on how well a task is learned."""
     return load_backbone(nano)
 
 

@@ -1,4 +1,4 @@
-"""Step rules as torch optimizers, the cyclical schedule, the one chain loop, presets."""
+"""Step rules as torch optimizers, the cyclical schedule, the loops `Chain` and `SVGD`, and presets."""
 
 from rebapl.learnable import Learnable
 from rebapl.sampling.chain import Chain
@@ -12,7 +12,7 @@ from rebapl.sampling.sgld import SGLD
 from rebapl.sampling.svgd import SVGD
 
 LOOPS: dict[str, type[Loop]] = {**dict.fromkeys(SAMPLERS, Chain), "svgd": SVGD}
-"""What runs each kind of sampler; all are built with the same arguments and are driven as a `Loop`."""
+"""The loop that runs each kind of sampler. All loops take the same arguments and are driven as a `Loop`."""
 
 __all__ = [
     "LOOPS",

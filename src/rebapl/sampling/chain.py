@@ -1,23 +1,23 @@
-"""The one loop: any learner through cycles of exploring and sampling (Algorithm 1 of the ReBaPL paper).
+"""The one loop: it takes any learner through cycles of exploring and sampling (Algorithm 1 of the ReBaPL paper).
 
-    for cycle c = 1..C, and each chain k side by side:
-        restart: warm from the chain's last θ (with a kick off the saddle), or cold from a fresh start
-        for iteration t = 1..T_c:
+    for each cycle c = 1..C, and in it for each chain k:
+        restart: warm from the chain's last θ (with a kick off the saddle), or cold from a fresh initialisation
+        for each iteration t = 1..T_c:
             set lr (cosine) and temperature (0 while exploring)
-            L = mean loss of the batch + Σ_s c_s·V(θ, earlier sample s), the sum k-fold at every k-th step
+            L = mean loss of the batch + Σ_s c_s·V(θ, earlier sample s); with `every` = m, the sum is computed at every
+                m-th step and counts m-fold there
             one step of the sampler on exp(−N·L/T)
-            keep θ where the schedule marks a sample (or draws around it: `laplace`), and its features on the pool
+            where the schedule marks a sample: store θ (or draws around it: `laplace`), and its features on the pool
 
-Chains meet only through samples of *earlier* cycles. So running them one after the other inside a cycle is
-the same as running them at once, and needs the memory of one. Cold cycles without a force do not meet at all: each has
-random streams of its own, so that it can be sampled elsewhere, see `begin_at`.
+Chains affect each other only through samples of *earlier* cycles. So running them one after the other inside a cycle is
+the same as running them at once, and needs the memory of one chain. Cold cycles without a force do not affect each
+other at all. Each of them has random streams of its own, so that another process can sample it; see `begin_at`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -33,32 +33,34 @@ from rebapl.repulsion import Repulsion, kick
 from rebapl.repulsion.parameters import total_norm
 from rebapl.sampling.adaptive import worth_another_cycle
 from rebapl.sampling.laplace import draws
-from rebapl.sampling.loop import Drawing, Loop, Sample, kept
-from rebapl.sampling.objective import Batch, Gradients, Objective, ReferencePool, evaluating
+from rebapl.sampling.loop import Drawing, Loop, Sample, cpu_copy
+from rebapl.sampling.objective import PORTION, Batch, Gradients, Objective, ReferencePool, evaluating
 from rebapl.sampling.schedule import build_schedule
 from rebapl.sampling.settings import Cold, Repelling, Warm
 from rebapl.sampling.swag import GaussianPath
 
 COMPILED_FROM = 10_000
-"""Steps of a run from which on layers are compiled, which costs some ten seconds and saves one or two milliseconds a
-step."""
+"""The least number of steps of a run whose layers are compiled. Compiling costs some ten seconds and saves one or two
+milliseconds a step."""
 
 
 class Chain(Loop):
-    """Runs `learner` as `inference` says. `run()` yields samples; `step()` is one iteration.
+    """Samples the parameters of `learner` as `inference` says. `run()` yields samples; `step()` is one iteration.
 
-    * `batches(step)` gives the mini-batch of a step, of `inference.batch` images; `steps_per_epoch` are an epoch.
+    * `batches(step)` returns the mini-batch of a step, with `inference.batch` images.
+    * `steps_per_epoch`: the number of steps in an epoch.
     * `num_data`: number of training examples, N.
-    * `reference`: un-augmented training images, on whose features samples are compared (the first ones are used).
-    * `anchor`: the features on that pool of the model before anything is learned, which give the repulsion's ε its
-      scale; None: those of the parameters as they are now.
-    * `held_out`: images and labels (or None) for adaptive cycles.
-    * `record_every`: every how many steps a record is kept for `rows`; 0 is never.
-    * `check_every`: every how many steps the numbers are checked for being finite, which waits for the device.
-    * `capture`: replay forward and backward passes as CUDA graphs, which is several times faster for small
-      batches; None: on a GPU. Batches must then have one shape. They are drawn in the pass where they can be
-      (`Drawing`).
-    * `compile`: compile the layers of the backbone; None: on a GPU, where the run is long enough to earn it.
+    * `reference`: the pool of un-augmented training images on which samples are compared. If there are more of them
+      than `inference.pool_size`, the first ones are used.
+    * `anchor`: the features on that pool of the model before it learned anything; they set the scale of the repulsion's
+      ε. None: the features at the current parameters.
+    * `held_out`: images, and their labels or None, for adaptive cycles.
+    * `record_every`: the number of steps between two records for `rows`; 0: no records.
+    * `check_every`: the number of steps between two checks that all numbers are finite. A check waits for the device.
+    * `capture`: replay forward and backward passes as CUDA graphs, which is several times faster for small batches;
+      None: on a GPU. All batches must then have the same shape. If `batches` is a `Drawing`, batches are drawn inside
+      the pass.
+    * `compile`: compile the layers of the backbone; None: on a GPU, if the run is long enough for it to pay.
     """
 
     streams = ("chain/sampler", "chain/restart", "chain/repulsion", "chain/learner")
@@ -88,18 +90,20 @@ class Chain(Loop):
         average = inference.averaging
         self.average = None if average is None else EpochAverage(inference.epochs, average.mean, average.std)
         self.path = None if inference.swag is None else GaussianPath()
-        wanted = accelerated(self.device) if self.capture is None else self.capture
-        self.capturing = Capturing([self.generators["chain/learner"]]) if wanted else None
-        long = accelerated(self.device) and self.steps_in_all >= COMPILED_FROM
-        self.compiles = long if self.compile is None else self.compile
-        self.drawing = self.batches if wanted and isinstance(self.batches, Drawing) and self.batches.drawable else None
+        captures = accelerated(self.device) if self.capture is None else self.capture
+        self.capturing = Capturing([self.generators["chain/learner"]]) if captures else None
+        pays = accelerated(self.device) and self.steps_in_all >= COMPILED_FROM
+        self.compiles = pays if self.compile is None else self.compile
+        self.drawing: Drawing | None = None
+        if captures and isinstance(self.batches, Drawing) and self.batches.drawable:
+            self.drawing = self.batches
         draw = None if self.drawing is None else self.drawing.draw
         self.objective = Objective(self.learner, tensors, self.reference, draw)
         self._ends: dict[int, dict[str, Tensor]] = {}
         self._predictions: list[Tensor] = []
 
     def _repulsion(self, settings: Repelling, reference: ReferencePool, anchor: Tensor | None) -> Repulsion:
-        # a distance that cannot work on such clouds says so now, not when the first cycle is over
+        # try the distance on clouds of this shape: if it cannot work on them, it says so now, not after the first cycle
         stream = torch.Generator().manual_seed(0)
         first, second = (torch.randn(reference.shape, generator=stream) for _ in range(2))
         Repulsion(settings, anchor=first, generator=stream).remember(second)
@@ -122,7 +126,7 @@ class Chain(Loop):
 
     @property
     def repulsion(self) -> Repulsion | None:
-        """The force of that chain, with its state."""
+        """The repulsion of that chain, with its state; None without repulsion."""
         return self.repulsions[self.chain] if self.repulsions else None
 
     def _advance(self, now: int) -> bool:
@@ -144,15 +148,15 @@ class Chain(Loop):
         elif self.schedule.at_sample:
             self._keep(cycle, chain, None if self.average is None else self.average.sums)
         if self.schedule.at_cycle_end:
-            for _ in range(0 if self.path is None else self.inference.samples_per_cycle):
-                assert self.path is not None
-                self._keep(cycle, chain, self.path.draw(self.generators["chain/sampler"]))
+            if self.path is not None:
+                for _ in range(self.inference.samples_per_cycle):
+                    self._keep(cycle, chain, self.path.draw(self.generators["chain/sampler"]))
             self._end_cycle(cycle, chain)
         return checked
 
     def _restart(self) -> None:
-        """The start θ of this cycle and chain: as given, the chain's last with a kick, or drawn anew."""
-        if self.schedule.cycle > 0 and self.inference.independent_cycles > 1:  # which has random streams of its own
+        """Set θ to where this cycle and chain start: as it is, the chain's last θ with a kick, or drawn anew."""
+        if self.schedule.cycle > 0 and self.inference.independent_cycles > 1:  # this cycle has streams of its own
             for name, stream in self.generators.items():
                 stream.manual_seed(derived_seed(self.seed, *name.split("/"), "cycle", self.schedule.cycle))
         first = self.cycle == 0 and self.chain == 0
@@ -173,7 +177,7 @@ class Chain(Loop):
             self.repulsion.begin_cycle(recall=self.chain == 0)
 
     def _gradients(self, batch: Batch) -> Gradients:
-        """Loss and force: one pass forward and backward, which is captured where it can be."""
+        """Loss and force: one forward and backward pass, which is captured if that is possible."""
         force, kind, state = self.repulsion, "plain", dict[str, Tensor]()
         if force is not None:
             acts = force.acts(self.schedule.exploring, self.schedule.within)
@@ -186,29 +190,29 @@ class Chain(Loop):
             if force.distance.waits(self.reference.points, self.device):
                 capturing = None
             memory, decoupled = self.cycle, self._decoupled
-        one = partial(self.objective.gradients, force, kind, decoupled)
-        with compiling() if self.compiles else nullcontext():
+        run_pass = partial(self.objective.gradients, force, kind, decoupled)
+        with compiling(self.compiles):
             if capturing is None:
-                gradients = one(batch, chosen, state)
+                gradients = run_pass(batch, chosen, state)
             else:
                 name = f"{kind}, decoupled" if decoupled else kind
-                gradients = capturing(name, one, batch, chosen, state, memory=memory)
+                gradients = capturing(name, run_pass, batch, chosen, state, memory=memory)
         if force is not None:
             force.keep(gradients.state)
         return gradients
 
     @property
     def _decoupled(self) -> bool:
-        """Whether an adaptive optimiser moves θ, which would rescale a force that goes through it."""
+        """Whether an adaptive optimiser moves θ now. It would rescale a force that went through it."""
         return isinstance(self.schedule.current, torch.optim.AdamW)
 
     @torch.no_grad()
     def _move(self, now: int, gradients: Gradients) -> None:
-        """The optimizer's step, and beside it the force that does not go through it.
+        """Make the optimizer's step, and move θ by a force that does not go through this step.
 
-        An adaptive optimiser rescales whatever gradient it is given. So, as AdamW does with weight decay, the force is
-        decoupled from it: θ ← θ − lr·∇term, the term sized so that ‖Δθ_force‖ = fraction·share·‖the optimiser's step‖.
-        A printed force moves θ whatever lr is.
+        An adaptive optimiser rescales every gradient that it receives. So, as AdamW does with weight decay, the force
+        is decoupled from it: θ ← θ − lr·∇term, the term sized so that ‖Δθ_force‖ = fraction·share·‖the optimiser's
+        step‖. A printed force moves θ by the same amount at every lr.
         """
         optimizer, force, parameters = self.schedule.current, self.repulsion, list(self.parameters.values())
         for p, grad in zip(parameters, gradients.through, strict=True):
@@ -218,12 +222,13 @@ class Chain(Loop):
             active = force is not None and force.active(self.schedule.exploring)
             self.diagnostics.before(now, optimizer, gradients.loss, force if active else None)
         lr = optimizer.param_groups[0]["lr"]
-        watched = self._decoupled and force is not None
-        before = [p.detach().clone() for p in parameters] if watched else []
-        optimizer.step()
-        if watched and force is not None:
+        if force is not None and self._decoupled:
+            before = [p.detach().clone() for p in parameters]
+            optimizer.step()
             moved = total_norm(p - old for p, old in zip(parameters, before, strict=True))
             force.keep({"moved": moved / lr if lr else torch.zeros_like(moved)})
+        else:
+            optimizer.step()
         printed = force is not None and force.force.outside
         for p, grad in zip(parameters, gradients.beside, strict=False):
             if grad is not None:
@@ -231,14 +236,15 @@ class Chain(Loop):
         if self._records(now):
             self.diagnostics.after(optimizer)
 
-    def _keep(self, cycle: int, chain: int, other: dict[str, Tensor] | None) -> None:
-        """Take the current θ, or `other` in its place, as a sample, and remember its features."""
+    def _keep(self, cycle: int, chain: int, replacement: dict[str, Tensor] | None) -> None:
+        """Store the current θ, or its `replacement`, as a sample, and remember its features for the repulsion."""
         current = {name: p.detach().clone() for name, p in self.parameters.items()}
-        if other is not None:
-            self._set(other)
-        taken = [kept(self.parameters)]
-        if self.inference.laplace is not None:  # draws around θ instead, by a stream of this cycle and chain alone
-            taken = draws(
+        if replacement is not None:
+            self._set(replacement)
+        if self.inference.laplace is None:
+            stored = [cpu_copy(self.parameters)]
+        else:  # draws around θ, from a stream that belongs to this cycle and chain alone
+            stored = draws(
                 self.learner,
                 self.parameters,
                 (self.batches(step)[0] for step in range(self.steps_per_epoch)),
@@ -247,9 +253,9 @@ class Chain(Loop):
                 decay=self.inference.sampler.weight_decay,
                 stream=generator(self.seed, "chain", "laplace", cycle, chain),
             )
-        self.samples += [Sample(parameters, cycle, chain, self.schedule.steps) for parameters in taken]
+        self.samples += [Sample(parameters, cycle, chain, self.schedule.steps) for parameters in stored]
         with evaluating(self.learner):
-            if self.reference is not None and cycle < self.inference.cycles - 1:  # nothing comes after the last
+            if self.reference is not None and cycle < self.inference.cycles - 1:  # the last cycle's samples repel none
                 self.repulsions[chain].remember(self.reference.stored())
             if self.held_out is not None and self.inference.adaptive is not None:
                 self._predictions.append(self._predict(self.held_out[0]))
@@ -264,9 +270,9 @@ class Chain(Loop):
             cycles = list(torch.stack(self._predictions).split(per_cycle))
             self.stopped = not worth_another_cycle(cycles, labels, rule)
 
-    def _predict(self, images: Tensor, chunk: int = 64) -> Tensor:
+    def _predict(self, images: Tensor) -> Tensor:
         """Class probabilities (M, C), on the CPU."""
-        logits = [self.learner(part.to(self.device)).logits.float() for part in images.split(chunk)]
+        logits = [self.learner(part.to(self.device)).logits.float() for part in images.split(PORTION)]
         return torch.cat(logits).softmax(-1).cpu()
 
     @torch.no_grad()
@@ -277,7 +283,7 @@ class Chain(Loop):
     def _own_state(self) -> dict[str, Any]:
         return {
             "parameters": self.parameters,
-            "repulsions": [each.state_dict(memory=chain == 0) for chain, each in enumerate(self.repulsions)],
+            "repulsions": [force.state_dict(memory=chain == 0) for chain, force in enumerate(self.repulsions)],
             "average": None if self.average is None else self.average.sums,
             "path": None if self.path is None else self.path.state_dict(),
             "ends": {str(chain): end for chain, end in self._ends.items()},
@@ -311,7 +317,7 @@ def epoch_weights(epochs: int, mean: float, std: float) -> list[float]:
 
 
 class EpochAverage:
-    """Σ_e w_e·θ_e over one cycle, θ_e the parameters at the end of epoch e (PromptSRC, Khattak et al. 2023)."""
+    """Σ_e w_e·θ_e over one cycle, with θ_e the parameters at the end of epoch e (PromptSRC, Khattak et al. 2023)."""
 
     def __init__(self, epochs: int, mean: float, std: float) -> None:
         self.weights = epoch_weights(epochs, mean, std)
@@ -322,7 +328,7 @@ class EpochAverage:
 
     @torch.no_grad()
     def add(self, epoch: int, parameters: Mapping[str, Tensor]) -> None:
-        """Count the parameters at the end of epoch `epoch`, from 0."""
+        """Add the parameters at the end of epoch `epoch`; the first epoch is 0."""
         for name, value in parameters.items():
             term = value.detach().float() * self.weights[epoch]
             self.sums[name] = self.sums[name] + term if name in self.sums else term

@@ -1,4 +1,7 @@
-"""Notes of a run's steps, kept on the device and read when somebody asks: records, and numbers that are not finite."""
+"""Records of a run's steps, and a guard against numbers that are not finite.
+
+Both are stored on the device, so that a step does not wait for it, and are copied to the CPU when they are read.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ ADVICE = {
 
 
 class NonFiniteError(UserError):
-    """A term became infinite or NaN: `step` and `term` say when and which. The last good state is put back."""
+    """The `term` of the objective became infinite or NaN at the `step`. The state after `good_step` is restored."""
 
     def __init__(self, step: int, term: str, good_step: int) -> None:
         super().__init__(
@@ -34,7 +37,8 @@ class NonFiniteError(UserError):
 
 
 class Guard:
-    """Notes, on the device, the first step at which each term was not finite; `first` reads it (and waits).
+    """Notes on the device the first step at which each term was not finite. `first` reads it, which waits for the
+    device.
 
     >>> guard = Guard("cpu")
     >>> guard.note(7, finite(loss=torch.tensor(1.0)))
@@ -46,24 +50,24 @@ class Guard:
     def __init__(self, device: torch.device | str) -> None:
         self.terms = list(ADVICE)
         self._never = torch.iinfo(torch.int64).max
-        self._seen = torch.full((len(self.terms),), self._never, device=device)
+        self._first_steps = torch.full((len(self.terms),), self._never, device=device)
 
     def note(self, step: int, finite: Tensor) -> None:
-        """`finite` says which numbers of a step are finite, as the function of that name gives it."""
-        self._seen = torch.where(finite, self._seen, self._seen.clamp(max=step))
+        """Note which terms of a step are not finite; `finite` is the result of the function `finite`."""
+        self._first_steps = torch.where(finite, self._first_steps, self._first_steps.clamp(max=step))
 
     def first(self) -> tuple[int, str] | None:
-        """The earliest step and term that was not finite; None if all were."""
-        steps = self._seen.tolist()
+        """The first step at which a term was not finite, and this term; None if all terms were finite."""
+        steps = self._first_steps.tolist()
         step = min(steps)
         return None if step == self._never else (step, self.terms[steps.index(step)])
 
     def clear(self) -> None:
-        self._seen.fill_(self._never)
+        self._first_steps.fill_(self._never)
 
 
 def finite(**values: Tensor) -> Tensor:
-    """Which of the terms of ADVICE are finite, as bool in that order, if `values` (shape ()) are those that there are.
+    """Which terms are finite, as a bool tensor in the order of ADVICE. `values` (shape ()) are the terms that exist.
 
     >>> finite(loss=torch.tensor(1.0), gradient=torch.tensor(float("inf")))
     tensor([ True,  True, False,  True,  True])
@@ -74,16 +78,16 @@ def finite(**values: Tensor) -> Tensor:
 
 
 class Diagnostics:
-    """Records, for some steps of any loop:
+    """Records of some steps of a loop. A record holds:
 
-    * `loss`, and `gradient_norm`: ‖∇‖ of all that was back-propagated;
+    * `loss`, and `gradient_norm`: ‖∇‖ of what goes through the optimizer's step, without the prior's share;
     * `kinetic_temperature`: mean p², corrected for the integrator (SGHMC);
     * `configurational_temperature`: N·⟨θ−θ₀, ∇L⟩/d, the virial, which averages to T at equilibrium;
-    * `acceptance`: share of coordinates where the estimated gradient noise left room for injected noise;
-    * `distance`, `force_norm`: d² to the nearest remembered sample, and the norms of a relative force, added up;
+    * `acceptance`: the share of coordinates where the estimated gradient noise left room for injected noise;
+    * `distance`, `force_norm`: d² to the nearest remembered sample, and the sum of the norms of a relative force;
     * `lr`, `temperature` of the step.
 
-    Call `before` between backward() and the optimizer's step, `after` between that and the schedule's.
+    Call `before` between `backward()` and the optimizer's step, and `after` between that and the schedule's step.
 
     >>> theta = torch.nn.Parameter(torch.ones(2))
     >>> sampler, record = SGHMC([theta], lr=0.1, num_data=10), Diagnostics()
@@ -111,8 +115,8 @@ class Diagnostics:
         if isinstance(optimizer, Rule):
             record["configurational_temperature"] = _virial(optimizer)
         if repulsion is not None:
-            of_force = {"distance": "distance", "norm": "force_norm"}
-            record |= {of_force[name]: value for name, value in repulsion.state.items() if name in of_force}
+            columns = {"distance": "distance", "norm": "force_norm"}
+            record |= {columns[name]: value for name, value in repulsion.state.items() if name in columns}
         self._records.append(record)
 
     @torch.no_grad()
@@ -124,18 +128,18 @@ class Diagnostics:
             record["acceptance"] = optimizer.acceptance()
 
     def rows(self) -> list[dict[str, float]]:
-        """All records as numbers. This waits for the device."""
+        """All records as numbers, which waits for the device."""
         return [{name: float(value) for name, value in record.items()} for record in self._records]
 
 
 def _virial(optimizer: Rule) -> Tensor:
-    total, count = [], 0
+    products, count = [], 0
     for group in optimizer.param_groups:
         params = [p for p in group["params"] if p.grad is not None]
         for p, g in zip(params, optimizer.gradients(group, params), strict=True):
             center = optimizer.state[p].get("center", 0.0)
-            total.append(((p - center) * g).sum() * group["num_data"])
+            products.append(((p - center) * g).sum() * group["num_data"])
             count += p.numel()
-    if not total:
+    if not products:
         return torch.tensor(math.nan)
-    return torch.stack([x.to(total[0].device) for x in total]).sum() / count
+    return torch.stack([x.to(products[0].device) for x in products]).sum() / count

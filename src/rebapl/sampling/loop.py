@@ -1,10 +1,10 @@
-"""The part that all runs of a sampler share: steps that can be resumed, records, and the way back to a good state."""
+"""What all sampling loops share: steps that can be resumed, records, and the return to the last good state."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -19,20 +19,21 @@ from rebapl.randomness import generator
 from rebapl.repulsion.parameters import total_norm
 from rebapl.sampling.diagnostics import Diagnostics, Guard, NonFiniteError, finite
 from rebapl.sampling.objective import Batch, ReferencePool
+from rebapl.sampling.rule import Rule
 from rebapl.sampling.schedule import CyclicalSchedule
 from rebapl.sampling.settings import Inference
 
 Batches = Callable[[int], tuple[Tensor, Tensor]]
-"""step → images (B, …), labels (B,): a pure function of the step, so that a resumed run sees the same."""
+"""step → images (B, …), labels (B,): a pure function of the step, so that a resumed run gets the same batches."""
 
 
 @runtime_checkable
 class Drawing(Protocol):
-    """`Batches` that can be drawn inside a captured pass, where `drawable`: batches(step) is draw(choices(step)).
+    """`Batches` that can be drawn inside a captured pass, if `drawable` is true: batches(step) is draw(choices(step)).
 
-    `choices(step)` is all that is random in a step, one row per image; it may be on the CPU, in pinned memory. It is a
-    new tensor each time: the device may not have read the last one yet. `draw` makes images and labels of it on the
-    device, by operations that have the same shapes at each step and do not wait.
+    `choices(step)` holds everything that is random in a step, one row per image; it may be on the CPU, in pinned
+    memory. It is a new tensor each time, because the device may not have read the previous one yet. `draw` makes images
+    and labels from it on the device, by operations that have the same shapes at each step and do not wait.
     """
 
     @property
@@ -45,7 +46,7 @@ class Drawing(Protocol):
 
 @dataclass(frozen=True)
 class Sample:
-    """One θ of the posterior: name → float32 tensor on the CPU, and where in the run it was taken."""
+    """One θ of the posterior (name → float32 tensor on the CPU), and the cycle, chain and step that it comes from."""
 
     parameters: dict[str, Tensor]
     cycle: int
@@ -54,10 +55,10 @@ class Sample:
 
 
 class Loop(ABC):
-    """A run of a sampler on a learner, which `rebapl.training` drives without knowing the sampler.
+    """A run of a sampler on a learner, which `rebapl.training` drives without knowing which sampler it is.
 
-    `Chain` describes the arguments. All randomness comes from `seed`. `state_dict()` between two steps holds
-    everything: a run restored from it equals an uninterrupted one bit for bit.
+    `Chain` describes the arguments. All randomness comes from `seed`. Between two steps, `state_dict()` holds the whole
+    state: a run that is restored from it equals an uninterrupted run bit for bit.
     """
 
     schedule: CyclicalSchedule
@@ -94,18 +95,18 @@ class Loop(ABC):
         self.generators = {name: generator(seed, *name.split("/"), device=self.device) for name in self.streams}
         self.guard, self.diagnostics = Guard(self.device), Diagnostics()
         self.samples: list[Sample] = []
-        self.stopped = False  # by adaptive cycles
-        self.last_loss = math.nan  # as of the last check, so that looking at it never waits
+        self.stopped = False  # true if adaptive cycles ended the run
+        self.last_loss = math.nan  # that of the last check, so that reading it never waits for the device
         self._good: dict[str, Any] | None = None
         learner.use_noise(self.generators[self.streams[-1]])
         self._build(reference, anchor)
 
     @abstractmethod
     def _build(self, images: Tensor | None, anchor: Tensor | None) -> None:
-        """Make the schedule and everything else that only this sampler has; refuse settings of another one."""
+        """Make the schedule and the other parts of this sampler; refuse the settings of another sampler."""
 
     def _pool(self, space: str, images: Tensor | None, n: int | None, rows: int | None = None) -> ReferencePool:
-        """The first of the reference images, of which each step compares `n`, in a feature space."""
+        """The pool of reference images in a feature space; each step compares `n` of the images."""
         if images is not None:
             images = images[: self.inference.pool_size].to(self.device)
         return ReferencePool(self.learner, space, images, n, self.batches(0)[0][:1], rows)
@@ -120,21 +121,23 @@ class Loop(ABC):
         return self.stopped or self.schedule.done
 
     def begin_at(self, cycle: int) -> None:
-        """Go to the beginning of a cycle, counted over all chains, that does not depend on those before it."""
+        """Go to the beginning of a cycle that does not depend on those before it; cycles count over all chains."""
         independent = self.inference.independent_cycles
         if independent == 1 or not 0 <= cycle <= independent:
             raise UserError(f"cycle {cycle} of this run cannot be sampled by itself: see `independent_cycles`")
         self.schedule.load_state_dict({**self.schedule.state_dict(), "steps": self.schedule.timetable.start_of(cycle)})
 
     def run(self) -> Iterator[Sample]:
-        """All samples that are still to come, as they are taken."""
+        """Do all steps that remain, and yield each sample as soon as it is stored."""
         while not self.done:
             before = len(self.samples)
             self.step()
             yield from self.samples[before:]
 
     def step(self) -> None:
-        """One iteration. If a number was not finite, the last good state is put back and the error is raised."""
+        """One iteration. If a number was not finite, the last good state is restored and the error is raised."""
+        if self.done:
+            raise UserError("this run is over: it has taken all its samples")
         if self._good is None:
             self._good = self.state_dict()
         with current(self.device):
@@ -144,7 +147,7 @@ class Loop(ABC):
 
     @abstractmethod
     def _advance(self, now: int) -> bool:
-        """Do iteration `now`; whether its numbers were checked, so that the state is good to go back to."""
+        """Do iteration `now`. Return whether its numbers were checked, so that its state is good to return to."""
 
     def _check_size(self, step: int, batch: Batch) -> None:
         count = len(batch if isinstance(batch, Tensor) else batch[0])
@@ -155,19 +158,21 @@ class Loop(ABC):
             )
 
     def _records(self, now: int) -> bool:
-        """Whether iteration `now` is one of those with a record."""
+        """Whether iteration `now` gets a record."""
         return self.record_every > 0 and now % self.record_every == 0
 
     def _checked(self, now: int, loss: Tensor) -> bool:
-        """After iteration `now`, at a sample and every `check_every` steps: refuse numbers that are not finite."""
+        """At a sample and every `check_every` steps, refuse numbers that are not finite; return whether it did so."""
         checking = self.schedule.at_sample or (now + 1) % self.check_every == 0
         if checking:
             self.refuse_what_is_not_finite()
             self.last_loss = loss.item()
+            if isinstance(self.schedule.optimizer, Rule):
+                self.schedule.optimizer.warn_if_clamped()
         return checking
 
     def refuse_what_is_not_finite(self) -> None:
-        """If a number was not finite, put the last good state back and raise the error. This waits for the device."""
+        """If a number was not finite, restore the last good state and raise the error. This waits for the device."""
         norm = total_norm(p.detach() for p in self.parameters.values())
         self.guard.note(self.schedule.steps - 1, finite(parameters=norm))
         first = self.guard.first()
@@ -179,7 +184,7 @@ class Loop(ABC):
         raise NonFiniteError(*first, good_step=self.schedule.steps)
 
     def rows(self) -> list[dict[str, float]]:
-        """The records since the last call, with the cycle and the chain of each. This waits for the device."""
+        """The records since the last call, each with its cycle and chain. This waits for the device."""
         rows = []
         for row in self.diagnostics.rows():
             cycle, chain = divmod(self.schedule.timetable.locate(int(row["step"]))[0], self.inference.chains)
@@ -191,15 +196,15 @@ class Loop(ABC):
         """Everything that the rest of the run depends on: nested dicts and lists of tensors and plain values."""
         changing = {
             "schedule": self.schedule.state_dict(),
-            "optimizers": [each.state_dict() for each in self.schedule.optimizers],
-            "generators": {name: each.get_state() for name, each in self.generators.items()},
+            "optimizers": [optimizer.state_dict() for optimizer in self.schedule.optimizers],
+            "generators": {name: stream.get_state() for name, stream in self.generators.items()},
             **self._own_state(),
         }
-        return {**copied(changing), "samples": [vars(sample).copy() for sample in self.samples]}
+        return {**cloned(changing), "samples": [vars(sample).copy() for sample in self.samples]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a `state_dict` of a run with the same learner and settings."""
-        changing = copied({name: value for name, value in state.items() if name != "samples"})
+        changing = cloned({name: value for name, value in state.items() if name != "samples"})
         self._restore(changing)
         for optimizer, saved in zip(self.schedule.optimizers, changing["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
@@ -211,14 +216,14 @@ class Loop(ABC):
 
     @abstractmethod
     def _own_state(self) -> dict[str, Any]:
-        """The part of the state that only this sampler has."""
+        """The part of the state that belongs to this sampler only."""
 
     @abstractmethod
     def _restore(self, state: dict[str, Any]) -> None:
         """The inverse of `_own_state`."""
 
     def check_restored(self) -> None:
-        """Raise a `ValueError` if a state was restored that cannot be of this run."""
+        """Raise a `ValueError` if the state that was restored cannot belong to this run."""
         steps = self.schedule.steps
         if not isinstance(steps, int) or not 0 <= steps <= self.steps_in_all:
             raise ValueError(f"it was taken after {steps!r} of {self.steps_in_all} steps")
@@ -228,12 +233,12 @@ class Loop(ABC):
                 raise ValueError("its samples are of another learner")
 
 
-def kept(parameters: dict[str, Any]) -> dict[str, Tensor]:
-    """A copy of parameters as a sample has them: float32 on the CPU."""
+def cpu_copy(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A copy of parameters in the form of a sample: float32 on the CPU."""
     return {name: p.detach().to("cpu", torch.float32, copy=True) for name, p in parameters.items()}
 
 
 @torch.no_grad()
-def copied(tree: Any) -> Any:
-    """The same nested dicts and lists, with tensors cloned."""
+def cloned(tree: Any) -> Any:
+    """The same nested dicts and lists, with clones of the tensors."""
     return tree_map_only(Tensor, torch.clone, tree)

@@ -1,23 +1,23 @@
-"""A diagonal mass matrix, so that coordinates whose gradients differ by orders of magnitude are sampled on one scale.
+"""A diagonal mass matrix brings coordinates whose gradients differ by orders of magnitude to one scale.
 
-With a constant diagonal P > 0, sampling φ = P^(−1/2)·θ by a step rule is sampling θ from the same density. For SGHMC:
+With a constant diagonal P > 0, sampling φ = P^(−1/2)·θ by a step rule samples θ from the same density. For SGHMC:
 
     p ← p − h·N·P^(1/2)·∇L̃(θ);  θ ← θ + ½h·P^(1/2)·p;  p ← (1−η)·p + sqrt(T·(1−(1−η)²))·ε;  θ ← θ + ½h·P^(1/2)·p
 
 and for SGLD: θ ← θ − lr·P·∇L̃(θ) + sqrt(2·lr·T·P/N)·ε. P is the inverse of the mass. On a quadratic of curvatures λ_i
-of N·L the stationary variance is T/λ_i for every P ("kdod" exactly; the others as their docstrings say with P_i·λ_i in
-the place of λ), the step is stable for α·P_i·λ_i < 4, and the slowest direction relaxes the quicker, the flatter the
-P_i·λ_i are.
+of N·L the stationary variance is T/λ_i for every P (exactly so for "kdod"; for the other integrators their formulas
+hold with P_i·λ_i in place of λ). The step is stable for α·P_i·λ_i < 4 ("kdod"). The more alike the P_i·λ_i are, the
+faster the slowest direction relaxes.
 
-P must not follow θ or its gradient while samples are taken, or the target would be another density. So it is estimated
-while exploring, at temperature 0, and frozen when the noise begins, as Stan does in its warm-up. With v̂ a running mean
-of squared gradients and ε' = `DAMPING`·mean √v̂, which bounds P where there is hardly any gradient:
+P must not depend on θ or its gradient while samples are taken, or the target would be another density. So it is
+estimated while exploring, at temperature 0, and frozen when the noise begins, as Stan does in its warm-up. With v̂ a
+running mean of squared gradients and ε' = `DAMPING`·mean √v̂, which bounds P where there is hardly any gradient:
 
     after AdamW     P_i = (1−momentum)/(√v̂_i + ε')     a step without noise is as long as AdamW's at the same lr
     after SGD       P_i = c/(√v̂_i + ε')                c such that Σ P_i²·v̂_i = Σ v̂_i: as long as SGD's at the same lr
 
-Fewer than `FEWEST` gradients say too little: where they happened to be small, the first large one would throw θ far.
-After fewer, P is 1.
+P is 1 after fewer than `FEWEST` gradients. They are too few to estimate it: where they happened to be small, the first
+large gradient would throw θ far.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from torch import Tensor
 from rebapl.errors import UserError
 
 DECAY = 0.999
-"""How much of the running mean of squared gradients one more step keeps, as in Adam."""
+"""The weight of the old value in the running mean of squared gradients at each step, as in Adam."""
 
 DAMPING = 0.01
 """The share of the mean √v̂ that is added to each √v̂."""
 
 FEWEST = 10
-"""The gradients that a mass matrix is made of at least."""
+"""The least number of gradients from which a mass matrix is estimated."""
 
 
 def inverse_mass_of_gradients(second_moments: Sequence[Tensor], damping: float = DAMPING) -> list[Tensor]:
-    """P for second moments v̂ of the gradients: a step is as long as without P, and no direction is left behind.
+    """P from the second moments v̂ of the gradients. A step is as long as without P, and similar in all directions.
 
     >>> (p,) = inverse_mass_of_gradients([torch.tensor([1.0, 1e-4])], damping=1e-6)
     >>> (p / p[0]).round()
@@ -49,8 +49,8 @@ def inverse_mass_of_gradients(second_moments: Sequence[Tensor], damping: float =
     scales = _scales(second_moments, damping)
     before = torch.stack([v.sum() for v in second_moments]).sum()
     after = torch.stack([(v / s.square()).sum() for v, s in zip(second_moments, scales, strict=True)]).sum()
-    length = (before / after.clamp_min(torch.finfo(after.dtype).tiny)).sqrt()
-    return [length / s for s in scales]
+    factor = (before / after.clamp_min(torch.finfo(after.dtype).tiny)).sqrt()
+    return [factor / s for s in scales]
 
 
 def inverse_mass_of_adamw(
@@ -58,7 +58,7 @@ def inverse_mass_of_adamw(
 ) -> dict[Tensor, Tensor]:
     """P for each parameter of an AdamW (or Adam) that has had a gradient; 1 after fewer than `FEWEST` of them.
 
-    `momentum` is that of the sampler that is to use P.
+    `momentum` is the momentum of the sampler that will use P.
     """
     moments: dict[Tensor, Tensor] = {}
     for group in optimizer.param_groups:
@@ -67,7 +67,7 @@ def inverse_mass_of_adamw(
             if "exp_avg_sq" in state:
                 moments[p] = state["exp_avg_sq"] / (1 - group["betas"][1] ** state["step"].to(p))
     if not moments:
-        raise UserError("a mass matrix is made of an Adam's second moments, and this one has made no step yet")
+        raise UserError("a mass matrix is estimated from AdamW's second moments, and this AdamW has made no step yet")
     if max(float(optimizer.state[p]["step"]) for p in moments) < FEWEST:
         return {p: torch.ones_like(p) for p in moments}
     scales = _scales(list(moments.values()), damping)

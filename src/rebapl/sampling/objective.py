@@ -1,7 +1,7 @@
 """The objective of a step, L(θ) = mean loss of a mini-batch + the repulsion's term, and its gradient.
 
-`Objective.gradients` is a pure function of tensors, the parameters and the repulsion's memory: `rebapl.captured` makes
-it fast from outside. `ReferencePool` has the images on which the repulsion compares features.
+`Objective.gradients` is a pure function of its tensors, the parameters and the repulsion's memory, so `rebapl.captured`
+can make it fast from outside. `ReferencePool` holds the images on which the repulsion compares features.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ from rebapl.repulsion.parameters import Gradient, gradient_of, sum_of, total_nor
 from rebapl.sampling.diagnostics import finite
 
 Batch = tuple[Tensor, Tensor] | Tensor
-"""Images and labels, or the choices from which a pass draws them."""
+"""Images and labels, or the random choices from which a pass draws them (see `Drawing`)."""
+
+PORTION = 64
+"""How many images go through a learner at a time, where no gradient is needed."""
 
 
 class Gradients(NamedTuple):
     """The outcome of a pass.
 
-    `loss` is the mean loss (), `through` the gradient that goes through the optimizer's step, `beside` the gradient of
-    a force that does not (empty without one), `finite` says which numbers are finite (see `diagnostics.finite`), and
-    `state` has new values for the state of the chain's force.
+    `loss` is the mean loss (), and `through` the gradient that goes through the optimizer's step. `beside` is the
+    gradient of a force that does not go through it; it is empty if there is no such force. `finite` says which numbers
+    are finite (see `diagnostics.finite`), and `state` has new values for the state of the chain's force.
     """
 
     loss: Tensor
@@ -40,7 +43,7 @@ class Gradients(NamedTuple):
 
 
 class Objective:
-    """The objective of a learner. `draw` makes images and labels of choices, where batches come as those."""
+    """The objective of a learner. If batches come as random choices, `draw` makes images and labels from them."""
 
     def __init__(
         self,
@@ -60,10 +63,11 @@ class Objective:
         chosen: tuple[Tensor, ...] = (),
         state: Mapping[str, Tensor] | None = None,
     ) -> Gradients:
-        """One pass forward and backward; `kind` and `state` come from `force.plan`, `chosen` from the pool.
+        """One forward and backward pass; `kind` and `state` come from `force.plan`, `chosen` from
+        `ReferencePool.choose`.
 
-        The force goes beside the step where it is printed, or `decoupled` from an adaptive optimiser. Norms are
-        computed here, so that a replay has them, too.
+        The gradient of a force that is printed, or `decoupled` from an adaptive optimiser, is returned apart, as
+        `beside`. Norms are computed here, so that a replay computes them too.
         """
         images, labels = self.draw(batch) if self.draw is not None and isinstance(batch, Tensor) else batch
         state = state or {}
@@ -71,8 +75,8 @@ class Objective:
             loss = self.learner.loss(output_of(self.learner, images), labels)
             through = gradient_of(loss, self.parameters)
             norm = total_norm(through)
-            noted = {} if force is None else force.noted(state, loss, norm)
-            return Gradients(loss.detach(), through, (), finite(loss=loss, gradient=norm), noted)
+            new_state = {} if force is None else force.noted(state, loss, norm)
+            return Gradients(loss.detach(), through, (), finite(loss=loss, gradient=norm), new_state)
         assert self.pool is not None
         loss, cloud, points = self.pool.compared(images, labels, chosen)
         term = force.term(kind, state, cloud, points, loss, self.parameters, decoupled)
@@ -89,17 +93,17 @@ class Objective:
         values = {"loss": loss, "gradient": norm, "repulsion": term.value}
         if any(grad is not None for grad in pull):
             values["force"] = total_norm(pull)
-        known = norm if apart and term.of_loss is None else None
-        after = {**term.state, **force.noted(state, loss, known)}
-        return Gradients(loss.detach(), through, pull, finite(**values), after)
+        norm_of_loss = norm if apart and term.of_loss is None else None
+        new_state = {**term.state, **force.noted(state, loss, norm_of_loss)}
+        return Gradients(loss.detach(), through, pull, finite(**values), new_state)
 
 
 class ReferencePool:
-    """The reference images of a run, seen in one feature space.
+    """The reference images of a run, and the feature space in which samples are compared on them.
 
-    Clouds with a row per image come from n random images of the pool, in one pass with the training batch; clouds
-    with a row per class (text) and the weights need no images. `both` has rows of either kind. `shape` is that of
-    the cloud on the whole pool. Of a step's rows, `keep` random ones are compared (None: all).
+    A cloud with one row per image is computed for n random images of the pool, in one pass with the training batch. A
+    cloud with one row per class (text) and the weights need no images. The space `both` has rows of both kinds. `shape`
+    is the shape of the cloud on the whole pool. Of a step's rows, `keep` random ones are compared (None: all).
     """
 
     def __init__(
@@ -110,9 +114,9 @@ class ReferencePool:
         n: int | None,
         example: Tensor,
         keep: int | None = None,
-        chunk: int = 64,
+        chunk: int = PORTION,
     ) -> None:
-        """`images`: (P, 3, H, W), not augmented; `example`: any image (1, 3, H, W), to see what the space is."""
+        """`images`: (P, 3, H, W), not augmented; `example`: any image (1, 3, H, W), to find out the space's shape."""
         self.learner, self.space, self.n, self.chunk = learner, space, n, chunk
         self.parameters = [p for _, p in learner.named_parameters() if p.requires_grad]
         self.example, self.keep = example, keep
@@ -121,14 +125,14 @@ class ReferencePool:
         if space == "weights":
             self.images, self.shape = example[:0], torch.Size([1, sum(p.numel() for p in self.parameters)])
         else:
-            self._look_at(example)
+            self._examine_space(example)
         self.rows = self.shape[0] - len(self.images) + min(n or 0, len(self.images))
-        """How many points the images of a step have, and those that need no images."""
+        """The number of points in a step's cloud: those of its images, and those that need no images."""
         self.points = self.rows if keep is None else keep
         """How many points each step compares."""
 
-    def _look_at(self, example: Tensor) -> None:
-        """See what the feature space is, and refuse one that does not fit the settings."""
+    def _examine_space(self, example: Tensor) -> None:
+        """Find out the shape of the feature space's clouds, and refuse a space that does not fit the settings."""
         output = self.learner(example)
         cloud = output.cloud(self.space)
         requires_dependence(cloud, self.parameters)
@@ -150,7 +154,7 @@ class ReferencePool:
         self.shape = torch.Size([len(cloud) + others, *cloud.shape[1:]])
 
     def choose(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """The random choices of a step: which images of the pool it sees (n,), if any, and which rows it compares."""
+        """A step's random choices: the numbers (n,) of its images in the pool, if any, and of the rows it compares."""
         chosen = [Repulsion.choose(len(self.images), self.n or 0, generator)] if self.per_image else []
         if self.keep is not None:
             chosen.append(Repulsion.choose(self.rows, self.keep, generator))
@@ -159,7 +163,10 @@ class ReferencePool:
     def compared(
         self, images: Tensor, labels: Tensor, chosen: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Mean loss of the batch, the cloud (n, d) of this step, and which points of the stored cloud it is."""
+        """The mean loss of the batch, this step's cloud (n, d), and the numbers of its points in a stored cloud.
+
+        None in place of the numbers stands for all points.
+        """
         points: Tensor | None = None
         if not self.per_image:
             output = output_of(self.learner, images)
@@ -175,12 +182,12 @@ class ReferencePool:
                 points = torch.cat([points, torch.arange(extra, device=points.device) + len(self.images)])
         if self.keep is None:
             return loss, cloud, points
-        kept = chosen[-1]
-        return loss, cloud[kept], kept if points is None else points[kept]
+        rows = chosen[-1]
+        return loss, cloud[rows], rows if points is None else points[rows]
 
     @torch.no_grad()
     def stored(self) -> Tensor:
-        """The cloud of the current parameters on the whole pool (P, d), which a sample is remembered by."""
+        """The cloud (P, d) of the current parameters on the whole pool, as the repulsion's memory stores it."""
         if self.space == "weights":
             return weights(self.parameters)
         if not self.per_image:
@@ -191,7 +198,7 @@ class ReferencePool:
 
 
 def output_of(learner: Learnable[Any], images: Tensor) -> Any:
-    """learner(images); while a graph is recorded, with the class names on a stream of their own."""
+    """learner(images); while a graph is recorded, the class names are encoded on a stream of their own."""
     if recording() and isinstance(learner, HasBranches):
         classes = beside(learner.encode_classes)
         return learner.respond(learner.frozen(images), classes)
@@ -200,7 +207,7 @@ def output_of(learner: Learnable[Any], images: Tensor) -> Any:
 
 @contextmanager
 def evaluating(learner: Learnable[Any]) -> Iterator[None]:
-    """In evaluation mode inside, each part back in its own mode after; no gradients."""
+    """Evaluation mode and no gradients inside `with`; afterwards, each module returns to the mode that it had."""
     modes = [(module, module.training) for module in learner.modules()]
     learner.eval()
     try:

@@ -1,10 +1,10 @@
-"""What all step rules share: target density, prior, estimate of the gradient noise, parameter groups.
+"""What all step rules share: the target density, the prior, the estimate of the gradient noise, parameter groups.
 
 Everything is in mean-loss units, so that learning rates mean what they mean in SGD:
 
     L(θ) = mean loss + ½·wd·‖θ−θ₀‖²,        target density ∝ exp(−N·L(θ)/T)
 
-with N = `num_data`, T = `temperature` (1 is Bayes, 0 is optimisation), prior standard deviation 1/sqrt(N·wd).
+with N = `num_data`, T = `temperature` (1 is Bayes, 0 is optimisation) and the prior standard deviation 1/sqrt(N·wd).
 Where the loss is not a negative log-likelihood, the target is a Gibbs posterior.
 """
 
@@ -23,9 +23,9 @@ from rebapl.sampling.mass_matrix import DECAY, FEWEST, inverse_mass_of_adamw, in
 from rebapl.sampling.settings import SCHEDULED, LangevinSettings
 
 NOISE_DECAY = 0.99
-NOISE_TRUST = 0.5  # of the running mean's full weight, reached after 70 gradients; before, V̂ is shrunk
+NOISE_TRUST = 0.5  # V̂ is shrunk until the running mean has this share of its full weight, which takes 70 gradients
 ESTIMATES = ("last_gradient", "noise_variance", "noise_weight", "second_moment", "moment_weight", "inverse_mass")
-CUT_SHARE = 0.05  # of coordinates without injected noise, above which to warn
+CUT_SHARE = 0.05  # warn if a larger share of coordinates than this gets no injected noise
 
 
 def prior_decay(weight_decay: float, prior_std: float | None, num_data: int) -> float:
@@ -38,20 +38,20 @@ def prior_decay(weight_decay: float, prior_std: float | None, num_data: int) -> 
 
 
 class Rule(torch.optim.Optimizer):
-    """Base of the step rules: gradients with the prior's pull, and the noise that mini-batches already bring.
+    """Base of the step rules: the gradient with the prior's pull, and the noise that mini-batches bring by themselves.
 
-    The `settings`, with their defaults, are those of the sampler's settings class: `temperature`, `weight_decay`,
-    `prior_std`, `gradient_noise`, `mass_matrix`, and for `SGHMC` also `momentum` and `integrator`. `center` may be one
-    tensor per parameter, too. Noise comes from `generator`, or from torch's global stream.
+    The `settings` and their defaults are those of the sampler's settings class: `temperature`, `weight_decay`,
+    `prior_std`, `gradient_noise`, `mass_matrix`, and for `SGHMC` also `momentum` and `integrator`. `center` may also be
+    one tensor per parameter. Noise is drawn from `generator`, or from torch's global stream.
 
-    `gradient_noise` is None (ignored), a constant γ̂, or "estimate": per coordinate, V̂ is a running mean
-    of ½(g_t − g_{t−1})², the variance of the mini-batch mean gradient (differences of neighbours, because a
-    plain running variance would count the movement of θ as noise). The injected noise is reduced accordingly
-    and never below zero.
+    `gradient_noise` is None (gradient noise is ignored), a constant γ̂, or "estimate". The estimate V̂ of each coordinate
+    is a running mean of ½(g_t − g_{t−1})², the variance of the mini-batch mean gradient. It uses differences of
+    successive gradients, because a plain running variance would count the movement of θ as noise. The injected noise is
+    reduced by the gradient noise, and never below zero.
 
-    `mass_matrix="diagonal"` samples in coordinates in which gradients have one scale; see `mass_matrix`. It is
-    estimated from the gradients of the steps at temperature 0 and frozen at the first step above it, or before by
-    `freeze_mass`.
+    `mass_matrix="diagonal"` samples in coordinates in which gradients have one scale; see the module `mass_matrix`. It
+    is estimated from the gradients of the steps at temperature 0, and frozen at the first step at a higher temperature,
+    or earlier by `freeze_mass`.
 
     Steps work on lists of tensors with torch's foreach operations: one kernel for the whole list on a GPU.
     """
@@ -71,8 +71,9 @@ class Rule(torch.optim.Optimizer):
     ) -> None:
         self.generator = generator
         self._warned = False
-        self._clamped: Tensor | None = None  # coordinates cut at zero, and all, so far
-        self._read: Tensor | None = None
+        # how many coordinates had their noise cut at zero, and how many there were, summed over all steps so far …
+        self._clamped: Tensor | None = None
+        self._clamped_before: Tensor | None = None  # … and up to the last call of `acceptance`
         fields = self.settings.model_fields
         own = {name: fields[name].default for name in fields if name not in ("lr", "center", *SCHEDULED)}
         for name in settings:
@@ -82,16 +83,16 @@ class Rule(torch.optim.Optimizer):
         self.defaults["center"] = None if not isinstance(center, str) else center
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("generator", "_warned", "_clamped", "_read")}
+        own = {name: getattr(self, name) for name in ("generator", "_warned", "_clamped", "_clamped_before")}
         return {**super().__getstate__(), **own}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group. What the settings of the sampler refuse is refused, but a temperature of 0, which optimises."""
+        """Add a group. Values that the sampler's settings refuse are refused, except for a temperature of 0."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         values = {name: group[name] for name in self.settings.model_fields if name in group and name != "center"}
         allowed = {
-            "lr": 0.0 if isinstance(group["lr"], Tensor) else group["lr"],  # a tensor is not waited for
+            "lr": 0.0 if isinstance(group["lr"], Tensor) else group["lr"],  # reading a tensor would wait for the device
             "temperature": group["temperature"] or 1.0,
             "gradient_noise": group["gradient_noise"] or None,
         }
@@ -119,14 +120,14 @@ class Rule(torch.optim.Optimizer):
             if [x.shape for x in centers] != [p.shape for p in group["params"]]:
                 raise UserError("center must have one tensor per parameter, of the parameter's shape")
             group["center"] = "given"
-        for p, each in zip(group["params"], centers, strict=True):
-            self.state[p]["center"] = each.to(p)
+        for p, x in zip(group["params"], centers, strict=True):
+            self.state[p]["center"] = x.to(p)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step. Parameters without a gradient are left alone: no noise, no decay.
+        """One step. Parameters without a gradient do not change: they get no noise and no decay.
 
-        `closure`, if given, re-evaluates the model and returns the loss, which is returned.
+        `closure`, if given, re-evaluates the model and returns the loss, and `step` returns this loss.
         """
         loss = None
         if closure is not None:
@@ -146,7 +147,7 @@ class Rule(torch.optim.Optimizer):
         raise NotImplementedError
 
     def restart(self) -> None:
-        """Forget the path so far: momentum to zero, fresh estimates of the gradient noise and of the mass matrix."""
+        """Set the momentum to zero, and begin the estimates of the gradient noise and of the mass matrix anew."""
         for state in self.state.values():
             if "momentum_buffer" in state:
                 state["momentum_buffer"].zero_()
@@ -159,13 +160,13 @@ class Rule(torch.optim.Optimizer):
         wd = prior_decay(group["weight_decay"], group["prior_std"], group["num_data"])
         if wd == 0:
             return grads
-        away: Any = params
+        deviations: Any = params
         if group["center"] is not None:
-            away = torch._foreach_sub(params, [self.state[p]["center"] for p in params])
-        return list(torch._foreach_add(grads, away, alpha=wd))
+            deviations = torch._foreach_sub(params, [self.state[p]["center"] for p in params])
+        return list(torch._foreach_add(grads, deviations, alpha=wd))
 
     def _preconditioned(self, group: dict[str, Any], params: list[Tensor], grads: list[Tensor]) -> list[Tensor]:
-        """P·∇L once the mass matrix of a group is frozen; until then ∇L, which enters its estimate."""
+        """P·∇L once the mass matrix of a group is frozen. Until then ∇L, which is also used to estimate it."""
         if group["mass_matrix"] is None:
             return grads
         if not any("inverse_mass" in self.state[p] for p in group["params"]):
@@ -185,36 +186,41 @@ class Rule(torch.optim.Optimizer):
             state["moment_weight"].lerp_(torch.ones_like(state["moment_weight"]), 1 - DECAY)
 
     def inverse_mass(self, p: Tensor) -> Tensor:
-        """P of one parameter, in its shape; 1 if it had no gradient while the others were measured."""
+        """P of one parameter, in its shape; 1 if it had no gradient while P was estimated."""
         return self.state[p]["inverse_mass"] if "inverse_mass" in self.state[p] else torch.ones_like(p)
 
     @torch.no_grad()
     def freeze_mass(self, adamw: torch.optim.Optimizer | None = None) -> None:
-        """Fix the mass matrix until `restart`.
+        """Compute the mass matrix, which then stays fixed until `restart`.
 
-        It is made of the second moments of an AdamW of the same parameters or, if none is given, of the gradients of
-        this rule's own steps at temperature 0.
+        It is estimated from the second moments of `adamw`, an AdamW of the same parameters, or, without one, from the
+        gradients of this rule's own steps at temperature 0.
         """
-        for group in self.param_groups:
-            if group["mass_matrix"] is None:
-                continue
-            if adamw is not None:
-                masses = inverse_mass_of_adamw(adamw, group.get("momentum", 0.0))
-            else:
-                states = {p: self.state[p] for p in group["params"] if "second_moment" in self.state[p]}
-                if not states:
-                    raise UserError(
-                        "a mass matrix is estimated from steps at temperature 0: let some come before the sampling "
-                        "(`exploration` of a schedule), or call freeze_mass(adamw) with an AdamW that has made steps"
-                    )
-                moments = [state["second_moment"] / state["moment_weight"] for state in states.values()]
-                weight = max(float(state["moment_weight"]) for state in states.values())  # 1 − DECAY^gradients
-                few = weight < 1 - DECAY ** (FEWEST - 0.5)
-                made = [torch.ones_like(v) for v in moments] if few else inverse_mass_of_gradients(moments)
-                masses = dict(zip(states, made, strict=True))
+        groups = [group for group in self.param_groups if group["mass_matrix"] is not None]
+        params = [p for group in groups for p in group["params"]]
+        if params and adamw is None and not any("second_moment" in self.state[p] for p in params):
+            raise UserError(
+                "a mass matrix is estimated from steps at temperature 0: let some come before the sampling "
+                "(`exploration` of a schedule), or call freeze_mass(adamw) with an AdamW that has made steps"
+            )
+        for group in groups:
+            masses = (
+                self._mass_of_own_steps(group["params"])
+                if adamw is None
+                else inverse_mass_of_adamw(adamw, group.get("momentum", 0.0))
+            )
             for p in group["params"]:
                 if p in masses:
                     self.state[p]["inverse_mass"] = masses[p]
+
+    def _mass_of_own_steps(self, params: list[Tensor]) -> dict[Tensor, Tensor]:
+        """P for those of the parameters of a group that had a gradient at temperature 0."""
+        states = {p: self.state[p] for p in params if "second_moment" in self.state[p]}
+        moments = [state["second_moment"] / state["moment_weight"] for state in states.values()]
+        weight = max((float(state["moment_weight"]) for state in states.values()), default=0.0)  # 1 − DECAY^gradients
+        few = weight < 1 - DECAY ** (FEWEST - 0.5)
+        inverse_masses = [torch.ones_like(v) for v in moments] if few else inverse_mass_of_gradients(moments)
+        return dict(zip(states, inverse_masses, strict=True))
 
     def _update_noise_estimate(self, params: Iterable[Tensor]) -> None:
         for p in params:
@@ -230,7 +236,7 @@ class Rule(torch.optim.Optimizer):
             state["last_gradient"].copy_(p.grad)
 
     def gradient_variance(self, p: Tensor) -> Tensor:
-        """V̂ of one parameter, in its shape; shrunk towards zero while few gradients were seen."""
+        """V̂ of one parameter, in its shape. It is shrunk towards zero while it rests on few gradients."""
         state = self.state[p]
         return state["noise_variance"] / state["noise_weight"].clamp_min(NOISE_TRUST)
 
@@ -243,10 +249,10 @@ class Rule(torch.optim.Optimizer):
         weight: float,
         scale: float | Tensor,
     ) -> None:
-        """to ← to + scale·sqrt(variance − weight·s)·ε, the root cut at zero.
+        """to ← to + scale·sqrt(max(0, variance − weight·s))·ε
 
-        s is the variance that the mini-batches bring to the unit-mass momentum in one step: lr·N·V̂ where
-        it is estimated, 2·γ̂·T for a constant γ̂. With a mass matrix, ε has the variance P, and V̂ counts P-fold.
+        s is the variance that mini-batches add to the unit-mass momentum in one step: lr·N·V̂ if it is estimated, and
+        2·γ̂·T for a constant γ̂. With a mass matrix, ε has the variance P, and P·V̂ takes the place of V̂.
         """
         noise = normal_like(to, self.generator)
         masses = None if group["mass_matrix"] is None else [self.inverse_mass(p) for p in params]
@@ -254,30 +260,30 @@ class Rule(torch.optim.Optimizer):
             noise = list(torch._foreach_mul(noise, torch._foreach_sqrt(masses)))
         if group["gradient_noise"] == "estimate":
             for index, (x, p, eps) in enumerate(zip(to, params, noise, strict=True)):
-                brought = self.gradient_variance(p) if masses is None else masses[index] * self.gradient_variance(p)
-                left = variance - weight * group["lr"] * group["num_data"] * brought
-                self._note_clamped(left)
-                x.add_(eps * (left.clamp_min(0).sqrt() * scale))
+                estimate = self.gradient_variance(p) if masses is None else masses[index] * self.gradient_variance(p)
+                remaining = variance - weight * group["lr"] * group["num_data"] * estimate
+                self._note_clamped(remaining)
+                x.add_(eps * (remaining.clamp_min(0).sqrt() * scale))
             return
-        left = variance - weight * 2 * (group["gradient_noise"] or 0.0) * group["temperature"]
-        if left <= 0 < variance:
+        remaining = variance - weight * 2 * (group["gradient_noise"] or 0.0) * group["temperature"]
+        if remaining <= 0 < variance:
             self._warn()
-        add_(to, noise, math.sqrt(max(left, 0.0)) * scale)
+        add_(to, noise, math.sqrt(max(remaining, 0.0)) * scale)
 
-    def _note_clamped(self, left: Tensor) -> None:
-        cut = (left <= 0).sum()
-        counts = torch.stack([cut, torch.full_like(cut, left.numel())])
+    def _note_clamped(self, remaining: Tensor) -> None:
+        cut = (remaining <= 0).sum()
+        counts = torch.stack([cut, torch.full_like(cut, remaining.numel())])
         self._clamped = counts if self._clamped is None else self._clamped.to(counts.device) + counts
 
     def acceptance(self) -> Tensor:
-        """Share of coordinates, since the last call, where gradient noise left room for injected noise.
+        """The share of coordinates, since the last call, where gradient noise left room for injected noise.
 
-        1 where no noise was due: at temperature 0, or without an estimate.
+        It is 1 if no noise was to be injected (at temperature 0), and if gradient noise is not estimated.
         """
         if self._clamped is None:
             return torch.tensor(1.0)
-        counts = self._clamped if self._read is None else self._clamped - self._read
-        self._read = self._clamped
+        counts = self._clamped if self._clamped_before is None else self._clamped - self._clamped_before
+        self._clamped_before = self._clamped
         return 1 - counts[0] / counts[1].clamp_min(1)
 
     def warn_if_clamped(self, wait: bool = True) -> None:
@@ -291,15 +297,15 @@ class Rule(torch.optim.Optimizer):
         if not self._warned:
             self._warned = True
             warnings.warn(
-                "the mini-batches' gradient noise alone exceeds what the friction removes: there no noise is "
-                "injected and samples are hotter than `temperature`. Lower lr or momentum, or enlarge the "
-                "batch.",
+                "for some coordinates, the gradient noise of the mini-batches alone exceeds what the friction removes: "
+                "they get no injected noise, and samples are hotter than `temperature`. Lower lr or momentum, or "
+                "enlarge the batch.",
                 stacklevel=2,
             )
 
 
 def add_(xs: list[Tensor], ys: list[Tensor], scale: float | Tensor = 1.0) -> None:
-    """x ← x + scale·y, the scale a number or a 0-d tensor."""
+    """x ← x + scale·y for each pair, where `scale` is a number or a 0-d tensor."""
     if isinstance(scale, Tensor):
         torch._foreach_add_(xs, torch._foreach_mul(ys, scale))
     else:
@@ -307,7 +313,7 @@ def add_(xs: list[Tensor], ys: list[Tensor], scale: float | Tensor = 1.0) -> Non
 
 
 def normal_like(xs: list[Tensor], generator: torch.Generator | None) -> list[Tensor]:
-    """Standard normal noise in the shapes of `xs`, drawn with one call where all share device and dtype."""
+    """Standard normal noise in the shapes of `xs`, drawn with one call if all of them have one device and dtype."""
     kinds = {(x.device, x.dtype) for x in xs}
     if len(kinds) > 1:
         return [torch.randn(x.shape, device=x.device, dtype=x.dtype, generator=generator) for x in xs]

@@ -1,4 +1,4 @@
-"""Cycles of a cosine step size, each split into exploring and sampling, and the optimizers that they drive."""
+"""Cycles of a cosine step size, each split into exploring and sampling, and the optimizers whose lr they set."""
 
 from __future__ import annotations
 
@@ -67,24 +67,24 @@ class Timetable(Settings):
         return self
 
     def steps(self, cycle: int) -> int:
-        """How many iterations a cycle has."""
+        """The number of iterations of a cycle."""
         return self.first_steps if self.first_steps and cycle < self.first_cycles else self.steps_per_cycle
 
     def locate(self, step: int) -> tuple[int, int]:
-        """The cycle that iteration `step` belongs to, and how many iterations of that cycle come before it."""
-        long = self.start_of(self.first_cycles)
-        if step < long:
+        """The cycle to which iteration `step` belongs, and the number of iterations of that cycle before it."""
+        steps_of_first = self.start_of(self.first_cycles)
+        if step < steps_of_first:
             return divmod(step, self.steps(0))
-        cycle, within = divmod(step - long, self.steps_per_cycle)
+        cycle, within = divmod(step - steps_of_first, self.steps_per_cycle)
         return cycle + self.first_cycles, within
 
     def start_of(self, cycle: int) -> int:
-        """How many iterations come before a cycle; the inverse of `locate`."""
-        long = min(cycle, self.first_cycles)
-        return long * self.steps(0) + (cycle - long) * self.steps_per_cycle
+        """The number of iterations before a cycle; the inverse of `locate`."""
+        first = min(cycle, self.first_cycles)
+        return first * self.steps(0) + (cycle - first) * self.steps_per_cycle
 
     def marks_sample(self, step: int) -> bool:
-        """Whether a sample is kept after iteration `step`: evenly spaced over the sampling stage of its cycle."""
+        """Whether iteration `step` ends with a sample. Samples are evenly spaced over the sampling stage of a cycle."""
         cycle, before = self.locate(step)
         total, samples = self.steps(cycle), self.samples_per_cycle
         explore = stage_steps(self.exploration, total)
@@ -101,37 +101,40 @@ class Timetable(Settings):
 
 
 def stage_steps(share: float, total: int) -> int:
-    """How many t have (t−1)/total < share, safe against 0.1·30 = 3.0000000000000004."""
+    """The number of t = 1..total with (t−1)/total < share, even if rounding makes share·total slightly too large."""
     return math.ceil(share * total - 1e-9)
 
 
 class CyclicalSchedule(LRScheduler):
     """lr_t = lr·max(floor, ½(1 + cos πρ)),  ρ = (t−1)/T_c,  t = 1..T_c in each cycle
 
-    Zhang et al., "Cyclical Stochastic Gradient MCMC", 2020. While ρ < `exploration` the temperature is 0 (no
-    injected noise); afterwards it is the optimizer's own. The settings, with the defaults of `Timetable`:
+    Zhang et al., "Cyclical Stochastic Gradient MCMC", 2020. While ρ < `exploration`, the temperature is 0 (no injected
+    noise); afterwards it is the optimizer's own. The settings have the defaults of `Timetable`:
 
-    * `steps_per_cycle`: the number of iterations of a cycle; `first_steps`: that of the first `first_cycles` cycles
-      (None: as many as the others have). There are `cycles` of them (None: without end).
+    * `steps_per_cycle`: the number of iterations of a cycle. The first `first_cycles` cycles have `first_steps`
+      iterations instead (None: as many as the others).
+    * `cycles`: the number of cycles (None: without end).
     * `exploration`: the share of a cycle without injected noise. In the rest of the cycle, `samples_per_cycle` samples
       are marked, evenly spaced, the last at the cycle's end.
-    * `burn_in`: the share of the exploration, from its start on, that belongs to another optimiser.
-    * `floor`: share of lr below which the cosine does not go; 1 is a constant lr, 0 the plain cosine.
-    * `granularity="epoch"` with `steps_per_epoch`: ρ moves once per epoch, as published baselines do.
+    * `burn_in`: the share of the exploration, counted from its start, in which another optimiser makes the steps.
+    * `floor`: the share of lr below which the cosine does not fall; 1 is a constant lr, 0 the plain cosine.
+    * `granularity`: with "step", ρ moves at each iteration. With "epoch", it moves once per epoch of `steps_per_epoch`
+      iterations, as in published baselines.
     * `warmup_steps`: each of the first `warmup_cycles` cycles begins with this number of iterations at `warmup_lr`.
-      Meanwhile the cosine's clock runs ("step"), or stands still and does not come to its end ("epoch", as published).
-    * `keep_momentum`: momentum starts each cycle at zero unless this is set.
+      Meanwhile ρ moves on ("step"), or it does not move, and so does not reach 1 ("epoch", as in published baselines).
+    * `keep_momentum`: keep the momentum from one cycle to the next; without this, each cycle starts with momentum zero.
 
     Call `step()` after the optimizer's step. Then `at_sample` and `at_cycle_end` describe the iteration that was just
-    done. `cycle`, `within` (how many iterations of the cycle are done), `exploring`, `at_cycle_start`, `done` and the
-    optimizer's lr and temperature describe the iteration to come. `steps` are done in all.
+    done. `cycle`, `within` (the number of iterations of this cycle that are done), `exploring`, `at_cycle_start`,
+    `done` and the optimizer's lr and temperature describe the next iteration. `steps` is the number of iterations done
+    in all.
 
-    `burn_in_optimizer`, an optimiser of the same parameters, makes the steps of the `burn_in`, started afresh in each
-    cycle; `schedule.current` is the one to step. Its lr follows the curve. A sampler with a mass matrix takes it from
-    this optimiser, an AdamW, when the burn-in ends.
+    `burn_in_optimizer`, an optimiser of the same parameters, makes the steps of the `burn_in`; its state is cleared
+    after each cycle, and its lr follows the curve. Step `schedule.current`, which is the optimiser whose turn it is. A
+    sampler with a mass matrix computes it from this optimiser, which must be an AdamW, when the burn-in ends.
 
     It is a scheduler of torch like any other (`get_last_lr`, `last_epoch`, which counts steps) and works on any torch
-    optimizer; those without a temperature only get the learning rate.
+    optimizer. If the optimizer has no temperature, only its learning rate is set.
 
     >>> weight = torch.nn.Parameter(torch.zeros(1))
     >>> sgd = torch.optim.SGD([weight], lr=1.0)
@@ -159,8 +162,8 @@ class CyclicalSchedule(LRScheduler):
         self.timetable = Timetable(steps_per_cycle=steps_per_cycle, **settings)
         if (self.timetable.burn_in > 0) != (burn_in_optimizer is not None):
             raise UserError("burn_in (a share above 0) and burn_in_optimizer go together: give both or none")
-        self.optimizer, self._burner = optimizer, burn_in_optimizer
-        self.optimizers = [each for each in (optimizer, burn_in_optimizer) if each is not None]
+        self.optimizer, self._burn_in_optimizer = optimizer, burn_in_optimizer
+        self.optimizers = [optimizer] if burn_in_optimizer is None else [optimizer, burn_in_optimizer]
         groups = [group for each in self.optimizers for group in each.param_groups]
         self._base = [float(group["lr"]) for group in groups]
         self._temperatures = [group.get("temperature") for group in groups]
@@ -173,20 +176,21 @@ class CyclicalSchedule(LRScheduler):
         return float(self.current.param_groups[0]["lr"])
 
     def step(self, epoch: int | None = None) -> None:  # noqa: ARG002 (torch's own schedulers have it)
-        """On to the next iteration."""
+        """Go on to the next iteration."""
         if self.done:
             raise UserError(f"the schedule's {self.timetable.cycles} cycles are over; ask for more with `cycles`")
         self._go_to(self.last_epoch + 1)
+        adamw = self._burn_in_optimizer
         if self.at_cycle_end:
-            if self._burner is not None:
-                self._burner.state.clear()
+            if adamw is not None:
+                adamw.state.clear()
             if not self.timetable.keep_momentum:
                 self.optimizer.restart() if isinstance(self.optimizer, Rule) else self.optimizer.state.clear()
-        elif self._burner is not None and isinstance(self.optimizer, Rule) and self.within == self._burn_in_steps:
-            self.optimizer.freeze_mass(self._burner)
+        elif adamw is not None and isinstance(self.optimizer, Rule) and self.within == self._burn_in_steps:
+            self.optimizer.freeze_mass(adamw)
 
     def _go_to(self, step: int) -> None:
-        """Set all that describes the iteration `step`, which comes next, and the one before it."""
+        """Set everything that describes the iteration `step`, which comes next, and the iteration before it."""
         table = self.timetable
         self.last_epoch = self.steps = step
         self.cycle, self.within = table.locate(step)
@@ -197,7 +201,7 @@ class CyclicalSchedule(LRScheduler):
         self.at_cycle_end = step > 0 and self.within == 0
         self.at_sample = step > 0 and table.marks_sample(step - 1)
         self._burn_in_steps = stage_steps(table.burn_in * table.exploration, total)
-        burns_in = self._burner is not None and self.within < self._burn_in_steps
+        burns_in = self._burn_in_optimizer is not None and self.within < self._burn_in_steps
         self.current = self.optimizers[-1] if burns_in else self.optimizer
         groups = [group for each in self.optimizers for group in each.param_groups]
         for group, base, temperature in zip(groups, self._base, self._temperatures, strict=True):
@@ -218,13 +222,13 @@ class CyclicalSchedule(LRScheduler):
         return {"steps": self.steps, "lrs": list(self._base), "temperatures": list(self._temperatures)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was taken. Load the optimizers' states as well."""
+        """Continue from the iteration at which `state_dict` was called. The optimizers have states of their own."""
         self._base, self._temperatures = list(state["lrs"]), list(state["temperatures"])
         self._go_to(state["steps"])
 
 
 class CenteredAdamW(torch.optim.AdamW):
-    """AdamW whose weight decay pulls to where the parameters were when it was built: θ ← θ − lr·wd·(θ − θ₀) − …"""
+    """AdamW with a weight decay towards the values θ₀ of the parameters when it was built: θ ← θ − lr·wd·(θ−θ₀) − …"""
 
     def __init__(self, params: Sequence[Tensor], lr: float, weight_decay: float) -> None:
         super().__init__(params, lr=lr, weight_decay=weight_decay)
@@ -232,7 +236,7 @@ class CenteredAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """AdamW's step, which decays towards zero, and the centre's share of the decay beside it."""
+        """AdamW's step, which decays towards zero, and then the share of θ₀ in the decay: θ ← θ + lr·wd·θ₀."""
         loss = super().step(closure)
         group = self.param_groups[0]
         for p, center in zip(group["params"], self._centers, strict=True):
@@ -241,7 +245,7 @@ class CenteredAdamW(torch.optim.AdamW):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """AdamW's, and the centres: a run that is resumed elsewhere is pulled to where the first one began."""
+        """AdamW's state and the centres θ₀, because a resumed run must be pulled to where the first run began."""
         return {**super().state_dict(), "centers": list(self._centers)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -255,7 +259,7 @@ class CenteredAdamW(torch.optim.AdamW):
 def build_optimizer(
     inference: Inference, parameters: list[Any], num_data: int, generator: torch.Generator
 ) -> torch.optim.Optimizer:
-    """The step rule that `inference.sampler` names. SGD is SGHMC at temperature 0, which is the same step."""
+    """The optimizer that `inference.sampler` names. SGD is built as SGHMC at temperature 0, whose step is the same."""
     sampler = inference.sampler
     own: dict[str, Any] = {name: getattr(sampler, name) for name in type(sampler).model_fields if name not in SCHEDULED}
     if isinstance(sampler, AdamWSettings):
@@ -282,11 +286,11 @@ def build_schedule(
     generator: torch.Generator,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> CyclicalSchedule:
-    """The schedule of a whole run: chains side by side are cycles of their own, one after the other."""
+    """The schedule of a whole run. It counts each cycle of each chain as a cycle of its own, one after the other."""
     sampler, curve, warmup, restart = inference.sampler, inference.curve, inference.warmup, inference.restart
     langevin = sampler if isinstance(sampler, LangevinSettings) else None
     exploration, marks = 1.0 if langevin is None else langevin.exploration, inference.samples_per_cycle
-    if (swag := inference.swag) is not None:  # the marks of the schedule are its snapshots
+    if (swag := inference.swag) is not None:  # the schedule marks its snapshots, not samples
         shortest = min(inference.epochs, inference.first_epochs or inference.epochs) * steps_per_epoch
         stage = shortest - stage_steps(swag.start, shortest)
         if not stage:

@@ -1,7 +1,7 @@
-"""How a posterior is sampled, as settings: one class per algorithm, with that algorithm's settings only.
+"""The settings of how a posterior is sampled: one class per algorithm, with the settings of that algorithm only.
 
-`presets` fills them in from a method's recipe; anybody may build them. Lengths are in epochs. docs/sampling.md has the
-table of names beside the paper's letters.
+`presets` fills them in from a method's recipe, and they can also be built directly. Lengths are in epochs. The table in
+docs/sampling.md gives the paper's letter for each name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rebapl.settings import OneOf, Settings, refuse
 
 
 class SGDSettings(Settings):
-    """Optimisation by stochastic gradient descent with momentum, as most methods were published."""
+    """Optimisation by stochastic gradient descent with momentum, by which most methods were published."""
 
     kind: ClassVar[str] = "sgd"
     lr: float = Field(ge=0)
@@ -32,7 +32,7 @@ class AdamWSettings(Settings):
 
 
 class Prior(Settings):
-    """The prior N(θ₀, std²). Either `weight_decay` (std = 1/sqrt(N·wd)) or `prior_std` states its width."""
+    """The prior N(θ₀, std²). Its width is given either by `weight_decay` (std = 1/sqrt(N·wd)) or by `prior_std`."""
 
     weight_decay: float = Field(default=0.0, ge=0)
     prior_std: float | None = Field(default=None, gt=0)
@@ -48,10 +48,11 @@ class LangevinSettings(Prior):
     """The settings that SGLD and SGHMC share. T = `temperature` scales variances: 1 is Bayes.
 
     `exploration` is the share of each cycle without injected noise. In the rest of the cycle, `samples_per_cycle`
-    samples are kept, evenly spaced, the last at the end of the cycle. AdamW takes the place of the sampler in the first
-    part of the exploration, whose share of it is `burn_in`. `gradient_noise` is γ̂: None, a constant, or "estimate".
-    `center` is the θ₀ of the prior: None is zero, and "init" is where the run began. `mass_matrix` "diagonal" samples
-    in coordinates in which gradients have one scale, measured in the exploration of each cycle; None is unit mass.
+    samples are stored, evenly spaced, the last at the end of the cycle. `burn_in` is the share of the exploration, from
+    its start on, in which AdamW makes the steps instead of the sampler. `gradient_noise` is γ̂: None, a constant, or
+    "estimate". `center` is the θ₀ of the prior: None is zero, and "init" is where the run began. `mass_matrix`
+    "diagonal" samples in coordinates in which gradients have one scale, measured in the exploration of each cycle; None
+    is unit mass.
     """
 
     lr: float = Field(ge=0)
@@ -64,7 +65,7 @@ class LangevinSettings(Prior):
     mass_matrix: Literal["diagonal"] | None = None
 
     @model_validator(mode="after")
-    def _settings_act(self) -> LangevinSettings:
+    def _every_setting_acts(self) -> LangevinSettings:
         if self.center is not None and self.prior_std is None and self.weight_decay == 0:
             refuse("center", "does nothing without a prior: give prior_std or weight_decay as well")
         if self.burn_in > 0 and self.exploration == 0:
@@ -75,7 +76,7 @@ class LangevinSettings(Prior):
 
 
 SCHEDULED = ("exploration", "burn_in", "samples_per_cycle")
-"""Settings of a sampler that its schedule carries out, not its step rule."""
+"""The settings of a sampler that belong to its schedule and not to its step rule."""
 
 
 class SGLDSettings(LangevinSettings):
@@ -85,7 +86,7 @@ class SGLDSettings(LangevinSettings):
 
 
 class SGHMCSettings(LangevinSettings):
-    """Stochastic gradient Hamiltonian Monte Carlo; `integrator` as `SGHMC` has them."""
+    """Stochastic gradient Hamiltonian Monte Carlo; the class `SGHMC` describes each `integrator`."""
 
     kind: ClassVar[str] = "sghmc"
     momentum: float = Field(default=0.9, ge=0, lt=1)
@@ -95,15 +96,15 @@ class SGHMCSettings(LangevinSettings):
     def _authors_have_no_estimate(self) -> SGHMCSettings:
         for name in ("gradient_noise", "mass_matrix"):
             if self.integrator == "authors" and getattr(self, name) is not None:
-                refuse(name, "does not go with the integrator 'authors', which knows none: set it to null")
+                refuse(name, "does not go with the integrator 'authors', which does not use it: set it to null")
         return self
 
 
 class SVGDSettings(Prior):
-    """Stein variational gradient descent: `particles` side by side, each of which ends as a sample.
+    """Stein variational gradient descent: `particles` that move together, each of which becomes a sample at the end.
 
-    The kernel compares weights, or the features of a named `space` on `images` random images of a pool of `pool`
-    (None: four times as many). All particles but the first start with a `kick`, relative to θ.
+    The kernel compares weights, or the features of a named `space` on `images` random images of a pool of `pool` images
+    (None: four times `images`). All particles but the first start with a `kick`, relative to θ.
     """
 
     kind: ClassVar[str] = "svgd"
@@ -130,7 +131,7 @@ SAMPLER = OneOf("sampler", SAMPLERS)
 
 
 class Cosine(Settings):
-    """lr·max(floor, ½(1 + cos πρ)), where ρ goes from 0 to 1 in each cycle and moves at every step or every epoch."""
+    """lr·max(floor, ½(1 + cos πρ)), where ρ goes from 0 to 1 in each cycle and changes at every step or every epoch."""
 
     kind: ClassVar[str] = "cosine"
     floor: float = Field(default=0.05, ge=0, lt=1)
@@ -138,7 +139,7 @@ class Cosine(Settings):
 
 
 class Constant(Settings):
-    """The learning rate stays as it is."""
+    """The learning rate does not change."""
 
     kind: ClassVar[str] = "constant"
 
@@ -147,14 +148,17 @@ CURVES: dict[str, type[Settings]] = {each.kind: each for each in (Cosine, Consta
 
 
 class Warmup(Settings):
-    """The first `epochs` of a fresh start run at the constant `lr`."""
+    """Each cycle that starts from a fresh initialisation has the constant learning rate `lr` for its first `epochs`."""
 
     epochs: int = Field(ge=1)
     lr: float = Field(default=1e-5, ge=0)
 
 
 class Warm(Settings):
-    """A cycle goes on from the last θ, moved by a random `kick` relative to θ; momentum starts at zero unless kept."""
+    """A cycle goes on from the last θ, moved by a random `kick` relative to θ.
+
+    Momentum starts at zero unless `keep_momentum` is set.
+    """
 
     kind: ClassVar[str] = "warm"
     kick: float = Field(default=0.0, ge=0)
@@ -171,14 +175,17 @@ RESTARTS: dict[str, type[Settings]] = {each.kind: each for each in (Warm, Cold)}
 
 
 class Averaging(Settings):
-    """The cycle's sample is the average of the parameters at the ends of its epochs, with Gaussian weights (epochs)."""
+    """A cycle's sample is the average of the parameters at the ends of its epochs.
+
+    The weights of the epochs are Gaussian, with this mean and standard deviation, in epochs from 1.
+    """
 
     mean: float
     std: float = Field(gt=0)
 
 
 class Laplace(Settings):
-    """In place of the θ at the end of a cycle, `samples` draws from the Gaussian there; see `sampling.laplace`."""
+    """Instead of the θ at the end of a cycle, store `samples` draws from the Gaussian there; see `sampling.laplace`."""
 
     samples: int = Field(default=30, ge=1)
     structure: Literal["auto", "full", "kronecker", "diagonal"] = "auto"
@@ -186,10 +193,10 @@ class Laplace(Settings):
 
 
 class Swag(Settings):
-    """The cycle's samples are drawn from a Gaussian that is fitted to the path of the optimiser; see `GaussianPath`.
+    """A cycle's samples are drawn from a Gaussian that is fitted to the path of the optimiser; see `GaussianPath`.
 
-    After the share `start` of a cycle, `snapshots` of the parameters are taken, evenly spaced (one at every step where
-    there are fewer steps), and `samples` are drawn at its end.
+    After the share `start` of a cycle, `snapshots` of the parameters are taken, evenly spaced, or one at every step if
+    there are fewer steps. At the end of the cycle, `samples` are drawn.
     """
 
     start: float = Field(default=0.7, ge=0, lt=1)
@@ -198,22 +205,18 @@ class Swag(Settings):
 
 
 class Repelling(RepulsionSettings):
-    """The repulsion in the loop: that of `RepulsionSettings`, the feature space, and the images.
+    """The settings of the repulsion in a loop: those of `RepulsionSettings`, the feature space, and the images.
 
     `space` None is the learner's default; "weights" compares parameters. Each step takes `images` random images of a
-    pool of `pool` images (None: four times as many). Both are reduced if there are fewer images. They are null in a
-    space with a point per class, which needs no images. Of the points, `rows` random ones are compared (None: all).
+    pool of `pool` images (None: four times `images`). Both numbers are reduced if there are fewer images. They are null
+    in a space with one point per class, which needs no images. Of the points, `rows` random ones are compared (None:
+    all).
     """
 
     space: str | None = None
     images: int | None = Field(default=32, ge=1)
     pool: int | None = Field(default=None, ge=1)
     rows: int | None = Field(default=None, ge=1)
-
-    @property
-    def acts_unmeasured(self) -> bool:
-        """Whether it acts in a run that only samples: in both stages, with a force that compares with nothing."""
-        return self.stage == "both" and not self.force.relative
 
     @model_validator(mode="after")
     def _consistent(self) -> Repelling:
@@ -237,7 +240,7 @@ class Repelling(RepulsionSettings):
 
 
 class Adaptive(Settings):
-    """When to stop adding cycles; see `adaptive.worth_another_cycle`. Gains are in nats per held-out example."""
+    """The rule by which a run stops adding cycles; see `sampling.adaptive`. Gains are in nats per held-out image."""
 
     min_likelihood_gain: float = Field(default=1e-3, ge=0)
     min_diversity_gain: float = Field(default=1e-3, ge=0)
@@ -245,14 +248,14 @@ class Adaptive(Settings):
 
 
 class Inference(Settings):
-    """How a posterior is sampled from batches of `batch` images: `cycles` of `epochs` each, in `chains` side by side.
+    """All settings of how a posterior is sampled from batches of `batch` images.
 
-    If `first_epochs` is given, the first cycle of each chain has that number of epochs instead. So a long first cycle
-    can find a mode, and short later ones can explore around it and away from it. `restart` says how each cycle after
-    the first begins. `averaging`, `laplace` and `swag` are for optimisers. `pool_view` says whether the repulsion
-    compares features on the training images as they are, or on one fixed augmented view of each. `average` says what
-    predictions average over the samples by default, and `views` over how many views of each image (test-time
-    augmentation).
+    Each of the `chains` has `cycles` of `epochs` each. If `first_epochs` is given, the first cycle of each chain has
+    that number of epochs instead, so that a long first cycle can find a mode, and short later cycles can explore around
+    it and away from it. `restart` says how each cycle after the first begins. `averaging`, `laplace` and `swag` are for
+    optimisers. `pool_view` says whether the repulsion compares features on the training images as they are, or on one
+    fixed augmented view of each image. `average` says what predictions average over the samples by default. `views` is
+    the number of views of each image over which predictions average (test-time augmentation).
     """
 
     sampler: Annotated[SamplerSettings, SAMPLER]
@@ -275,12 +278,12 @@ class Inference(Settings):
 
     @property
     def optimises(self) -> bool:
-        """Whether there is no noise: the sampler is an optimiser."""
+        """Whether the sampler is an optimiser, which injects no noise."""
         return isinstance(self.sampler, SGDSettings | AdamWSettings)
 
     @property
     def pool_size(self) -> int:
-        """How many images samples are compared on, at most: `pool`, or four times those of a step; 0 for none."""
+        """The greatest number of images on which samples are compared: `pool`, or 4·`images`, or 0 without images."""
         settings = self.sampler if isinstance(self.sampler, SVGDSettings) else self.repulsion
         if settings is None or settings.images is None:
             return 0
@@ -288,29 +291,29 @@ class Inference(Settings):
 
     @property
     def samples_per_cycle(self) -> int:
-        """How many samples each chain keeps per cycle."""
+        """The number of samples that each chain stores per cycle, before `laplace` replaces each by its draws."""
         if self.swag is not None:
             return self.swag.samples
         return self.sampler.samples_per_cycle if isinstance(self.sampler, LangevinSettings) else 1
 
     @property
     def independent_cycles(self) -> int:
-        """How many cycles, of all chains together, can be sampled each by itself; 1 if they depend on one another.
+        """The number of cycles, over all chains, that can be sampled separately; 1 if cycles depend on one another.
 
-        They can if each begins afresh, nothing repels it from earlier samples, and none decides whether another
-        follows.
+        Cycles are independent if each starts from a fresh initialisation, no earlier sample repels it, and no cycle
+        decides whether another one follows.
         """
         alone = isinstance(self.restart, Cold) and self.repulsion is None and self.adaptive is None
         return self.cycles * self.chains if alone else 1
 
     @property
     def all_epochs(self) -> int:
-        """The epochs of all cycles and chains together."""
+        """The number of epochs of all cycles of all chains together."""
         return self.chains * ((self.first_epochs or self.epochs) + (self.cycles - 1) * self.epochs)
 
     @property
     def epochs_in_words(self) -> str:
-        """The epochs of the cycles, such as `3 × 5` for three cycles of five, or `5 × (2 + 1)` for five chains."""
+        """The epochs of all cycles: `3 × 5` for 3 cycles of 5, `5 × (2 + 1)` for 5 chains with cycles of 2 and of 1."""
         first = self.epochs if self.first_epochs is None else self.first_epochs
         if first == self.epochs:
             rounds = self.cycles * self.chains
@@ -320,7 +323,7 @@ class Inference(Settings):
 
     @property
     def samples(self) -> int:
-        """How many samples the posterior has, if no adaptive rule ends it sooner."""
+        """The number of samples of the posterior, if no adaptive rule ends the run sooner."""
         if isinstance(self.sampler, SVGDSettings):
             return self.sampler.particles
         return self.cycles * self.chains * (self.samples_per_cycle if self.laplace is None else self.laplace.samples)
@@ -328,8 +331,8 @@ class Inference(Settings):
     @model_validator(mode="after")
     def _cycles_agree(self) -> Inference:
         kind = self.sampler.kind
-        alone = {"cycles": 1, "chains": 1, "repulsion": None, "adaptive": None, "averaging": None, "swag": None}
-        for name, value in alone.items():
+        of_svgd = {"cycles": 1, "chains": 1, "repulsion": None, "adaptive": None, "averaging": None, "swag": None}
+        for name, value in of_svgd.items():
             if kind == "svgd" and getattr(self, name) != value:
                 refuse(name, f"does not go with svgd, whose particles move together once: leave it {value or 'null'}")
         for name in ("first_epochs", "restart", "repulsion", "adaptive"):
@@ -382,7 +385,7 @@ class Inference(Settings):
                 f"is {repulsion.every}: the sampler, which estimates gradient noise, would take "
                 "such impulses for noise: leave it 1, or set `gradient_noise` to null or a number",
             )
-        if self.sampler.exploration == 0 and not repulsion.acts_unmeasured:
+        if self.sampler.exploration == 0 and (repulsion.stage == "exploration" or repulsion.force.relative):
             refuse(
                 "repulsion",
                 "does nothing without exploration, in which it acts or is measured: raise the sampler's "
@@ -392,7 +395,7 @@ class Inference(Settings):
 
 
 def _check_pool(space: str | None, images: int | None, pool: int | None) -> None:
-    """In weights no images are compared, and a pool is one of images."""
+    """Refuse images in the space of weights, a pool without images, and a pool smaller than the images of a step."""
     if space == "weights" and images is not None:
         refuse("images", "does nothing in the space 'weights', which has no images: set it to null")
     if images is None and pool is not None:

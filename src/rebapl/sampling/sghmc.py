@@ -1,4 +1,4 @@
-"""Stochastic gradient Hamiltonian Monte Carlo, with four ways to put its parts in order."""
+"""Stochastic gradient Hamiltonian Monte Carlo, with four integrators: orders of its drift, gradient and noise."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ class SGHMC(Rule):
     L = mean loss + ½·wd·‖θ−θ₀‖² (see `Rule`, also for the arguments). Friction η = 1 − momentum,
     h = sqrt(lr/N), p of unit mass.
 
-    Settings: `momentum` 0.9, `temperature` 1, `integrator` "kdod", and the prior as `weight_decay` or `prior_std`.
+    Settings with their defaults: `momentum` 0.9, `temperature` 1, `integrator` "kdod", and the prior as `weight_decay`
+    or `prior_std`.
 
-    `integrator`, on a quadratic of curvature λ of N·L, with α = lr/N:
+    The integrators, on a quadratic of curvature λ of N·L, with α = lr/N:
 
-    * "kdod" (kick, half drift, Ornstein–Uhlenbeck, half drift), above: stationary variance T/λ exactly,
+    * "kdod" (kick, half drift, Ornstein–Uhlenbeck, half drift), the equation above: stationary variance T/λ exactly,
       stable for αλ < 4; p² averages T exactly.
     * "symplectic": p ← (1−η)·p − h·N·∇L̃ + sqrt(2(η−γ̂)T)·ε; θ ← θ + h·p. Variance (T/λ)/(1 − αλ/(2(2−η))),
       stable for αλ < 2(2−η); p² averages 2T/(2−η−αλ/2).
-    * "printed", the order in the ReBaPL paper: θ moves by the old p. Variance
-      (T/λ)·2η(2−η+αλ)/((η−αλ)(4−2η+αλ)); blows up at αλ = η.
-    * "authors", the noise of its released code: symplectic order, temperature·sqrt(2·lr·momentum)/N·ε added
+    * "printed", as the ReBaPL paper prints the step: θ moves by the old p. Variance
+      (T/λ)·2η(2−η+αλ)/((η−αλ)(4−2η+αλ)), which is infinite at αλ = η.
+    * "authors", as in the paper's released code: the symplectic order, with temperature·sqrt(2·lr·momentum)/N·ε added
       to torch's momentum buffer. Its true temperature is lr²·momentum·temperature²/(N·η).
 
-    At temperature 0 the step is torch.optim.SGD's with momentum, exactly, at any schedule of lr (except
-    "printed", which keeps its order). The state is torch's momentum buffer v, with p = −sqrt(lr·N)·v; while
-    sampling, v is rescaled by sqrt(lr_old/lr_new) when lr changes, which keeps p ("authors" leaves it alone,
-    as they do). With a mass matrix, v is P^(1/2) times that of unit mass, and the step at temperature 0 is that of SGD
+    At temperature 0 the step is exactly that of torch.optim.SGD with momentum, for any schedule of lr (except for
+    "printed", which keeps its order). The state is torch's momentum buffer v, with p = −sqrt(lr·N)·v. While sampling, v
+    is multiplied by sqrt(lr_old/lr_new) when lr changes, so that p stays the same ("authors" does not do this, like
+    their code). With a mass matrix, v is P^(1/2) times that of unit mass, and the step at temperature 0 is that of SGD
     on the gradient P·∇L.
 
     >>> import torch
@@ -55,7 +56,7 @@ class SGHMC(Rule):
         lr, momentum, order = group["lr"], group["momentum"], group["integrator"]
         sampling = group["temperature"] > 0
         if sampling and not isinstance(lr, Tensor) and lr == 0:
-            return  # p is kept, θ does not move
+            return  # p stays the same, and θ does not move
         if sampling and order != "authors":
             self._keep_momentum(group, params, buffers)
         if sampling and order == "kdod":
@@ -73,21 +74,23 @@ class SGHMC(Rule):
                 self._refresh(group, params, buffers)
             if order != "printed":
                 add_(params, buffers, -lr)
-        noted = lr.clone() if isinstance(lr, Tensor) else lr  # one tensor for all that moved in this step
+        momentum_lr = lr.clone() if isinstance(lr, Tensor) else lr  # one tensor for all parameters of this step
         for p in params:
-            self.state[p]["momentum_lr"] = noted
+            self.state[p]["momentum_lr"] = momentum_lr
 
     def _keep_momentum(self, group: dict[str, Any], params: list[Tensor], buffers: list[Tensor]) -> None:
-        """v ← v·sqrt(lr_old/lr_new): the same p at the new lr. The old lr is each parameter's own: it may have skipped
-        steps in which it had no gradient."""
+        """v ← v·sqrt(lr_old/lr_new), so that p stays the same at the new lr.
+
+        Each parameter has an old lr of its own, because it skips the steps in which it has no gradient.
+        """
         new = group["lr"]
-        by_lr: dict[Any, tuple[Any, list[Tensor]]] = {}
+        by_old_lr: dict[Any, tuple[Any, list[Tensor]]] = {}
         for p, buffer in zip(params, buffers, strict=True):
             old = self.state[p].get("momentum_lr")
             if old is not None and (isinstance(new, Tensor) or old != new):
-                by_lr.setdefault(id(old) if isinstance(old, Tensor) else old, (old, []))[1].append(buffer)
-        for old, some in by_lr.values():
-            torch._foreach_mul_(some, (old / new) ** 0.5)
+                by_old_lr.setdefault(id(old) if isinstance(old, Tensor) else old, (old, []))[1].append(buffer)
+        for old, buffers_of_lr in by_old_lr.values():
+            torch._foreach_mul_(buffers_of_lr, (old / new) ** 0.5)
 
     def _refresh(self, group: dict[str, Any], params: list[Tensor], buffers: list[Tensor]) -> None:
         """The injected noise, in units of v."""
@@ -104,9 +107,9 @@ class SGHMC(Rule):
         self._add_noise(group, params, buffers, variance, weight, scale=(lr * group["num_data"]) ** -0.5)
 
     def kinetic_temperature(self) -> Tensor:
-        """Mean p² over all coordinates that moved, corrected by (2−η)/2 where the integrator needs it.
+        """Mean p² over all coordinates that moved, corrected by (2−η)/2 for integrators other than "kdod".
 
-        A 0-d tensor, not waited for; equals T at equilibrium for small steps.
+        It equals T at equilibrium for small steps. It is a 0-d tensor, and computing it does not wait for the device.
         """
         sums, count = [], 0
         for group in self.param_groups:

@@ -13,10 +13,10 @@ from rebapl.sampling.settings import SGLDSettings
 class SGLD(Rule):
     """θ ← θ − lr·∇L̃(θ) + sqrt(2·lr·T/N)·ε
 
-    Welling & Teh, "Bayesian Learning via Stochastic Gradient Langevin Dynamics", 2011. Targets
-    exp(−N·L(θ)/T), L = mean loss + ½·wd·‖θ−θ₀‖² (see `Rule` for the arguments). On a quadratic of
-    curvature λ of N·L the stationary variance is (T/λ)/(1 − αλ/2), α = lr/N. With `gradient_noise`
-    the injected variance is 2·lr·T/N − lr²·V̂. At temperature 0 the step is plain gradient descent.
+    Welling & Teh, "Bayesian Learning via Stochastic Gradient Langevin Dynamics", 2011. Targets exp(−N·L(θ)/T) with
+    L = mean loss + ½·wd·‖θ−θ₀‖² (see `Rule` for the arguments). On a quadratic of curvature λ of N·L the stationary
+    variance is (T/λ)/(1 − αλ/2), with α = lr/N. With `gradient_noise` "estimate" the injected variance is
+    2·lr·T/N − lr²·V̂. At temperature 0 the step is plain gradient descent.
 
     >>> import torch
     >>> weight = torch.nn.Parameter(torch.ones(3))

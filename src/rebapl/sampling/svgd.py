@@ -1,15 +1,15 @@
-"""Stein variational gradient descent on a learner: particles side by side, moved together.
+"""Stein variational gradient descent on a learner: several particles θ_i that move together.
 
     θ_i ← θ_i + lr·(T/N)·φ(θ_i),   φ(θ_i) = 1/P Σ_j [ k(θ_j,θ_i)·∇log p(θ_j) + ∇_{θ_j} k(θ_j,θ_i) ]
 
-Liu & Wang 2016. With ∇log p = −(N/T)·∇L the first term moves like SGD on the mean loss L (one particle *is*
-SGD); the second pushes apart, more so at a higher temperature. Fixed points of many particles represent
-exp(−N·L(θ)/T). Momentum and the cosine schedule act on the whole direction. The kernel compares weights, or
-the features that the particles give on the reference images.
+Liu & Wang 2016. With ∇log p = −(N/T)·∇L, the first term moves particles like SGD on the mean loss L (a single particle
+*is* SGD). The second term pushes particles apart, more so at a higher temperature. Fixed points of many particles
+represent exp(−N·L(θ)/T). Momentum and the cosine schedule act on the whole direction. The kernel compares weights, or
+the particles' features on the reference images.
 
-A learner may name parameters that all particles share (`shared_parameters`; APP's prior network is such). They are no
-part of the points θ_i: the kernel does not compare them and nothing pushes them apart. Of them there is one tensor,
-which moves by SGD on the mean of the particles' losses,
+A learner may name parameters ψ that all particles share (`shared_parameters`), as APP does for its prior network. They
+are not part of θ_i: the kernel does not compare them, and nothing pushes them apart. There is one tensor of each, which
+moves by SGD on the mean of the particles' losses,
 
     ψ ← ψ − lr·(1/P Σ_j ∇_ψ L(θ_j, ψ) + wd·ψ),
 
@@ -29,7 +29,7 @@ from rebapl.learnable import Learnable, shared_names
 from rebapl.repulsion import kick, stein_direction, stein_feature_direction, weights
 from rebapl.repulsion.parameters import total_norm
 from rebapl.sampling.diagnostics import finite
-from rebapl.sampling.loop import Loop, Sample, kept
+from rebapl.sampling.loop import Loop, Sample, cpu_copy
 from rebapl.sampling.objective import ReferencePool
 from rebapl.sampling.rule import prior_decay
 from rebapl.sampling.schedule import build_schedule
@@ -37,31 +37,32 @@ from rebapl.sampling.settings import SVGDSettings
 
 
 class SVGD(Loop):
-    """Moves `particles` of `learner`'s parameters through one cycle; each ends as a sample. Arguments as in `Chain`; of
-    these, `anchor`, `held_out` and `capture` must be None.
+    """Moves particles through one cycle; at its end, each particle becomes a sample.
 
-    Particle 0 starts as given, the others freshly drawn, all but the first kicked so that a deterministic
-    initialisation does not leave them at one point. What they share starts as given. Each sample has its copy of it.
+    A particle is a copy of the learner's parameters. The arguments are those of `Chain`, of which `anchor`, `held_out`
+    and `capture` must be None. The first particle starts from the learner's current parameters. The others start from a
+    fresh initialisation and a kick, so that they do not all start at one point if the initialisation is not random.
+    Shared parameters start from their current values, and each sample has a copy of them.
     """
 
     streams = ("svgd/restart", "svgd/repulsion", "svgd/learner")
 
     def _build(self, images: Tensor | None, anchor: Tensor | None) -> None:
-        for name, given in (("anchor", anchor), ("held_out", self.held_out), ("capture", self.capture or None)):
-            if given is not None:
+        for name, value in (("anchor", anchor), ("held_out", self.held_out), ("capture", self.capture or None)):
+            if value is not None:
                 raise UserError(f"svgd has no use for `{name}`: leave it out")
         if not isinstance(self.inference.sampler, SVGDSettings):
             raise UserError(f"the sampler is '{self.inference.sampler.kind}': run it with Chain, not with SVGD")
         self.settings = settings = self.inference.sampler
         self.decay = prior_decay(settings.weight_decay, settings.prior_std, self.num_data)
         self._module = _WithLoss(self.learner)
-        common = shared_names(self.learner, self.parameters)
-        if len(common) == len(self.parameters):
+        shared = shared_names(self.learner, self.parameters)
+        if len(shared) == len(self.parameters):
             raise UserError("this learner shares all its parameters: there is nothing in which particles could differ")
         self.shared = {
-            name: p.detach().clone().requires_grad_() for name, p in self.parameters.items() if name in common
+            name: p.detach().clone().requires_grad_() for name, p in self.parameters.items() if name in shared
         }
-        self.particles = self._spread()
+        self.particles = self._initial_particles()
         tensors = [p for part in (*self.particles, self.shared) for p in part.values()]
         optimizer = torch.optim.SGD(tensors, lr=settings.lr, momentum=settings.momentum)
         stream = self.generators["svgd/restart"]
@@ -69,43 +70,43 @@ class SVGD(Loop):
         self.reference = self._pool(settings.space, images, settings.images)
 
     @torch.no_grad()
-    def _spread(self) -> list[dict[str, Tensor]]:
+    def _initial_particles(self) -> list[dict[str, Tensor]]:
+        """The particles at their starts; the learner's own parameters stay as they are."""
         stream = self.generators["svgd/restart"]
-        given = {name: p.detach().clone() for name, p in self.parameters.items()}
+        initial = {name: p.detach().clone() for name, p in self.parameters.items()}
         own = {name: p for name, p in self.parameters.items() if name not in self.shared}
-        particles = [{name: given[name].clone() for name in own}]
+        particles = [{name: initial[name].clone() for name in own}]
         for _ in range(self.settings.particles - 1):
             self.learner.reset(stream)
             kick(own.values(), self.settings.kick, stream)
             particles.append({name: p.detach().clone() for name, p in own.items()})
         for name, p in self.parameters.items():
-            p.copy_(given[name])
+            p.copy_(initial[name])
         return [{name: p.requires_grad_() for name, p in particle.items()} for particle in particles]
 
     def _advance(self, now: int) -> bool:
-        """Move all particles once, on one mini-batch for all."""
+        """Move all particles once, all of them on the same mini-batch."""
         images, labels = self.batches(now)
         self._check_size(now, (images, labels))
         chosen = self.reference.choose(self.generators["svgd/repulsion"])
-        losses, clouds, gradients, common = [], [], [], []
+        losses, clouds, gradients, gradients_of_shared = [], [], [], []
         for particle in self.particles:
             values = {f"learner.{name}": p for name, p in {**particle, **self.shared}.items()}
             loss, cloud = functional_call(self._module, values, (self.reference, images, labels, chosen))
-            retain = cloud is not None
-            wanted = [*particle.values(), *self.shared.values()]
-            grads = torch.autograd.grad(loss, wanted, retain_graph=retain, materialize_grads=True)
+            inputs = [*particle.values(), *self.shared.values()]
+            grads = torch.autograd.grad(loss, inputs, retain_graph=cloud is not None, materialize_grads=True)
             gradients.append(weights(grads[: len(particle)]) + self.decay * weights(particle.values()))
-            common.append(grads[len(particle) :])
+            gradients_of_shared.append(grads[len(particle) :])
             losses.append(loss.detach())
             clouds.append(cloud)
         direction = self._direction(torch.cat(gradients).detach(), clouds)
         for particle, row in zip(self.particles, direction, strict=True):
             for p, part in zip(particle.values(), row.split([p.numel() for p in particle.values()]), strict=True):
                 p.grad = part.view_as(p)
-        for p, of_particles in zip(self.shared.values(), zip(*common, strict=True), strict=True):
+        for p, of_particles in zip(self.shared.values(), zip(*gradients_of_shared, strict=True), strict=True):
             p.grad = torch.stack(of_particles).mean(0) + self.decay * p.detach()
-        moved = [direction, *(p.grad for p in self.shared.values() if p.grad is not None)]
-        self.guard.note(now, finite(loss=torch.stack(losses).sum(), gradient=total_norm(moved)))
+        directions = [direction, *(p.grad for p in self.shared.values() if p.grad is not None)]
+        self.guard.note(now, finite(loss=torch.stack(losses).sum(), gradient=total_norm(directions)))
         loss = torch.stack(losses).mean()
         if self._records(now):
             self.diagnostics.before(now, self.schedule.current, loss)
@@ -114,8 +115,8 @@ class SVGD(Loop):
         checked = self._checked(now, loss)
         if self.schedule.at_sample:
             for chain, particle in enumerate(self.particles):
-                whole = {name: {**particle, **self.shared}[name] for name in self.parameters}
-                self.samples.append(Sample(kept(whole), cycle=0, chain=chain, step=now + 1))
+                parameters = {name: {**particle, **self.shared}[name] for name in self.parameters}
+                self.samples.append(Sample(cpu_copy(parameters), cycle=0, chain=chain, step=now + 1))
         return checked
 
     def _direction(self, gradients: Tensor, clouds: list[Tensor | None]) -> Tensor:
@@ -141,11 +142,11 @@ class SVGD(Loop):
 
 
 class _WithLoss(nn.Module):
-    """Loss and cloud in one call, so that `functional_call` exchanges the parameters of both."""
+    """Computes loss and cloud in one call, so that `functional_call` sets the parameters for both."""
 
     def __init__(self, learner: Learnable[Any]) -> None:
         super().__init__()
-        self.learner: Any = learner  # a module: its parameters are this module's
+        self.learner: Any = learner  # a module, so its parameters are also parameters of this module
 
     def forward(
         self, reference: ReferencePool, images: Tensor, labels: Tensor, chosen: tuple[Tensor, ...]

@@ -1,13 +1,14 @@
 """SWAG: a Gaussian fitted to the path of an optimiser (Maddox et al., A Simple Baseline for Bayesian Uncertainty in
 Deep Learning, 2019).
 
-From T snapshots θ₁ … θ_T of the end of a training, where the step size is constant,
+From T snapshots θ₁ … θ_T of the end of a training, in which the step size is constant,
 
     θ̄ = 1/T Σ θ_i        Σ_diag = diag(1/T Σ θ_i² − θ̄²)        D = (θ_i − θ̄_i)_i,    θ̄_i the mean of the first i
     θ = θ̄ + 1/√2·Σ_diag^½·z₁ + 1/√(2(T−1))·D·z₂,               z₁ ~ N(0, I_d),  z₂ ~ N(0, I_T)
 
-that is N(θ̄, ½·(Σ_diag + D·Dᵀ/(T−1))). The paper keeps the last 20 deviations of D; here T is that number, and all are
-kept. The sum of squares is updated around the mean, which is the same and loses no digits.
+that is, θ ~ N(θ̄, ½·(Σ_diag + D·Dᵀ/(T−1))). The paper uses only the last 20 columns of D; here all T snapshots are used,
+and 20 is the default of T. Σ_diag is computed from squared differences from the running mean, which is the same and
+loses no digits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import Tensor
 
 
 class GaussianPath:
-    """The Gaussian of the snapshots that were added.
+    """The Gaussian that is fitted to the snapshots added so far.
 
     >>> path = GaussianPath()
     >>> for value in (1.0, 3.0):
@@ -37,12 +38,12 @@ class GaussianPath:
 
     @property
     def count(self) -> int:
-        """How many snapshots were added."""
+        """The number of snapshots added so far."""
         return len(self.deviations)
 
     @torch.no_grad()
     def add(self, parameters: Mapping[str, Tensor]) -> None:
-        """One more snapshot θ_i: name → tensor."""
+        """Add a snapshot θ_i, name → tensor."""
         deviations = {}
         for name, value in parameters.items():
             before = self.mean.get(name, torch.zeros_like(value))
@@ -52,16 +53,16 @@ class GaussianPath:
         self.deviations.append(deviations)
 
     def draw(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """A sample of the Gaussian. One snapshot alone has no spread."""
+        """A sample from the Gaussian. With a single snapshot, it is that snapshot."""
         like = next(iter(self.mean.values()))
         z2 = torch.randn(self.count, generator=generator, device=generator.device).to(like)
-        drawn = {}
+        theta = {}
         for name, mean in self.mean.items():
             z1 = torch.randn(mean.shape, generator=generator, device=generator.device).to(mean)
-            stacked = torch.stack([each[name] for each in self.deviations], -1)
-            diagonal, low_rank = (self.squares[name] / self.count).sqrt() * z1, stacked @ z2
-            drawn[name] = mean + (diagonal + low_rank / math.sqrt(max(1, self.count - 1))) / math.sqrt(2)
-        return drawn
+            deviations = torch.stack([snapshot[name] for snapshot in self.deviations], -1)
+            diagonal, low_rank = (self.squares[name] / self.count).sqrt() * z1, deviations @ z2
+            theta[name] = mean + (diagonal + low_rank / math.sqrt(max(1, self.count - 1))) / math.sqrt(2)
+        return theta
 
     def state_dict(self) -> dict[str, Any]:
         return {"mean": self.mean, "squares": self.squares, "deviations": self.deviations}

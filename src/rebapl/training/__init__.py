@@ -1,4 +1,4 @@
-"""Training: from a task, an encoder, a learner and an inference to a posterior."""
+"""Training: from a task, a backbone, a method and an inference to a posterior."""
 
 from rebapl.training.checkpoint import Progress
 from rebapl.training.fit import Training, fit

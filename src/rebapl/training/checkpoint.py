@@ -1,7 +1,7 @@
-"""A training that can be interrupted: its checkpoints, its log, and how it goes on from them.
+"""A training that can be interrupted: it writes checkpoints and a log, and a later process goes on from them.
 
 A checkpoint holds nested tensors and plain values in one safetensors file, and is never a pickle. Its metadata hold the
-outline of the nested state and a checksum of that outline and the tensors.
+outline of the nested state, and a checksum of the outline and the tensors.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from rebapl.sampling import Loop, Sample
 from rebapl.training.log import EVERY, Tracker, read_log, write_log
 
 Progress = Callable[[int, int, float], None]
-"""Called now and then with the steps done, the steps in all, and the latest loss."""
+"""A function that is called during a training with the steps done, the steps in all, and the latest loss."""
 
 CHECKPOINT_SECONDS = 30
-"""How many seconds of work the loss of a machine may cost."""
+"""The seconds between two checkpoints: how much work is lost, at most, when a machine fails."""
 
 _UNFIT = (LookupError, TypeError, ValueError, AttributeError, RuntimeError)
-"""The errors that a state of something else causes, in reading it and in a loop."""
+"""The errors that occur when a file that is no checkpoint of this loop is read, or its state is put into the loop."""
 
 _log = logging.getLogger(__name__)
 
 
 def checkpoints_at(path: Path) -> tuple[Path, Path]:
-    """Where the checkpoints of a training are kept: the last one at `path`, and the one before it beside it.
+    """The paths of the checkpoints of a training: the last one at `path`, and the one before it in the same folder.
 
     >>> [path.name for path in checkpoints_at(Path("checkpoint.safetensors"))]
     ['checkpoint.safetensors', 'checkpoint.previous.safetensors']
@@ -51,7 +51,7 @@ def checkpoints_at(path: Path) -> tuple[Path, Path]:
 def save_checkpoint(state: Any, path: Path, previous: Path | None = None) -> None:
     """Write nested dicts, lists and tuples of tensors, numbers, strings, booleans and None, whole or not at all.
 
-    The file that was there before is kept as `previous`, if that is given.
+    If `previous` is given, the old file at `path` is renamed to it.
     """
     tensors: dict[str, Tensor] = {}
     outline = json.dumps(_outline(state, tensors))
@@ -60,7 +60,7 @@ def save_checkpoint(state: Any, path: Path, previous: Path | None = None) -> Non
 
 
 def load_checkpoint(path: Path) -> Any:
-    """Read the state that `save_checkpoint` wrote. A file whose content was changed is refused."""
+    """Read the state that `save_checkpoint` wrote. A file whose content has changed since is refused."""
     try:
         refuse_special(path)
         with safe_open(path, framework="pt") as file:  # it compares the header with the size of the file
@@ -105,14 +105,14 @@ def _filled(outline: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 class ForeignCheckpointError(UserError):
-    """A checkpoint is whole, and of another training: it stays as it is, and so do those before it."""
+    """A checkpoint is undamaged but belongs to another training. No checkpoint is changed or deleted then."""
 
 
 class ResumableLoop:
-    """Drives a loop, keeps its state in checkpoints and a log, and first goes on from those that are there.
+    """Drives a loop and writes its state to checkpoints and a log. If there are any already, it goes on from them.
 
-    `run` names the run, and `images` the training images: a checkpoint of another run or of other images is refused. A
-    `tracker` hears of the rows of the log.
+    `run` identifies the run, and `images` the training images: a checkpoint of another run or of other images is
+    refused. A `tracker` receives the rows of the log.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class ResumableLoop:
         self.loop, self.log, self.tracker = loop, log, tracker
         self.made_for = {"run": run, "images": images}
         self.checkpoint = checkpoint
-        self._before = 0.0 if checkpoint is None else self._resume(checkpoint)
+        self._seconds_before = 0.0 if checkpoint is None else self._resume(checkpoint)
         self.rows = (
             [] if log is None else [row for row in read_log(log) if row.get("step", math.inf) < loop.schedule.steps]
         )
@@ -138,12 +138,12 @@ class ResumableLoop:
     @property
     def seconds(self) -> float:
         """How long the training has taken, including the time before an interruption."""
-        return self._before + time.monotonic() - self._start
+        return self._seconds_before + time.monotonic() - self._start
 
     def run_until(
         self, end: int, progress: Progress | None, cycles: Mapping[int, Mapping[str, Any]] | None = None
     ) -> None:
-        """Do the steps up to `end`. The samples of `cycles`, see `cycle`, take the place of steps."""
+        """Do the steps up to `end`. `cycles` has results of `cycle` by number; these cycles are not sampled again."""
         try:
             with HeldBack(active=self.checkpoint is not None) as held:
                 while not self.loop.done and self.loop.schedule.steps < end:
@@ -154,7 +154,7 @@ class ResumableLoop:
             self._write_log()
 
     def _between_steps(self, held: HeldBack, progress: Progress | None) -> None:
-        """Report the step, write a checkpoint if it is time to or if somebody wants to end, and then let them."""
+        """Report the step; write a checkpoint if one is due or a signal came; then deliver the signal."""
         loop = self.loop
         try:
             if progress is not None:
@@ -173,20 +173,20 @@ class ResumableLoop:
             raise Interrupted(number, f"step {loop.schedule.steps} of {loop.steps_in_all} is kept") from error
 
     def cycle(self) -> dict[str, Any]:
-        """The samples of a cycle that was sampled by itself, for `run_until` in the run that it belongs to."""
+        """The result of a cycle that was sampled separately, for `run_until` in the run to which the cycle belongs."""
         samples = [vars(sample) for sample in self.loop.samples]
         return {"samples": samples, "rows": self.rows, "seconds": self.seconds, **self.made_for}
 
     def _take_over(self, cycles: Mapping[int, Mapping[str, Any]]) -> bool:
-        """Take the samples of the cycle that begins now from `cycles`, if they are there and of this run."""
+        """Take the samples of the cycle that begins now from `cycles`, if it is there and belongs to this run."""
         schedule = self.loop.schedule
-        part = cycles.get(schedule.cycle) if schedule.at_cycle_start else None
-        if part is None or any(part.get(key) != value for key, value in self.made_for.items()):
+        result = cycles.get(schedule.cycle) if schedule.at_cycle_start else None
+        if result is None or any(result.get(key) != value for key, value in self.made_for.items()):
             return False
         try:
-            self._write_log(part["rows"])
-            self.loop.samples += [Sample(**sample) for sample in part["samples"]]
-            self._before += part["seconds"]
+            self._write_log(result["rows"])
+            self.loop.samples += [Sample(**sample) for sample in result["samples"]]
+            self._seconds_before += result["seconds"]
             self.loop.begin_at(schedule.cycle + 1)
             self.loop.check_restored()
         except _UNFIT as error:
@@ -195,12 +195,12 @@ class ResumableLoop:
             ) from error
         return True
 
-    def _write_log(self, taken: Sequence[dict[str, Any]] = ()) -> None:
-        """Add the new records of the loop, and those taken from elsewhere, to the rows, and write them all.
+    def _write_log(self, rows_of_cycle: Sequence[dict[str, Any]] = ()) -> None:
+        """Add the loop's new rows, and those of a cycle that was sampled separately, and write all rows.
 
-        The tracker hears of the new ones.
+        The tracker receives the new rows.
         """
-        new = [*self.loop.rows(), *taken]
+        new = [*self.loop.rows(), *rows_of_cycle]
         self.rows += new
         if self.tracker is not None:
             for row in new:
@@ -217,15 +217,15 @@ class ResumableLoop:
         self._saved, self._saved_step = time.monotonic(), self.loop.schedule.steps
 
     def _resume(self, checkpoint: Path) -> float:
-        """Go on from the last checkpoint that is whole. Return the seconds that were spent before it was written."""
-        there = [path for path in checkpoints_at(checkpoint) if path.exists()]
-        for index, path in enumerate(there):
+        """Go on from the last undamaged checkpoint. Return the seconds that were spent before it was written."""
+        paths = [path for path in checkpoints_at(checkpoint) if path.exists()]
+        for path in paths:
             try:
                 return self._load(path)
             except ForeignCheckpointError:
                 raise
             except UserError as error:
-                if index + 1 == len(there):
+                if path == paths[-1]:
                     raise
                 _log.warning("%s; the one before it is taken", error)
                 path.unlink()

@@ -28,17 +28,18 @@ from rebapl.posterior import Posterior
 from rebapl.posterior.views import check_views
 from rebapl.randomness import generator
 from rebapl.sampling import LOOPS, Inference, Loop
-from rebapl.sampling.loop import kept
+from rebapl.sampling.loop import cpu_copy
 from rebapl.training.checkpoint import Progress, ResumableLoop
-from rebapl.training.log import Tracker
+from rebapl.training.log import Tracker, Trackers
 from rebapl.training.resolution import ResolvedTraining, default_backbone, resolve_training, with_inference
 
 
 class Training:
     """One training. The constructor checks and builds everything that it needs, and `run` does the work.
 
-    If a `learner` is given, it is trained as it is. Otherwise a new one of the resolved method is built. The features
-    of images that a head learns from are kept in the folder `features`, if that is given.
+    If a `learner` is given, it is trained as it is. Otherwise a new learner of the resolved method is built. If the
+    folder `features` is given, the features from which a head learns are stored there, and read from there the next
+    time.
     """
 
     def __init__(
@@ -76,8 +77,8 @@ class Training:
             check_views(1 if resolved.inference is None else resolved.inference.views, pixels=False)
         if self.learner.learns_from_features or task.dataset.features is not None:
             with features_kept_in(features):
-                found = features_of(encoder, data).to(encoder.device)
-            examples = self.learner.see(found, data.labels.to(encoder.device))
+                of_images = features_of(encoder, data).to(encoder.device)
+            examples = self.learner.see(of_images, data.labels.to(encoder.device))
             if resolved.draws is not None:
                 assert isinstance(self.learner, Conjugate)
                 self.drawn = self.learner.draws(*examples, resolved.draws, generator(seed, "laplace"))
@@ -103,50 +104,50 @@ class Training:
         tracker: Tracker | None = None,
         cycles: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> Posterior:
-        """Train, and give the posterior.
+        """Train, and return the posterior.
 
-        If the file `checkpoint` exists, the training goes on from it. The file is renewed while the training goes on,
-        and the one before it is kept beside it. Ctrl-C, SIGTERM, SIGHUP and an interruption by `progress` write one at
-        once. `name` identifies the run: checkpoints of another one are refused. `log` names the file for the rows of
-        the log, and `tracker` hears of them, too. `cycles` are those that `run_cycle` has sampled elsewhere. Afterwards
-        `seconds` says how long the training took, including the time before an interruption.
+        If the file `checkpoint` exists, the training goes on from it. During the training, new checkpoints replace it,
+        and the one before the last is kept in the same folder. Ctrl-C, SIGTERM, SIGHUP and an interruption by
+        `progress` write a checkpoint at once. `name` identifies the run: checkpoints of another run are refused. `log`
+        is the file for the rows of the log, which `tracker` receives as well. `cycles` are results of `run_cycle` by
+        number of the cycle. Afterwards `seconds` is how long the training took, including the time before an
+        interruption.
         """
+        fixed = cpu_copy(self.learner.fixed_parameters())
         if self.loop is None:
-            found = kept(self.learner.fixed_parameters())
-            return Posterior.of(self.learner.eval(), [{**found, **each} for each in self.drawn], self.about)
+            return Posterior.of(self.learner.eval(), [{**fixed, **sample} for sample in self.drawn], self.about)
         loop = ResumableLoop(self.loop, checkpoint, name or self._name(), self.images, log, tracker)
         loop.run_until(self.loop.steps_in_all, progress, cycles)
         self.seconds += loop.seconds
-        self.learner.zero_grad()  # gradients lie in the memory of recorded passes, and would keep it
-        fixed = kept(self.learner.fixed_parameters())
+        self.learner.zero_grad()  # gradients lie in the memory of recorded passes, which is freed with them
         samples = [{**fixed, **sample.parameters} for sample in self.loop.samples]
         return Posterior.of(self.learner.eval(), samples, self.about)
 
     def run_cycle(
         self, cycle: int, checkpoint: Path, progress: Progress | None = None, log: Path | None = None, *, name: str = ""
     ) -> dict[str, Any]:
-        """Sample one cycle that does not depend on the others, for `run` to take over in the place of that cycle.
+        """Sample one cycle that does not depend on the others, and return its result, for the `cycles` of `run`.
 
-        `progress` counts the steps of this cycle alone; everything else is as in `run`.
+        `progress` counts the steps of this cycle only; the other arguments are those of `run`.
         """
         if self.loop is None:
             raise UserError("a method that learns nothing in steps has no cycles")
         self.loop.begin_at(cycle)
         start, end = (self.loop.schedule.timetable.start_of(each) for each in (cycle, cycle + 1))
 
-        def moved(done: int, _total: int, loss: float) -> None:
+        def of_cycle(done: int, _total: int, loss: float) -> None:
             if progress is not None:
                 progress(done - start, end - start, loss)
 
         loop = ResumableLoop(self.loop, checkpoint, name or self._name(), self.images, log)
-        loop.run_until(end, moved)
+        loop.run_until(end, of_cycle)
         return loop.cycle()
 
     def _name(self) -> str:
-        """What identifies a training that is no run: its settings, its class names and template, and its backbone."""
+        """A hash that identifies a training outside of a run, by its settings, class names, template and backbone."""
         names, template = self.learner.class_names, self.learner.template
-        whole = [self.about, names, template, self.learner.encoder.fingerprint]
-        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
+        identity = [self.about, names, template, self.learner.encoder.fingerprint]
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def fit(
@@ -162,23 +163,24 @@ def fit(
     epochs: int | None = None,
     method_settings: Mapping[str, Any] | None = None,
     inference_settings: Mapping[str, Any] | None = None,
-    checkpoint: Path | None = None,
+    checkpoint: Path | str | None = None,
     progress: Progress | bool | None = None,
     tracker: Tracker | None = None,
 ) -> Posterior:
-    """Learn the prompts of `method` from labelled images, by `inference`, or as the method was published if not given.
+    """Learn prompts or a head from labelled images, and return the posterior.
 
     The first argument is one of three things. It may be a `Task`. It may be a `Dataset` or the name of one; then all
     its classes are learned, from 16 images each. Or it may be a sequence of images (arrays, Pillow pictures or paths);
-    then `labels` and `class_names` are needed, and all of these images are learned from. Label 2 stands for
-    `class_names[2]`, and `template` has `{}` where the class name goes. A task or a data set has these itself.
+    then `labels` and `class_names` are needed, and the method learns from all of these images. Label 2 stands for
+    `class_names[2]`, and `template` has `{}` in place of the class name. A task or a data set has these itself.
 
-    The other arguments are names or objects as well: a backbone, a learner that is bound to the class names of the
-    task, an `Inference`. Without a backbone, embedded tasks use `mini` and all others use CLIP ViT-B/16. Settings that
-    are not given are those that were published for the method, this protocol and this data set, and those of the
-    preset. `epochs` takes the place of the published number, and the two mappings replace single settings. With a
-    `checkpoint` path, interrupted work goes on where it was. A `tracker` hears of the loss and the like while the
-    training goes on, and `progress=True` shows a bar. Without a `seed`, that of the task is taken.
+    `backbone`, `method` and `inference` are names or objects: a `DualEncoder`, a `Learner` that is bound to the class
+    names of the task, an `Inference`. Without a backbone, embedded tasks use `mini` and all others use CLIP ViT-B/16.
+    Without an inference, the method is trained as it was published. Settings that are not given have the values that
+    were published for this method, protocol and data set, and those of the preset. `epochs` replaces the published
+    number, and the two mappings replace single settings. If the file `checkpoint` exists, the training goes on from it.
+    A `tracker` receives the loss and other values during the training, and `progress=True` shows a bar. Without a
+    `seed`, that of the task is used.
 
     >>> import numpy as np
     >>> pictures = np.random.default_rng(0).integers(256, size=(4, 64, 64, 3), dtype=np.uint8)
@@ -204,13 +206,16 @@ def fit(
             method_settings=method_settings,
             inference_settings=inference_settings,
         )
-    with _shown(progress, resolved) as shown:
-        return Training(task, encoder, resolved, seed, learner).run(checkpoint, shown, tracker=tracker)
+    training = Training(task, encoder, resolved, seed, learner)
+    path = None if checkpoint is None else Path(checkpoint)
+    trackers = None if tracker is None else Trackers({type(tracker).__name__: tracker})
+    with _shown(progress, resolved) as callback:
+        return training.run(path, callback, tracker=trackers)
 
 
 @contextlib.contextmanager
 def _shown(progress: Progress | bool | None, resolved: ResolvedTraining) -> Iterator[Progress | None]:
-    """`progress` itself if it is a callback, or one that moves a bar in a terminal or a notebook if it is true."""
+    """`progress` itself if it is a callback. If it is true, a callback that moves a bar in a terminal or a notebook."""
     if progress is not True:
         yield progress or None
     else:
@@ -222,27 +227,28 @@ def _shown(progress: Progress | bool | None, resolved: ResolvedTraining) -> Iter
 
 
 def _task(
-    given: Task | Dataset | str | Sequence[ImageLike] | np.ndarray,
+    source: Task | Dataset | str | Sequence[ImageLike] | np.ndarray,
     labels: Sequence[int] | np.ndarray | None,
     class_names: Sequence[str] | None,
     template: str | None,
     seed: int | None,
 ) -> Task:
-    """The first argument of `fit` as a task, which may be one already, a data set or images."""
-    first = 1 if seed is None else seed
-    if isinstance(given, Task | Dataset | str):
+    """The task for the first argument of `fit`, which is a task, a data set or images."""
+    seed = 1 if seed is None else seed
+    if isinstance(source, Task | Dataset | str):
         if labels is not None or class_names is not None or template is not None:
             raise UserError("labels, class_names and template are for images: a task or a data set has its own")
-        return given if isinstance(given, Task) else load_task(given, seed=first, protocol="few-shot", keep_split=True)
-    if not isinstance(given, np.ndarray | Sequence):
+        if isinstance(source, Task):
+            return source
+        return load_task(source, seed=seed, protocol="few-shot", keep_split=True)
+    if not isinstance(source, np.ndarray | Sequence):
         raise UserError(
-            f"fit learns from a task, a data set, the name of one, or images; a {type(given).__name__} was given"
+            f"fit learns from a task, a data set, the name of one, or images; a {type(source).__name__} was given"
         )
     if labels is None or class_names is None:
         raise UserError("images were given: give labels=[…], a number for each image, and class_names=[…] as well")
-    return task_of(
-        dataset_of(given, labels, class_names, **({} if template is None else {"template": template})), first
-    )
+    template_of_images = {} if template is None else {"template": template}
+    return task_of(dataset_of(source, labels, class_names, **template_of_images), seed)
 
 
 def _of_learner(
@@ -253,7 +259,7 @@ def _of_learner(
     method_settings: Mapping[str, Any] | None,
     inference_settings: Mapping[str, Any] | None,
 ) -> ResolvedTraining:
-    """The settings of a training of a learner that exists already: its own, and an inference for its recipe."""
+    """The settings of the training of an existing learner: the learner's own, and an inference for its recipe."""
     if method_settings:
         raise UserError("a learner given as an object has its settings already: leave method_settings out")
     if list(learner.class_names) != list(task.train.class_names):
@@ -285,10 +291,10 @@ def _build_loop(
 ) -> Loop:
     """The loop of a training.
 
-    Where samples repel, the frozen model's features on the pool say on which scale, if it has some in that space. Where
-    the number of cycles depends on validation images, the loop has those.
+    If samples repel each other, the frozen model's features on the pool set the scale of the repulsion, if the frozen
+    model has features in that space. If cycles are adaptive, the loop gets the validation images.
     """
-    inference = inference.changed(batch=batches.batch)  # fewer where there are fewer images in all
+    inference = inference.changed(batch=batches.batch)  # smaller than requested if there are fewer images than that
     learner.train()
     pool, anchor, held_out = _pool(data, batches, encoder, inference, seed), None, None
     repulsion = inference.repulsion
@@ -318,9 +324,9 @@ def _pool(
     inference: Inference,
     seed: int,
 ) -> Tensor | None:
-    """The pool of training images on which samples are compared, in random order; None where no images are.
+    """The pool of training images on which samples are compared, in random order; None if no images are compared.
 
-    For a head, it is a pool of their features.
+    For a head, the pool holds the features of these images.
     """
     size = inference.pool_size
     if size == 0:

@@ -1,8 +1,8 @@
-"""The log of a training: the rows of `log.csv`, and trackers such as TensorBoard or MLflow, which hear of them.
+"""The log of a training: the rows of `log.csv`, and trackers such as TensorBoard or MLflow, which receive these rows.
 
 A tracker is any object with the three methods of `Tracker`. `register_tracker` gives a name to a function that opens
-one for a run, so that `rebapl train --track NAME` finds it; a package of its own declares it under the entry points
-`rebapl.trackers`. A tracker that fails while a run goes on is left out with a warning: it never costs the run.
+one for a run, so that `rebapl train --track NAME` finds it. An installed package declares its trackers under the entry
+points `rebapl.trackers`. If a tracker fails during a run, a warning says so, and the run goes on without it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rebapl.plugins import Registry
 from rebapl.settings import leaves
 
 EVERY = 10
-"""Steps between two rows."""
+"""The number of steps between two rows."""
 
 COLUMNS = (
     "step",
@@ -53,14 +53,14 @@ def write_log(path: Path, rows: Sequence[Mapping[str, float]]) -> None:
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
-    """Read the rows of a log, each with the values that it has. Without a file there are none."""
+    """Read the rows of a log, each without its empty cells. If there is no file, there are no rows."""
     if not path.exists():
         return []
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:  # a spreadsheet that saves it puts a mark before it
+        with path.open(newline="", encoding="utf-8-sig") as file:  # a spreadsheet may have put a byte order mark there
             return [{name: float(cell) for name, cell in row.items() if name and cell} for row in csv.DictReader(file)]
-    except (ValueError, TypeError, csv.Error) as error:
-        raise UserError(f"{path} is damaged ({error}): delete it to go on without the log so far") from error
+    except (OSError, ValueError, TypeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read ({error}): delete it to go on without the log so far") from error
 
 
 def _cell(value: float | None) -> str:
@@ -70,24 +70,24 @@ def _cell(value: float | None) -> str:
 
 
 class Tracker(Protocol):
-    """An object that hears of a training and of scores."""
+    """An object that receives the log of a training, and scores."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take a row of the log: loss, step size, temperatures … (the columns of `log.csv`) after `step` steps."""
+        """Receive the row of `step`, counted from 0: loss, step size, temperatures … (the columns of `log.csv`)."""
         ...
 
     def scores(self, values: Mapping[str, float]) -> None:
-        """Take the scores of a run, by names such as `novel/accuracy`."""
+        """Receive the scores of a run, by names such as `novel/accuracy`."""
         ...
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Finish: no more rows or scores will come."""
         ...
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """The run that a tracker is opened for: its name, its folder, and all its settings by dotted names."""
+    """The run for which a tracker is opened: its name, its folder, and all its settings by dotted names."""
 
     name: str
     folder: Path
@@ -100,7 +100,7 @@ OpenTracker = Callable[[TrackedRun], Tracker]
 TRACKERS: Registry[OpenTracker] = Registry("tracker", "rebapl.trackers")
 
 EXTRAS = ("tensorboard", "mlflow")
-"""Our own trackers. Each needs the package of its name, which an extra of this package brings."""
+"""The trackers of this package. Each needs the package of the same name, which the extra of that name installs."""
 
 
 def register_tracker(name: str) -> Callable[[OpenTracker], OpenTracker]:
@@ -109,7 +109,7 @@ def register_tracker(name: str) -> Callable[[OpenTracker], OpenTracker]:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Refuse names that nobody registered, and trackers whose package is not installed."""
+    """Refuse names that are not registered, and trackers whose package is not installed."""
     for name in names:
         TRACKERS.find(name)
         if name in EXTRAS and find_spec(name) is None:
@@ -118,45 +118,45 @@ def check_trackers(names: Sequence[str]) -> None:
 
 @contextmanager
 def tracked(names: Sequence[str], folder: Path, settings: Mapping[str, Any]) -> Iterator[Tracker | None]:
-    """All the named trackers as one, open for the run in a folder, and closed in the end; None if none is named."""
+    """The named trackers as one, which is open for the run in `folder` inside `with`; None if no name is given."""
     if not names:
         yield None
         return
     run = TrackedRun(folder.name, folder, dict(leaves(settings)))
-    together = _Together({name: TRACKERS.find(name)(run) for name in names})
+    trackers = Trackers({name: TRACKERS.find(name)(run) for name in names})
     try:
-        yield together
+        yield trackers
     finally:
-        together.close()
+        trackers.close()
 
 
-class _Together:
-    """Several trackers as one. One that raises is left out from then on."""
+class Trackers:
+    """Several trackers, by name, as one. A tracker that raises an error is left out from then on, with a warning."""
 
     def __init__(self, trackers: dict[str, Tracker]) -> None:
         self.trackers = trackers
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._tell(lambda tracker: tracker.log(step, values))
+        self._call(lambda tracker: tracker.log(step, values))
 
     def scores(self, values: Mapping[str, float]) -> None:
-        self._tell(lambda tracker: tracker.scores(values))
+        self._call(lambda tracker: tracker.scores(values))
 
     def close(self) -> None:
-        self._tell(lambda tracker: tracker.close())
+        self._call(lambda tracker: tracker.close())
 
-    def _tell(self, call: Callable[[Tracker], None]) -> None:
+    def _call(self, method: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self.trackers.items()):
             try:
-                call(tracker)
-            except Exception as error:  # whatever a server that is gone makes its client raise
+                method(tracker)
+            except Exception as error:  # the client of a server that is gone may raise anything
                 del self.trackers[name]
                 warnings.warn(f"tracker '{name}' is left out: {type(error).__name__}: {error}", stacklevel=2)
 
 
 @TRACKERS.register("tensorboard")
 class TensorBoard:
-    """Writes to the folder `tensorboard` of the run: `tensorboard --logdir runs` shows all runs."""
+    """Writes to the folder `tensorboard` of the run. `tensorboard --logdir runs` shows all runs."""
 
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -179,10 +179,10 @@ class TensorBoard:
 
 @TRACKERS.register("mlflow")
 class MLflow:
-    """A run of MLflow in the experiment `rebapl`, or in the one that `MLFLOW_EXPERIMENT_NAME` names.
+    """Writes to a run of MLflow in the experiment `rebapl`, or in the one that `MLFLOW_EXPERIMENT_NAME` names.
 
-    MLflow's own variables say where it is kept (`MLFLOW_TRACKING_URI`). The file `mlflow.txt` in the folder of the run
-    holds the id of MLflow's run, so that an interrupted run goes on in it and scores come to it.
+    MLflow's own variable `MLFLOW_TRACKING_URI` says where MLflow stores it. The file `mlflow.txt` in the folder of the
+    run holds the id of MLflow's run, so that an interrupted run and later scores go to the same one.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -191,22 +191,22 @@ class MLflow:
         from mlflow.environment_variables import MLFLOW_EXPERIMENT_NAME
         from mlflow.exceptions import MlflowException
 
-        kept, name = run.folder / "mlflow.txt", MLFLOW_EXPERIMENT_NAME.get() or "rebapl"
+        id_file, name = run.folder / "mlflow.txt", MLFLOW_EXPERIMENT_NAME.get() or "rebapl"
         try:
             self.client = MlflowClient()
-            if kept.exists():
-                self.id = kept.read_text().strip()
+            if id_file.exists():
+                self.id = id_file.read_text().strip()
                 self.client.get_run(self.id)
                 return
             experiment = self.client.get_experiment_by_name(name)
-            where = experiment.experiment_id if experiment else self.client.create_experiment(name)
-            self.id = self.client.create_run(where, run_name=run.name).info.run_id
+            experiment_id = experiment.experiment_id if experiment else self.client.create_experiment(name)
+            self.id = self.client.create_run(experiment_id, run_name=run.name).info.run_id
             params = [Param(key, str(value)[:500]) for key, value in run.settings.items()]
-            for first in range(0, len(params), 100):  # as many as it takes at a time
+            for first in range(0, len(params), 100):  # MLflow takes at most 100 at a time
                 self.client.log_batch(self.id, params=params[first : first + 100])
         except MlflowException as error:
             raise UserError(f"MLflow cannot be used ({' '.join(str(error).split())})") from error
-        write_atomically(kept, f"{self.id}\n")
+        write_atomically(id_file, f"{self.id}\n")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._metrics({f"training/{name}": value for name, value in values.items()}, step)

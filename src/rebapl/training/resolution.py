@@ -1,4 +1,7 @@
-"""What is learned and how, with every setting filled in. This is done once, and the result is hashed, run and saved."""
+"""The method and the inference of a training, with every setting filled in.
+
+This is done once for each training. The result is what is hashed, run and saved.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +23,21 @@ from rebapl.sampling.settings import Laplace
 from rebapl.settings import SettingError, Settings, leaves, nested, overlaid, refuse
 
 CUSTOM = "custom"
-"""The name of an inference that was given as an object."""
+"""The name of the inference if it is given as an object."""
 
 NOTHING = "none"
-"""The name of the inference of a method that learns nothing in steps: zero-shot, or a closed form."""
+"""The name of the inference if the method takes no training steps: zero-shot, or a closed form."""
 
 SAMPLES = "laplace.samples"
-"""The one setting of an inference that acts where the posterior is known."""
+"""The only setting of an inference that a method with a known posterior (`Conjugate`) accepts."""
 
 
 @dataclass(frozen=True)
 class ResolvedTraining:
     """A method and an inference with all their settings, and the range of the random crops.
 
-    `inference` is None for a method that learns nothing in steps. `draws` is then how many samples are drawn from its
-    posterior, or None for one answer.
+    `inference` is None for a method that takes no training steps. `draws` is then the number of samples to draw from
+    its known posterior, or None for its closed form alone.
     """
 
     method: str
@@ -45,7 +48,7 @@ class ResolvedTraining:
     draws: int | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Every setting as JSON has it."""
+        """Every setting as plain values for JSON."""
         inference = {} if self.inference is None else self.inference.plain()
         if self.draws is not None:
             inference = {"laplace": {"samples": self.draws}}
@@ -57,10 +60,10 @@ class ResolvedTraining:
 
 
 def default_backbone(data: str) -> str:
-    """The backbone that a run on this data set uses unless another is named.
+    """The backbone that a run on this data set uses unless another one is named.
 
-    The embedded tasks have small pictures that are made for `mini`, so they need nothing from outside. All other data
-    sets use CLIP ViT-B/16, and a folder of stored features the backbone that made them.
+    The embedded tasks have small pictures made for `mini`, so they need no other files. A folder of stored features
+    uses the backbone that computed them, and all other data sets use CLIP ViT-B/16.
 
     >>> default_backbone("digits"), default_backbone("eurosat")
     ('mini', 'openai/clip-vit-base-patch16')
@@ -84,10 +87,10 @@ def resolve_training(
 ) -> ResolvedTraining:
     """Fill in all settings of a training.
 
-    They come from what was published for this method, protocol and data set, then from the preset; `method_settings`
-    and `inference_settings` replace some of them. `inference` None is the one that the method was published with.
-    `epochs` takes the place of the recipe's number, so that everything that a preset derives from that number follows.
-    The mappings may be nested or have names with dots.
+    They are those published for this method, protocol and data set, and those of the preset. `method_settings` and
+    `inference_settings` replace some of them; these mappings may be nested or have dotted names. If `inference` is
+    None, it is the one with which the method was published. `epochs` replaces the recipe's number, so that everything
+    that a preset derives from that number changes with it.
 
     >>> resolved = resolve_training("maple", "rebapl", protocol="base-to-novel", data="eurosat", epochs=2)
     >>> resolved.inference.sampler.lr, resolved.crop_scale
@@ -95,11 +98,11 @@ def resolve_training(
     >>> resolve_training("app", None, protocol="base-to-novel", data="dtd", shots=4).inference.samples
     4
     """
-    known = METHODS.find(method)
-    settings, recipe = known.published(protocol, data, shots)
-    chosen = known.settings({**settings, **(method_settings or {})})
-    per_image, conjugate = known.learner.per_image(chosen), issubclass(known.learner, Conjugate)
-    return with_inference(method, chosen, recipe, per_image, conjugate, inference, epochs, inference_settings)
+    entry = METHODS.find(method)
+    published, recipe = entry.published(protocol, data, shots)
+    settings = entry.settings({**published, **(method_settings or {})})
+    per_image, conjugate = entry.learner.per_image(settings), issubclass(entry.learner, Conjugate)
+    return with_inference(method, settings, recipe, per_image, conjugate, inference, epochs, inference_settings)
 
 
 def with_inference(
@@ -112,15 +115,16 @@ def with_inference(
     epochs: int | None = None,
     inference_settings: Mapping[str, Any] | None = None,
 ) -> ResolvedTraining:
-    """The training of a method whose settings and recipe are known.
+    """Fill in the inference of a training, for a method whose settings and recipe are known.
 
-    `inference` is the name of a preset, which `epochs` and `inference_settings` may change, or an object that is taken
-    as it is. None is the recipe's own inference, with the recipe's settings of it. `per_image` is as in
-    `preset_values`, and `conjugate` says whether the learner is `Conjugate`: of a preset, it takes `laplace.samples`.
+    `inference` is the name of a preset, which `epochs` and `inference_settings` may change, or an object, which is used
+    as it is. None is the recipe's own inference, with the recipe's settings for it. `per_image` is as in
+    `preset_values`. `conjugate` says whether the learner is `Conjugate`: then only `laplace.samples` of a preset is
+    used.
     """
     inference = recipe.inference if inference is None else inference
     changed = bool(inference_settings) or epochs is not None
-    name, chosen, draws = NOTHING, None, None
+    name, settings, draws = NOTHING, None, None
     if recipe.epochs == 0:
         if conjugate and isinstance(inference, str):
             draws = _draws(method, recipe, inference, epochs, inference_settings)
@@ -131,7 +135,7 @@ def with_inference(
     elif isinstance(inference, Inference):
         if changed:
             raise UserError("an inference given as an object has all its settings: change them there")
-        name, chosen = CUSTOM, inference
+        name, settings = CUSTOM, inference
     else:
         published = recipe.inference_settings if inference == recipe.inference else {}
         changes = overlaid(nested(published), nested(inference_settings or {}))
@@ -142,26 +146,26 @@ def with_inference(
             if has_own_epochs(inference, method):
                 changes = {"epochs": epochs, **changes}
         try:
-            name, chosen = inference, preset(inference, recipe, method, per_image, **changes)
+            name, settings = inference, preset(inference, recipe, method, per_image, **changes)
         except SettingError as error:
             raise error.below("inference") from None
-    return ResolvedTraining(method, method_settings, name, chosen, recipe.crop_scale, draws)
+    return ResolvedTraining(method, method_settings, name, settings, recipe.crop_scale, draws)
 
 
 def _draws(
     method: str, recipe: Recipe, inference: str, epochs: int | None, settings: Mapping[str, Any] | None
 ) -> int | None:
-    """How many samples a preset draws from the known posterior of a method; None for a preset that draws none."""
+    """The number of samples that a preset draws from the known posterior of a method; None if it draws none."""
     values = preset_values(inference, recipe, method)
     if SAMPLES not in values:
         return None
-    given = dict(leaves(nested(settings or {})))
-    if epochs is not None or given.keys() - {SAMPLES}:
+    requested = dict(leaves(nested(settings or {})))
+    if epochs is not None or requested.keys() - {SAMPLES}:
         raise UserError(
             f"method '{method}' learns nothing in steps, and its posterior is known: of the settings of '{inference}' "
             f"it has inference.{SAMPLES} alone"
         )
     try:
-        return Laplace(samples=given.get(SAMPLES, values[SAMPLES].value)).samples
+        return Laplace(samples=requested.get(SAMPLES, values[SAMPLES].value)).samples
     except SettingError as error:
         raise error.below("inference", "laplace") from None

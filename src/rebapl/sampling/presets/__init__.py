@@ -1,8 +1,8 @@
-"""Named settings of the one loop, as data: every value with where it comes from.
+"""Presets: named settings of the loops as data, in which every value stands with its origin.
 
-Each preset is a YAML file in this folder, in the form that `rebapl.yaml_files` describes. Its values may follow the
-`QUANTITIES` of a recipe, and its variants are for methods. A file whose name begins with `_` is only there to be
-extended. `register_preset` adds a preset from outside.
+Each preset is a YAML file in this folder, in the form that `rebapl.yaml_files` describes. Its values may depend on the
+`QUANTITIES` of a recipe, and its variants are for methods. A file whose name begins with `_` is no preset: presets
+extend it. `register_preset` adds a preset from outside the package.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ __all__ = ["PRESETS", "has_own_epochs", "preset", "preset_values", "register_pre
 FOLDER = Path(__file__).parent
 
 ORDER = "mle tta laplace ensemble snapshot swag sgld sghmc csgld csghmc rebapl rebapl-paper rebapl-authors svgd".split()
-"""From plain to elaborate, as lists show them; others come after."""
+"""The order in which lists show the presets, from plain to elaborate. Other presets come after these."""
 
 QUANTITIES = (
     "epochs batch lr lr_without_momentum momentum weight_decay sampler burn_in mass_matrix warmup averaging".split()
 )
-"""What a preset may take from the learner's recipe. `sampler`, `warmup` and `averaging` are settings as `Inference` has
-them. Where the recipe has AdamW, `burn_in` is 1 and `mass_matrix` is `diagonal`; otherwise they are 0 and None."""
+"""The quantities of a learner's recipe on which a preset may depend.
+
+`sampler`, `warmup` and `averaging` are settings of `Inference`. If the recipe has AdamW, `burn_in` is 1 and
+`mass_matrix` is `diagonal`; otherwise they are 0 and None."""
 
 NEED_EXPLORATION = {"burn_in": 0.0, "mass_matrix": None}
-"""Settings of a sampler that act in its exploration, and what they are where there is none."""
+"""The settings of a sampler that act in its exploration, with their values for a sampler without exploration."""
 
 PRESETS: Registry[SettingsFile] = Registry("inference", "rebapl.presets")
 """The presets by name, those of installed plugins included."""
@@ -48,23 +50,26 @@ PRESETS.known |= {name: _read(FOLDER / f"{name}.yaml") for name in (*ORDER, *sor
 
 
 def register_preset(path: Path | str) -> str:
-    """Make the preset in a YAML file known by the file's name, which is returned; it may extend one of the package."""
+    """Register the preset in a YAML file under the file's name, and return this name.
+
+    The preset may extend one of the package.
+    """
     path = Path(path)
-    read = _read(path)
-    if PRESETS.known.get(path.stem, read) != read:
-        raise UserError(f"the preset '{path.stem}' of {path} is taken: name the file otherwise")
-    PRESETS.known[path.stem] = read
+    settings = _read(path)
+    if PRESETS.known.get(path.stem, settings) != settings:
+        raise UserError(f"{path} cannot be registered: there is another preset '{path.stem}', so rename the file")
+    PRESETS.known[path.stem] = settings
     return path.stem
 
 
 def has_own_epochs(name: str, method: str) -> bool:
-    """Whether a preset says itself how many epochs a cycle has, whatever the recipe says.
+    """Whether the preset itself gives the number of epochs of a cycle, instead of deriving it from the recipe.
 
     >>> has_own_epochs("rebapl-paper", "maple"), has_own_epochs("rebapl", "maple")
     (True, False)
     """
-    stated = [layer["epochs"].value for layer in PRESETS.find(name).under([method]) if "epochs" in layer]
-    return bool(stated) and not isinstance(stated[-1], Derived)
+    epochs = [layer["epochs"].value for layer in PRESETS.find(name).under([method]) if "epochs" in layer]
+    return bool(epochs) and not isinstance(epochs[-1], Derived)
 
 
 def preset_values(
@@ -76,36 +81,38 @@ def preset_values(
 ) -> dict[str, Value]:
     """Every value that a preset gives for a learner, by dotted name, with its origin.
 
-    `method` is the learner's name: `rebapl-paper` takes the values of the paper's table for those it names. `per_image`
-    says whether the space in which the learner repels has a point per image; where it has not, no images are compared,
-    unless the preset names another space. The `changes`, by dotted name, lie on top of the values of the preset, and
-    what follows from both lies on top of these; see `preset`.
+    `method` is the learner's name: for the methods in the paper's table of settings, `rebapl-paper` takes the values of
+    the table. `per_image` says whether the space in which the learner repels has one point per image. If it does not,
+    no images are compared, unless the preset names another space. The `changes`, by dotted name, replace values of the
+    preset. Settings that follow from the result replace values in turn; see `preset`.
     """
     changes = changes or {}
     quantities, layers = _quantities(recipe), PRESETS.find(name).under([method])
     values = combined(layers, quantities)
     if not per_image and "repulsion.images" in values and "repulsion.space" not in values:
-        layers.append({f"repulsion.{each}": Value(None, "definition") for each in ("images", "pool")})
+        layers.append({f"repulsion.{key}": Value(None, "definition") for key in ("images", "pool")})
     layers.append({key: Value(value, "asked for") for key, value in changes.items()})
-    follows = _following({key: each.value for key, each in combined(layers, quantities).items()})
-    asked = tuple(f"{key}." for key in changes)  # a setting is asked for if it, or one inside it, is
-    layers.append(
-        {key: Value(value, "ours") for key, value in follows.items() if not any(a.startswith(f"{key}.") for a in asked)}
-    )
+    consequences = _consequences({key: entry.value for key, entry in combined(layers, quantities).items()})
+
+    def is_changed(key: str) -> bool:
+        """Whether the setting itself, or one inside it, is among the changes."""
+        return any(f"{change}.".startswith(f"{key}.") for change in changes)
+
+    layers.append({key: Value(value, "ours") for key, value in consequences.items() if not is_changed(key)})
     return combined(layers, quantities)
 
 
 def preset(name: str, recipe: Recipe, method: str = "", per_image: bool = True, /, **changes: Any) -> Inference:
-    """The settings of a preset for a learner's recipe, with `changes` on top, nested or with dots.
+    """The settings of a preset for a learner's recipe, with `changes`, which may be nested or have dotted names.
 
     `method` and `per_image` are as in `preset_values`.
 
-    A `kind` that is changed takes its own defaults: nothing of the other kind's settings stays. What follows from a
-    change is changed with it: without exploration there is no burn-in and no mass matrix, a warm-up leaves at least one
-    epoch, and a run of one cycle has no restart. Where a preset's first cycle is longer than the others, and the change
-    makes all cycles begin alike (cold restarts, or one cycle), all are as long as the first. A normalised force does
-    not depend on the potential, so the preset's potential falls away with it. A distance between class probabilities
-    compares the logits of images.
+    If a change names another `kind`, the settings of the old kind are dropped, and those of the new one have their
+    defaults. Settings that follow from a change are changed too: without exploration there is no burn-in and no mass
+    matrix, a warm-up leaves at least one epoch, and a run of one cycle has no restart. If the preset's first cycle is
+    longer than the others, and the change makes all cycles begin alike (cold restarts, or one cycle), all cycles are as
+    long as the first. A normalised force does not depend on the potential, so it drops the preset's potential. A
+    distance between class probabilities compares the logits of images.
 
     >>> from types import SimpleNamespace
     >>> recipe = SimpleNamespace(lr=0.0035, epochs=5, batch=4, optimizer="sgd", momentum=0.9, weight_decay=5e-4,
@@ -116,11 +123,11 @@ def preset(name: str, recipe: Recipe, method: str = "", per_image: bool = True, 
     Energy()
     """
     values = preset_values(name, recipe, method, per_image, dict(leaves(nested(changes))))
-    return Inference(**nested({key: each.value for key, each in values.items()}))
+    return Inference(**nested({key: entry.value for key, entry in values.items()}))
 
 
 def _quantities(recipe: Recipe) -> dict[str, Any]:
-    """The `QUANTITIES` of a recipe. Without momentum the same progress takes 1/(1−momentum) times the step."""
+    """The `QUANTITIES` of a recipe. Without momentum, a step must be 1/(1−momentum) times as long to get as far."""
     sgd = recipe.optimizer == "sgd"
     momentum = {"momentum": recipe.momentum} if sgd else {}
     return {
@@ -134,26 +141,26 @@ def _quantities(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def _following(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that follow from others; all have dotted names."""
-    follows: dict[str, Any] = {}
+def _consequences(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that follow from the values of other settings, by dotted name."""
+    settings: dict[str, Any] = {}
     if values.get("sampler.exploration") == 0:
-        follows |= {f"sampler.{name}": none for name, none in NEED_EXPLORATION.items() if values.get(f"sampler.{name}")}
+        settings |= {f"sampler.{key}": none for key, none in NEED_EXPLORATION.items() if values.get(f"sampler.{key}")}
     one_cycle, restart = values.get("cycles") == 1, values.get("restart.kind", values.get("restart"))
     if one_cycle and restart is not None:
-        follows["restart"] = None
+        settings["restart"] = None
     first, warmup = values.get("first_epochs"), values.get("warmup.epochs")
     if first is not None and (one_cycle or restart == "cold"):
-        follows |= {"epochs": first, "first_epochs": None}
+        settings |= {"epochs": first, "first_epochs": None}
     length = values.get("epochs") if first is None else first
     if isinstance(length, int) and isinstance(warmup, int) and warmup >= length:
-        follows |= {"warmup.epochs": length - 1} if length > 1 else {"warmup": None}
+        settings |= {"warmup.epochs": length - 1} if length > 1 else {"warmup": None}
     force = values.get("repulsion.force.kind", values.get("repulsion.force"))
     if force == "normalised" and values.get("repulsion.stage") != "both":
-        follows["repulsion.potential"] = {"kind": Inverse.kind, "epsilon": Inverse().epsilon}
+        settings["repulsion.potential"] = {"kind": Inverse.kind, "epsilon": Inverse().epsilon}
     kind = values.get("repulsion.distance.kind", values.get("repulsion.distance"))
     if isinstance(kind, str) and kind in DISTANCES and (space := DISTANCES[kind].space) is not None:
-        follows["repulsion.space"] = space
+        settings["repulsion.space"] = space
         if values.get("repulsion.images") is None:
-            follows["repulsion.images"] = Repelling.model_fields["images"].default
-    return follows
+            settings["repulsion.images"] = Repelling.model_fields["images"].default
+    return settings
