@@ -52,8 +52,8 @@ class Cell:
     * `interval`: the two ends of an interval, shown below the number. Only pages of HTML show it.
     * `share`: a number from 0 to 1 that colours the cell of a heat map. Only pages of HTML show it.
 
-    >>> str(Cell(81.234, 0.456)), str(Cell(-0.5, signed=True)), str(Cell(None))
-    ('81.23 ± 0.46', '-0.50', '–')
+    >>> str(Cell(81.234, 0.456)), str(Cell(-0.5, signed=True)), str(Cell(-0.001)), str(Cell(None))
+    ('81.23 ± 0.46', '-0.50', '0.00', '–')
     """
 
     value: float | None
@@ -90,8 +90,8 @@ class Cell:
         if self.value is None:
             return EMPTY
         text = f"{self.value:+.{self.digits}f}" if self.signed else f"{self.value:.{self.digits}f}"
-        if self.signed and float(text) == 0:
-            text = text[1:]
+        if float(text) == 0:
+            text = text.lstrip("+-")
         return text if self.std is None else f"{text} ± {self.std:.{self.digits}f}"
 
     @property
