@@ -161,6 +161,17 @@ def test_a_run_that_is_not_scored_is_scored_for_the_report_alone(folder: Path) -
     assert not (folder / "other" / "results.json").exists()
 
 
+@pytest.mark.parametrize("protocol", ["base-to-novel", "selection"])
+def test_progress_ends_with_the_last_image(tmp_path: Path, protocol: str) -> None:
+    """In a selection the test images are validation images, and no temperature is fitted on them."""
+    config = RunConfig("digits", "zero-shot", protocol=protocol, shots=2, test_images=20, backbone="mini")
+    out = run(config, tmp_path / "run", device="cpu", score=False)
+    steps: list[tuple[int, int]] = []
+    report_html([InspectedRun(out, device="cpu", progress=lambda *step: steps.append(step))])
+    done, total = steps[-1]
+    assert done == total > 0
+
+
 def test_a_closed_form_learned_at_once(tmp_path: Path) -> None:
     config = RunConfig("digits", "gda", "laplace", shots=2, test_images=20, backbone="mini")
     text = words(report_html([InspectedRun(run(config, tmp_path / "run", device="cpu"), device="cpu")]))
