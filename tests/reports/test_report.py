@@ -333,6 +333,28 @@ def test_many_runs_are_compared_by_their_stored_scores_without_answering_again(f
     Page(page)
 
 
+def test_a_score_that_one_of_many_runs_has_not_stored_is_not_compared(folder: Path, tmp_path: Path) -> None:
+    """As in results that were written before Brier scores were."""
+    runs = []
+    for seed in (1, 2):
+        for shots in (1, 2):
+            run = tmp_path / f"{shots}-{seed}"
+            shutil.copytree(folder / "two", run, ignore=shutil.ignore_patterns("posterior"))
+            config = json.loads((run / "config.json").read_text())
+            for settings in (config, config["resolved"]):
+                settings.update(seed=seed, shots=shots)
+            (run / "config.json").write_text(json.dumps(config))
+            if (seed, shots) == (2, 2):
+                results = json.loads((run / "results.json").read_text())
+                del results["parts"]["base"]["brier"]
+                (run / "results.json").write_text(json.dumps(results))
+            runs.append(InspectedRun(run, device="cpu"))
+    table = compare(runs, stored=True).table
+    assert table is not None
+    base, novel = ([str(cell) for cell in row[2:6]] for row in table.rows[:2])
+    assert (base, novel) == (["0.00", "0.0000", "0.00", "–"], ["0.00", "0.0000", "0.00", "0.0000"])
+
+
 def test_a_run_that_learned_from_every_image_shows_its_stored_scores(tmp_path: Path) -> None:
     """As `rebapl learn` leaves it: with several samples, and with no test images."""
     class_folders(tmp_path / "data", red=6, blue=6)
