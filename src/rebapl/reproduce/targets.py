@@ -138,7 +138,7 @@ def _first_cycles(context: Context, config: RunConfig, row: TableRow) -> dict[st
     """
     if row == MAPLE:
         return base_novel(context, config, row)
-    # X
+    context.result(config)  # refuses a run whose answers were changed after its training
     path = run_folder(config, context.runs) / PREFIXES
     stored = read_json(path, "scores by cycles")["cycles"] if path.exists() else {}
     if any(str(count) not in stored for count in context.suite.cycles):
