@@ -108,8 +108,8 @@ def test_runs_that_were_scored_in_another_way_are_not_averaged_with_others(tmp_p
         results = json.loads(path.read_text())
         (results["parts"]["eurosat"] if "split" in change else results).update(change)
         path.write_text(json.dumps(results))
-    told = [[(row[3], row[-1]) for row in table.rows] for table in tables(tmp_path)]
-    assert told == [[("", "1"), ("fitted weights", "2")], [("", "1"), ("eurosat=few.json", "2")]]
+    words = [[(row[3], row[-1]) for row in table.rows] for table in tables(tmp_path)]
+    assert words == [[("", "1"), ("fitted weights", "2")], [("", "1"), ("eurosat=few.json", "2")]]
     assert "fitted weights" in long_list(find_runs([tmp_path]).runs)
 
 

@@ -31,17 +31,17 @@ class Comparison(NamedTuple):
     left_out: Sequence[str]
 
 
-def compare(inspected: Sequence[InspectedRun], stored: bool = False) -> Comparison:
+def compare(runs: Sequence[InspectedRun], stored: bool = False) -> Comparison:
     """Compare each kind of run with the first. Runs that differ only in their seed are of one kind.
 
     If two kinds have several seeds in common, the interval of a difference is Student's over these seeds. If they have
     one, it is over the test images (paired bootstrap) and says nothing about other seeds. With `stored`, differences
     are those of the stored scores, and answers are computed only if an interval over images needs them.
     """
-    by_folder = {seen.run.folder: seen for seen in inspected}
-    kinds = grouped(seen.run for seen in inspected)
+    by_folder = {inspected.run.folder: inspected for inspected in runs}
+    kinds = grouped(inspected.run for inspected in runs)
     name = GroupWords(kinds).name
-    first = next(kind for kind in kinds if inspected[0].run in kind.runs)
+    first = next(kind for kind in kinds if runs[0].run in kind.runs)
     reference = {run.config["seed"]: by_folder[run.folder] for run in first.runs}
     rows: list[list[Cell | str]] = []
     left_out = []
@@ -70,16 +70,16 @@ class Tested(NamedTuple):
     images: object
 
 
-def _tested(seen: InspectedRun, stored: bool) -> dict[str, Tested]:
+def _tested(inspected: InspectedRun, stored: bool) -> dict[str, Tested]:
     """The scores of a run on each test part, and the harmonic mean of its accuracies."""
     if stored:
-        settings = [seen.run.config.get(key) for key in ("data", "protocol", "split", "fold", "test_images")]
-        parts = seen.run.result.parts
+        settings = [inspected.run.config.get(key) for key in ("data", "protocol", "split", "fold", "test_images")]
+        parts = inspected.run.result.parts
         tested = {name: Tested(part.as_json(), (settings, part.images)) for name, part in parts.items()}
     else:
         tested = {
             name: Tested(answered.scores, ([item.key for item in answered.part.items], list(answered.part.class_names)))
-            for name, answered in seen.parts.items()
+            for name, answered in inspected.parts.items()
         }
     if set(HALVES) <= tested.keys():
         base, novel = (tested[half] for half in HALVES)
@@ -96,7 +96,7 @@ def _rows(pairs: Sequence[Pair], stored: bool) -> list[list[Cell | str]]:
     """
     by_part: dict[str, list[tuple[Pair, dict[str, float]]]] = {}
     for pair in pairs:
-        ours, theirs = (_tested(seen, stored) for seen in pair)
+        ours, theirs = (_tested(inspected, stored) for inspected in pair)
         for name in (each for each in ours if each in theirs and ours[each].images == theirs[each].images):
             first, second = ours[name].scores, theirs[name].scores
             deltas = {key: first[key] - second[key] for key in SCORES if key in first and key in second}
@@ -111,8 +111,8 @@ def _rows(pairs: Sequence[Pair], stored: bool) -> list[list[Cell | str]]:
         if len(of_pairs) > 1:
             intervals = {key: mean_interval(values) for key, values in differences.items()}
             over = f"{len(of_pairs)} seeds"
-        elif all(part in seen.parts for part in answered for seen in pair):
-            one, other = (_resampled(seen, name) for seen in pair)
+        elif all(part in inspected.parts for part in answered for inspected in pair):
+            one, other = (_resampled(inspected, name) for inspected in pair)
             intervals = {key: around(each[0], one[key] - other[key], -math.inf) for key, each in differences.items()}
             over = f"{sum(len(pair[0].parts[part].labels) for part in answered)} test images"
         means = {key: statistics.fmean(values) for key, values in differences.items()}
@@ -124,15 +124,15 @@ def _rows(pairs: Sequence[Pair], stored: bool) -> list[list[Cell | str]]:
     return rows
 
 
-def _resampled(seen: InspectedRun, name: str) -> Mapping[str, Tensor]:
+def _resampled(inspected: InspectedRun, name: str) -> Mapping[str, Tensor]:
     """The scores of a run on a test part over bootstrap samples of the images."""
     if name == HARMONIC_MEAN:
-        return {"accuracy": resampled_harmonic_mean(seen)}
-    return seen.parts[name].resampled
+        return {"accuracy": resampled_harmonic_mean(inspected)}
+    return inspected.parts[name].resampled
 
 
-def resampled_harmonic_mean(seen: InspectedRun) -> Tensor:
+def resampled_harmonic_mean(inspected: InspectedRun) -> Tensor:
     """The harmonic mean of the accuracies on base and novel classes (draws,) over bootstrap samples of the images."""
-    base, novel = (seen.parts[half].resampled["accuracy"] for half in HALVES)
+    base, novel = (inspected.parts[half].resampled["accuracy"] for half in HALVES)
     novel = novel.flip(0)  # in the reverse order, so that the images of the two halves are drawn independently
     return 2 * base * novel / (base + novel).clamp_min(1e-12)

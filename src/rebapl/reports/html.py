@@ -73,25 +73,25 @@ PAGES.globals |= {"corruption_table": corruption_table, "training_figures": trai
 PAGES.globals |= {"disputed": disputed, "sure_mistakes": sure_mistakes}
 
 
-def write_report(inspected: Sequence[InspectedRun], out: Path) -> Path:
+def write_report(runs: Sequence[InspectedRun], out: Path) -> Path:
     """Write the report on these runs to a file, whole or not at all. Several runs are compared with the first."""
-    if not inspected:
+    if not runs:
         raise UserError("a report needs at least one run")
-    write_atomically(out, report_html(inspected))
+    write_atomically(out, report_html(runs))
     return out
 
 
-def report_html(inspected: Sequence[InspectedRun]) -> str:
+def report_html(runs: Sequence[InspectedRun]) -> str:
     """The report as the text of a page."""
-    several, detailed = len(inspected) > 1, len(inspected) <= DETAILED
-    runs = [RunPage(seen, f"run-{number}") for number, seen in enumerate(inspected, 1) if detailed]
+    several, detailed = len(runs) > 1, len(runs) <= DETAILED
+    pages = [RunPage(run, f"run-{number}") for number, run in enumerate(runs, 1) if detailed]
     return PAGES.get_template("report.html").render(
-        title=f"Comparison of {len(inspected)} runs" if several else inspected[0].name,
-        runs=runs,
-        one=None if several else runs[0],
-        tables_of_scores=result_tables(Found([seen.run for seen in inspected if seen.run.result.parts], [], [])),
-        comparison=compare(inspected, stored=not detailed) if several else None,
-        remarks=[] if detailed else [f"{seen.name}: {remark}" for seen in inspected for remark in seen.remarks],
+        title=f"Comparison of {len(runs)} runs" if several else runs[0].name,
+        pages=pages,
+        one=None if several else pages[0],
+        tables_of_scores=result_tables(Found([run.run for run in runs if run.run.result.parts], [], [])),
+        comparison=compare(runs, stored=not detailed) if several else None,
+        remarks=[] if detailed else [f"{run.name}: {remark}" for run in runs for remark in run.remarks],
         most=DETAILED,
     )
 
@@ -99,13 +99,13 @@ def report_html(inspected: Sequence[InspectedRun]) -> str:
 class RunPage:
     """The tables, figures and pictures of one run. The ids of its elements in the page begin with `id`."""
 
-    def __init__(self, seen: InspectedRun, id: str) -> None:
-        self.seen, self.id = seen, id
-        self.result, self.config, self.parts = seen.run.result, seen.run.config, seen.parts
-        self.missing, self.environment = seen.missing, seen.environment
-        self.samples = 0 if seen.posterior is None else len(seen.posterior)
-        self.resolved = {**seen.run.resolved, "data": data_name(self.config["data"])}
-        self.chosen = chosen_settings(seen.run)
+    def __init__(self, inspected: InspectedRun, id: str) -> None:
+        self.inspected, self.id = inspected, id
+        self.result, self.config, self.parts = inspected.run.result, inspected.run.config, inspected.parts
+        self.missing, self.environment = inspected.missing, inspected.environment
+        self.samples = 0 if inspected.posterior is None else len(inspected.posterior)
+        self.resolved = {**inspected.run.resolved, "data": data_name(self.config["data"])}
+        self.chosen = chosen_settings(inspected.run)
 
     @cached_property
     def left_out(self) -> set[str]:
@@ -115,7 +115,7 @@ class RunPage:
         image.
         """
         empty = set() if self.sets() else {"sets"}
-        if self.seen.task is not None and not self.seen.task.tests:
+        if self.inspected.task is not None and not self.inspected.task.tests:
             empty |= {"calibration", "risk", "confusion", "diversity", "disagreement", "mistakes"}
         return empty
 
@@ -129,17 +129,17 @@ class RunPage:
         if set(HALVES) <= accuracies.keys():
             mean = harmonic_mean(*(accuracies[half] for half in HALVES))
             yield HARMONIC_MEAN, f"{mean:.1f} %", "of base and novel"
-        if self.seen.posterior is not None:
-            effective = effective_samples(self.seen.posterior.weights)
+        if self.inspected.posterior is not None:
+            effective = effective_samples(self.inspected.posterior.weights)
             equal = "of equal weight" if effective > self.samples - 0.01 else f"by weight as good as {effective:.1f}"
             yield "samples", str(self.samples), "one answer, no spread" if self.samples == 1 else equal
         seconds = self.environment.get("training_seconds")
-        if seconds is not None and self.seen.inference is not None:
+        if seconds is not None and self.inspected.inference is not None:
             yield "training", in_two_units(seconds), str(self.environment.get("device", ""))
 
     def warnings(self) -> Iterator[str]:
         """A sentence for each changed file, each missing thing, and each stored score that no longer holds."""
-        yield from self.seen.remarks
+        yield from self.inspected.remarks
         yield from (self.missing[key] for key in ("remarks", "posterior", "task", "parts") if key in self.missing)
         if not self.result.parts:
             scored = "they are computed for this report" if self.parts else "there are none here"
@@ -169,7 +169,7 @@ class RunPage:
                 notes.append(f"{name}: as stored in the run; intervals need its test images.")
         if set(HALVES) <= self.parts.keys():
             mean = harmonic_mean(*(self.parts[half].scores["accuracy"] for half in HALVES))
-            interval = around(mean, resampled_harmonic_mean(self.seen), most=100.0)
+            interval = around(mean, resampled_harmonic_mean(self.inspected), most=100.0)
             rows.append([HARMONIC_MEAN, "", Cell(mean, interval=interval), *[""] * (len(OF_PART) - 2)])
         return Table("All samples together", ["classes", *(COLUMNS[key] for key in OF_PART)], rows, notes)
 
@@ -185,7 +185,7 @@ class RunPage:
 
     def _versions(self, part: Answered) -> dict[str, Answered]:
         """The answers to a test part as the samples give them and, if there is a temperature, after it."""
-        temperature = self.seen.temperature
+        temperature = self.inspected.temperature
         softer = {} if temperature is None else {f"with temperature {temperature:.2f}": part.tempered(temperature)}
         return {"as given": part, **softer}
 
@@ -242,7 +242,7 @@ class RunPage:
 
     def diversity(self) -> list[Table]:
         """Heat maps of the distances and the disagreements of all pairs of samples."""
-        record = self.seen.diversity
+        record = self.inspected.diversity
         if record is None:
             return []
         samples = spread(len(record.distance), SQUARES)
@@ -259,7 +259,7 @@ class RunPage:
     @property
     def bytes_on_disk(self) -> int:
         """The size of the posterior on disk; 0 if it is not there."""
-        return sum(file.stat().st_size for file in (self.seen.run.folder / POSTERIOR).glob("*"))
+        return sum(file.stat().st_size for file in (self.inspected.run.folder / POSTERIOR).glob("*"))
 
 
 def _confusion_matrix(name: str, part: Answered) -> Table:

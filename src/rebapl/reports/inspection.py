@@ -101,11 +101,11 @@ def attempted(before: str, otherwise: Any = None) -> Callable[[Callable[[Inspect
 
     def attribute(work: Callable[[InspectedRun], T]) -> cached_property[T]:
         @functools.wraps(work)
-        def attempt(seen: InspectedRun) -> T:
+        def attempt(inspected: InspectedRun) -> T:
             try:
-                return work(seen)
+                return work(inspected)
             except (UserError, OSError) as error:
-                seen.missing[work.__name__] = f"{before}: {' '.join(str(error).split()).rstrip('.')}."
+                inspected.missing[work.__name__] = f"{before}: {' '.join(str(error).split()).rstrip('.')}."
                 return otherwise
 
         return cached_property(attempt)
