@@ -161,6 +161,17 @@ def test_a_run_that_is_not_scored_is_scored_for_the_report_alone(folder: Path) -
     assert not (folder / "other" / "results.json").exists()
 
 
+@pytest.mark.parametrize("protocol", ["base-to-novel", "selection"])
+def test_progress_ends_with_the_last_image(tmp_path: Path, protocol: str) -> None:
+    """In a selection the test images are validation images, and no temperature is fitted on them."""
+    config = RunConfig("digits", "zero-shot", protocol=protocol, shots=2, test_images=20, backbone="mini")
+    out = run(config, tmp_path / "run", device="cpu", score=False)
+    steps: list[tuple[int, int]] = []
+    report_html([InspectedRun(out, device="cpu", progress=lambda *step: steps.append(step))])
+    done, total = steps[-1]
+    assert done == total > 0
+
+
 def test_a_closed_form_learned_at_once(tmp_path: Path) -> None:
     config = RunConfig("digits", "gda", "laplace", shots=2, test_images=20, backbone="mini")
     text = words(report_html([InspectedRun(run(config, tmp_path / "run", device="cpu"), device="cpu")]))
@@ -320,6 +331,28 @@ def test_many_runs_are_compared_by_their_stored_scores_without_answering_again(f
     assert "results.json has changed since this run wrote it" in text
     assert "<img" not in page
     Page(page)
+
+
+def test_a_score_that_one_of_many_runs_has_not_stored_is_not_compared(folder: Path, tmp_path: Path) -> None:
+    """As in results that were written before Brier scores were."""
+    runs = []
+    for seed in (1, 2):
+        for shots in (1, 2):
+            run = tmp_path / f"{shots}-{seed}"
+            shutil.copytree(folder / "two", run, ignore=shutil.ignore_patterns("posterior"))
+            config = json.loads((run / "config.json").read_text())
+            for settings in (config, config["resolved"]):
+                settings.update(seed=seed, shots=shots)
+            (run / "config.json").write_text(json.dumps(config))
+            if (seed, shots) == (2, 2):
+                results = json.loads((run / "results.json").read_text())
+                del results["parts"]["base"]["brier"]
+                (run / "results.json").write_text(json.dumps(results))
+            runs.append(InspectedRun(run, device="cpu"))
+    table = compare(runs, stored=True).table
+    assert table is not None
+    base, novel = ([str(cell) for cell in row[2:6]] for row in table.rows[:2])
+    assert (base, novel) == (["0.00", "0.0000", "0.00", "–"], ["0.00", "0.0000", "0.00", "0.0000"])
 
 
 def test_a_run_that_learned_from_every_image_shows_its_stored_scores(tmp_path: Path) -> None:

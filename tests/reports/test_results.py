@@ -11,10 +11,11 @@ import pytest
 
 from rebapl.cli.progress import print_table
 from rebapl.errors import UserError
-from rebapl.reports.results import long_list, result_tables
+from rebapl.reports.results import corruption_table, long_list, result_tables
 from rebapl.reports.tables import Cell, Table
 from rebapl.runs.config import RunConfig
-from rebapl.runs.folder import find_runs, run_folder
+from rebapl.runs.folder import Found, find_runs, run_folder
+from rebapl.runs.results import RunResult
 
 CONFIG = RunConfig("digits", "maple", "rebapl", backbone="mini")
 
@@ -107,8 +108,8 @@ def test_runs_that_were_scored_in_another_way_are_not_averaged_with_others(tmp_p
         results = json.loads(path.read_text())
         (results["parts"]["eurosat"] if "split" in change else results).update(change)
         path.write_text(json.dumps(results))
-    told = [[(row[3], row[-1]) for row in table.rows] for table in tables(tmp_path)]
-    assert told == [[("", "1"), ("fitted weights", "2")], [("", "1"), ("eurosat=few.json", "2")]]
+    words = [[(row[3], row[-1]) for row in table.rows] for table in tables(tmp_path)]
+    assert words == [[("", "1"), ("fitted weights", "2")], [("", "1"), ("eurosat=few.json", "2")]]
     assert "fitted weights" in long_list(find_runs([tmp_path]).runs)
 
 
@@ -141,6 +142,37 @@ def test_runs_that_read_alike_are_told_apart(tmp_path: Path) -> None:
         {"", "inference.sampler.temperature=0.5"},
         {"", "inference.sampler.temperature=0.03"},
     )
+
+
+def test_every_one_of_three_runs_that_read_alike_has_words_of_its_own(tmp_path: Path) -> None:
+    """The second and the third differ from the first in the same setting, with the same value."""
+    changes = ({}, {"sampler.lr": 0.25}, {"sampler.lr": 0.25, "sampler.temperature": 0.5})
+    for base, change in zip((60.0, 70.0, 80.0), changes, strict=True):
+        out = store(tmp_path, CONFIG.changed(inference_settings=change), base=base, novel=60.0)
+        config = json.loads((out / "config.json").read_text())
+        (out / "config.json").write_text(json.dumps({**config, "inference_settings": {}}))
+    runs = sorted(find_runs([tmp_path]).runs, key=lambda run: run.result.parts["base"].accuracy)
+    (table,) = result_tables(Found(runs, [], []))
+    lr = "inference.sampler.lr=0.25"
+    assert [row[3] for row in table.rows] == ["", lr, f"{lr}, inference.sampler.temperature=0.5"]
+
+
+def test_a_run_that_lacks_a_part_has_dashes_and_costs_no_other_run_its_row(tmp_path: Path) -> None:
+    store(tmp_path, CONFIG, base=80.0)
+    store(tmp_path, CONFIG.changed(data="shapes"), base=70.0, novel=60.0)
+    cross = CONFIG.changed(protocol="cross-dataset", targets=("shapes",))
+    store(tmp_path, cross, test=90.0, shapes=50.0)
+    store(tmp_path, cross.changed(method="coop"), test=80.0)
+    halves, transfers = tables(tmp_path)
+    assert [numbers(row)[0] for row in halves.rows] == [None, 70.0]
+    by_method = {row[1]: numbers(row)[:3] for row in transfers.rows}
+    assert by_method == {"maple": [90.0, 50.0, 50.0], "coop": [80.0, None, None]}
+
+
+def test_corruptions_that_lack_a_score_have_a_dash() -> None:
+    fog = {"1": {"accuracy": 80.0, "nll": 1.0, "ece": 2.0}, "2": {"accuracy": 60.0, "nll": 3.0, "ece": 4.0}}
+    (row,) = corruption_table(RunResult(parts={}, corruptions={"fog": fog})).rows
+    assert numbers(row) == [80.0, 60.0, None, None, None, 70.0, 2.0, 3.0, None]
 
 
 def test_transfers_have_a_column_per_target_and_their_average(tmp_path: Path) -> None:
@@ -183,6 +215,12 @@ def test_the_long_list_is_unrounded_with_every_sample(tmp_path: Path) -> None:
     assert float(rows[1]["accuracy"]) == 200 / 3 - 1
     assert (rows[0]["protocol"], rows[0]["seed"], rows[1]["images"]) == ("base-to-novel", "1", "9")
     assert float(rows[0]["training_seconds"]) == 1 / 3
+
+
+def test_the_long_list_names_the_backbone_that_a_run_takes_by_itself(tmp_path: Path) -> None:
+    store(tmp_path, CONFIG.changed(backbone=None), base=80.0, novel=60.0)
+    rows = csv.DictReader(io.StringIO(long_list(find_runs([tmp_path]).runs)))
+    assert {row["backbone"] for row in rows} == {"mini"}
 
 
 def test_many_seeds_leave_room_for_the_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ from tiny_suite import TINY
 from rebapl.files import write_json
 from rebapl.reproduce.make import make_target
 from rebapl.reproduce.paper import quote
-from rebapl.reproduce.paper_table import Context, Product
-from rebapl.reproduce.suites import MINI, PAPER, Suite
+from rebapl.reproduce.paper_table import Context, PaperTable, Product, ScoreColumn
+from rebapl.reproduce.suites import MINI, PAPER, Suite, TableRow
 from rebapl.reproduce.targets import PAPER_TARGETS
 from rebapl.runs.config import RunConfig
 from rebapl.runs.folder import RESULTS, run_folder
@@ -156,6 +156,34 @@ def test_the_paper_s_latency_of_maple_stands_beside_that_of_rebapl(tmp_path: Pat
     table = table_of(PAPER_TARGETS["latency"].make(Context(suite, tmp_path, devices=["cpu"])))
     beside = [(row["C"], row["spread paper"]) for row in table]
     assert beside == [("MaPLe", "242.33"), ("1", "242.39"), ("3", "276.5")]
+
+
+@pytest.mark.parametrize("others", [[], ["latency"]])
+def test_a_table_of_one_s_own_stands_in_the_page_of_its_folder(tmp_path: Path, others: list[str]) -> None:
+    own = PaperTable(
+        "own",
+        "a count of mine",
+        "Mine",
+        ("row",),
+        lambda _: [TableRow("first")],
+        scores=(ScoreColumn("count", "count", 0),),
+        measure=lambda *_: [{"count": 3.0}],
+    )
+    context = Context(TINY, tmp_path, devices=["cpu"])
+    for target in (own, *(PAPER_TARGETS[name] for name in others)):
+        make_target(target, context, tmp_path / "out")
+    page = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "## own: a count of mine" in page
+    assert [line[3:].split(":")[0] for line in page.splitlines() if line.startswith("## ")] == [*others, "own"]
+
+
+def test_one_device_leaves_the_column_of_several_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    product = PAPER_TARGETS["latency"].make(Context(TINY, tmp_path, devices=["cpu"]))
+    assert {row["spread"] for row in table_of(product)} == {""}
+    (axes,) = product.figures["latency"].axes
+    assert [bars.get_label() for bars in axes.containers] == ["one device"]
+    assert any("One device is here" in note for note in product.table.notes)
 
 
 def test_a_table_of_one_s_own_is_one_entry(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

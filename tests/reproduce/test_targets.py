@@ -13,6 +13,7 @@ from tiny_suite import TINY
 from torch import Tensor
 
 from rebapl.data.batches import LabelledImages
+from rebapl.errors import UserError
 from rebapl.posterior import load_posterior
 from rebapl.reproduce.make import make_target, page
 from rebapl.reproduce.paper_table import Context
@@ -133,6 +134,10 @@ def test_a_long_chain_answers_for_every_shorter_one(tiny: Suite, tmp_path: Path)
             assert float(table[str(count)][name]) == parts[name]["accuracy"]
             assert detail[name]["nll"] == pytest.approx(parts[name]["nll"], rel=1e-5)
     assert list(table) == ["1", "2", "3", "MaPLe"]
+    file = run_folder(long, context.runs) / "results.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "temperature": 1.5}))
+    with pytest.raises(UserError, match="no longer answers as it was trained"):
+        PAPER_TARGETS["cycles"].make(context)
 
 
 def test_the_grid_of_strengths(tiny: Suite, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from rebapl.reports.results import COLUMNS, GroupWords, grouped
 from rebapl.reports.tables import Cell, Table
 
 SCORES = {"accuracy": 2, "nll": 4, "ece": 2, "brier": 4}
-"""The scores that are compared, and with how many digits."""
+"""The scores that are compared, each with its number of digits."""
 
 HARMONIC_MEAN = "harmonic mean"
 HALVES = ("base", "novel")
@@ -31,25 +31,25 @@ class Comparison(NamedTuple):
     left_out: Sequence[str]
 
 
-def compare(inspected: Sequence[InspectedRun], stored: bool = False) -> Comparison:
-    """Compare each kind of run with the first. Runs that differ in nothing but the seed are of one kind.
+def compare(runs: Sequence[InspectedRun], stored: bool = False) -> Comparison:
+    """Compare each kind of run with the first. Runs that differ only in their seed are of one kind.
 
-    Where two kinds have several seeds in common, the interval of a difference is Student's over these seeds. Where they
-    have one, it is over the test images (paired bootstrap), and says nothing of other seeds. `stored` takes the scores
-    that the runs have stored, so that answers are computed only where an interval over images needs them.
+    If two kinds have several seeds in common, the interval of a difference is Student's over these seeds. If they have
+    one, it is over the test images (paired bootstrap) and says nothing about other seeds. With `stored`, differences
+    are those of the stored scores, and answers are computed only if an interval over images needs them.
     """
-    by_folder = {each.run.folder: each for each in inspected}
-    kinds = grouped(each.run for each in inspected)
+    by_folder = {inspected.run.folder: inspected for inspected in runs}
+    kinds = grouped(inspected.run for inspected in runs)
     name = GroupWords(kinds).name
-    first = next(kind for kind in kinds if inspected[0].run in kind.runs)
+    first = next(kind for kind in kinds if runs[0].run in kind.runs)
+    reference = {run.config["seed"]: by_folder[run.folder] for run in first.runs}
     rows: list[list[Cell | str]] = []
     left_out = []
     for kind in (each for each in kinds if each is not first):
-        theirs = {run.config["seed"]: by_folder[run.folder] for run in first.runs}
-        seeds = [run for run in kind.runs if run.config["seed"] in theirs]
-        found = _rows([(by_folder[run.folder], theirs[run.config["seed"]]) for run in seeds], stored)
-        rows += [[name(kind), *row] for row in found]
-        if not found:
+        by_seed = {run.config["seed"]: by_folder[run.folder] for run in kind.runs}
+        differences = _rows([(by_seed[seed], reference[seed]) for seed in by_seed if seed in reference], stored)
+        rows += [[name(kind), *row] for row in differences]
+        if not differences:
             left_out.append(f"“{name(kind)}” has no test images and seed in common with “{name(first)}”.")
     if not rows:
         return Comparison(None, left_out)
@@ -64,55 +64,58 @@ def compare(inspected: Sequence[InspectedRun], stored: bool = False) -> Comparis
 
 
 class Tested(NamedTuple):
-    """The scores of a run on one test part. Where `images` are equal, two runs were tested on the same ones."""
+    """The scores of a run on one test part. Two runs with equal `images` were tested on the same images."""
 
     scores: Mapping[str, float]
     images: object
 
 
-def _tested(seen: InspectedRun, stored: bool) -> dict[str, Tested]:
+def _tested(inspected: InspectedRun, stored: bool) -> dict[str, Tested]:
     """The scores of a run on each test part, and the harmonic mean of its accuracies."""
     if stored:
-        words = [seen.run.config.get(word) for word in ("data", "protocol", "split", "fold", "test_images")]
-        scores = seen.run.result.parts
-        found = {name: Tested(part.as_json(), (words, part.images)) for name, part in scores.items()}
+        settings = [inspected.run.config.get(key) for key in ("data", "protocol", "split", "fold", "test_images")]
+        parts = inspected.run.result.parts
+        tested = {name: Tested(part.as_json(), (settings, part.images)) for name, part in parts.items()}
     else:
-        found = {
-            name: Tested(each.scores, ([item.key for item in each.part.items], list(each.part.class_names)))
-            for name, each in seen.parts.items()
+        tested = {
+            name: Tested(answered.scores, ([item.key for item in answered.part.items], list(answered.part.class_names)))
+            for name, answered in inspected.parts.items()
         }
-    if set(HALVES) <= found.keys():
-        base, novel = (found[half] for half in HALVES)
+    if set(HALVES) <= tested.keys():
+        base, novel = (tested[half] for half in HALVES)
         mean = harmonic_mean(base.scores["accuracy"], novel.scores["accuracy"])
-        found[HARMONIC_MEAN] = Tested({"accuracy": mean}, (base.images, novel.images))
-    return found
+        tested[HARMONIC_MEAN] = Tested({"accuracy": mean}, (base.images, novel.images))
+    return tested
 
 
 def _rows(pairs: Sequence[Pair], stored: bool) -> list[list[Cell | str]]:
-    """The mean differences on each test part whose images pairs of runs have in common, with their intervals: over the
-    pairs, or over the images if there is one pair."""
+    """A row for each test part that both runs of a pair answered on the same images: mean differences and intervals.
+
+    The interval is over the pairs, or over the images if there is one pair. Only scores that all pairs have are
+    compared.
+    """
     by_part: dict[str, list[tuple[Pair, dict[str, float]]]] = {}
     for pair in pairs:
-        ours, theirs = (_tested(each, stored) for each in pair)
+        ours, theirs = (_tested(inspected, stored) for inspected in pair)
         for name in (each for each in ours if each in theirs and ours[each].images == theirs[each].images):
-            both = ours[name].scores, theirs[name].scores
-            deltas = {key: both[0][key] - both[1][key] for key in SCORES if key in both[0] and key in both[1]}
+            first, second = ours[name].scores, theirs[name].scores
+            deltas = {key: first[key] - second[key] for key in SCORES if key in first and key in second}
             by_part.setdefault(name, []).append((pair, deltas))
     rows: list[list[Cell | str]] = []
-    for name, found in by_part.items():
-        differences = {key: [deltas[key] for _, deltas in found] for key in found[0][1]}
+    for name, of_pairs in by_part.items():
+        compared = [key for key in SCORES if all(key in deltas for _, deltas in of_pairs)]
+        differences = {key: [deltas[key] for _, deltas in of_pairs] for key in compared}
         intervals: dict[str, Interval] = {}
-        over = ""
-        if len(found) > 1:
-            intervals = {key: mean_interval(each) for key, each in differences.items()}
-            over = f"{len(found)} seeds"
-        elif all(each.parts for each in found[0][0]):
-            pair = found[0][0]
-            one, other = (_resampled(each, name) for each in pair)
+        over, pair = "", of_pairs[0][0]
+        answered = HALVES if name == HARMONIC_MEAN else [name]
+        if len(of_pairs) > 1:
+            intervals = {key: mean_interval(values) for key, values in differences.items()}
+            over = f"{len(of_pairs)} seeds"
+        elif all(part in inspected.parts for part in answered for inspected in pair):
+            one, other = (_resampled(inspected, name) for inspected in pair)
             intervals = {key: around(each[0], one[key] - other[key], -math.inf) for key, each in differences.items()}
-            images = (len(pair[0].parts[part].labels) for part in (HALVES if name == HARMONIC_MEAN else [name]))
-            over = f"{sum(images)} test images"
-        means = {key: statistics.fmean(each) for key, each in differences.items()}
+            over = f"{sum(len(pair[0].parts[part].labels) for part in answered)} test images"
+        means = {key: statistics.fmean(values) for key, values in differences.items()}
         cells = (
             Cell(means.get(key), digits=digits, signed=True, interval=intervals.get(key))
             for key, digits in SCORES.items()
@@ -121,15 +124,15 @@ def _rows(pairs: Sequence[Pair], stored: bool) -> list[list[Cell | str]]:
     return rows
 
 
-def _resampled(seen: InspectedRun, name: str) -> Mapping[str, Tensor]:
+def _resampled(inspected: InspectedRun, name: str) -> Mapping[str, Tensor]:
     """The scores of a run on a test part over bootstrap samples of the images."""
     if name == HARMONIC_MEAN:
-        return {"accuracy": resampled_harmonic_mean(seen)}
-    return seen.parts[name].resampled
+        return {"accuracy": resampled_harmonic_mean(inspected)}
+    return inspected.parts[name].resampled
 
 
-def resampled_harmonic_mean(seen: InspectedRun) -> Tensor:
+def resampled_harmonic_mean(inspected: InspectedRun) -> Tensor:
     """The harmonic mean of the accuracies on base and novel classes (draws,) over bootstrap samples of the images."""
-    base, novel = (seen.parts[half].resampled["accuracy"] for half in HALVES)
+    base, novel = (inspected.parts[half].resampled["accuracy"] for half in HALVES)
     novel = novel.flip(0)  # in the reverse order, so that the images of the two halves are drawn independently
     return 2 * base * novel / (base + novel).clamp_min(1e-12)

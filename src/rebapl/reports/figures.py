@@ -1,7 +1,7 @@
-"""Figures of results, as functions from numbers to a figure under one style.
+"""Figures of results: functions from numbers to a figure, all in the one style of `rebapl.reports.style`.
 
-How far apart the samples of a posterior are, and the figures of a report on a run: how reliable its answers are, which
-share of them is wrong, and how its training went.
+One shows how far apart the samples of a posterior are. The others are those of a report on a run: how reliable its
+answers are, which share of them is wrong, and how its training went.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from rebapl.reports.style import (
 )
 
 NUMBERED = 10
-"""The most samples whose heat map has its numbers written in its cells."""
+"""Up to this number of samples, a heat map has its numbers written in its cells."""
 
 ALONE = 20
-"""The most samples that have a line of their own."""
+"""The largest number of samples that have a line of their own."""
 
 POINTS = 240
-"""The most points of a line over the steps of a training."""
+"""The largest number of points of a line over the steps of a training."""
 
 
 def diversity_figure(record: Diversity, path: Path) -> Path:
@@ -59,9 +59,9 @@ def diversity_figure(record: Diversity, path: Path) -> Path:
 
 
 def heat_map(axes: Axes, matrix: np.ndarray, form: str, highest: float | None = None) -> AxesImage:
-    """Draw a matrix (S, S) as colours from 0 to `highest`, rows and columns counted from 1.
+    """Draw a matrix (S, S) as colours from 0 to `highest`, with rows and columns counted from 1.
 
-    Where S is at most `NUMBERED`, its values are written in as `form` says.
+    If S is at most `NUMBERED`, each cell has its value written in it, in the format `form`.
     """
     highest, count = highest or matrix.max() or 1.0, len(matrix)
     indices = range(0, count, max(1, count // 10))
@@ -74,7 +74,7 @@ def heat_map(axes: Axes, matrix: np.ndarray, form: str, highest: float | None = 
 
 
 class Illustration(NamedTuple):
-    """A figure of a page of HTML with its heading, what it shows in words, and the sentences below it."""
+    """A figure for a page of HTML: its heading, a description for people who cannot see it, and the text below it."""
 
     title: str
     figure: Figure
@@ -85,19 +85,19 @@ class Illustration(NamedTuple):
 
 @rc_context(PAGE_FONTS)
 def reliability_figure(title: str, series: Mapping[str, Answered]) -> Illustration:
-    """How often answers are right by how sure they are, for one or two versions of the answers to the same images."""
+    """The share of right answers against their confidence, for one or two versions of the answers to some images."""
     figure, axes = page_axes("confidence", "answers that are right")
     axes.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=(0, (4, 4)))
     words = []
     for (name, part), colour in zip(series.items(), (BLUE, ORANGE), strict=False):
         bins = reliability(part.prediction.probabilities.amax(-1), part.right)
         sure, right, images = (np.array(each) for each in zip(*bins, strict=True))
-        ends = [proportion_interval(round(each.accuracy * each.images), each.images) for each in bins]
+        ends = [proportion_interval(round(of_bin.accuracy * of_bin.images), of_bin.images) for of_bin in bins]
         axes.vlines(sure, *zip(*ends, strict=True), color=colour, linewidth=0.9, alpha=0.6)
         sizes = (3.5 + 7 * np.sqrt(images / images.sum())) ** 2
         axes.scatter(sure, right, sizes, color=colour, linewidth=0, label=name, zorder=3, clip_on=False)
-        shares = ", ".join(f"{100 * each.confidence:.0f} % sure, {100 * each.accuracy:.0f} % right" for each in bins)
-        words.append(f"{name}: {shares}")
+        shares = (f"{100 * of_bin.confidence:.0f} % sure, {100 * of_bin.accuracy:.0f} % right" for of_bin in bins)
+        words.append(f"{name}: {', '.join(shares)}")
     axes.set(xlim=(0, 1), ylim=(0, 1))
     _in_percent(axes)
     page_legend(figure)
@@ -108,14 +108,14 @@ def reliability_figure(title: str, series: Mapping[str, Answered]) -> Illustrati
 def risk_figure(title: str, part: Answered) -> Illustration:
     """The share of wrong answers if only the k surest of N images are answered, k = 1 … N.
 
-    It has a line for all samples together and one for each of the first samples alone, and the point at which
-    answers begin to be "I don't know", if a threshold was fitted.
+    The figure has a line for all samples together and one for each of the first `ALONE` samples by itself. If a
+    threshold of "I don't know" was fitted, a point marks it.
     """
     prediction, samples = part.prediction, len(part.prediction.weights)
     together = risk_by_coverage(prediction.uncertainty(), part.right).numpy()
     alone = [
-        risk_by_coverage(1 - each.amax(-1), each.argmax(-1) == part.labels).numpy()
-        for each in (prediction.per_sample[:ALONE] if samples > 1 else [])
+        risk_by_coverage(1 - probabilities.amax(-1), probabilities.argmax(-1) == part.labels).numpy()
+        for probabilities in (prediction.per_sample[:ALONE] if samples > 1 else [])
     ]
     rows = 1 if prediction.threshold is None else 2
     figure, axes = page_axes("images that are answered", "answers that are wrong", rows=rows)
@@ -143,8 +143,10 @@ def risk_figure(title: str, part: Answered) -> Illustration:
 
 
 class StepFigure(NamedTuple):
-    """A figure over the steps of a training: which columns of the log it shows, with the names and colours of its
-    lines. One that is `wide` also names the sampling stages and marks the steps after which a sample was kept."""
+    """A figure over the steps of a training. `lines` has the columns of the log, each with its name and its colour.
+
+    One that is `wide` also names the sampling stages and marks the steps after which a sample was kept.
+    """
 
     title: str
     unit: str
@@ -169,10 +171,10 @@ LOGGED = (
         {
             "kinetic_temperature": ("of the momentum", BLUE),
             "configurational_temperature": ("of the position", ORANGE),
-            "temperature": ("asked for", VERMILION),
+            "temperature": ("requested", VERMILION),
         },
-        "The kinetic one (momentum) and the configurational one (position) average to the one asked for at "
-        "equilibrium. Values below zero are not drawn.",
+        "At equilibrium, the kinetic temperature (of the momentum) and the configurational temperature (of the "
+        "position) are the requested one on average. Values below zero are not drawn.",
         log_scale=True,
     ),
     StepFigure(
@@ -191,13 +193,13 @@ LOGGED = (
 
 
 def training_figures(log: Sequence[Mapping[str, float]], course: Course | None) -> list[Illustration]:
-    """The schedule, if its course is known, and loss, temperatures and repulsion as far as they were logged."""
-    figures = [_over_steps(each, log, course) for each in LOGGED]
+    """The figure of the schedule, if its course is known, and those of `LOGGED` whose columns the log has."""
+    figures = [_over_steps(kind, log, course) for kind in LOGGED]
     if course is not None:
         noise = "Noise is added in the shaded stages." if course.sampling_stages() else "No noise is added."
-        words = f"{len(course.cycles)} cycles in {len(course.lr)} steps. {noise} A dot marks a sample that is kept. "
-        words += "Chains side by side are drawn one after the other."
-        schedule = StepFigure("Schedule", "learning rate", {"lr": ("learning rate", BLUE)}, words, wide=True)
+        caption = f"{len(course.cycles)} cycles in {len(course.lr)} steps. {noise} A dot marks a sample that is kept. "
+        caption += "Chains side by side are drawn one after the other."
+        schedule = StepFigure("Schedule", "learning rate", {"lr": ("learning rate", BLUE)}, caption, wide=True)
         rates = [{"step": step, "lr": rate} for step, rate in enumerate(course.lr)]
         figures.insert(0, _over_steps(schedule, rates, course))
     return [figure for figure in figures if figure is not None]
@@ -205,7 +207,7 @@ def training_figures(log: Sequence[Mapping[str, float]], course: Course | None) 
 
 @rc_context(PAGE_FONTS)
 def _over_steps(kind: StepFigure, log: Sequence[Mapping[str, float]], course: Course | None) -> Illustration | None:
-    """Some columns of the log over the steps; None where it has no values for them."""
+    """Some columns of the log over the steps; None if the log has no values for them."""
     series = {}
     for name in kind.lines:
         points = np.array([(row["step"], row.get(name, math.nan)) for row in log]).reshape(-1, 2)
@@ -247,7 +249,7 @@ def _over_steps(kind: StepFigure, log: Sequence[Mapping[str, float]], course: Co
 
 
 def _mark_stages(axes: Axes, course: Course, named: bool) -> None:
-    """Shade the sampling stages and mark where cycles begin; if they are `named` in the legend, with the samples."""
+    """Shade the sampling stages and mark where cycles begin. If `named`, also mark the samples and name both."""
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     upright = axes.get_xaxis_transform()
     if named:

@@ -1,7 +1,7 @@
-"""Everything that a report shows of a run: what its folder holds, and what its samples answer to the test images.
+"""Everything that a report shows about a run: the content of its folder, and its samples' answers to the test images.
 
-The folder alone is enough for settings, scores and the log. The answers are computed anew from the posterior and the
-images. Where one of these is missing, `InspectedRun.missing` says so in a sentence, and the rest is there.
+The folder is enough for settings, scores and the log. The answers are computed anew from the posterior and the test
+images. If one of these is missing, `InspectedRun.missing` has a sentence that says so, and everything else is shown.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
-    """What the samples answer to the images of one test part."""
+    """The answers of the samples to the images of one test part, and the right `labels` (N,)."""
 
     part: Part
     prediction: Prediction
@@ -47,15 +47,16 @@ class Answered:
 
     @property
     def right(self) -> Tensor:
-        """Which answers (N,) are right."""
+        """For each image, whether its answer is right (N,)."""
         return self.prediction.labels == self.labels
 
     @cached_property
     def scores(self) -> Mapping[str, float]:
+        """The scores of all samples together."""
         return scores(self.prediction.probabilities, self.labels)
 
     def tempered(self, temperature: float) -> Answered:
-        """The answers with the same order of classes and other probabilities."""
+        """The same answers with the probabilities that a temperature gives them. The order of the classes stays."""
         return dataclasses.replace(self, prediction=self.prediction.tempered(temperature))
 
     @cached_property
@@ -66,8 +67,12 @@ class Answered:
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """The schedule of a training, step by step: its learning rate, whether it explores, and after which steps a sample
-    was kept. `cycles` are the steps at which cycles begin, those of chains that take turns included."""
+    """The schedule of a training, step by step.
+
+    * `lr`: the learning rate of each step. `exploring`: whether the step is in the exploration stage.
+    * `samples`: the numbers of the steps after which a sample was kept, counted from 1.
+    * `cycles`: the steps at which cycles begin, counted from 0; with several chains that take turns, those of all.
+    """
 
     lr: Sequence[float]
     exploring: Sequence[bool]
@@ -89,18 +94,18 @@ class Course:
 
 
 def attempted(before: str, otherwise: Any = None) -> Callable[[Callable[[InspectedRun], T]], cached_property[T]]:
-    """Make a method of `InspectedRun` an attribute that is computed once, and is `otherwise` where that fails.
+    """Turn a method of `InspectedRun` into an attribute that is computed once. If that fails, its value is `otherwise`.
 
-    The sentence that `missing` then has under the attribute's name begins with `before`.
+    `missing` then has a sentence under the name of the attribute, which begins with `before`.
     """
 
     def attribute(work: Callable[[InspectedRun], T]) -> cached_property[T]:
         @functools.wraps(work)
-        def attempt(seen: InspectedRun) -> T:
+        def attempt(inspected: InspectedRun) -> T:
             try:
-                return work(seen)
+                return work(inspected)
             except (UserError, OSError) as error:
-                seen.missing[work.__name__] = f"{before}: {' '.join(str(error).split()).rstrip('.')}."
+                inspected.missing[work.__name__] = f"{before}: {' '.join(str(error).split()).rstrip('.')}."
                 return otherwise
 
         return cached_property(attempt)
@@ -109,11 +114,11 @@ def attempted(before: str, otherwise: Any = None) -> Callable[[Callable[[Inspect
 
 
 class InspectedRun:
-    """A run and all that can be found out about it. Each thing is read or computed when it is first asked for.
+    """A run and everything that can be found out about it. Each attribute is read or computed on first use.
 
-    `root` is the folder of data sets, and `backbone` says where the backbone is now, if it was moved. `progress` hears
-    of the images that are predicted. Only a folder that holds no run, or a damaged one, is an error. For each other
-    thing that is not there, `missing` has a sentence under the name of the attribute.
+    `root` is the folder of data sets, and `backbone` the present place of the backbone, if it was moved. `progress` is
+    called with the number of images predicted so far. A folder that holds no run, or a damaged one, is an error. If
+    anything else is missing, `missing` has a sentence under the name of the attribute.
     """
 
     def __init__(
@@ -132,18 +137,19 @@ class InspectedRun:
 
     @property
     def name(self) -> str:
-        """The run in words: what was learned, how, on which data and with which seed."""
-        config, how = self.run.config, self.run.resolved["inference"]["name"]
-        how = "" if how == "none" else f" · {how}"
-        return f"{config['method']}{how} on {data_name(config['data'])}, seed {config['seed']}"
+        """The run in words: its method, inference, data and seed."""
+        config, inference = self.run.config, self.run.resolved["inference"]["name"]
+        how = config["method"] if inference == "none" else f"{config['method']} · {inference}"
+        return f"{how} on {data_name(config['data'])}, seed {config['seed']}"
 
     @cached_property
     def inference(self) -> Inference | None:
+        """The settings of the inference; None if the method learns nothing."""
         return self.config.resolved().training.inference
 
     @attempted("The files of this run cannot be checked", otherwise=())
     def remarks(self) -> Sequence[str]:
-        """A sentence for each file that does not hold what the run wrote, to be shown before everything else."""
+        """A sentence for each file that has changed since the run wrote it. They are shown before everything else."""
         changed = changed_files(self.run.folder)
         return [f"{name} has changed since this run wrote it: its checksum is another one." for name in changed]
 
@@ -168,7 +174,7 @@ class InspectedRun:
 
     @attempted("The test images cannot be predicted", otherwise={})
     def parts(self) -> Mapping[str, Answered]:
-        """The answers by test part, parts without images left out."""
+        """The answers to each test part that has images, by the name of the part."""
         if self.posterior is None or self.task is None:
             return {}
         if not self.task.tests:
@@ -180,6 +186,7 @@ class InspectedRun:
 
     @property
     def stored_temperature(self) -> float | None:
+        """The temperature that an evaluation fitted and stored, if there is one."""
         return next((part.temperature for part in self.run.result.parts.values() if part.temperature), None)
 
     @attempted("The validation images cannot be predicted")
@@ -196,7 +203,7 @@ class InspectedRun:
 
     @attempted("The distances between samples cannot be measured")
     def diversity(self) -> Diversity | None:
-        """How far apart the samples are, as it was stored, or measured on test images."""
+        """How far apart the samples are: the stored record, or one that is measured now on test images."""
         stored, posterior, task = self.run.result.diversity, self.posterior, self.task
         if stored is not None or posterior is None or task is None or len(posterior) < 2 or not task.tests:
             return stored
@@ -204,6 +211,7 @@ class InspectedRun:
 
     @cached_property
     def course(self) -> Course | None:
+        """The schedule that the training followed; None if nothing was trained or its images are not there."""
         if self.inference is None or self.task is None:
             return None
         return course_of(self.inference, len(self.task.train.items), self.log)
@@ -213,15 +221,16 @@ class InspectedRun:
         assert self.task is not None
         before, progress = self._predicted, self.progress
         self._predicted += len(part.items)
-        wanted = [*self.task.tests.values(), *([] if self.stored_temperature else [self.task.val])]
-        total = sum(len(each.items) for each in wanted)
-        moved = None if progress is None else lambda images: progress(before + images, total)
-        prediction = predict_part(bound_to(self.posterior, self.task, part), part, moved)
+        fitting = self.stored_temperature is None and self.config.protocol != "selection"
+        predicted = [*self.task.tests.values(), *([self.task.val] if fitting else [])]
+        total = sum(len(each.items) for each in predicted)
+        report = None if progress is None else lambda images: progress(before + images, total)
+        prediction = predict_part(bound_to(self.posterior, self.task, part), part, report)
         return Answered(part, prediction, part_labels(part))
 
 
 def read_run(folder: Path) -> tuple[Run, RunConfig]:
-    """What the folder of a run says of itself. A run that is not scored has a result without parts."""
+    """The run in a folder, and its configuration. A run that is not scored has a result without parts."""
     content = read_json(folder / CONFIG, "a run")
     config = config_from_json(content, folder / CONFIG)
     result = read_result(folder) if (folder / RESULTS).exists() else RunResult(parts={})
@@ -229,7 +238,7 @@ def read_run(folder: Path) -> tuple[Run, RunConfig]:
 
 
 def course_of(inference: Inference, num_data: int, log: Sequence[Mapping[str, float]]) -> Course:
-    """The schedule that a training on `num_data` images followed. If its cycles are adaptive, it ends with its log."""
+    """The schedule that a training on `num_data` images followed. With adaptive cycles, it ends where the log ends."""
     per_epoch = num_data // min(inference.batch, num_data)
     steps = inference.all_epochs * per_epoch
     if inference.adaptive is not None and log:

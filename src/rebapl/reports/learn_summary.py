@@ -22,29 +22,30 @@ from rebapl.runs.results import read_result
 from rebapl.wording import few
 
 MIXED_UP = 5
-"""How many confusions are shown."""
+"""The largest number of confusions that are shown."""
 
 RISKS = (0.01, 0.05, 0.1)
-"""The shares of wrong answers for which it is said how many images are answered."""
+"""The allowed shares of wrong answers for which the summary reports how many images are answered."""
 
 
 def plan_lines(lesson: Lesson) -> list[str]:
-    """The plan, a line each: the images, how they are learned, and how that is measured."""
+    """The lines of the plan: the images, how their classes are learned, and how the result is measured."""
     dataset, config = lesson.dataset, lesson.final
     counts = Counter(item.label for item in dataset.items).values()
-    each = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    per_class = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     lines = [
-        f"{printable(dataset.name)}: {len(dataset.items)} images of {len(counts)} classes, {each} of each",
+        f"{printable(dataset.name)}: {len(dataset.items)} images of {len(counts)} classes, {per_class} of each",
         f"learns all classes by {config.method} · {config.inference_name}, backbone {config.backbone_name}",
     ]
     if (folder := Path(config.data).expanduser()).is_dir() and (others := passed_over(folder)):
         lines.append(f"passed over: {others}")
     if max(counts) > config.shots:
         lines.append(f"learns from at most {config.shots} images of each class (--shots)")
-    return [*lines, f"measures itself: {_how(lesson)}"]
+    return [*lines, f"measures itself: {_measured_by(lesson)}"]
 
 
-def _how(lesson: Lesson) -> str:
+def _measured_by(lesson: Lesson) -> str:
+    """How a lesson measures its accuracy, as the end of a line."""
     folds, size = lesson.folds, len(lesson.dataset.items)
     if not folds:
         return "not at all, since no class has two images, of which one could be held out"
@@ -67,11 +68,12 @@ def result_lines(
     temperature: Temperature | None,
     confidence: float = CONFIDENCE,
 ) -> list[str]:
-    """How well it went, a line each: accuracy, confusions, what was fitted, files, the next command.
+    """The lines of the result: accuracy, confusions, fitted threshold, sets and temperature, files, the next command.
 
-    `confidence` is that of the promises that other risks would make, where the threshold makes none.
+    The shares of answered images at the risks `RISKS` are computed with the confidence of the threshold's promise, or
+    with `confidence` if the threshold promises nothing.
     """
-    kept = [f"{lesson.out / 'posterior'} (what was learned)"]
+    files = [f"{lesson.out / 'posterior'} (what was learned)"]
     if not answers:
         lines = [
             "accuracy: unknown. Each class has one image, so none can be held out to measure it",
@@ -79,7 +81,7 @@ def result_lines(
             "with two or more images of each class, rebapl learn measures both",
         ]
     else:
-        kept += [f"{lesson.out / HELD_OUT} (each held-out image and its answer)", f"{lesson.out / RESULTS} (scores)"]
+        files += [f"{lesson.out / HELD_OUT} (each held-out image and its answer)", f"{lesson.out / RESULTS} (scores)"]
         right, total = sum(answer.right for answer in answers), len(answers)
         accuracy = f"accuracy: {_share(right, total)}; {right} of {total} held-out images were right"
         lines = [accuracy, _mixed_up(answers)]
@@ -94,10 +96,11 @@ def result_lines(
             )
         if lesson.unmeasured:
             lines.append(f"not measured, because they have one image each: {few(lesson.unmeasured)}")
-    return [*lines, f"kept: {', '.join(kept)}", f"next: rebapl predict {lesson.out} NEW-PHOTOS/"]
+    return [*lines, f"kept: {', '.join(files)}", f"next: rebapl predict {lesson.out} NEW-PHOTOS/"]
 
 
 def _mixed_up(answers: Sequence[Answer]) -> str:
+    """The line on the most frequent confusions."""
     of_class = Counter(answer.class_name for answer in answers)
     wrong = Counter((answer.class_name, answer.answer) for answer in answers if not answer.right)
     if not wrong:
@@ -109,6 +112,7 @@ def _mixed_up(answers: Sequence[Answer]) -> str:
 
 
 def _threshold(answers: Sequence[Answer], threshold: Threshold | None, confidence: float) -> str:
+    """The line on the threshold of "I don't know"."""
     if threshold is None:
         never = '"I don\'t know": never, since even its surest answers were wrong too often to choose a threshold'
         return f"{never}. {_other_risks(answers, confidence)}"
@@ -123,16 +127,16 @@ def _threshold(answers: Sequence[Answer], threshold: Threshold | None, confidenc
 
 
 def _other_risks(answers: Sequence[Answer], confidence: float) -> str:
-    """How many held-out images each of three risks answers, with a promise and without one."""
+    """The share of held-out images that are answered at each risk of `RISKS`, with a promise and without one."""
     shares = []
     for risk in RISKS:
-        promised, seen = (100 * answered_at(answers, risk, sure) / len(answers) for sure in (confidence, 0.0))
-        shares.append(f"{promised:.0f} % ({seen:.0f} %) with --risk {risk:g}")
+        promised, hoped = (100 * answered_at(answers, risk, level) / len(answers) for level in (confidence, 0.0))
+        shares.append(f"{promised:.0f} % ({hoped:.0f} %) with --risk {risk:g}")
     return f"Answered at confidence {100 * confidence:g} % (without a promise): {', '.join(shares)}"
 
 
 def answered_at(answers: Sequence[Answer], risk: float, confidence: float) -> int:
-    """How many images are answered within a risk; see `answered_within`. The least sure ones never are; see `COVERAGE`.
+    """How many images are answered within a risk, see `answered_within`; at most the share `COVERAGE` of them.
 
     >>> sure, unsure = Answer("1.png", "cat", "cat", 0.9, 0.1), Answer("2.png", "cat", "dog", 0.6, 0.4)
     >>> answered_at([unsure, sure], 0.1, 0), answered_at([unsure, sure], 0.5, 0)
@@ -149,13 +153,13 @@ def _share(count: int, total: int) -> str:
 
 
 def compared_line(lessons: Sequence[Lesson]) -> str:
-    """How lessons on the same images compare on those that were held out, and which to predict with."""
+    """The line that compares lessons on the same images by their scores on the held-out ones, and names the best."""
     if not all(lesson.folds for lesson in lessons):
         return "they cannot be compared: no images were held out"
-    scores = [read_result(lesson.out).parts["test"] for lesson in lessons]
+    scored = [(lesson, read_result(lesson.out).parts["test"]) for lesson in lessons]
     words = [
         f"{lesson.final.method} · {lesson.final.inference_name} {part.accuracy:.1f} % right, NLL {part.nll:.3f}"
-        for lesson, part in zip(lessons, scores, strict=True)
+        for lesson, part in scored
     ]
-    better = min(range(len(lessons)), key=lambda index: scores[index].nll)
-    return f"compared on the held-out images: {'; '.join(words)}. The lower NLL has {lessons[better].out}"
+    best, _ = min(scored, key=lambda pair: pair[1].nll)
+    return f"compared on the held-out images: {'; '.join(words)}. The lower NLL has {best.out}"

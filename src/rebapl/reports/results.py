@@ -1,5 +1,4 @@
-"""Tables of scores: of the runs in a folder with means over seeds, of one run, and of one on corrupted images; and one
-long list."""
+"""Tables of scores: of many runs with means over seeds, of one run, and of one on corrupted images; and a CSV list."""
 
 from __future__ import annotations
 
@@ -42,21 +41,24 @@ COLUMNS = {
     "tempered_nll": "NLL at τ ↓",
     "tempered_ece": "ECE at τ ↓",
 }
-"""The names that scores have as columns of a table. An arrow says whether more or less is better."""
+"""The heading of the column of each score. The arrow shows whether a higher or a lower value is better."""
 
 BASE_NOVEL = ("base", "novel", "hm", "nll", "ece")
 DOUBT = ("nll", "ece", "aurc")
-"""The scores beside the accuracy on all classes and on targets."""
+"""The scores that the tables of the other protocols show after the accuracy."""
 
 CORRUPTED = {"accuracy": 1, "nll": 3, "ece": 1, "aurc": 1}
-"""The scores on corrupted images that are averaged over severities, and their digits."""
+"""The scores on corrupted images that are averaged over severities, each with its number of digits."""
 
 _HALVED = ("base-to-novel", "selection")
+"""The protocols that score two halves of the classes: base and novel ones."""
+
 Read = Callable[["Group", Run], float | None]
+"""A function that reads one score of a run of a group; None if the run does not have it."""
 
 
 def result_tables(found: Found, hm: str = HM_CONVENTIONS[0]) -> list[Table]:
-    """A table per protocol, with means and standard deviations over seeds, and the best of each data set in bold.
+    """One table per protocol, with means and standard deviations over seeds. The best number of each data set is bold.
 
     `hm` is the convention of the harmonic mean over data sets, one of `HM_CONVENTIONS`.
     """
@@ -65,40 +67,43 @@ def result_tables(found: Found, hm: str = HM_CONVENTIONS[0]) -> list[Table]:
 
 
 def long_list(runs: Sequence[Run]) -> str:
-    """Every score of every run as CSV, unrounded: a line per run, protocol, part and sample (`all`: all samples)."""
+    """Every score of every run as CSV, unrounded: a line per run, protocol, part and sample.
+
+    The sample `all` stands for all samples together.
+    """
     words = ("data", "method", "inference", "shots", "seed", "backbone")
     numbers = (*SCORES, "training_seconds")
     rows: list[Row] = []
     for run in runs:
-        about = {**run.config, "inference": run.resolved["inference"]["name"]}
-        asked = ["" if about.get(word) is None else str(about[word]) for word in words]
+        backbone = run.config.get("backbone") or run.resolved["backbone"]
+        settings = {**run.config, "inference": run.resolved["inference"]["name"], "backbone": backbone}
         for part, scores in run.result.parts.items():
             of_part = {"images": scores.images, "training_seconds": run.result.seconds.training}
             for protocol in [name for name, parts in run.protocols.items() if part in parts] or [""]:
-                front = [run.folder.name, protocol, *asked, ", ".join(chosen_settings(run)), part]
-                for sample, each in [("all", scores), *enumerate(scores.per_sample, 1)]:
-                    cells = score_cells({**dict(each), **of_part}, dict.fromkeys(numbers, 0))
+                front = [run.folder.name, protocol, *(str(settings.get(word, "")) for word in words)]
+                front += [", ".join(chosen_settings(run)), part]
+                for sample, of_sample in [("all", scores), *enumerate(scores.per_sample, 1)]:
+                    cells = score_cells({**dict(of_sample), **of_part}, dict.fromkeys(numbers, 0))
                     rows.append([*front, str(sample), *cells])
     return Table("", ["run", "protocol", *words, "settings", "part", "sample", *numbers], rows).to_csv()
 
 
-def asked_settings(config: Mapping[str, Any]) -> list[str]:
-    """The settings of a run that its user chose, beyond data, method, inference, shots, seed and backbone."""
+def chosen_settings(run: Run) -> list[str]:
+    """The settings that the user of a finished run chose, for its training and for its scoring.
+
+    Data, method, inference, shots, seed and backbone are not among them.
+    """
+    config = run.config
     words = [f"{key}={config[key]}" for key in ("epochs", "split", "template", "fold") if config.get(key) is not None]
     for section in ("method", "inference"):
         words += [f"{key}={short_value(value)}" for key, value in leaves(config.get(f"{section}_settings") or {})]
     if config.get("test_images") is not None:
         words.append(f"{config['test_images']} test images")
-    return words
-
-
-def chosen_settings(run: Run) -> list[str]:
-    """The settings that the user of a finished run chose, those of its scoring included."""
-    return [*asked_settings(run.config), *_scored_with(run)]
+    return [*words, *_scored_with(run)]
 
 
 def short_value(value: Any) -> str:
-    """The value of a setting in few characters.
+    """The value of a setting in a few characters.
 
     >>> short_value(0.1 + 0.2), short_value(None), short_value("warm")
     ('0.3', 'none', 'warm')
@@ -108,10 +113,10 @@ def short_value(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Runs that differ only in their seed. `apart` is a setting that tells them from others of the same words."""
+    """Runs that differ only in their seed. `apart` has settings that distinguish them from groups of the same words."""
 
     runs: Sequence[Run]
-    apart: str = ""
+    apart: tuple[str, ...] = ()
 
     @property
     def data(self) -> str:
@@ -123,61 +128,67 @@ class Group:
         config, resolved = self.runs[0].config, self.runs[0].resolved
         backbone = str(resolved["backbone"]).partition(":")[0]
         shots, chosen = number_of(config["shots"], "shot"), chosen_settings(self.runs[0])
-        apart = [self.apart] if self.apart else []
-        return config["method"], resolved["inference"]["name"], shots, backbone, *chosen, *apart
+        return config["method"], resolved["inference"]["name"], shots, backbone, *chosen, *self.apart
 
     @property
     def seeds(self) -> list[int]:
         return [run.config["seed"] for run in self.runs]
 
     def over(self, read: Read, digits: int = 2) -> Cell:
+        """The mean and the standard deviation of a score over those runs that have it."""
         values = [read(self, run) for run in self.runs]
         return Cell.over([value for value in values if value is not None], digits)
 
 
 def ranges(seeds: Sequence[int]) -> str:
-    """Seeds in few characters, with a dash for three or more that follow each other.
+    """Seeds in a few characters, with a dash for three or more consecutive ones.
 
     >>> ranges([1, 2, 5, 6, 7, 9])
     '1, 2, 5–7, 9'
     """
-    in_order = groupby(enumerate(sorted(seeds)), lambda pair: pair[1] - pair[0])
-    runs = ([seed for _, seed in each] for _, each in in_order)
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    by_offset = groupby(enumerate(sorted(seeds)), lambda pair: pair[1] - pair[0])
+    stretches = ([seed for _, seed in pairs] for _, pairs in by_offset)
+    return ", ".join(
+        f"{stretch[0]}–{stretch[-1]}" if len(stretch) > 2 else ", ".join(map(str, stretch)) for stretch in stretches
+    )
 
 
 def grouped(runs: Iterable[Run]) -> list[Group]:
-    """The runs grouped over seeds and ordered by data set; a second run of the same seed is in a group of its own.
+    """The runs grouped over seeds and ordered by data set. A second run of the same seed is in a group of its own.
 
-    Where two groups have the same words, the second has one more: the first setting in which they differ, or its name.
+    A group whose words an earlier group has already gets one more word: the first setting in which the two differ, or
+    the name of its folder if they differ in none.
     """
-    by_rest: dict[tuple[str, int], list[Run]] = {}
-    copies: Counter[str] = Counter()
+    by_settings: dict[tuple[str, int], list[Run]] = {}
+    copies: Counter[tuple[str, int]] = Counter()
     for run in runs:
-        same = json.dumps([run.resolved, run.config["seed"], _scored_with(run)], sort_keys=True)
-        rest = json.dumps([{**run.resolved, "seed": None}, _scored_with(run)], sort_keys=True)
-        by_rest.setdefault((rest, copies[same]), []).append(run)
-        copies[same] += 1
-    groups = [Group(sorted(each, key=lambda run: run.config["seed"])) for each in by_rest.values()]
-    seen: dict[tuple[str, ...], Group] = {}
-    for index, group in enumerate(groups):
-        twin = seen.setdefault((group.data, *group.words), group)
-        if twin is not group:
+        settings = json.dumps([{**run.resolved, "seed": None}, _scored_with(run)], sort_keys=True)
+        seed = run.config["seed"]
+        by_settings.setdefault((settings, copies[settings, seed]), []).append(run)
+        copies[settings, seed] += 1
+    by_words: dict[tuple[str, ...], Group] = {}
+    for alike in by_settings.values():
+        group = Group(sorted(alike, key=lambda run: run.config["seed"]))
+        while twin := by_words.get(words := (group.data, *group.words)):
             theirs, own = ({**each.runs[0].resolved, "seed": 0} for each in (twin, group))
-            name, _, ours = first_difference(theirs, own) or ("run", "", group.runs[0].folder.name)
-            groups[index] = dataclasses.replace(group, apart=f"{name}={short_value(ours)}")
-    return sorted(groups, key=lambda group: group.data)
+            name, _, value = first_difference(theirs, own) or ("run", "", group.runs[0].folder.name)
+            group = dataclasses.replace(group, apart=(*group.apart, f"{name}={short_value(value)}"))
+        by_words[words] = group
+    return sorted(by_words.values(), key=lambda group: group.data)
 
 
 def _scored_with(run: Run) -> list[str]:
-    """What changed the scores after the training: NAME=FILE for each target that was scored on another split file than
-    its own, and what changed the answers."""
+    """What sets the scores of a run apart from those of the same training, in words.
+
+    These are NAME=FILE for each target that was scored on another split file than its own, and whatever changed the
+    answers after the training.
+    """
     words = [f"{name}={part.split}" for name, part in run.result.parts.items() if part.split]
     return words + run.result.changed_answers(run.resolved["inference"].get("views", 1))
 
 
 def _protocol_table(protocol: str, groups: Sequence[Group], hm: str) -> Table:
-    """The table of one protocol: a row for each group, and averages where there are several data sets."""
+    """The table of one protocol: a row for each group, and averages if there are several data sets."""
     words = GroupWords(groups)
     columns, notes = _columns(protocol, groups), words.notes()
     columns["train s"] = lambda _, run: run.result.seconds.training
@@ -197,7 +208,7 @@ def _protocol_table(protocol: str, groups: Sequence[Group], hm: str) -> Table:
 
 
 def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, Read]:
-    """The scores of a protocol by the names of their columns, and how each is read from a run."""
+    """The headings of the columns of a protocol, each with the function that reads its score from a run."""
     if protocol in _HALVED:
         return {COLUMNS[name]: _base_novel(name) for name in BASE_NOVEL}
     parts = dict.fromkeys(part for group in groups for run in group.runs for part in run.protocols[protocol])
@@ -211,7 +222,8 @@ def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, Read]:
         def read(group: Group, run: Run) -> float | None:
             wanted = {*chain(*(each.protocols[protocol] for each in group.runs))} - {"test"}
             values = [getattr(part, score) for name, part in run.result.parts.items() if name in wanted]
-            return statistics.fmean(values) if len(values) == len(wanted) and None not in values else None
+            complete = wanted and len(values) == len(wanted) and None not in values
+            return statistics.fmean(values) if complete else None
 
         return read
 
@@ -224,28 +236,37 @@ def _columns(protocol: str, groups: Sequence[Group]) -> dict[str, Read]:
 
 
 def _averages(groups: Sequence[Group], words: GroupWords, hm: str) -> list[list[Cell | str]]:
-    """A row of averages for each method and settings that every data set has, over the seeds that every one has."""
-    datasets = {group.data for group in groups}
+    """A row of averages over data sets for each method whose settings all data sets have.
+
+    Only the seeds that all data sets have are averaged.
+    """
+    datasets = sorted({group.data for group in groups})
     by_words: dict[tuple[str, ...], list[Group]] = {}
     for group in groups:
         by_words.setdefault(group.words, []).append(group)
     rows: list[list[Cell | str]] = []
-    for each in by_words.values():
-        if len(datasets) < 2 or sorted(group.data for group in each) != sorted(datasets):
+    for per_data in by_words.values():
+        if len(datasets) < 2 or [group.data for group in per_data] != datasets:
             continue
-        by_seed = [{run.config["seed"]: run.result.base_novel for run in group.runs} for group in each]
+        by_seed = [
+            {run.config["seed"]: run.result.base_novel for run in group.runs if run.result.has_base_novel}
+            for group in per_data
+        ]
         seeds = [seed for seed in by_seed[0] if all(seed in scores for scores in by_seed)]
         if seeds:
             averages = [average_over_data([scores[seed] for scores in by_seed], hm) for seed in seeds]
             known = {name: [value for row in averages if (value := row[name]) is not None] for name in BASE_NOVEL}
             cells = (Cell.over(values, 3 if name == "nll" else 2) for name, values in known.items())
-            rows.append(["average", *words.cells(each[0]), *cells, Cell(None, digits=0), ranges(seeds)])
+            rows.append(["average", *words.cells(per_data[0]), *cells, Cell(None, digits=0), ranges(seeds)])
     return rows
 
 
 class GroupWords:
-    """How the words of some groups are shown: method and inference as columns, the others in a third column where
-    groups differ in them, and in a note where they do not."""
+    """How a table shows the words of some groups.
+
+    Method and inference are columns. The words in which groups differ stand in a third column, and those that all
+    groups have in a note.
+    """
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self.groups = groups
@@ -260,20 +281,20 @@ class GroupWords:
         return [*group.words[:2], self.rest(group)][: len(self.columns)]
 
     def name(self, group: Group) -> str:
-        """A name that tells a group apart from the others: method, inference, and what not all groups have."""
-        method, how = group.words[:2]
+        """A name that no other group has: method, inference, and the words that not all groups have."""
+        method, inference = group.words[:2]
         data = group.data if len({each.data for each in self.groups}) > 1 else ""
         more = ", ".join(filter(None, (data, self.rest(group))))
-        return f"{method}{'' if how == 'none' else f' · {how}'}{f' ({more})' if more else ''}"
+        return f"{method}{'' if inference == 'none' else f' · {inference}'}{f' ({more})' if more else ''}"
 
     def notes(self) -> list[str]:
-        """The words that all groups have in common, and what the numbers are."""
+        """The words that all groups have in common, and the meaning of the ± in a cell."""
         several = any(len(group.runs) > 1 for group in self.groups)
         return [", ".join(self.common), *(["mean ± standard deviation over seeds"] if several else [])]
 
 
 def _base_novel(name: str) -> Read:
-    return lambda _, run: run.result.base_novel[name]
+    return lambda _, run: run.result.base_novel[name] if run.result.has_base_novel else None
 
 
 def _score(part: str, name: str = "accuracy") -> Read:
@@ -281,9 +302,9 @@ def _score(part: str, name: str = "accuracy") -> Read:
 
 
 def scores_table(result: RunResult, title: str) -> Table:
-    """The scores of one run, a row per test part.
+    """The scores of one run, one row per test part.
 
-    The harmonic mean of base and novel, or the average over the targets of a transfer, stands below the table.
+    A note below the table gives the harmonic mean of base and novel, or the average over the targets of a transfer.
     """
     digits = {"accuracy": 2, "nll": 4, "ece": 2, "aurc": 2, "images": 0}
     columns = ["classes", *(COLUMNS[name] for name in digits)]
@@ -305,25 +326,29 @@ def corruption_table(result: RunResult) -> Table:
     The last row has the means over the corruptions. They are plain means: unlike the mCE of ImageNet-C, they are not
     divided by the errors of a reference network.
     """
-    from rebapl.data.corruptions import CORRUPTIONS, SEVERITIES  # late: few runs have any
+    from rebapl.data.corruptions import CORRUPTIONS, SEVERITIES  # imported here, because few runs have corruptions
 
-    found = {name: [result.corruptions[name]] for name in CORRUPTIONS if name in result.corruptions}
-    rules = [len(found)] if len(found) > 1 else []
-    if len(found) > 1:
-        found["mean"] = [by_severity for (by_severity,) in found.values()]
-    rows: list[Row] = [[name, *_means(corruptions, SEVERITIES)] for name, corruptions in found.items()]
+    by_row = {name: [result.corruptions[name]] for name in CORRUPTIONS if name in result.corruptions}
+    rules = [len(by_row)] if len(by_row) > 1 else []
+    if len(by_row) > 1:
+        by_row["mean"] = [by_severity for (by_severity,) in by_row.values()]
+    rows: list[Row] = [[name, *_means(corruptions, SEVERITIES)] for name, corruptions in by_row.items()]
     columns = ["corruption", *(f"@{severity}" for severity in SEVERITIES), *(COLUMNS[name] for name in CORRUPTED)]
     notes = ["@1 to @5 are the accuracy at each severity; the other columns are means over the severities"]
     return Table("Corrupted test images", columns, rows, notes, rules=rules)
 
 
 def _means(corruptions: Sequence[Mapping[str, Scores]], severities: Iterable[int]) -> list[Cell]:
-    """The numbers of a row, averaged over some corruptions, each of which weighs the same."""
+    """The cells of a row: averages over some corruptions (severity → scores), each with the same weight.
+
+    A score that is missing at some severity is shown as a dash.
+    """
     row = []
     for severity in map(str, severities):
-        known = [by[severity].accuracy for by in corruptions if severity in by]
+        known = [by_severity[severity].accuracy for by_severity in corruptions if severity in by_severity]
         row.append(Cell(statistics.fmean(known) if known else None, digits=1))
     for name, digits in CORRUPTED.items():
-        means = [statistics.fmean(getattr(each, name) for each in by.values()) for by in corruptions]
-        row.append(Cell(statistics.fmean(means), digits=digits))
+        values = [[getattr(scores, name) for scores in by_severity.values()] for by_severity in corruptions]
+        missing = any(None in each for each in values)
+        row.append(Cell(None if missing else statistics.fmean(map(statistics.fmean, values)), digits=digits))
     return row

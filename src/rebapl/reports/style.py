@@ -1,4 +1,4 @@
-"""How every figure looks and how it is saved, in a file or in a page: colours, line styles, font sizes, widths."""
+"""The look of all figures (colours, line styles, fonts, widths), and how a figure is saved to a file or into a page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 
 from rebapl.files import write_atomically
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
+# The colours of Okabe and Ito, which colour-blind readers can distinguish.
 BLUE, ORANGE, GREEN, VERMILION, BLACK = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#000000"
 PURPLE, SKY = "#CC79A7", "#56B4E9"
 GREY, LIGHT_GREY, DARK_GREY = "#999999", "#DDDDDD", "#555555"
@@ -35,10 +35,10 @@ PAPER_FONTS = {
     "ytick.major.width": 0.6,
     "pdf.fonttype": 42,  # publishers refuse the default, type 3
 }
-"""Settings of matplotlib for a figure that is printed at its own size in a paper: `with rc_context(PAPER_FONTS)`."""
+"""Settings of matplotlib for a figure in a paper, printed without scaling: `with rc_context(PAPER_FONTS)`."""
 
 PAGE_WIDTH, PAGE_WIDE = 4.4, 9.2
-"""The widths, in inches, of a figure that takes half of a page of HTML and of one that takes all of it."""
+"""The widths, in inches, of a figure that takes half the width of a page of HTML, and of one that takes all of it."""
 
 PAGE_COLOURS = {
     BLUE: "blue",
@@ -49,7 +49,7 @@ PAGE_COLOURS = {
     GREY: "grey",
     LIGHT_GREY: "rule",
 }
-"""The colours that a page of HTML replaces by those of its style sheet, and the names of them there."""
+"""The colours that a page of HTML replaces by those of its style sheet, each with its name there."""
 
 PAGE_FONTS = {
     "font.size": 8,
@@ -79,7 +79,7 @@ _MARKERS = "os^DvP"
 
 
 def line_style(index: int) -> tuple[str, str]:
-    """The colour and the marker of a figure's line by its index. They repeat together after 42 lines.
+    """The colour and the marker of a line, by its index in the figure. No two of 42 lines have the same pair.
 
     >>> line_style(0), line_style(6)
     (('#0072B2', 'o'), ('#56B4E9', 'o'))
@@ -88,20 +88,21 @@ def line_style(index: int) -> tuple[str, str]:
 
 
 def bare_axes(*many: Axes) -> None:
-    """Take away the frame of these axes above and to the right."""
+    """Remove the upper and the right edge of the frame of these axes."""
     for axes in many:
         axes.spines[["top", "right"]].set_visible(False)
 
 
 def save_figure(figure: Figure, path: Path, *, dpi: int = 160, settings: Mapping[str, Any] | None = None) -> Path:
-    """Write a figure, whole or not at all, in the format that the ending of `path` names.
+    """Write a figure in the format that the ending of `path` names. The file is written whole or not at all.
 
-    A PNG or PDF has the same bytes each time. `settings` of matplotlib are those that the figure was drawn with.
+    The same figure as PNG or PDF has the same bytes each time. `settings` are the settings of matplotlib that the
+    figure was drawn with.
     """
     metadata = {".png": {"Software": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
     fonts, buffer = logging.getLogger("fontTools"), io.BytesIO()
     level = fonts.level
-    fonts.setLevel(logging.ERROR)  # it warns of a date inside matplotlib's own font
+    fonts.setLevel(logging.ERROR)  # fontTools warns about a date inside matplotlib's own font
     try:
         with rc_context(dict(settings or {})):
             figure.savefig(buffer, format=path.suffix[1:], dpi=dpi, metadata=metadata)
@@ -120,27 +121,27 @@ def inline_svg(figure: Figure, about: str, salt: str) -> str:
     """A figure that was drawn with `PAGE_FONTS`, as an `svg` element for a page of HTML.
 
     Its colours are variables of the page's style sheet, so that the figure follows the page from light to dark.
-    `about` is what a person is told who cannot see it. Figures of one page need different `salt`, from which the names
-    of their parts are made.
+    `about` describes it to people who cannot see it. The ids of its elements are made from `salt`, which must differ
+    between the figures of a page.
     """
     buffer = io.StringIO()
     with rc_context({**PAGE_FONTS, "svg.hashsalt": salt}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
-    drawn = buffer.getvalue()
-    drawn = drawn[drawn.index("</metadata>") + len("</metadata>") :]
+    svg = buffer.getvalue()
+    svg = svg[svg.index("</metadata>") + len("</metadata>") :]
     unused = "<style.*?</style>", '(?<=<g) id="[^"]*"', 'font-family: [^;"]*;? ?', r' transform="rotate\(-0 [^"]*"'
-    drawn = re.sub("|".join(unused), "", drawn, flags=re.DOTALL)
+    svg = re.sub("|".join(unused), "", svg, flags=re.DOTALL)
     for colour, name in PAGE_COLOURS.items():
-        drawn = re.sub(f'{colour.lower()}(?=[;"])', f"var(--{name})", drawn)
+        svg = re.sub(f'{colour.lower()}(?=[;"])', f"var(--{name})", svg)
     width, height = (round(72 * inches, 1) for inches in figure.get_size_inches())
     head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(about)}">'
-    return head + re.sub(r"\s*\n\s*", "\n", drawn)
+    return head + re.sub(r"\s*\n\s*", "\n", svg)
 
 
 def page_axes(x: str, y: str, *, wide: bool = False, rows: int = 1) -> tuple[Figure, Axes]:
-    """An empty figure for a page of HTML, and its axes with their names. There is room for a legend of some `rows`.
+    """An empty figure for a page of HTML, and its axes with the labels `x` and `y`.
 
-    It is to be drawn within `rc_context(PAGE_FONTS)`.
+    Draw in it within `rc_context(PAGE_FONTS)`. Above the axes there is room for a legend of `rows` lines.
     """
     width, top = PAGE_WIDE if wide else PAGE_WIDTH, 0.3 + 0.18 * rows
     height = 2.3 + top
@@ -158,7 +159,7 @@ def page_axes(x: str, y: str, *, wide: bool = False, rows: int = 1) -> tuple[Fig
 
 
 def page_legend(figure: Figure, columns: int = 2) -> None:
-    """Name the lines of a figure of `page_axes` above it."""
+    """Draw the legend of a figure of `page_axes` above its axes."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     look: dict[str, Any] = {"frameon": False, "handlelength": 1.4, "borderaxespad": 0.0, "borderpad": 0.1}
     figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0, 1), ncols=columns, **look)

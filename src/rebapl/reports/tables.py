@@ -1,6 +1,6 @@
-"""One kind of table for all results: for a terminal, Markdown, CSV (unrounded) and LaTeX.
+"""The one class of tables for all results: `Table`, which writes itself for a terminal, Markdown, CSV and LaTeX.
 
-The template `page/table.html` writes it for a page of HTML.
+CSV has unrounded numbers. The template `page/table.html` writes a table for a page of HTML.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _LATEX = {
     "×": r"$\times$",
     "·": r"$\cdot$",
     "Δ": r"$\Delta$",
+    "α": r"$\alpha$",
     "ξ": r"$\xi$",
+    "τ": r"$\tau$",
     "↑": r"$\uparrow$",
     "↓": r"$\downarrow$",
     "≈": r"$\approx$",
@@ -42,15 +44,16 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A number, unrounded, and how it is shown: `digits` after the point, ± `std`, `signed` for differences (green
-    above zero, red below), `best` in bold. Each of `notes` becomes a numbered footnote of the table. A `value` of
-    None is shown as a dash.
+    """An unrounded number of a table, and how it is shown. A `value` of None is shown as a dash.
 
-    In a page of HTML, the ends of an `interval` stand below the number, and a cell of a heat map has a `share` from 0
-    to 1, which colours it. Other formats show neither.
+    * `std`: the standard deviation, shown after ±. `digits`: how many digits follow the point.
+    * `signed`: whether the number is a difference, which is green above zero and red below. `best`: whether it is bold.
+    * `notes`: remarks on the number. Each becomes a numbered footnote of the table.
+    * `interval`: the two ends of an interval, shown below the number. Only pages of HTML show it.
+    * `share`: a number from 0 to 1 that colours the cell of a heat map. Only pages of HTML show it.
 
-    >>> str(Cell(81.234, 0.456)), str(Cell(-0.5, signed=True)), str(Cell(None))
-    ('81.23 ± 0.46', '-0.50', '–')
+    >>> str(Cell(81.234, 0.456)), str(Cell(-0.5, signed=True)), str(Cell(-0.001)), str(Cell(None))
+    ('81.23 ± 0.46', '-0.50', '0.00', '–')
     """
 
     value: float | None
@@ -64,7 +67,7 @@ class Cell:
 
     @classmethod
     def over(cls, values: Sequence[float], digits: int = 2) -> Cell:
-        """The mean and the standard deviation (n − 1) of several runs; of one run no deviation, of none a dash.
+        """The mean and the standard deviation (n − 1) of the values. One value has no deviation; no value is a dash.
 
         >>> str(Cell.over([80.0, 82.0])), str(Cell.over([80.0])), str(Cell.over([]))
         ('81.00 ± 1.41', '80.00', '–')
@@ -74,7 +77,7 @@ class Cell:
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, digits)
 
     def minus(self, other: Cell) -> Cell:
-        """The difference of two values as a signed cell; a dash where one is missing.
+        """The difference of two values as a signed cell; a dash if one of them is missing.
 
         >>> str(Cell(81.0).minus(Cell(80.5)))
         '+0.50'
@@ -87,13 +90,13 @@ class Cell:
         if self.value is None:
             return EMPTY
         text = f"{self.value:+.{self.digits}f}" if self.signed else f"{self.value:.{self.digits}f}"
-        if self.signed and float(text) == 0:
-            text = text[1:]
+        if float(text) == 0:
+            text = text.lstrip("+-")
         return text if self.std is None else f"{text} ± {self.std:.{self.digits}f}"
 
     @property
     def sign(self) -> int:
-        """1 for a gain, −1 for a loss, 0 where none is shown."""
+        """1 for a gain, −1 for a loss, and 0 for a difference that rounds to zero or a number that is no difference."""
         shown = round(self.value or 0.0, self.digits) if self.signed else 0.0
         return (shown > 0) - (shown < 0)
 
@@ -102,7 +105,7 @@ Row = Sequence["Cell | str"]
 
 
 def score_cells(values: Mapping[str, float | None], digits: Mapping[str, int]) -> list[Cell]:
-    """The values of these names, each with its number of digits; a dash for one that is not there.
+    """A cell for each name in `digits`, with that number of digits; a dash if `values` lacks the name.
 
     >>> [str(cell) for cell in score_cells({"nll": 0.5, "ece": 2.0}, {"ece": 1, "nll": 3, "aurc": 1})]
     ['2.0', '0.500', '–']
@@ -112,7 +115,7 @@ def score_cells(values: Mapping[str, float | None], digits: Mapping[str, int]) -
 
 @dataclass(frozen=True)
 class Markup:
-    """How a format writes a word, a bold number, the numbers of footnotes, a gain and a loss."""
+    """How a text format writes a word, a bold number, the numbers of footnotes, a gain and a loss."""
 
     word: Callable[[str], str]
     bold: str
@@ -121,7 +124,7 @@ class Markup:
     loss: str = "{}"
 
     def cell(self, cell: Cell | str, footnotes: Sequence[str]) -> str:
-        """A cell of a table that has these footnotes."""
+        """The text of a cell. `footnotes` are those of its whole table, in order."""
         if isinstance(cell, str):
             return self.word(cell)
         text = ("{}", self.gain, self.loss)[cell.sign].format(self.word(str(cell)))
@@ -131,7 +134,7 @@ class Markup:
 
 
 def mark_column(rows: Sequence[list[Cell | str]], column: int, better: Callable[..., float] = max) -> None:
-    """Mark the best number, as shown, of one column by its index in these rows; all that look alike.
+    """Mark the best number of a column (given by its index) in these rows, and every number that rounds to the same.
 
     >>> rows: list[list[Cell | str]] = [[Cell(80.001)], [Cell(80.0)], [Cell(79.0)], [Cell(None)]]
     >>> mark_column(rows, 0)
@@ -149,10 +152,11 @@ def mark_column(rows: Sequence[list[Cell | str]], column: int, better: Callable[
 class Table:
     """Rows of numbers and words under named columns.
 
-    `groups` are headings over the columns, (heading, number of columns) in order, "" for none; `notes` are remarks
-    below, before the cells' own footnotes. Where the words of a row's first `merged` columns repeat those above, a
-    terminal and LaTeX leave them out, and where they do not, a line is drawn before the row. `rules` are the numbers of
-    other rows after which a line is drawn, counted from 1.
+    * `notes`: remarks below the table, before the cells' own footnotes.
+    * `groups`: headings over the columns as (heading, number of columns) in order; "" is no heading.
+    * `merged`: how many columns, from the first, leave out words that repeat those of the row above, in a terminal and
+      in LaTeX. A line is drawn before each row whose words in these columns are new.
+    * `rules`: the numbers of other rows after which a line is drawn, counted from 1.
 
     >>> table = Table("scores", ["method", "base"], [["maple", Cell(81.0, notes=("one seed",))]])
     >>> print(table.to_markdown(), end="")
@@ -184,9 +188,9 @@ class Table:
     def sectioned(
         cls, title: str, columns: Sequence[str], rows: Sequence[list[Cell | str]], notes: Sequence[str] = ()
     ) -> Table:
-        """A table with a section for each word of the first column.
+        """A table with one section for each word of the first column.
 
-        Where a section has several rows, the best numbers of the columns whose names end with ↑ or ↓ are marked.
+        In a section of several rows, the best numbers of the columns whose names end with ↑ or ↓ are marked.
         """
         for _, group in groupby(rows, lambda row: row[0]):
             section = list(group)
@@ -206,13 +210,13 @@ class Table:
         return [*self.notes, *(f"[{number}] {note}" for number, note in enumerate(self.footnotes, 1))]
 
     def full_columns(self) -> list[str]:
-        """The columns' names with their group's in front."""
+        """The names of the columns, each with the heading of its group in front."""
         headings = [heading for heading, count in self.groups for _ in range(count)] or [""] * len(self.columns)
         return [f"{heading} {name}".strip() for heading, name in zip(headings, self.columns, strict=True)]
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns have numbers in them, and so stand to the right."""
+        """For each column, whether it has numbers in it and is therefore aligned to the right."""
         return [any(isinstance(row[column], Cell) for row in self.rows) for column in range(len(self.columns))]
 
     @property
@@ -222,18 +226,18 @@ class Table:
         return {*self.rules, *(number for number in range(1, len(front)) if front[number] != front[number - 1])}
 
     def _written(self, markup: Markup, merged: int = 0) -> list[list[str]]:
-        """The cells in a format. Words that repeat those above are left out in the first `merged` columns."""
-        footnotes, written = self.footnotes, []
-        before: Row = ()
+        """The text of every cell. Words that repeat those above are left out in the first `merged` columns."""
+        footnotes, lines = self.footnotes, []
+        above: Row = ()
         for row in self.rows:
-            pairs = zip(row[:merged], before, strict=False)
+            pairs = zip(row[:merged], above, strict=False)
             same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            written.append([*[""] * same, *(markup.cell(cell, footnotes) for cell in row[same:])])
-            before = row
-        return written
+            lines.append([*[""] * same, *(markup.cell(cell, footnotes) for cell in row[same:])])
+            above = row
+        return lines
 
     def to_rich(self) -> rich.table.Table:
-        """The table alone for a terminal; `rebapl.cli.progress.print_table` prints its title and its remarks, too."""
+        """The table for a terminal, without title and remarks, which `rebapl.cli.progress.print_table` adds."""
         table = rich.table.Table()
         grouped = any(heading for heading, _ in self.groups)
         tops = [top for heading, count in self.groups for top in (heading, *[""] * (count - 1))]
@@ -246,7 +250,7 @@ class Table:
         return table
 
     def to_markdown(self, bare: bool = False) -> str:
-        """The title in bold, the table, and the remarks below; `bare` is the table alone."""
+        """The title in bold, the table, and the remarks below it. With `bare`, only the table."""
         lines = [] if bare else [f"**{self.title}**", ""]
         lines.append("| " + " | ".join(map(MARKDOWN.word, self.full_columns())) + " |")
         lines.append("|" + "".join("---:|" if right else "---|" for right in self.numeric))
@@ -256,14 +260,17 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def to_csv(self) -> str:
-        """Unrounded; a column that has deviations is followed by one with them, and notes stand last, in words."""
+        """The table with unrounded numbers.
+
+        After each column with standard deviations comes one with these. The last column has the texts of the footnotes.
+        """
         columns: list[list[str | float | None]] = []
         for index, name in enumerate(self.full_columns()):
             cells = [row[index] for row in self.rows]
             columns.append([name, *(cell if isinstance(cell, str) else cell.value for cell in cells)])
-            spread = [None if isinstance(cell, str) else cell.std for cell in cells]
-            if any(each is not None for each in spread):
-                columns.append([f"{name} std", *spread])
+            deviations = [None if isinstance(cell, str) else cell.std for cell in cells]
+            if any(each is not None for each in deviations):
+                columns.append([f"{name} std", *deviations])
         if self.footnotes:
             columns.append(["notes", *("; ".join(_footnotes([row])) for row in self.rows)])
         text = io.StringIO()
@@ -271,7 +278,7 @@ class Table:
         return text.getvalue()
 
     def to_latex(self) -> str:
-        """A `table` that needs the packages booktabs and xcolor."""
+        """A LaTeX `table`, which needs the packages booktabs and xcolor."""
         shape = "".join("r" if right else "l" for right in self.numeric)
         lines = [r"\begin{table}", r"\centering", rf"\caption{{{latex(self.title)}}}", rf"\begin{{tabular}}{{{shape}}}"]
         lines.append(r"\toprule")
@@ -291,7 +298,7 @@ class Table:
         return "\n".join([*lines, r"\end{table}"]) + "\n"
 
     def write(self, folder: Path, name: str) -> list[Path]:
-        """`name`.md, .csv and .tex in a folder."""
+        """Write `name`.md, `name`.csv and `name`.tex into a folder, and return their paths."""
         texts = {"md": self.to_markdown(), "csv": self.to_csv(), "tex": self.to_latex()}
         for ending, text in texts.items():
             write_atomically(folder / f"{name}.{ending}", text)
@@ -299,7 +306,7 @@ class Table:
 
 
 def latex(text: str) -> str:
-    """Words as LaTeX prints them.
+    """Text with every character escaped or replaced that LaTeX would not print as it is.
 
     >>> latex("a_b & 5 %")
     'a\\\\_b \\\\& 5 \\\\%'

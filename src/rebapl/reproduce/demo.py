@@ -37,7 +37,7 @@ REMARK = (
     "least as good as rebapl with MaPLe, and rebapl has the better probabilities with MMRL (docs/which-inference.md)."
 )
 ASIDE = 0.14
-"""How far the points of base and novel lie above and below the middle of their row, whose height is 1."""
+"""The distance of the points of base and novel above and below the middle of their row, whose height is 1."""
 
 
 class MethodScores(NamedTuple):
@@ -50,22 +50,24 @@ class MethodScores(NamedTuple):
 
 
 def run_demo(out: Path, bar: Callable[[str], Progress]) -> Table:
-    """Base-to-novel for every choice on every task; leaves `results.json`, `table.md` and `figure.png` in `out`.
+    """Train and score every row of `SELECTION` on every task, base to novel, and return the table.
 
-    `bar(title)` gives the progress callback for one training. The stored table is without the seconds of training,
-    which differ each time.
+    `results.json`, `table.md` and `figure.png` are written into `out`. The stored table leaves out the seconds of
+    training, which differ each time. `bar(title)` gives the progress callback of one training.
     """
     encoder = load_backbone("mini")
     rows = []
     for name in TASKS:
         task = load_task(name, SHOTS, SEED, test_images=TEST_IMAGES)
-        for choice in SELECTION:
+        for row in SELECTION:
             start = time.perf_counter()
-            how, progress = (choice.method, choice.inference), bar(f"{name}: {choice.label}")
-            posterior = fit(task, encoder, *how, inference_settings=choice.settings, progress=progress)
+            progress = bar(f"{name}: {row.label}")
+            posterior = fit(
+                task, encoder, row.method, row.inference, inference_settings=row.settings, progress=progress
+            )
             seconds = time.perf_counter() - start
             parts = evaluate(posterior, task)
-            rows.append(MethodScores(name, choice.label, base_novel_scores(parts["base"], parts["novel"]), seconds))
+            rows.append(MethodScores(name, row.label, base_novel_scores(parts["base"], parts["novel"]), seconds))
     table = demo_table(rows)
     stored = replace(table, columns=table.columns[:-1], rows=[row[:-1] for row in table.rows])
     write_json(out / "results.json", [row._asdict() for row in rows])
@@ -75,7 +77,7 @@ def run_demo(out: Path, bar: Callable[[str], Progress]) -> Table:
 
 
 def demo_table(rows: Sequence[MethodScores]) -> Table:
-    """A section per task with its best scores in bold, and the seconds of training."""
+    """The table of the demonstration: a section per task with its best scores in bold, and the seconds of training."""
     digits = {**dict.fromkeys(BASE_NOVEL, 1), "nll": 3}
     lines: list[list[Cell | str]] = [
         [row.task, row.method, *score_cells(row.scores, digits), Cell(row.seconds, digits=0)] for row in rows
@@ -85,9 +87,9 @@ def demo_table(rows: Sequence[MethodScores]) -> Table:
 
 
 def demo_figure(rows: Sequence[MethodScores]) -> Figure:
-    """A panel per task: accuracy on base and novel classes with their harmonic mean, and the calibration error.
+    """For each task a panel of accuracies (base, novel, harmonic mean) and one of calibration errors.
 
-    In each row base is a little higher than novel, so that both are seen where they are equal.
+    In each row, the point of base lies a little above that of novel, so that both are visible if they are equal.
     """
     groups = {task: list(group) for task, group in groupby(rows, lambda row: row.task)}
     methods = max(map(len, groups.values()))

@@ -1,4 +1,4 @@
-"""How a target is made: its runs, then its tables and figures in a folder. `planned` lists the runs that it needs."""
+"""Making targets: their runs, then their tables and figures in a folder. `planned` lists the runs that they need."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def make_target(
 ) -> Product:
     """Finish the runs of a target on an engine, and write its table and figures into the folder `out`.
 
-    The table becomes .md, .csv and .tex files, figures .png and .pdf files, and all numbers, unrounded, a .json file.
-    `README.md` then shows everything that was made in that folder, and says where a result is opposite to the paper's.
+    The table is written as .md, .csv and .tex, each figure as .png and .pdf, and all unrounded numbers as .json.
+    `README.md` then shows all targets that were made in this folder, and lists the results whose sign is opposite to
+    the paper's.
     """
     configs = target.runs(context.suite)
     engine = engine or LocalEngine(context.devices)
@@ -41,6 +42,7 @@ def make_target(
         save_for_paper(figure, out, name)
     record = {
         "target": target.name,
+        "what": target.what,
         "suite": context.suite.name,
         "note": context.suite.remark,
         "figures": list(product.figures),
@@ -54,31 +56,33 @@ def make_target(
 
 
 def page(out: Path) -> str:
-    """Everything that was made in a folder, as one Markdown page."""
-    files = (out / f"{name}.json" for name in PAPER_TARGETS)
-    records = [read_json(file, "the target") for file in files if file.exists()]
+    """All targets that were made in a folder, as one Markdown page: those of the paper first, in its order."""
+    made = {file.stem for file in out.glob("*.json") if file.with_suffix(".tex").exists()}
+    names = [*(name for name in PAPER_TARGETS if name in made), *sorted(made - PAPER_TARGETS.keys())]
+    records = [read_json(out / f"{name}.json", "the target") for name in names]
     suites = list(dict.fromkeys(record["suite"] for record in records))
     lines = [f"# The paper's tables and figures, suite {' and '.join(suites)}", ""]
     lines += [note for note in dict.fromkeys(record["note"] for record in records) if note]
     lines += ["", f"Made by `rebapl reproduce all --suite {suites[0]}`; files of the same names hold the tables as CSV"]
     lines += ["(unrounded) and LaTeX, the figures as PDF, and everything behind them as JSON.", ""]
     for record in records:
-        lines += [f"## {record['target']}: {PAPER_TARGETS[record['target']].what}", ""]
-        lines.append((out / f"{record['target']}.md").read_text(encoding="utf-8"))
+        name = record["target"]
+        lines += [f"## {name}: {PAPER_TARGETS[name].what if name in PAPER_TARGETS else record['what']}", ""]
+        lines.append((out / f"{name}.md").read_text(encoding="utf-8"))
         if record["opposite"]:
             lines += ["**Opposite to the paper:**", ""]
             lines += [*(f"- {sentence}" for sentence in record["opposite"]), ""]
-        for name in record["figures"]:
-            lines += [f"![{name}]({name}.png)", ""]
+        for figure in record["figures"]:
+            lines += [f"![{figure}]({figure}.png)", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def planned(
     targets: Sequence[Target], suite: Suite, runs: Path, root: Path | None = None
 ) -> tuple[list[tuple[RunConfig, bool]], list[str]]:
-    """The runs that these targets need, each once and whether it is done, and remarks.
+    """The runs that these targets need, each once and with whether it is done, and remarks.
 
-    The remarks say which data are missing below `root`, and which targets the suite cannot make.
+    The remarks name the data that are missing below `root`, and the targets that the suite cannot make.
     """
     states: dict[tuple[Path, tuple[str, ...]], tuple[RunConfig, bool]] = {}
     remarks = []
@@ -97,16 +101,18 @@ def planned(
 
 
 def missing_data(configs: Iterable[RunConfig], root: Path | None) -> list[str]:
-    """The files and folders that are missing of the data sets that these runs need, a line each."""
+    """A line for each file or folder that is missing from the data sets that these runs need."""
     folder = given_root(root)
     splits: dict[str, str | None] = {}
     for config in configs:
         splits |= {config.data: config.split, **targets_of(config.protocol, config.data, config.targets)}
     lines = []
     for data, split in splits.items():
-        if data in PUBLISHED and folder is None:
+        if data not in PUBLISHED:
+            continue
+        if folder is None:
             lines.append(f"{data}: no --root is given")
-        elif data in PUBLISHED and folder is not None:
+        else:
             needed = PUBLISHED[data].needed_files(folder, split)
             lines += [f"{data}: there is no {path}" for path in needed if not path.exists()]
     return lines

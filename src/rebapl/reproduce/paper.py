@@ -1,4 +1,4 @@
-"""The numbers that the paper prints, read from `paper.json`, with their known slips as footnotes."""
+"""The numbers that the paper prints, read from `paper.json`. Known errors of the paper become footnotes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ OF_THESE = "the average of the paper's numbers of these data sets"
 
 @cache
 def paper() -> dict[str, Any]:
-    """The whole of `paper.json`: `tables`, and printed names of methods (`names`) and of data sets (`data`)."""
+    """The content of `paper.json`: `tables`, and the printed names of methods (`names`) and of data sets (`data`)."""
     return json.loads((resources.files("rebapl.reproduce") / "paper.json").read_text(encoding="utf-8"))
 
 
 def paper_table(name: str) -> dict[str, Any]:
-    """One table of the paper; an empty one if the paper has none of that name."""
+    """One table of the paper; an empty table if the paper has none of that name."""
     return paper()["tables"].get(name, {"rows": {}, "columns": [], "slips": []})
 
 
 def quote(table: str, row: str, column: str, data: str | None = None) -> Cell:
-    """One number of a table, a dash where the paper has none. `data` names the data set in tables 1, 2 and 3.
+    """One number of a table; a dash if the paper has none. `data` is the data set, in tables 1, 2 and 3.
 
     >>> str(quote("table1", "maple", "hm", "dtd")), str(quote("table2", "mmrl + rebapl", "accuracy", "eurosat"))
     ('67.36', '52.97')
@@ -52,28 +52,28 @@ def quote(table: str, row: str, column: str, data: str | None = None) -> Cell:
 
 
 def quote_section(table: str, row: str, column: str, section: str, data: Sequence[str], convention: str) -> Cell:
-    """The paper's number that belongs beside ours in a section of a table: a data set, or the average over `data`.
+    """The paper's number for a section of a table: a data set, or the average over the data sets `data`.
 
-    Where `data` are some of the data sets that the paper averages over, the average is computed from its rows of them.
-    For all of them, and for data sets that the paper does not have, it is the paper's own average. Where the paper has
-    one row for all data sets together, only the section of the average has numbers.
+    If `data` are only some of the data sets of the paper's average, the average is computed from its rows of these. For
+    all of them, and for data sets that the paper does not have, it is the average that the paper prints. If the paper
+    has one row for all data sets together, only the section of the average has numbers.
     """
-    rows, columns = paper_table(table)["rows"].get(row, {}), paper_table(table)["columns"]
-    if not isinstance(rows, dict):
+    by_data, columns = paper_table(table)["rows"].get(row, {}), paper_table(table)["columns"]
+    if not isinstance(by_data, dict):
         return quote(table, row, column) if section == AVERAGE else Cell(None)
-    known = [name for name in rows if name != AVERAGE and (table == "table1" or name != SOURCE)]
-    if section != AVERAGE or not known or (AVERAGE in rows and not set(data) < set(known)):
+    averaged = [name for name in by_data if name != AVERAGE and (table == "table1" or name != SOURCE)]
+    if section != AVERAGE or not averaged or (AVERAGE in by_data and not set(data) < set(averaged)):
         return quote(table, row, column, section)
-    names = data if set(data) <= set(known) else known
-    per_data = [{each: quote(table, row, each, name).value or 0.0 for each in columns} for name in names]
+    names = data if set(data) <= set(averaged) else averaged
+    per_data = [{part: quote(table, row, part, name).value or 0.0 for part in columns} for name in names]
     value = average_over_data(per_data, convention)[column]
-    parts = columns if column == "hm" else [column]  # the average HM is made of all three parts
-    slips = dict.fromkeys(note for name in names for each in parts for note in quote(table, row, each, name).notes)
+    parts = columns if column == "hm" else [column]  # the average HM follows from all three parts
+    slips = dict.fromkeys(note for name in names for part in parts for note in quote(table, row, part, name).notes)
     return Cell(value, notes=(OF_THESE, *slips))
 
 
 def printed(name: str) -> str:
-    """A method's or data set's name as the paper prints it; other names stay as they are.
+    """The name of a method or of a data set as the paper prints it. A name that the paper does not have stays as it is.
 
     The path of a user's own images is printed as the name of that folder or file.
 

@@ -1,7 +1,7 @@
-"""What a table of the paper is: rows, columns, and where their numbers come from, as data.
+"""A table of the paper as data (`PaperTable`): its rows, its columns, and where their numbers come from.
 
-`FilledTable` collects the scores of stored runs and sets them beside the paper's. A target that is no such table is a
-`MeasuredTarget`.
+`FilledTable` collects the scores of stored runs and shows them next to the paper's numbers. A target whose numbers
+come from something else than runs is a `MeasuredTarget`.
 """
 
 from __future__ import annotations
@@ -34,15 +34,18 @@ HM_NOTE = {
 }
 
 Scores = Mapping[str, float | None]
-"""Scores of the run of one seed, by name. None was not measured."""
+"""The scores of one run by name. None stands for a score that was not measured."""
 
 Collected = Mapping[str, Mapping[str, Sequence[Scores]]]
-"""Row of a table → section (a data set or the average) → the scores of each seed."""
+"""Label of a row → section (a data set or the average) → the scores of each seed."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a target is made with: the suite, the folder of runs, the data root, the devices, the HM convention."""
+    """Everything that a target is made with.
+
+    `runs` is the folder of the runs, `root` that of the data sets, and `hm` the convention of the harmonic mean.
+    """
 
     suite: Suite
     runs: Path
@@ -52,11 +55,11 @@ class Context:
 
     @property
     def device(self) -> str:
-        """The first of the devices, or the GPU if there is one, and the CPU if not."""
+        """The first of `devices`. Without any, it is the GPU, or the CPU if there is no GPU."""
         return best_device(self.devices[0] if self.devices else None)
 
     def result(self, config: RunConfig) -> RunResult:
-        """The stored result of a finished run. One whose answers were changed after the training is refused."""
+        """The stored result of a finished run. A run whose answers were changed after its training is refused."""
         folder = run_folder(config, self.runs)
         result, inference = read_result(folder), config.resolved().training.inference
         if changed := result.changed_answers(1 if inference is None else inference.views):
@@ -74,9 +77,9 @@ class Context:
 
 @dataclass(frozen=True)
 class Product:
-    """What a target makes: a table, figures by file name, and further numbers that are worth storing as JSON.
+    """The output of a target: a table, figures by file name, and further `data`, which is stored as JSON.
 
-    `opposite` has a sentence for each result that points the other way than the paper's.
+    `opposite` has a sentence for each difference whose sign is opposite to that in the paper.
     """
 
     table: Table
@@ -87,22 +90,22 @@ class Product:
 
 @dataclass(frozen=True)
 class MeasuredTarget:
-    """A target that trains nothing."""
+    """A target that needs no runs. `what` describes it in a line, and `make` computes its output."""
 
     name: str
     what: str
     make: Callable[[Context], Product]
 
     def runs(self, suite: Suite) -> list[RunConfig]:  # noqa: ARG002
-        """None."""
+        """An empty list, because this target needs no runs."""
         return []
 
 
 @dataclass(frozen=True)
 class ScoreColumn:
-    """A score that a table shows: its name among the collected scores and in `paper.json`, its heading, its digits.
+    """A score that a table shows: its name in the collected scores and in `paper.json`, its heading, its digits.
 
-    `best`: more is better, so that the largest number of each section is bold and gains are green.
+    `best` is for scores of which more is better: the highest of each section is bold, and gains are green.
     """
 
     name: str
@@ -118,10 +121,10 @@ BASE_NOVEL = tuple(
 
 @dataclass(frozen=True)
 class Claim:
-    """A difference between two rows, `more` minus `less`, that should have the sign that it has in the paper.
+    """A difference between two rows, `more` minus `less`, whose sign is compared with that in the paper.
 
-    `theirs` are the two rows of the paper, if they have other names. Where the paper has no numbers, it `says` in words
-    that the difference is above zero.
+    `theirs` are the labels of the two rows in the paper, if they differ from ours. If the paper has no numbers but only
+    a statement that the difference is above zero, `says` has that statement.
     """
 
     more: str
@@ -138,14 +141,16 @@ def base_novel(context: Context, config: RunConfig, row: TableRow) -> dict[str, 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A table of the paper. `rows` gives its rows for a suite; everything else has a value that suits most tables.
+    """A table of the paper.
 
-    * `what`: a line for `--list`. `words`: the headings of the columns in front of the numbers.
-    * `read`: from a finished run, for a row, the scores by section.
-    * `measure`: instead of runs, for a table that trains nothing: several measurements of the scores of a row.
-    * `orientation`: the paper's numbers are shown also where ours are of other data sets, but no differences.
-    * `merged`: how many of the first columns leave out words that repeat those above.
-    * `outside`, `corruptions`: what its runs are scored with, beside their test images, see `RunConfig`.
+    * `what`: its line in `--list`. `words`: the headings of the columns in front of the numbers.
+    * `rows`: a function that gives the rows for a suite.
+    * `read`: a function that reads the scores of a row, by section, from a finished run.
+    * `measure`: for a table without runs, a function that measures the scores of a row several times.
+    * `orientation`: whether the paper's numbers are shown, without differences, even if ours are of other data sets.
+    * `merged`: how many columns, from the first, leave out words that repeat those above.
+    * `outside`, `corruptions`: the outside images and the corruptions on which its runs are also scored, see
+      `RunConfig`.
     * `notes`, `claims`, `figure`: further remarks, differences whose sign is compared with the paper's, a figure.
     """
 
@@ -167,7 +172,7 @@ class PaperTable:
     figure: Callable[[FilledTable], Figure] | None = None
 
     def data(self, suite: Suite) -> tuple[str, ...]:
-        """The data sets that its runs are trained on."""
+        """The data sets on which its runs are trained."""
         return suite.trained_on(self.name, self.protocol)
 
     def runs(self, suite: Suite) -> list[RunConfig]:
@@ -184,18 +189,18 @@ class PaperTable:
         return list({config.model_dump_json(): config for config in configs}.values())
 
     def make(self, context: Context) -> Product:
-        """The table and its figure from finished runs."""
+        """The table and its figure. All runs must be finished."""
         filled = FilledTable(self, context)
         figures = {} if self.figure is None else {self.name: self.figure(filled)}
         return Product(filled.table(), figures, {"scores": filled.collected, "hm": context.hm}, filled.opposite())
 
 
 Target = PaperTable | MeasuredTarget
-"""A table or figure of the paper: `runs` lists the runs that `make` needs finished."""
+"""A table or figure of the paper. `runs` lists the runs that must be finished before `make` is called."""
 
 
 class FilledTable:
-    """A table with the scores of its runs, as cells beside the paper's."""
+    """A table of the paper together with the scores of its runs."""
 
     def __init__(self, table: PaperTable, context: Context) -> None:
         self.of, self.context, self.suite = table, context, context.suite
@@ -204,15 +209,15 @@ class FilledTable:
         self.collected = self._collect()
         self.sections = list(next(iter(self.collected.values())))
         self.summary = AVERAGE if AVERAGE in self.sections else self.sections[0]
-        """The section that speaks for the whole table: the average, or the one data set."""
+        """The section that stands for the whole table: the average, or the only data set."""
         self.paper, self.targets = paper_table(table.name), self.suite.targets(table.protocol)
         by_data = any(isinstance(row, dict) for row in self.paper["rows"].values())
         same = by_data or table.measure is not None or set(self.data) == set(table.data(PAPER))
         self.compared = self.suite.compared and same
-        """Whether the paper's numbers are of these data sets, so that differences make sense."""
-        beside = 3 if self.compared else 2 if table.orientation else 1
-        self.widths = {score.name: beside if score.name in self.paper["columns"] else 1 for score in table.scores}
-        """Of the columns ours, paper and difference, how many each score has."""
+        """Whether the paper's numbers are of the same data sets, so that differences make sense."""
+        width = 3 if self.compared else 2 if table.orientation else 1
+        self.widths = {score.name: width if score.name in self.paper["columns"] else 1 for score in table.scores}
+        """The number of columns of each score: 1 for ours, 2 with the paper's number, 3 with the difference."""
 
     def _collect(self) -> Collected:
         """The scores of every row in every section, for each seed or measurement."""
@@ -234,7 +239,7 @@ class FilledTable:
         return collected
 
     def first_run(self, row: TableRow) -> RunConfig:
-        """The run of a row on the first data set with the first seed."""
+        """The run of a row on the first data set, with the first seed."""
         return self.suite.config(self.data[0], row, self.seeds[0], self.of.protocol)
 
     def column(self, score: str) -> ScoreColumn:
@@ -242,28 +247,27 @@ class FilledTable:
         return next(column for column in self.of.scores if column.name == score)
 
     def cell(self, row: str, score: str, section: str = "", over: str = "") -> Cell:
-        """Ours: the mean and the standard deviation over seeds.
+        """Our number: the mean and the standard deviation over seeds.
 
-        With the row `over` it is that of the differences between both rows, of runs with the same seed.
+        With `over`, the label of another row, they are those of the difference between `row` and `over` with the same
+        seed.
         """
         section, column = section or self.summary, self.column(score)
-        values, others = (
-            [value for seed in self.collected[each][section] if (value := seed[score]) is not None] if each else []
-            for each in (row, over)
-        )
+        values = [scores[score] for scores in self.collected[row][section]]
         if not over:
-            return Cell.over(values, column.digits)
-        differences = [one - other for one, other in zip(values, others, strict=True)]
+            return Cell.over([value for value in values if value is not None], column.digits)
+        pairs = zip(values, (scores[score] for scores in self.collected[over][section]), strict=True)
+        differences = [one - other for one, other in pairs if one is not None and other is not None]
         return replace(Cell.over(differences, column.digits), signed=column.best)
 
     def theirs(self, row: str, score: str, section: str = AVERAGE) -> Cell:
-        """The paper's number beside it. A data set that only we train a transfer on has none."""
+        """The paper's number. It has none for a source of transfers that is not the paper's."""
         if self.targets and section == self.suite.source and section != SOURCE:
             return Cell(None)
         return quote_section(self.of.name, row, score, section, self.targets or self.data, self.context.hm)
 
     def table(self) -> Table:
-        """The table: a section for each data set with the best numbers bold, and Δ rows below rows of ReBaPL."""
+        """The table: a section for each data set with its best numbers bold, and a row Δ below each row of ReBaPL."""
         by_section = len(self.sections) > 1
         columns = [*(["data set"] if by_section else []), *self.of.words]
         groups, marked = [("", len(columns))], []
@@ -287,7 +291,7 @@ class FilledTable:
         return Table(title, columns, rows, self._notes(), groups, merged=merged)
 
     def _numbers(self, row: str, section: str, over: str = "") -> list[Cell]:
-        """The cells of a row, or of the row Δ that says how far it is above another."""
+        """The cells of a row or, with `over`, those of the row Δ: the row minus the row `over`."""
         numbers = []
         for score, width in self.widths.items():
             ours = self.cell(row, score, section, over)
@@ -315,7 +319,7 @@ class FilledTable:
         return [note for note in notes if note]
 
     def opposite(self) -> list[str]:
-        """A sentence for each claim of the table whose difference has the other sign than the paper's, as shown."""
+        """A sentence for each claim of the table whose difference, as shown, has the opposite sign in the paper."""
         names = {row.label: row.name or ", ".join(row.shown) for row in self.rows}
         gains = [Claim(row.label, row.over, score) for score in self.widths for row in self.rows if row.over in names]
         average = "average " if self.summary == AVERAGE else ""

@@ -1,11 +1,11 @@
-"""The figures of the studies: curves of a table's scores, described as data, and heat maps."""
+"""The figures of the studies: curves of the scores of a table (`CurveFigure`), and heat maps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_lowercase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -22,19 +22,20 @@ if TYPE_CHECKING:
     from rebapl.reproduce.paper_table import FilledTable
 
 Points = dict[float, str]
-"""Place on the horizontal axis → row of the table."""
+"""Position on the horizontal axis → label of the row."""
 
 
 @dataclass(frozen=True)
 class CurveFigure:
-    """A figure of the rows of a table: scores against a number that is the last word of each row.
+    """A figure of a table: curves of scores against the last word of each row, which is a number.
 
-    The words before it name the row's curve and its panel. A row whose last word is no number is a dashed line. The
-    paper's numbers are dotted.
+    The words before it name the curve and the panel of the row. A row whose last word is no number becomes a dashed
+    horizontal line. The paper's curves are dotted.
 
-    * `labels`: of the horizontal and of the vertical axis. `scores`: a curve for each.
-    * `in_words`: rows stand side by side instead, each above its words.
-    * `log`: the logarithmic axes, "", "x" or "xy". `aside`: how far apart the points of several curves are drawn.
+    * `labels`: the labels of the horizontal and of the vertical axis. `scores`: the scores that have a curve.
+    * `in_words`: whether the points of the rows stand side by side instead, each above the words of its row.
+    * `log`: the logarithmic axes: "", "x" or "xy".
+    * `aside`: the horizontal distance between the points of several curves, so that they do not cover each other.
     """
 
     labels: tuple[str, str]
@@ -45,13 +46,13 @@ class CurveFigure:
 
     @rc_context(PAPER_FONTS)
     def draw(self, filled: FilledTable) -> Figure:
-        """The panels side by side; bars are one standard deviation."""
+        """The figure, with its panels side by side. Error bars are one standard deviation."""
         panels: dict[str, dict[str, Points]] = {}
         levels = []
         for index, row in enumerate(filled.rows):
-            panel, curve, place = ("", "", index) if self.in_words else ("", "", *row.shown)[-3:]
+            panel, curve, position = ("", "", index) if self.in_words else ("", "", *row.shown)[-3:]
             try:
-                x = float(place)
+                x = float(position)
             except ValueError:
                 levels.append(row.label)
             else:
@@ -69,7 +70,8 @@ class CurveFigure:
             bare_axes(axes)
         many[0].set_ylabel(self.labels[1])
         handles, labels = many[0].get_legend_handles_labels()
-        place, columns = ("lower center", min(4, len(labels))) if len(labels) <= 8 else ("right center", 1)
+        below = len(labels) <= 8
+        place, columns = ("lower center", min(4, len(labels))) if below else ("right center", 1)
         figure.legend(handles, labels, loc=f"outside {place}", ncols=columns, frameon=False)
         return figure
 
@@ -77,34 +79,40 @@ class CurveFigure:
         for name in self.log:
             axes.set(**{f"{name}scale": "log"})
             getattr(axes, f"{name}axis").set_major_formatter(lambda value, _: f"{value:g}")
-        each = [(name, filled.column(score), points) for name, points in curves.items() for score in self.scores]
-        for index, (name, column, points) in enumerate(each):
+        lines = [(name, filled.column(score), points) for name, points in curves.items() for score in self.scores]
+        for index, (name, column, points) in enumerate(lines):
             colour, marker = line_style(index)
-            step = self.aside * (index - (len(each) - 1) / 2)
-            places = [x * 10**step if "x" in self.log else x + step for x in points]
+            shift = self.aside * (index - (len(lines) - 1) / 2)
+            positions = [x * 10**shift if "x" in self.log else x + shift for x in points]
             label = f"{filled.of.words[-2]} = {name}" if name.isdigit() else name or column.title
             ours = [filled.cell(row, column.name) for row in points.values()]
-            joined = "" if self.in_words else "-"
-            _errorbar(axes, places, ours, color=colour, marker=marker, ls=joined, label=label)
-            theirs = [filled.theirs(row, column.name) for row in points.values()]
-            if joined and filled.widths[column.name] > 1 and any(cell.value is not None for cell in theirs):
+            line = "" if self.in_words else "-"
+            _errorbar(axes, positions, ours, color=colour, marker=marker, ls=line, label=label)
+            if line and filled.widths[column.name] > 1:
+                theirs = [filled.theirs(row, column.name) for row in points.values()]
                 _errorbar(axes, list(points), theirs, color=colour, marker="", ls=":", label=f"{label}, paper")
         words = {row.label: "\n".join(row.shown) for row in filled.rows}
-        ticks = {x: words[row] if self.in_words else f"{x:g}" for *_, points in each for x, row in points.items()}
+        ticks = {x: words[row] if self.in_words else f"{x:g}" for *_, points in lines for x, row in points.items()}
         axes.set_xticks(list(ticks), list(ticks.values()))
         axes.xaxis.set_minor_locator(NullLocator())
 
 
-def _errorbar(axes: Axes, places: Sequence[float], cells: Sequence[Cell], **style: str) -> None:
-    """Points with bars of one standard deviation, where cells have one. Cells without a value are left out."""
-    known = [(x, cell.value, cell.std or 0.0) for x, cell in zip(places, cells, strict=True) if cell.value is not None]
-    xs, means, errors = zip(*known, strict=True)
-    bars = errors if any(errors) else None
-    axes.errorbar(xs, means, yerr=bars, ms=3.5, lw=1.2, elinewidth=0.8, capsize=2, **style)  # type: ignore[arg-type]
+def _errorbar(axes: Axes, positions: Sequence[float], cells: Sequence[Cell], **style: str) -> None:
+    """Draw cells as points, with bars of one standard deviation if they have one.
+
+    Cells without a value are left out. If no cell has a value, nothing is drawn.
+    """
+    pairs = zip(positions, cells, strict=True)
+    points = [(x, cell.value, cell.std or 0.0) for x, cell in pairs if cell.value is not None]
+    if points:
+        xs, means, errors = zip(*points, strict=True)
+        bars = errors if any(errors) else None
+        look: dict[str, Any] = {"ms": 3.5, "lw": 1.2, "elinewidth": 0.8, "capsize": 2, **style}
+        axes.errorbar(xs, means, yerr=bars, **look)
 
 
 def _about(filled: FilledTable) -> str:
-    """The data set of a figure and the meaning of its bars; nothing for a table that is measured."""
+    """The data set of a figure and the meaning of its error bars; empty for a table without runs."""
     if filled.of.measure is not None:
         return ""
     seeds = len(filled.seeds)
@@ -114,7 +122,10 @@ def _about(filled: FilledTable) -> str:
 
 @rc_context(PAPER_FONTS)
 def heat_maps(matrices: Mapping[str, Sequence[Sequence[float]]], label: str) -> Figure:
-    """Distances between the samples of a run, by the title of the run, side by side on one colour scale."""
+    """Heat maps of the distances between the samples of some runs, side by side on one colour scale.
+
+    `matrices` has the distances (S, S) of each run under the run's title.
+    """
     arrays = {title: np.array(matrix) for title, matrix in matrices.items()}
     highest = max(array.max() for array in arrays.values()) or 1.0
     figure = Figure(figsize=(BOTH_COLUMNS * 0.8, 2.9), layout="constrained")

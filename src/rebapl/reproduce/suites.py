@@ -1,7 +1,7 @@
 """Suites: the data, the backbone and the sizes with which the paper's tables and figures are made.
 
-The defaults of `Suite` are the paper's own. Everything that the miniature reduces is in `MINI`, and `PHOTO` is for the
-backbone and the data sets that a user has.
+The defaults of `Suite` are the paper's own. `MINI` has everything that the miniature reduces. `PHOTO` is for the
+backbone and the data sets of a user.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rebapl.sampling.presets import has_own_epochs
 from rebapl.wording import number_of
 
 TABLE1_METHODS = ("zero-shot", "coop", "cocoop", "app", "promptsrc", "maple", "mmrl")
-"""The methods of the paper's first table, in its order. ReBaPL on a method of `REBAPL_ON` follows that method."""
+"""The methods of the paper's first table, in its order. Each method of `REBAPL_ON` is followed by ReBaPL on it."""
 
 REBAPL_ON = ("maple", "mmrl")
 ELEVEN = (SOURCE, *TARGETS["cross-dataset"])
@@ -35,19 +35,20 @@ PAPER_STUDIES = {
     "diversity": "eurosat",
     **dict.fromkeys(("samples", "latency", "efficiency", "overfitting"), "oxford_flowers"),
 }
-"""The data set of each study of the paper."""
+"""The data set on which each study of the paper was made."""
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of a table: the method that is run and how it is learned, and the words in front of its numbers.
+    """A row of a table: its method, its inference with settings, and the words in front of its numbers.
 
     * `label`: the name of the row, here and in `paper.json`.
-    * `method`: "" in a table that is measured. `inference` None is the one that the method was published with.
-    * `settings`: replace those of the inference; in a table that is measured, what is measured.
-    * `words`: stand in front of the numbers; without them, the label as the paper prints it.
-    * `over`: the label of another row. A row Δ below this one is the difference of both, between runs of the same seed.
-    * `name`: what a sentence calls the row, if not by its words.
+    * `method`, `inference`: what is run. An `inference` of None is the one with which the method was published. In a
+      table without runs, the method is "".
+    * `settings`: settings that replace those of the inference; in a table without runs, those of the measurement.
+    * `words`: the words in front of the numbers. Without them, it is the label as the paper prints it.
+    * `over`: the label of another row. A row Δ below this one shows this row minus that one, for runs of the same seed.
+    * `name`: how sentences call the row, if not by its words.
     """
 
     label: str
@@ -65,7 +66,7 @@ class TableRow:
 
 
 def learns(method: str) -> bool:
-    """Whether a method learns something, so that another seed may give another result.
+    """Whether a method learns anything, so that another seed may give another result.
 
     >>> learns("zero-shot"), learns("coop"), learns("gda")
     (False, True, True)
@@ -76,17 +77,16 @@ def learns(method: str) -> bool:
 
 @dataclass(frozen=True)
 class Suite:
-    """What a suite runs. Without other values it is the paper's own.
+    """The data, the backbone, the seeds and the sizes of all targets. The default values are the paper's.
 
     * `note`: a remark below every table, in which {shots} and {backbone} are filled in.
-    * `inference`: the preset that ReBaPL stands for.
-    * `data`: the data sets of the base-to-novel tables; `data_by_target`: the one data set of each study.
-    * `source`: the data set that transfers are trained on; `cross`, `shifted`: the data sets that table 2 and table 3
-      test on.
-    * `seeds`: the seeds of every run; `seeds_by_target`: other seeds of some studies.
+    * `inference`: the preset that is used for ReBaPL.
+    * `data`: the data sets of the base-to-novel tables. `data_by_target`: the only data set of each study.
+    * `source`: the data set on which transfers are trained. `cross`, `shifted`: those on which tables 2 and 3 test.
+    * `seeds`: the seeds of every run. `seeds_by_target`: other seeds for some studies.
     * `epochs`: the largest number of epochs (of ReBaPL: per cycle) by method; "*" stands for every other method.
-    * `methods`: the methods of every table of methods, where a user named some; without them each has its own.
-    * `splits`: split files other than the published ones, by data set.
+    * `methods`: the methods that the user named for all tables of methods. If it is empty, each table has its own.
+    * `splits`: split files that replace the published ones, by data set.
     * `compared`: whether the paper's numbers are of these data sets, so that differences make sense.
 
     The other fields are the numbers of shots and images, and the grids of the studies.
@@ -140,19 +140,20 @@ class Suite:
         return config.changed(epochs=most)
 
     def inference_of(self, data: str, row: TableRow) -> Inference:
-        """All settings of the inference of a row on a data set. The row must be of a method that learns something."""
+        """All settings of the inference of a row on a data set. The method of the row must learn something."""
         inference = self.config(data, row, self.seeds[0]).resolved().training.inference
         assert inference is not None
         return inference
 
     def targets(self, protocol: str) -> tuple[str, ...]:
-        """The data sets that a transfer tests on; none for another protocol."""
+        """The data sets on which a transfer tests; empty for the other protocols."""
         return {"cross-dataset": self.cross, "domain-generalization": self.shifted}.get(protocol, ())
 
     def trained_on(self, target: str, protocol: str = "base-to-novel") -> tuple[str, ...]:
-        """The data sets whose runs a table needs: the source of a transfer, the one of a study, or all of the suite.
+        """The data sets on which the runs of a table are trained.
 
-        A transfer without targets is refused.
+        A transfer has its source, a study its one data set, and any other table all data sets of the suite. A transfer
+        without targets is refused.
         """
         if protocol == "base-to-novel":
             return (self.data_by_target[target],) if target in self.data_by_target else self.data
@@ -164,18 +165,18 @@ class Suite:
     def rebapl(
         self, method: str, label: str = "", settings: Mapping[str, Any] | None = None, **others: Any
     ) -> TableRow:
-        """A row of ReBaPL on a method, with `settings` that replace those of the inference."""
+        """A row of ReBaPL on a method. `settings` replace those of the inference; `others` are fields of `TableRow`."""
         return TableRow(label or f"{method} + rebapl", method, self.inference, settings or {}, **others)
 
     def longer(self, data: str, **settings: Any) -> TableRow:
-        """A row of maximum likelihood on MaPLe for as many epochs as ReBaPL has in all its cycles."""
+        """A row of MaPLe by maximum likelihood with as many epochs as ReBaPL has in all its cycles."""
         epochs = self.inference_of(data, self.rebapl("maple")).all_epochs
         return TableRow("maple, as many epochs", "maple", "mle", {"epochs": epochs, **settings})
 
     def rows(self, methods: Sequence[str] = TABLE1_METHODS) -> list[TableRow]:
-        """The rows of a main table: each method as it was published, then ReBaPL on those that have it, with a row Δ.
+        """The rows of a main table: each method as it was published and, for `REBAPL_ON`, ReBaPL on it with a row Δ.
 
-        `methods` are those that the table has if the user named none.
+        `methods` are the methods of the table if the user named none.
         """
         rows = []
         for method in self.methods or methods:
@@ -185,13 +186,13 @@ class Suite:
         return rows
 
     def seeds_of(self, row: TableRow, target: str = "") -> Sequence[int]:
-        """The seeds that a row runs with in a table: one alone where nothing is random."""
+        """The seeds of the runs of a row in a table. A method without randomness has only the first seed."""
         seeds = self.seeds_by_target.get(target, self.seeds)
         return seeds if learns(row.method) else seeds[:1]
 
     @property
     def remark(self) -> str:
-        """The note with shots and backbone filled in."""
+        """The note, with shots and backbone filled in."""
         return self.note.format(shots=number_of(self.shots, "shot"), backbone=Path(self.backbone).name)
 
     def changed(
@@ -206,8 +207,8 @@ class Suite:
     ) -> Suite:
         """The suite with other values; None changes nothing. `plain` may have `shots` and `test_images`.
 
-        A study whose data set is not among `data` takes the first of them. Methods may be any; those of the paper's
-        first table come first, in its order. `epochs` then holds for every method.
+        A study whose data set is not in `data` takes the first one of `data`. `methods` can be any methods; those of
+        the paper's first table come first, in its order. `epochs` is the largest number for every method.
         """
         changes: dict[str, Any] = {key: value for key, value in plain.items() if value is not None}
         if data:
@@ -228,7 +229,7 @@ class Suite:
 
 
 def _recipe_epochs(config: RunConfig) -> int:
-    """The epochs from which those of a run are derived, and which `RunConfig.epochs` replaces; 0 without training."""
+    """The number of epochs that `RunConfig.epochs` replaces, from which all epochs of a run follow; 0 if none."""
     inference = config.resolved().training.inference
     if inference is not None and has_own_epochs(config.resolved().training.inference_name, config.method):
         return inference.epochs
@@ -262,14 +263,14 @@ MINI = Suite(
     repeats=10,
     latency_images=25,
 )
-"""All targets together take some 25 minutes of processor time."""
+"""The miniature. All targets together take about 25 minutes of processor time."""
 
 PHOTO = Suite(
     "photo",
     "Backbone {backbone}, {shots}; the paper's figures are of CLIP ViT-B/16 on the whole data sets, 16 shots.",
     inference="rebapl",
 )
-"""Any local backbone. `named_suite` reduces it to the data sets that are there."""
+"""For any local backbone. `named_suite` reduces it to the data sets that are present."""
 
 SUITES = {suite.name: suite for suite in (PAPER, MINI, PHOTO)}
 

@@ -47,21 +47,21 @@ from rebapl.runs.folder import run_folder
 from rebapl.sampling.presets import preset_values
 
 TRANSFERRED = ("promptsrc", "maple", "mmrl")
-"""The methods of the second and third table."""
+"""The methods of the paper's second and third tables."""
 
 MAPLE = TableRow("maple", "maple", "mle")
-"""MaPLe by maximum likelihood, to which most studies compare ReBaPL."""
+"""MaPLe by maximum likelihood, with which most studies compare ReBaPL."""
 
 NO_REPULSION = {"repulsion": None}
 PREFIXES = "prefixes.json"
-"""The file in a run's folder that keeps the scores of its first cycles."""
+"""The file in a run's folder that stores the scores of the first C cycles of its chain, for each C."""
 
 
 def _accuracies(context: Context, config: RunConfig, row: TableRow) -> dict[str, Scores]:  # noqa: ARG001
     """The accuracies of a transfer on its source, on each target, and averaged over the targets."""
     parts, targets = context.result(config).parts, context.suite.targets(config.protocol)
-    of_targets = {name: parts[name].accuracy for name in targets}
-    accuracies = {config.data: parts["test"].accuracy, **of_targets, AVERAGE: statistics.fmean(of_targets.values())}
+    on_targets = {name: parts[name].accuracy for name in targets}
+    accuracies = {config.data: parts["test"].accuracy, **on_targets, AVERAGE: statistics.fmean(on_targets.values())}
     return {name: {"accuracy": value} for name, value in accuracies.items()}
 
 
@@ -87,9 +87,9 @@ def _transfer(name: str, what: str, protocol: str) -> PaperTable:
 
 
 def _plugged(suite: Suite) -> list[TableRow]:
-    """ReBaPL against maximum likelihood on every method that learns prompts, or on those that a user named.
+    """Maximum likelihood and ReBaPL on every method that learns prompts, or on the methods that the user named.
 
-    Of these, closed forms are left out, in which nothing is sampled.
+    Methods that learn nothing in steps (zero-shot, closed forms) are left out, because they cannot be sampled.
     """
     prompts = [name for name, method in METHODS.items() if not method.learner.learns_from_features]
     methods = [method for method in suite.methods or prompts if METHODS.find(method).learner.recipe.epochs > 0]
@@ -114,7 +114,7 @@ def _plugged_notes(filled: FilledTable) -> list[str]:
 
 
 def _strengths(suite: Suite) -> list[TableRow]:
-    """ReBaPL by distance, number of reference images n, and ξ, with the force as the paper prints it; and MaPLe."""
+    """ReBaPL by distance, number of reference images n and strength ξ, with the force as the paper prints it; MaPLe."""
     rows = []
     for metric, count, xi in product(("mmd", "wasserstein"), suite.references, suite.strengths):
         force = {"kind": "printed", "strength": xi}
@@ -125,19 +125,20 @@ def _strengths(suite: Suite) -> list[TableRow]:
 
 
 def _cycles(suite: Suite) -> list[TableRow]:
-    """One chain with the largest number of cycles, of which each row reads a beginning; and MaPLe."""
+    """A row for each number of cycles C, and MaPLe. All rows of ReBaPL read the same run, which has the most cycles."""
     longest = {"cycles": max(suite.cycles)}
     return [*(suite.rebapl("maple", str(count), longest, name=f"C = {count}") for count in suite.cycles), MAPLE]
 
 
 def _first_cycles(context: Context, config: RunConfig, row: TableRow) -> dict[str, Scores]:
-    """Base, novel and HM of a finished run when only the first cycles predict, as many as the row says.
+    """Base, novel and HM of a finished run if only its first C cycles predict, where C is the label of the row.
 
-    The first C cycles of a chain do not depend on how many follow, so one long chain answers for every shorter one. The
-    scores are computed once for all rows and kept in the run's folder.
+    The first C cycles of a chain do not depend on how many follow, so one long chain gives the scores of every shorter
+    one. The scores are computed once for all rows and stored in the run's folder.
     """
     if row == MAPLE:
         return base_novel(context, config, row)
+    context.result(config)  # refuses a run whose answers were changed after its training
     path = run_folder(config, context.runs) / PREFIXES
     stored = read_json(path, "scores by cycles")["cycles"] if path.exists() else {}
     if any(str(count) not in stored for count in context.suite.cycles):
@@ -147,7 +148,7 @@ def _first_cycles(context: Context, config: RunConfig, row: TableRow) -> dict[st
 
 
 def _prefix_scores(context: Context, config: RunConfig) -> dict[str, dict[str, dict[str, float]]]:
-    """Number of cycles → test part → scores, of every number that the suite has."""
+    """Number of cycles C → test part → scores of the first C cycles, for every C of the suite."""
     task, posterior = config.task(context.root), context.posterior(config)
     inference = config.resolved().training.inference
     assert inference is not None
@@ -155,14 +156,14 @@ def _prefix_scores(context: Context, config: RunConfig) -> dict[str, dict[str, d
     scores: dict[str, dict[str, dict[str, float]]] = {str(count): {} for count in context.suite.cycles}
     for name, part in task.tests.items():
         prediction, labels = predict_part(bound_to(posterior, task, part), part), part_labels(part)
-        for count, of_count in scores.items():
-            first = prediction.per_sample[: int(count) * per_cycle]  # of equal weights, as sampled
-            of_count[name] = all_scores(first.mean(0), labels)
+        for count, by_part in scores.items():
+            first = prediction.per_sample[: int(count) * per_cycle]  # sampled, and so of equal weights
+            by_part[name] = all_scores(first.mean(0), labels)
     return scores
 
 
 def _overfitting(suite: Suite) -> list[TableRow]:
-    """Maximum likelihood with its own epochs and with as many as ReBaPL has in all its cycles, against ReBaPL."""
+    """Maximum likelihood with its own epochs, the same with as many epochs as ReBaPL has in all cycles, and ReBaPL."""
     (data,) = suite.trained_on("overfitting")
     rows = []
     for row in (MAPLE, replace(suite.longer(data), label="maple, 15 epochs"), suite.rebapl("maple")):
@@ -174,7 +175,7 @@ def _overfitting(suite: Suite) -> list[TableRow]:
 def _efficiency(suite: Suite) -> list[TableRow]:
     """Maximum likelihood with its own epochs and with as many as ReBaPL, then ReBaPL without and with repulsion.
 
-    Where batches differ, one more row has maximum likelihood with as many steps as ReBaPL.
+    If the two have different batch sizes, one more row has maximum likelihood with as many steps as ReBaPL.
     """
     (data,) = suite.trained_on("efficiency")
     rebapl = suite.rebapl("maple", words=("+ ReBaPL",))
@@ -191,7 +192,7 @@ def _efficiency(suite: Suite) -> list[TableRow]:
 
 
 def steps(config: RunConfig) -> int:
-    """The training steps of a base-to-novel run: whole mini-batches of its few-shot images, over all epochs and cycles.
+    """The number of training steps of a base-to-novel run: whole mini-batches of its images, over all its epochs.
 
     >>> steps(RunConfig("digits", "maple", "mle", backbone="mini", shots=8))
     50
@@ -232,35 +233,35 @@ def _diversity_notes(filled: FilledTable) -> list[str]:
 
 def _diversity_figure(filled: FilledTable) -> Figure:
     """Heat maps of the first seed's distances between samples."""
-    found = {row.label: filled.context.result(filled.first_run(row)).diversity for row in filled.rows}
-    records = {label: record for label, record in found.items() if record is not None}
+    stored = {row.label: filled.context.result(filled.first_run(row)).diversity for row in filled.rows}
+    records = {label: record for label, record in stored.items() if record is not None}
     images = max(record.images for record in records.values())
     about = f"{images} images of {printed(filled.data[0])}, seed {filled.seeds[0]}"
     return heat_maps({label: record.distance for label, record in records.items()}, f"Wasserstein-2, {about}")
 
 
 REBAPL_PRESETS = ("rebapl-paper", "rebapl-authors", "rebapl")
-"""The presets that are ReBaPL; that of the suite joins them if it is another."""
+"""The presets of ReBaPL. The table of settings also has the preset of the suite, if it is another one."""
 
 
 def settings(context: Context) -> Product:
-    """A section for MaPLe and one for MMRL: the settings of the paper's table, then those that only presets have."""
+    """A section for MaPLe and one for MMRL: the settings of the paper's table, then those of the presets alone."""
     section = paper_table("settings")
     titles, presets = section["titles"], list(dict.fromkeys((*REBAPL_PRESETS, context.suite.inference)))
     rows: list[Row] = []
     stored: dict[str, Any] = {}
     for column, method in enumerate(section["columns"]):
-        chosen, recipe = published(method, "base-to-novel", "", context.suite.shots)
-        per_image = METHODS.find(method).learner.per_image(METHODS.find(method).settings(chosen))
+        method_settings, recipe = published(method, "base-to-novel", "", context.suite.shots)
+        per_image = METHODS.find(method).learner.per_image(METHODS.find(method).settings(method_settings))
         values = {preset: preset_values(preset, recipe, method, per_image) for preset in presets}
         stored[method] = {
-            preset: {name: [each.value, each.origin] for name, each in of_preset.items()}
+            preset: {name: [entry.value, entry.origin] for name, entry in of_preset.items()}
             for preset, of_preset in values.items()
         }
         for name in dict.fromkeys([*titles, *(name for of_preset in values.values() for name in of_preset)]):
             theirs = short_value(section["rows"][name][column]) if name in section["rows"] else EMPTY
             ours = (values[preset].get(name) for preset in presets)
-            shown = (f"{short_value(each.value)} ({each.origin})" if each is not None else EMPTY for each in ours)
+            shown = (EMPTY if entry is None else f"{short_value(entry.value)} ({entry.origin})" for entry in ours)
             rows.append([printed(method), titles.get(name, name), theirs, *shown])
     title, columns = "Settings of ReBaPL: the paper's table and the presets", ["method", "setting", "paper", *presets]
     return Product(Table(title, columns, rows, section["notes"], merged=1), data={"presets": stored})
@@ -384,7 +385,7 @@ PAPER_TARGETS: dict[str, Target] = {target.name: target for target in _TARGETS}
 
 
 def chosen(names: Sequence[str]) -> list[Target]:
-    """The targets of these names, all of them for `all`."""
+    """The targets with these names, in the order of `PAPER_TARGETS`; all of them if `all` is one of the names."""
     for name in names:
         if name not in (*PAPER_TARGETS, "all"):
             raise unknown("target", name, (*PAPER_TARGETS, "all"))

@@ -1,4 +1,4 @@
-"""The times that the paper gives: of the distances between clouds, and of a prediction with C samples."""
+"""The two measured times of the paper: those of the distances between clouds, and of a prediction with C samples."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ from rebapl.repulsion import DISTANCES
 from rebapl.runs.machine import best_device, device_name, kept_backbone
 
 WIDTH = 512
-"""The dimension of the points that distances are timed on: that of CLIP ViT-B/16's features."""
+"""The dimension of the points between which distances are timed: that of the features of CLIP ViT-B/16."""
 
 
 def milliseconds(call: Callable[[], object], repeats: int, threads: int | None = None) -> list[float]:
-    """The times of `repeats` calls, each until the device has finished, with `threads` of the CPU."""
+    """The time of each of `repeats` calls, until the device has finished, with this number of CPU `threads`.
+
+    Without `threads`, it is the number that PyTorch uses at present.
+    """
     timer = Timer("call()", globals={"call": call}, num_threads=threads or torch.get_num_threads())
     return [1000 * timer.timeit(1).mean for _ in range(repeats)]
 
 
 def distance_name(metric: str) -> str:
-    """The name of a distance as a reader knows it; one that was registered elsewhere has its own.
+    """The name of a distance for readers. A distance from outside the package keeps its own name.
 
     >>> distance_name("mmd"), distance_name("mean-shift")
     ('MMD', 'mean-shift')
@@ -44,7 +47,7 @@ def distance_name(metric: str) -> str:
 
 
 def _distances(suite: Suite) -> list[TableRow]:
-    """Every distance, between clouds of each number of points."""
+    """A row for every distance and every number of points."""
     return [
         TableRow(
             f"{metric} {count}",
@@ -57,19 +60,19 @@ def _distances(suite: Suite) -> list[TableRow]:
 
 
 def _distance_times(context: Context, row: TableRow) -> list[Scores]:
-    """The median milliseconds of a distance between two clouds of n points, alone and with its gradient."""
+    """The median milliseconds that a distance between two clouds of n points takes, alone and with its gradient."""
     distance, count = DISTANCES[row.settings["distance"]](), row.settings["points"]
     points = torch.randn(2, count, WIDTH, generator=generator(1, "overhead", str(count))).to(context.device)
-    x, stored = points / points.norm(dim=-1, keepdim=True)
-    known = distance.prepare(stored, generator(1, "sliced"))
+    x, other = points / points.norm(dim=-1, keepdim=True)
+    stored = distance.prepare(other, generator(1, "sliced"))
     x.requires_grad_()
 
     def alone() -> Tensor:
         with torch.no_grad():
-            return distance.between(x, known)
+            return distance.between(x, stored)
 
     def with_gradient() -> object:
-        return torch.autograd.grad(distance.between(x, known).sum(), x)
+        return torch.autograd.grad(distance.between(x, stored).sum(), x)
 
     calls = {"alone": alone, "with gradient": with_gradient}
     repeats = context.suite.repeats
@@ -100,7 +103,7 @@ OVERHEAD = PaperTable(
 
 
 def _prediction_times(context: Context, row: TableRow) -> list[Scores]:
-    """The times of one prediction of a batch by C samples: on one device, and spread over several."""
+    """The milliseconds of each prediction of a batch by C samples, on one device and spread over several."""
     suite, devices = context.suite, _devices(context)
     (data,) = suite.trained_on("latency")
     task = load_task(data, 1, 1, test_images=suite.latency_images, root=context.root, split=suite.splits.get(data))
@@ -109,16 +112,16 @@ def _prediction_times(context: Context, row: TableRow) -> list[Scores]:
     views = LabelledImages(part.dataset, part.items).views(encoder.preprocessing)
     count = 1 if row.label == "maple" else int(row.label)
     posterior = random_posterior(encoder, part.class_names, part.dataset.template, count)
-    one = milliseconds(partial(posterior.predict_views, views), suite.repeats)
-    several: Sequence[float | None] = [None] * len(one)
+    on_one = milliseconds(partial(posterior.predict_views, views), suite.repeats)
+    on_several: Sequence[float | None] = [None] * len(on_one)
     if len(devices) > 1:
-        threads = 1 if devices[0] == "cpu" else None  # a thread per worker, not per core in each
-        several = milliseconds(partial(posterior.spread(devices).predict_views, views), suite.repeats, threads)
-    return [{"one": alone, "spread": spread} for alone, spread in zip(one, several, strict=True)]
+        threads = 1 if devices[0] == "cpu" else None  # one thread for each worker, not one per core
+        on_several = milliseconds(partial(posterior.spread(devices).predict_views, views), suite.repeats, threads)
+    return [{"one": one, "spread": several} for one, several in zip(on_one, on_several, strict=True)]
 
 
 def _devices(context: Context) -> list[str]:
-    """The devices to spread work over: those that the user named, or the cores of the CPU, or the one GPU."""
+    """The devices over which work is spread: those that the user named, or the cores of the CPU, or the only GPU."""
     if context.devices and len(context.devices) > 1:
         return [best_device(device) for device in context.devices]
     return ["cpu"] * (os.cpu_count() or 1) if context.device == "cpu" else [context.device]
@@ -151,7 +154,7 @@ LATENCY = PaperTable(
 def random_posterior(
     encoder: DualEncoder, class_names: Sequence[str], template: str, count: int, method: str = "maple"
 ) -> Posterior:
-    """`count` samples of a method with random parameters, which predict as quickly as trained ones."""
+    """A posterior of `count` samples with random parameters, which predict as quickly as trained samples."""
     draws = generator(1, "latency")
     learner = build_learner(method, encoder, class_names, template, draws)
     samples = []

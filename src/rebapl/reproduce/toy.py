@@ -2,8 +2,8 @@
 
     U(θ) = −log(½ N(θ | μ₁, Σ₁) + ½ N(θ | μ₂, Σ₂)),    V(θ, θ′) = 1/(‖θ−θ′‖² + ε),    θ in the plane
 
-The paper prints the density itself as the potential U; a sampler needs its negative logarithm. Every run is
-cyclical SGLD with warm restarts: each cycle starts, with a small kick, where the last one ended.
+The paper prints the density itself as the potential U, but a sampler needs its negative logarithm. Every run is
+cyclical SGLD with warm restarts: each cycle starts where the last one ended, with a small kick.
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ COVARIANCES = torch.tensor([[[0.30, 0.05], [0.05, 0.25]], [[0.25, -0.08], [-0.08
 _PRECISIONS = torch.linalg.inv(COVARIANCES)
 _NORMALISERS = torch.log(2 * 2 * torch.pi * torch.linalg.det(COVARIANCES).sqrt())
 EPSILON = 1.0
-IN_MODE = 3.0  # in standard deviations: holds 98.9 % of a mode in the plane
+IN_MODE = 3.0
+"""The radius of a mode in standard deviations. In the plane, it contains 98.9 % of the mode's probability."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to sample the toy: its name, how strong the repulsion is, and in which stage it acts."""
+    """One way to sample the example: its name, the strength of the repulsion, and the stage in which it acts."""
 
     name: str
     strength: float
     stage: Stage = "exploration"
 
 
-# Too strong a repulsion also acts while sampling, as in the paper's update: there no later drift makes it good.
+# The far too strong repulsion also acts in the sampling stage, as in the paper's update: if it acted in the exploration
+# alone, the sampling stage would bring the chain back into a mode.
 SETTINGS = (
     Setting("no repulsion", 0.0),
     Setting("repulsion, ξ = 50", 50.0),
@@ -44,30 +46,34 @@ SETTINGS = (
 
 
 def density_potential(theta: Tensor) -> Tensor:
-    """U at points (…, 2); shape (…)."""
+    """The potential U at points (…, 2), of shape (…)."""
     return -torch.logsumexp(-0.5 * _mahalanobis(theta) - _NORMALISERS, dim=-1)
 
 
 def repulsive_potential(theta: Tensor, stored: Tensor) -> Tensor:
-    """V between points (…, 2) and their stored ones; shape (…)."""
+    """The potential V between points (…, 2) and their stored points (…, 2), of shape (…)."""
     return Inverse().value((theta - stored).square().sum(-1), torch.tensor(EPSILON))
 
 
 def mode_of(theta: Tensor) -> Tensor:
-    """In which mode points (…, 2) lie: 0, 1, or −1 for neither; shape (…)."""
+    """The mode in which each of the points (…, 2) lies, of shape (…): 0, 1, or −1 for neither."""
     nearest, index = _mahalanobis(theta).sqrt().min(dim=-1)
     return torch.where(nearest <= IN_MODE, index, -1)
 
 
 def _mahalanobis(theta: Tensor) -> Tensor:
-    """The squared distance of points (…, 2) from both modes in standard deviations; shape (…, 2)."""
+    """The squared distance of points (…, 2) from each of the two modes in standard deviations, of shape (…, 2)."""
     shift = theta[..., None, :] - MEANS
     return torch.einsum("...mi,mij,...mj->...m", shift, _PRECISIONS, shift)
 
 
 @dataclass
 class Chains:
-    """What R chains did: their sample of each cycle (cycles, R, 2), and every point on the way (steps, R, 2)."""
+    """R chains: their sample of each cycle, and their path from the start, point by point.
+
+    samples (cycles, R, 2), path (cycles · steps + 1, R, 2). `exploring` has for each step whether it is in the
+    exploration stage.
+    """
 
     samples: Tensor
     path: Tensor
@@ -75,9 +81,9 @@ class Chains:
 
 
 def repulsion_term(setting: Setting, theta: Tensor, stored: Tensor) -> Tensor:
-    """strength · Σ V, the term that repels points (R, 2) from their stored ones.
+    """strength · Σ V, the term that repels points (R, 2) from their stored points.
 
-    For one chain it is what `Repulsion` gives in weight space; here R chains have a stored sample each.
+    For one chain, `Repulsion` gives the same term in weight space. Here each of R chains has its own stored sample.
     """
     return setting.strength * repulsive_potential(theta, stored).sum()
 
@@ -93,9 +99,9 @@ def run_chains(
     temperature: float = 1.0,
     stored: Tensor | None = None,
 ) -> Chains:
-    """Cyclical SGLD from `start` (R, 2), R chains side by side; `stored` (R, 2) repels already in the first cycle.
+    """Cyclical SGLD from `start` (R, 2), R chains side by side.
 
-    From then on each chain is repelled by its own sample of the cycle before.
+    Each chain is repelled by its own sample of the previous cycle and, in the first cycle, by `stored` (R, 2) if given.
     """
     theta = torch.nn.Parameter(start.clone())
     sampler = SGLD([theta], lr=lr, num_data=1, temperature=temperature, generator=generator(seed, "toy", "noise"))
@@ -121,11 +127,11 @@ def run_chains(
 
 
 def run_many(setting: Setting, *, seed: int, runs: int = 400, cycles: int = 10) -> Tensor:
-    """In which mode the samples of many independent runs lie, (cycles, runs); all start in the first mode."""
+    """The modes in which the samples of independent runs lie, (cycles, runs). All runs start in the first mode."""
     start = MEANS[0] + 0.1 * torch.randn(runs, 2, generator=generator(seed, "toy", "start"))
     return mode_of(run_chains(setting, start, seed=seed, cycles=cycles).samples)
 
 
 def visited_both(modes: Tensor) -> Tensor:
-    """Which runs have had a sample in both modes by each cycle: modes (cycles, runs) → booleans (cycles, runs)."""
+    """Whether each run has had a sample in both modes by each cycle: modes (cycles, runs) → booleans (cycles, runs)."""
     return ((modes == 0).cumsum(0) > 0) & ((modes == 1).cumsum(0) > 0)

@@ -1,6 +1,7 @@
 """The figures and the table of the two-mode example.
 
-Arrows are the drift −∇, the direction in which θ is moved (a caption of the paper has the opposite sign).
+Arrows show the drift, the negative gradient of the potential, along which θ moves. (A caption of the paper has the
+opposite sign.)
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ WINDOW = (-3.5, 5.3, -2.8, 2.8)
 """The part of the plane that is drawn: left, right, bottom, top."""
 
 LEVELS = np.arange(1, 14)
-"""The heights of U between which its colour changes."""
+"""The values of U at which its colour changes."""
 
 OTHERS = 60
-"""The chains whose last samples are drawn beside the path of one."""
+"""The number of other chains whose samples are drawn in the panel of one chain's path."""
 
 Potential = Callable[[Tensor], Tensor]
 
@@ -46,9 +47,9 @@ def toy_target(_: Context) -> Product:
     """The figures of the example, and a table of how many chains find both modes."""
     drawn, modes = figures()
     rows: list[Row] = []
-    for name, which in modes.items():
-        both = 100 * toy.visited_both(which)[-1].double().mean().item()
-        outside = 100 * (which < 0).double().mean().item()
+    for name, of_samples in modes.items():
+        both = 100 * toy.visited_both(of_samples)[-1].double().mean().item()
+        outside = 100 * (of_samples < 0).double().mean().item()
         rows.append([name, Cell(both, digits=1), Cell(outside, digits=1)])
     cycles, runs = next(iter(modes.values())).shape
     columns = ["cyclical SGLD", "both modes visited, %", "samples in neither, %"]
@@ -57,30 +58,33 @@ def toy_target(_: Context) -> Product:
 
 
 def figures(seed: int = 1, runs: int = 400) -> tuple[dict[str, Figure], dict[str, Tensor]]:
-    """Run the example: its three figures by name, and by setting the modes (cycles, runs) that samples were in."""
+    """Run the example. Returns its three figures by name and, for each setting, the modes (cycles, runs) of samples."""
     with computing_with(1):
         stored = toy.run_chains(SETTINGS[0], MEANS[:1], seed=seed, cycles=1).samples[0]
-        journeys = {setting.name: _journeys(setting, stored, seed) for setting in SETTINGS}
+        paths = {setting.name: _one_cycle(setting, stored, seed) for setting in SETTINGS}
         modes = {setting.name: toy.run_many(setting, seed=seed, runs=runs) for setting in SETTINGS}
     drawn = {
         "toy_fields": fields(stored[0], SETTINGS[1].strength),
-        "toy_trajectories": trajectories(stored[0], journeys),
+        "toy_trajectories": trajectories(stored[0], paths),
         "toy_modes": visits(modes),
     }
     return drawn, modes
 
 
-def _journeys(setting: toy.Setting, stored: Tensor, seed: int) -> tuple[toy.Chains, Tensor]:
-    """One cycle, as in the paper from a start between the stored sample and the barrier: a chain, and others' ends."""
+def _one_cycle(setting: toy.Setting, stored: Tensor, seed: int) -> tuple[toy.Chains, Tensor]:
+    """One cycle of one chain, and the samples (OTHERS, 2) of other chains.
+
+    As in the paper, the chains start between the stored sample and the barrier.
+    """
     start = (MEANS[0] + 0.3 * (MEANS[1] - MEANS[0]))[None]
-    slow: dict[str, Any] = {"cycles": 1, "steps": 800, "lr": 0.005}  # small steps: a path to be seen
-    many = toy.run_chains(setting, start.expand(OTHERS, 2), stored=stored.expand(OTHERS, 2), seed=seed, **slow)
-    return toy.run_chains(setting, start, stored=stored, seed=seed + 3, **slow), many.samples[-1]
+    slow: dict[str, Any] = {"cycles": 1, "steps": 800, "lr": 0.005}  # with small steps, the path can be followed
+    others = toy.run_chains(setting, start.expand(OTHERS, 2), stored=stored.expand(OTHERS, 2), seed=seed, **slow)
+    return toy.run_chains(setting, start, stored=stored, seed=seed + 3, **slow), others.samples[-1]
 
 
 @rc_context(PAPER_FONTS)
 def fields(stored: Tensor, strength: float) -> Figure:
-    """(a) U, (b) V around the stored sample, (c) U + strength·V, each with its drift."""
+    """Three panels: (a) U, (b) V around the stored sample, (c) U + strength·V, each with its drift."""
     repulsion = partial(toy.repulsive_potential, stored=stored)
     panels: dict[str, tuple[str, Potential, str, np.ndarray]] = {
         r"$U=-\log p$ and its drift $-\nabla U$": ("$U$", density_potential, "Blues_r", LEVELS),
@@ -93,21 +97,21 @@ def fields(stored: Tensor, strength: float) -> Figure:
         ),
     }
     figure, many = _planes(panels, 2.7)
-    for axes, (height, potential, colours, levels) in zip(many, panels.values(), strict=True):
-        filled = _background(axes, potential, colours, levels)
+    for axes, (symbol, potential, colours, levels) in zip(many, panels.values(), strict=True):
+        contours = _background(axes, potential, colours, levels)
         _arrows(axes, potential)
         axes.plot(*MEANS.T.numpy(), "x", color=BLACK, ms=5, mew=1.4, label=r"modes $\mu_1$, $\mu_2$ of the target")
         _star(axes, stored)
-        figure.colorbar(filled, ax=axes, location="bottom", aspect=30, pad=0.03, ticks=levels[::3], label=height)
+        figure.colorbar(contours, ax=axes, location="bottom", aspect=30, pad=0.03, ticks=levels[::3], label=symbol)
     _legend_below(figure, many[0])
     return figure
 
 
 @rc_context(PAPER_FONTS)
-def trajectories(stored: Tensor, journeys: Mapping[str, tuple[toy.Chains, Tensor]]) -> Figure:
-    """A panel per setting: the path of one cycle, the stored sample that repels it, and where other seeds end."""
-    figure, many = _planes(journeys, 2.4)
-    for axes, (chain, ends) in zip(many, journeys.values(), strict=True):
+def trajectories(stored: Tensor, paths: Mapping[str, tuple[toy.Chains, Tensor]]) -> Figure:
+    """A panel per setting: one chain's path in one cycle, the stored sample that repels it, and others' samples."""
+    figure, many = _planes(paths, 2.4)
+    for axes, (chain, others) in zip(many, paths.values(), strict=True):
         _background(axes, density_potential, "Blues_r", LEVELS)
         turn, points = sum(chain.exploring), chain.path[:, 0].numpy()
         _star(axes, stored)
@@ -115,23 +119,22 @@ def trajectories(stored: Tensor, journeys: Mapping[str, tuple[toy.Chains, Tensor
         axes.plot(*points[: turn + 1].T, color=ORANGE, lw=1.3, label="exploration")
         axes.plot(*points[turn:].T, color=VERMILION, lw=0.6, label="sampling")
         axes.plot(*points[-1], "o", color="white", mec=BLACK, ms=5, mew=1, zorder=6, label="sample")
-        others = f"samples of {len(ends)} other seeds"
-        axes.plot(*ends.T.numpy(), ".", color=BLACK, ms=2.5, alpha=0.7, mew=0, label=others)
+        label = f"samples of {len(others)} other seeds"
+        axes.plot(*others.T.numpy(), ".", color=BLACK, ms=2.5, alpha=0.7, mew=0, label=label)
     _legend_below(figure, many[0])
     return figure
 
 
 @rc_context(PAPER_FONTS)
 def visits(modes: Mapping[str, Tensor]) -> Figure:
-    """Which share of the chains has visited both modes by each cycle, and which is in a mode, with 95 % intervals."""
+    """The shares of chains that have visited both modes by each cycle, and that are in a mode, with 95 % intervals."""
     figure = Figure(figsize=(BOTH_COLUMNS, 2.5), layout="constrained")
     left, right = many = figure.subplots(1, 2, sharey=True)
-    for (name, which), (colour, line) in zip(
-        modes.items(), ((BLACK, "-"), (BLUE, "-"), (VERMILION, "--")), strict=True
-    ):
-        cycles, runs = which.shape
-        for axes, happened in ((left, toy.visited_both(which)), (right, which >= 0)):
-            x, counts = np.arange(1, cycles + 1), happened.sum(1).tolist()
+    styles = ((BLACK, "-"), (BLUE, "-"), (VERMILION, "--"))
+    for (name, of_samples), (colour, line) in zip(modes.items(), styles, strict=True):
+        cycles, runs = of_samples.shape
+        for axes, counted in ((left, toy.visited_both(of_samples)), (right, of_samples >= 0)):
+            x, counts = np.arange(1, cycles + 1), counted.sum(1).tolist()
             low, high = zip(*(proportion_interval(count, runs) for count in counts), strict=True)
             axes.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
             axes.plot(x, np.array(counts) / runs, line, color=colour, marker="o", ms=2.5, lw=1.3, label=name)
@@ -162,7 +165,7 @@ def _legend_below(figure: Figure, axes: Axes) -> None:
 
 
 def _grid(count: int, margin: float = 0.0) -> tuple[np.ndarray, np.ndarray, Tensor]:
-    """The coordinates of points in the window, `count` beside each other, and the points as a tensor (…, 2)."""
+    """A grid over the window with `count` columns: its x, its y, and its points as a tensor (rows, columns, 2)."""
     left, right, bottom, top = WINDOW
     rows = round(count * (top - bottom) / (right - left))
     xs, ys = np.linspace(left + margin, right - margin, count), np.linspace(bottom + margin, top - margin, rows)
@@ -184,7 +187,7 @@ def _arrows(axes: Axes, potential: Potential) -> None:
     (gradient,) = torch.autograd.grad(potential(points).sum(), points)
     drift = -gradient.numpy()
     size = np.linalg.norm(drift, axis=-1, keepdims=True)
-    drift = drift / size * (size / size.max()) ** 0.4  # long and short ones must both be seen
+    drift = drift / size * (size / size.max()) ** 0.4  # so that both the longest and the shortest arrow are visible
     axes.quiver(x, y, drift[..., 0], drift[..., 1], color=BLACK, alpha=0.75, pivot="mid", scale=17, width=0.006)
 
 
