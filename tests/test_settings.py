@@ -175,3 +175,13 @@ def test_names_with_dots_and_back() -> None:
     assert nested(flat) == {"repulsion": {"distance": {"kind": "mmd"}, "images": 8}, "batch": 4, "empty": {}}
     assert dict(leaves(nested(flat))) == flat
     assert nested({"f": "x", "f.p": 1}) == {"f": {"p": 1}}
+
+
+def test_text_that_is_not_valid_unicode_is_refused_in_words() -> None:
+    class Named(Settings):
+        name: str | None = Field(default=None, max_length=9)
+
+    with pytest.raises(UserError, match="the name of a setting is not valid Unicode"):
+        Named(**{"\ud800": 1})
+    with pytest.raises(UserError, match=r"name is .*: it must be valid Unicode text or null"):
+        Named(name="\ud800")

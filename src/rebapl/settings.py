@@ -237,6 +237,7 @@ _MUST = {
     "float_type": "a number",
     "finite_number": "a finite number",
     "string_type": "text",
+    "string_unicode": "valid Unicode text",
     "bool_type": "true or false",
     "tuple_type": "a list",
     "list_type": "a list",
@@ -268,6 +269,8 @@ def _in_words(error: ValidationError, model: type[Settings]) -> SettingError:
         return SettingError(path, _unknown_setting(path[-1], model))
     if kind == "missing":
         return SettingError(path, "is missing: it has no default")
+    if not path:
+        return SettingError((), "the name of a setting is not valid Unicode")
     of_setting = [problem for problem in errors if problem["loc"][:1] == first["loc"][:1]]  # one per member of a union
     null = " or null" if type(None) in _union_members(model, path[0]) else ""
     if len(of_setting) == 1 and kind == "literal_error":
