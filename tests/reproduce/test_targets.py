@@ -49,12 +49,12 @@ def rows(folder: Path, name: str) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "out" / f"{name}.csv").open(encoding="utf-8")))
 
 
-def stored(context: Context, label: str, protocol: str = "base-to-novel") -> dict[str, float]:
-    """The accuracies in the results of the run of a row, read as a person would."""
+def stored(context: Context, label: str, protocol: str = "base-to-novel", score: str = "accuracy") -> dict[str, float]:
+    """A score of every part in the results of the run of a row, read as a person would."""
     (row,) = [row for row in context.suite.rows() if row.label == label]
     folder = run_folder(context.suite.config("digits", row, 1, protocol), context.runs)
     parts = json.loads((folder / "results.json").read_text())["parts"]
-    return {name: part["accuracy"] for name, part in parts.items()}
+    return {name: part[score] for name, part in parts.items()}
 
 
 def mean_distance(context: Context, row: TableRow) -> float:
@@ -112,12 +112,17 @@ def test_transfers_train_once_and_show_every_target(tiny: Suite, tmp_path: Path)
     context = made("table2 table3", tmp_path, tiny.changed(methods=["promptsrc", "maple"]))
     assert len(list(context.runs.iterdir())) == 3, "both tables from the same trainings"
     for name, target in (("table2", "letters"), ("table3", "shapes-rotated")):
-        table = {(row["data set"], row["method"]): float(row["accuracy"]) for row in rows(tmp_path, name)}
+        shown = {(row["data set"], row["method"]): row for row in rows(tmp_path, name)}
+        table = {key: float(row["accuracy"]) for key, row in shown.items()}
         for label, method in (("promptsrc", "PromptSRC"), ("maple + rebapl", "MaPLe + ReBaPL")):
             protocol = "cross-dataset" if name == "table2" else "domain-generalization"
             accuracies = stored(context, label, protocol)
             assert table["digits", method] == accuracies["test"]
             assert table[target, method] == accuracies[target] == table["Average", method]
+            for title, score in (("NLL", "nll"), ("ECE", "ece"), ("AURC", "aurc")):
+                others = stored(context, label, protocol, score)
+                assert float(shown["digits", method][title]) == others["test"]
+                assert float(shown[target, method][title]) == others[target] == float(shown["Average", method][title])
 
 
 def test_a_long_chain_answers_for_every_shorter_one(tiny: Suite, tmp_path: Path) -> None:

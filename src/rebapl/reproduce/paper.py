@@ -62,7 +62,12 @@ def quote_section(table: str, row: str, column: str, section: str, data: Sequenc
     if not isinstance(by_data, dict):
         return quote(table, row, column) if section == AVERAGE else Cell(None)
     averaged = [name for name in by_data if name != AVERAGE and (table == "table1" or name != SOURCE)]
-    if section != AVERAGE or not averaged or (AVERAGE in by_data and not set(data) < set(averaged)):
+    if (
+        column not in columns
+        or section != AVERAGE
+        or not averaged
+        or (AVERAGE in by_data and not set(data) < set(averaged))
+    ):
         return quote(table, row, column, section)
     names = data if set(data) <= set(averaged) else averaged
     per_data = [{part: quote(table, row, part, name).value or 0.0 for part in columns} for name in names]

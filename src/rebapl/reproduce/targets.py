@@ -57,31 +57,50 @@ PREFIXES = "prefixes.json"
 """The file in a run's folder that stores the scores of the first C cycles of its chain, for each C."""
 
 
-def _accuracies(context: Context, config: RunConfig, row: TableRow) -> dict[str, Scores]:  # noqa: ARG001
-    """The accuracies of a transfer on its source, on each target, and averaged over the targets."""
+TRANSFER_SCORES = (
+    ScoreColumn("accuracy", "accuracy", best=True),
+    ScoreColumn("nll", "NLL", 3),
+    ScoreColumn("ece", "ECE", 1),
+    ScoreColumn("aurc", "AURC", 1),
+)
+"""The scores of the second and third tables. The paper has the accuracy alone."""
+
+
+def _transferred(context: Context, config: RunConfig, row: TableRow) -> dict[str, Scores]:  # noqa: ARG001
+    """The scores of a transfer on its source, on each target, and averaged over the targets."""
     parts, targets = context.result(config).parts, context.suite.targets(config.protocol)
-    on_targets = {name: parts[name].accuracy for name in targets}
-    accuracies = {config.data: parts["test"].accuracy, **on_targets, AVERAGE: statistics.fmean(on_targets.values())}
-    return {name: {"accuracy": value} for name, value in accuracies.items()}
+    names = [score.name for score in TRANSFER_SCORES]
+    scores: dict[str, Scores] = {
+        part: {name: getattr(parts[part], name) for name in names} for part in ("test", *targets)
+    }
+    average: dict[str, float | None] = {}
+    for name in names:
+        values = [value for target in targets if (value := scores[target][name]) is not None]
+        average[name] = statistics.fmean(values) if len(values) == len(targets) else None
+    return {config.data: scores.pop("test"), **scores, AVERAGE: average}
 
 
 def _transfer_notes(filled: FilledTable) -> list[str]:
     (source,) = filled.data
     ours = f"Trained on {printed(source)}, all classes; average: of the targets."
     other = filled.compared and source != SOURCE
-    return [ours, *([f"The paper's figures are trained on {printed(SOURCE)}."] if other else [])]
+    return [
+        ours,
+        "NLL, and ECE and AURC (the mean error rate over all coverages) in %: lower is better.",
+        *([f"The paper's figures are trained on {printed(SOURCE)}."] if other else []),
+    ]
 
 
 def _transfer(name: str, what: str, protocol: str) -> PaperTable:
     return PaperTable(
         name,
         what,
-        f"Table {name[-1]}: {what}, accuracy in %",
+        f"Table {name[-1]}: {what}, accuracy in %, likelihood and calibration",
         ("method",),
         lambda suite: suite.rows(TRANSFERRED),
-        scores=(ScoreColumn("accuracy", "accuracy", best=True),),
+        scores=TRANSFER_SCORES,
         protocol=protocol,
-        read=_accuracies,
+        read=_transferred,
         notes=_transfer_notes,
     )
 
