@@ -263,3 +263,20 @@ def test_what_sets_of_folds_promise(folds: int, images: int, promised: float) ->
     )
     with pytest.raises(UserError, match="a quantile, or the scores of folds"):
         Conformal(0.9, 0.5, "probabilities", ("a", "b"), images, 1.0, folds=scores)
+
+
+def test_what_sets_of_unequal_folds_promise() -> None:
+    """One of the two losses of Barber et al. (2021) is proven for folds of equal size only.
+
+    The other one holds for any sizes n_k. A class is left out if at least level·(n + 1) of the n scores are below its
+    own, and so at most α·(n + 1) − 1 are not. With p_k = (1 + #{i in fold k: s_i ≥ s}) / (n_k + 1), which is a p-value
+    for every k, the mean of the p_k with weights n_k + 1 is then at most (α·(n + 1) − 1 + K) / (n + K). A mean of
+    p-values is at most t with a probability of 2·t at most.
+    """
+    sizes, level = (4, 3, 3), 0.9
+    sets = Conformal(level, None, "probabilities", ("a", "b"), 10, 1.0, folds=tuple((0.5,) * size for size in sizes))
+    missed = 2 * ((1 - level) * 11 - 1 + 3) / 13
+    assert sets.promised == pytest.approx(1 - 2 * (1 - level) - 2 * (3 - 1) / 13)
+    assert sets.promised <= 1 - missed
+    equal = replace(sets, folds=((0.5,) * 3,) * 3, images=9)
+    assert equal.promised == pytest.approx(1 - 2 * (1 - level) - (1 - 3 / 9) / 4)

@@ -126,11 +126,13 @@ class Conformal(_HoldsFor):
 
     @property
     def promised(self) -> float:
-        """How often, at least, the right class of an image like the held-out ones is in its set."""
+        """The lowest probability that the right class of an image like the held-out ones is in its set."""
         folds, images = len(self.folds), self.images
         if folds < 2:
             return self.level
-        loss = min(2 * (1 - 1 / folds) / (images / folds + 1), (1 - folds / images) / (folds + 1))
+        loss = 2 * (1 - 1 / folds) / (images / folds + 1)
+        if len(set(map(len, self.folds))) == 1:  # the other bound is proven for folds of equal size only
+            loss = min(loss, (1 - folds / images) / (folds + 1))
         return max(0.0, 1 - 2 * (1 - self.level) - loss)
 
 
