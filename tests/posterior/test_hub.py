@@ -93,7 +93,7 @@ def test_the_card_says_what_people_and_the_hub_need(make: Callable[..., Posterio
     assert found == {"accuracy": 81.25, "nll": 0.5, "ece": 3.25}
     for said in (
         "# digits",
-        "3 samples of what the method `coop` learns",
+        "3 samples of the parameters that the method `coop`",
         'load_posterior("hf://somebody/digits")',
         "| images per class | 16 |",
         "    big old tree\n",
