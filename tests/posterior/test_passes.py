@@ -22,7 +22,7 @@ from rebapl.posterior.per_sample import AtSamples
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How often class names were encoded for all samples: one entry each time, the number of samples."""
+    """One entry, the number of samples, for each time that class names were encoded for all samples."""
     counts: list[int] = []
     original = per_sample.encode_classes
 

@@ -176,7 +176,7 @@ def predict_part(
 ) -> Prediction:
     """Predict all images of a part, one portion at a time. The posterior must be bound to the part already.
 
-    `progress` is called with the number of images done. A `corruption`, if there is one, changes the images first.
+    `progress` is called with the number of images done. A `corruption`, if there is one, changes the views first.
     """
 
     def views() -> Iterator[torch.Tensor]:
@@ -195,7 +195,7 @@ def part_views(posterior: Posterior, part: Part, corruption: Corruption | None =
 
     A posterior that uses only the frozen features of images gets these features (N, e), which may be stored already;
     see `features_of`. A posterior that averages over several views of an image needs its pixels. A `corruption`, if
-    there is one, changes the images first.
+    there is one, changes the views first.
     """
     learner, data = posterior.learner, LabelledImages(part.dataset, part.items, corruption)
     if part.dataset.features is not None:

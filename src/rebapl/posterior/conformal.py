@@ -57,7 +57,7 @@ def choose_conformal(
     has, for each class, its share of the new images divided by its share of the held-out images.
     """
     if len(labels) != len(prediction):
-        raise UserError(f"{len(labels)} labels for {len(prediction)} images: as many are needed")
+        raise UserError(f"{len(labels)} labels for {len(prediction)} images: one label per image is needed")
     check_level(level, len(labels), score)
     if by_class and ratios is not None:
         raise UserError("sets that keep the level for each class keep it at any ratios: give by_class or ratios")

@@ -38,7 +38,7 @@ def write_for_hub(
     """Write the folder that is uploaded: the posterior, and its card as `README.md`. See `Posterior.push_to_hub`."""
     name = posterior.learner.encoder.name if backbone is None else backbone
     if not is_hub_id(repository, revision=False):
-        raise UserError(f"'{repository}' is no name of a repository: write somebody/name, as in 'somebody/digits'")
+        raise UserError(f"'{repository}' is not the name of a repository: write somebody/name, as in 'somebody/digits'")
     if name != "mini" and not is_hub_id(name, revision=False):
         raise UserError(
             f"others cannot load the backbone '{name}': give the hub id where they find it (backbone='somebody/clip', "

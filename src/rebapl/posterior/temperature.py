@@ -92,7 +92,9 @@ def fit_temperature(probabilities: Tensor, labels: Tensor, prior: float = 0.0) -
     1.23
     """
     if len(labels) == 0 or len(labels) != len(probabilities):
-        raise UserError(f"{len(labels)} labels for {len(probabilities)} images: as many are needed, and at least one")
+        raise UserError(
+            f"{len(labels)} labels for {len(probabilities)} images: one label per image is needed, and at least one"
+        )
     if not 0 <= prior < math.inf:
         raise UserError(f"prior = {prior}: how strongly the temperature is held near 1 is a number, at least 0")
     logs, prior_per_image = _logs(probabilities), prior / len(labels)
