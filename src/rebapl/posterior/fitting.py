@@ -74,7 +74,9 @@ def choose_threshold(
     if risk is None and coverage is None:
         raise UserError("choose a threshold by risk or by coverage: give one of them, or both")
     if len(labels) != len(prediction) or len(labels) == 0:
-        raise UserError(f"{len(labels)} labels for {len(prediction)} images: one label per image is needed, and at least one")
+        raise UserError(
+            f"{len(labels)} labels for {len(prediction)} images: one label per image is needed, and at least one"
+        )
     doubt, wrong, names = prediction.uncertainty(by), prediction.labels != labels, prediction.class_names
     return threshold_on(doubt, wrong, by, names, prediction.average, risk, coverage, confidence)
 

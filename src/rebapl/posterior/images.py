@@ -70,8 +70,8 @@ def read_images(
 def _named_pictures(images: Images) -> list[tuple[str, Picture]]:
     """Each picture with its name, or with its number if it has no name. No picture is read yet."""
     pictures: list[tuple[str, Picture]] = []
-    alone = isinstance(images, str | Path | Image.Image | np.ndarray | Tensor) or not isinstance(images, Iterable)
-    sources = [images] if alone else images
+    one_source = isinstance(images, str | Path | Image.Image | np.ndarray | Tensor)
+    sources = [images] if one_source or not isinstance(images, Iterable) else images
     for index, source in enumerate(sources):
         if isinstance(source, str | Path):
             pictures += [(str(file), partial(read_image, file)) for file in ImageFiles([Path(source)])]
