@@ -1,4 +1,4 @@
-"""Scores on corrupted test images: those of predicting the corrupted views, stored beside the others."""
+"""Scores on corrupted test images equal those of predicting the corrupted views, and are stored with the others."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""How different samples are: distances against optimal transport done elsewhere, the rest counted out."""
+"""How much samples differ: distances compared with another library's optimal transport, the rest counted by hand."""
 
 import math
 

@@ -47,7 +47,7 @@ def test_the_bootstrap_gives_the_standard_error_of_a_mean() -> None:
 
 
 def test_a_resampled_score_is_the_score_of_the_resampled_images() -> None:
-    """All images are alike in pairs of two kinds, so that a draw depends on one count, and every score on it alone."""
+    """There are only two kinds of images, so that every score of a draw depends on a single count."""
     probabilities = torch.tensor([[0.9, 0.1]]).expand(40, 2)
     labels = (torch.arange(40) < 10).long()
     drawn = resampled_scores(probabilities, labels, draws=50)

@@ -1,4 +1,4 @@
-"""Telling outside images apart, against brute force and scikit-learn's curves."""
+"""Scores of telling outside images apart, compared with brute force and scikit-learn's curves."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Scores of parts: in portions, and on other data sets with what is published to change there."""
+"""Scores of parts: in portions, and on other data sets with the settings that are published for these."""
 
 import dataclasses
 from typing import Any
@@ -29,7 +29,7 @@ def named(dataset: Dataset, name: str) -> Dataset:
 
 
 def imagenet_like() -> Task:
-    """Trained on drawn images that pass for ImageNet, tested on others that pass for EuroSAT."""
+    """Trained on drawn images named ImageNet, tested on other drawn images named EuroSAT."""
     task = load_task("digits", shots=2, protocol="cross-dataset", targets=["shapes"], test_images=20)
     source, shapes = named(task.dataset, "imagenet"), task.tests["shapes"]
     target = Part(shapes.class_names, shapes.items, named(shapes.dataset, "eurosat"))

@@ -1,4 +1,4 @@
-"""Files in, records out: in order, with little in memory, and with a word on what limits the pace."""
+"""Files in, records out: in order, with few images in memory, and with a note of what limits the pace."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -22,7 +22,7 @@ def prediction_of(probabilities: Tensor) -> Prediction:
 
 
 def drawn(images: int, seed: int) -> tuple[Prediction, Tensor]:
-    """Images whose classes are drawn by true probabilities; those that are predicted are wrong: far too sure."""
+    """Images whose classes are drawn from true probabilities. The predicted probabilities are wrong: far too sure."""
     stream = np.random.default_rng(seed)
     true = stream.dirichlet(np.ones(4), images)
     labels = (stream.random((images, 1)) > true.cumsum(1)).sum(1).clip(max=3)

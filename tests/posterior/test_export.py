@@ -1,4 +1,4 @@
-"""Exported posteriors, used as programs use them that know nothing of rebapl."""
+"""Exported posteriors, used as programs without rebapl use them."""
 
 import json
 from collections.abc import Callable

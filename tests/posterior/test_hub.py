@@ -22,7 +22,7 @@ SCORES = {"test": {"accuracy": 81.25, "nll": 0.5, "ece": 3.25, "images": 64}}
 
 
 class Hub:
-    """A hub whose repositories are those of the local cache, and to which nobody can connect."""
+    """A hub that cannot be reached; its repositories are those in the local cache."""
 
     def __init__(self, cache: Path) -> None:
         self.cache, self.private = cache, {}
@@ -93,7 +93,7 @@ def test_the_card_says_what_people_and_the_hub_need(make: Callable[..., Posterio
     assert found == {"accuracy": 81.25, "nll": 0.5, "ece": 3.25}
     for said in (
         "# digits",
-        "3 samples of what the method `coop` learns",
+        "3 samples of the parameters that the method `coop`",
         'load_posterior("hf://somebody/digits")',
         "| images per class | 16 |",
         "    big old tree\n",
@@ -114,7 +114,7 @@ def test_a_card_without_scores_and_licence_says_so(make: Callable[..., Posterior
 
 
 def test_what_nobody_could_use_is_refused_before_anything_is_sent(make: Callable[..., Posterior], hub: Hub) -> None:
-    with pytest.raises(UserError, match="'digits' is no name of a repository: write somebody/name"):
+    with pytest.raises(UserError, match="'digits' is not the name of a repository: write somebody/name"):
         make("coop").push_to_hub("digits")
     with pytest.raises(UserError, match="others cannot load the backbone 'small': give the hub id"):
         make("coop").push_to_hub("somebody/digits")

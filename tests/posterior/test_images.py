@@ -80,6 +80,8 @@ def test_arrays_have_channels_last_and_tensors_first() -> None:
         (torch.zeros(2, 8, 8, 3, dtype=torch.uint8), "uint8 .N, 3, H, W"),
         (torch.zeros(2, 3, 8, 8), "uint8 .N, 3, H, W"),
         ([3], "image 0 is a int"),
+        (3, "image 0 is a int"),
+        (None, "image 0 is a NoneType"),
         (Image.new("RGB", (0, 5)), "image 0 cannot be read as an image .it has no pixels"),
         ("nowhere/x.png", "nowhere/x.png: no such image or folder"),
     ],

@@ -1,4 +1,4 @@
-"""Scores of what belongs to no class against plain computations, and the promise of the threshold by simulation."""
+"""Outside scores compared with plain computations, and the promise of their threshold by simulation."""
 
 import math
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_energy_and_mcm_are_refused_where_logits_are_no_products(make: Any, view
 
 
 def of_scores(scores: np.ndarray) -> Prediction:
-    """A prediction whose uncertainty is 1 − the given numbers, which lie between 0.5 and 1."""
+    """A prediction whose uncertainties are 1 − these numbers, which lie between 0.5 and 1."""
     sure = torch.tensor(np.stack([scores, 1 - scores], axis=1))
     return Prediction(["a", "b"], [str(n) for n in range(len(scores))], sure, sure[None].float(), torch.ones(1))
 

@@ -22,7 +22,7 @@ from rebapl.posterior.per_sample import AtSamples
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How often class names were encoded for all samples: one entry each time, the number of samples."""
+    """One entry, the number of samples, for each time that class names were encoded for all samples."""
     counts: list[int] = []
     original = per_sample.encode_classes
 
@@ -208,3 +208,21 @@ def test_an_error_comes_after_the_portions_before_it() -> None:
     assert [next(given), next(given)] == [("a", 0), ("b", 1)]
     with pytest.raises(UserError, match="broken"):
         next(given)
+
+
+def test_no_portion_comes_after_one_whose_pass_failed() -> None:
+    """Otherwise its answers would be taken for those of the portion that failed."""
+
+    def finish_of(views: Tensor) -> Any:
+        def finish() -> Tensor:
+            if views == 1:
+                raise RuntimeError("out of memory")
+            return views
+
+        return finish
+
+    answers = in_order([(str(index), torch.tensor(index)) for index in range(4)], finish_of, ahead=1)
+    assert next(answers) == ("0", 0)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        next(answers)
+    assert list(answers) == []

@@ -1,4 +1,4 @@
-"""The passes of many samples: shared where they can be, mapped where it pays, and the same numbers either way."""
+"""The passes of many samples: shared if possible, mapped where that pays, with the same numbers in each way."""
 
 import copy
 import dataclasses
@@ -79,7 +79,7 @@ def test_mapping_over_samples_changes_no_cloud(make: Any, views: Tensor, method:
 
 
 class Choosy(MaPLe):
-    """What it does depends on its numbers, so samples cannot share a call."""
+    """Its code branches on the values of its parameters, so samples cannot share a call."""
 
     def respond(self, frozen: States, classes: Mapping[str, Tensor]) -> Output:
         output = super().respond(frozen, classes)

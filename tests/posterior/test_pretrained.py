@@ -1,4 +1,4 @@
-"""A posterior as people of other libraries expect one: pretrained folders and hub ids, devices, arrays in and out."""
+"""What users of other libraries expect of a posterior: pretrained folders and hub ids, devices, arrays in and out."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How many answers are given within a risk: against brute force with scipy, and by simulation with known risks."""
+"""The number of answers within a risk: compared with brute force by scipy, and by simulation with known risks."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ RISK = 0.05
 
 
 def answers(images: int, power: float, stream: np.random.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Uncertainties u, uniform, and answers of which ¼·(power + 1)·u^power are wrong: three quarters are right.
+    """Uniform uncertainties u, and answers that are wrong with probability ¼·(power + 1)·u^power: a quarter of them.
 
     The share of wrong answers among all images below the uncertainty t is ¼·t^power.
     """
@@ -21,7 +21,7 @@ def answers(images: int, power: float, stream: np.random.Generator) -> tuple[tor
 
 
 def chosen(doubt: torch.Tensor, count: int) -> float:
-    """The threshold that answers so many images."""
+    """The threshold at which `count` images are answered."""
     return doubt.sort().values[count - 1].item()
 
 

@@ -1,4 +1,4 @@
-"""APS, RAPS, sets by class, under shifted classes and by folds: scores by loops, coverage over 1 000 resplits.
+"""APS, RAPS, sets by class, under shifted classes and by folds: compared with loops, coverage over 1 000 resplits.
 
 A test of coverage draws held-out and new images 1 000 times. The share of new images whose set holds their class is a
 mean of independent numbers between 0 and 1, and it may lie `five_errors` below what is promised, which is by chance in
@@ -42,7 +42,7 @@ def prediction_of(probabilities: np.ndarray) -> Prediction:
 
 
 def drawn(stream: np.random.Generator, images: int, classes: int, digits: int = 9) -> tuple[Prediction, Tensor]:
-    """Images whose classes are drawn by true probabilities; the predicted ones are far too sure, and rounded."""
+    """Images whose classes are drawn from true probabilities. The predicted ones are far too sure, and rounded."""
     true = stream.dirichlet(np.full(classes, 0.5), images)
     labels = (stream.random((images, 1)) > true.cumsum(1)).sum(1).clip(max=classes - 1)
     wrong = (true**2 / (true**2).sum(1, keepdims=True)).round(digits)
@@ -208,7 +208,7 @@ def by_loops(held: list[tuple[np.ndarray, np.ndarray]], new: list[np.ndarray], l
 def test_a_posterior_compares_images_by_the_trainings_of_its_folds(
     method: str, mini: DualEncoder, tmp_path: Path
 ) -> None:
-    """Caches of different folds have different shapes, and everything is the same when it was saved and read."""
+    """Caches of different folds have different shapes, and a saved posterior gives the same sets when it is loaded."""
     task = load_task("digits", shots=3, seed=1, protocol="few-shot")
     names, items = task.train.class_names[:3], [item for item in task.train.items if item.label < 3]
     pictures = [task.dataset.load(item.key) for item in items]
@@ -256,10 +256,27 @@ def test_a_posterior_compares_images_by_the_trainings_of_its_folds(
 
 @pytest.mark.parametrize(("folds", "images", "promised"), [(1, 20, 0.9), (5, 100, 0.8 - 1.6 / 21), (2, 8, 0.8 - 0.2)])
 def test_what_sets_of_folds_promise(folds: int, images: int, promised: float) -> None:
-    """Barber et al. (2021): the smaller of the two losses, by hand; split conformal where there is one fold."""
+    """Barber et al. (2021): the smaller of the two losses, by hand; with one fold, split conformal prediction."""
     scores = tuple(tuple([0.5] * (images // folds)) for _ in range(folds))
     assert Conformal(0.9, None, "probabilities", ("a", "b"), images, 1.0, folds=scores).promised == pytest.approx(
         promised
     )
     with pytest.raises(UserError, match="a quantile, or the scores of folds"):
         Conformal(0.9, 0.5, "probabilities", ("a", "b"), images, 1.0, folds=scores)
+
+
+def test_what_sets_of_unequal_folds_promise() -> None:
+    """One of the two losses of Barber et al. (2021) is proven for folds of equal size only.
+
+    The other one holds for any sizes n_k. A class is left out if at least level·(n + 1) of the n scores are below its
+    own, and so at most α·(n + 1) − 1 are not. With p_k = (1 + #{i in fold k: s_i ≥ s}) / (n_k + 1), which is a p-value
+    for every k, the mean of the p_k with weights n_k + 1 is then at most (α·(n + 1) − 1 + K) / (n + K). A mean of
+    p-values is at most t with a probability of 2·t at most.
+    """
+    sizes, level = (4, 3, 3), 0.9
+    sets = Conformal(level, None, "probabilities", ("a", "b"), 10, 1.0, folds=tuple((0.5,) * size for size in sizes))
+    missed = 2 * ((1 - level) * 11 - 1 + 3) / 13
+    assert sets.promised == pytest.approx(1 - 2 * (1 - level) - 2 * (3 - 1) / 13)
+    assert sets.promised <= 1 - missed
+    equal = replace(sets, folds=((0.5,) * 3,) * 3, images=9)
+    assert equal.promised == pytest.approx(1 - 2 * (1 - level) - (1 - 3 / 9) / 4)

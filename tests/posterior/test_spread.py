@@ -15,7 +15,7 @@ from rebapl.posterior.passes import Passes
 
 @pytest.fixture
 def work(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
-    """What devices are given: the samples, the images, and the thread."""
+    """The work of each device: the samples, the images, and the thread."""
     given: list[tuple[int, int, int]] = []
     original = Passes.begin
 

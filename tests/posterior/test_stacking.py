@@ -18,7 +18,7 @@ from rebapl.posterior.fitting import expectation_maximisation
 
 
 def held_out(samples: int, seed: int = 0, images: int = 60) -> tuple[Tensor, Tensor]:
-    """Samples of different worth: each tells the label in its own way."""
+    """Samples of different quality: each predicts the labels with an accuracy of its own."""
     stream = torch.Generator().manual_seed(seed)
     labels = torch.randint(4, (images,), generator=stream)
     logits = 1.5 * torch.randn(samples, images, 4, generator=stream)

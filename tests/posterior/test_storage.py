@@ -1,4 +1,4 @@
-"""A posterior on disk: the same after reading, and refused when anything about it is off."""
+"""A posterior on disk: the same after loading, and refused if anything about it is wrong."""
 
 import dataclasses
 import hashlib
@@ -159,7 +159,7 @@ def saved(make: Any, tmp_path: Path, views: torch.Tensor) -> Path:
 
 
 def edit(folder: Path, change: Callable[[dict], Any], sign: bool = True) -> None:
-    """Change the manifest; with `sign`, its checksum too, so that what comes behind it is reached."""
+    """Change the manifest; with `sign`, its checksum too, so that the checks after the checksum are reached."""
     path = folder / "posterior.json"
     manifest = json.loads(path.read_text())
     change(manifest)

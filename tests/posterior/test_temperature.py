@@ -1,4 +1,4 @@
-"""The temperature against a grid, SciPy's prior and plain loops, and how a posterior carries it."""
+"""The temperature compared with a grid, SciPy's prior and plain loops, and how a posterior keeps it."""
 
 import json
 from pathlib import Path
@@ -130,7 +130,7 @@ def test_a_temperature_belongs_to_its_averaging_template_and_weights(make: Any, 
 def test_other_class_names_are_scaled_by_the_distances_of_their_texts(
     make: Any, views: Tensor, method: str, further: bool
 ) -> None:
-    """Against plain loops. Names that the temperature was fitted with count as not moved; none become surer."""
+    """Against plain loops. Names that the temperature was fitted with count as unmoved; no answers become surer."""
     posterior = make(method).with_weights([0.2, 0.3, 0.5]).with_temperature(1.5)
     names, asked = posterior.class_names, ["green fish", "dog", "car"]
     assert posterior.bind(names[::-1]).temperature_for() == 1.5

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def check_corruptible(task: Task) -> None:
-    """Refuse a task of stored features: corruptions spoil images."""
+    """Refuse a task of stored features, because only images can be corrupted."""
     if (stored := task.dataset.features) is not None:
         raise UserError(f"corruptions spoil images, and {stored.folder} has only features of them: name the images")
 
@@ -26,15 +26,15 @@ def score_corruptions(
 ) -> dict[str, dict[str, dict[str, float]]]:
     """The `scores` by corruption and severity on the test images of the trained classes.
 
-    The draws are the same for every posterior, as if the corrupted images were a published data set.
+    Random corruptions are the same for every posterior, as if the corrupted images were a published data set.
     """
     check_corruptible(task)
     part = trained_part(task)
     bound, labels, images = bound_to(posterior, task, part), part_labels(part), len(part.items)
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for number, each in enumerate(corruptions):
-        probabilities = predict_part(bound, part, corruption=each).probabilities
-        found.setdefault(each.name, {})[str(each.severity)] = scores(probabilities, labels)
+    by_corruption: dict[str, dict[str, dict[str, float]]] = {}
+    for number, corruption in enumerate(corruptions):
+        probabilities = predict_part(bound, part, corruption=corruption).probabilities
+        by_corruption.setdefault(corruption.name, {})[str(corruption.severity)] = scores(probabilities, labels)
         if progress is not None:
             progress((number + 1) * images, len(corruptions) * images)
-    return found
+    return by_corruption

@@ -13,16 +13,16 @@ from rebapl.repulsion import squared_distance
 from rebapl.settings import Record
 
 IMAGES = 100
-"""Test images that the distances are measured on, as in the paper."""
+"""The largest number of test images on which samples are compared, as in the paper."""
 
 
 class Diversity(Record):
-    """How much S samples differ: `distance` and `disagreement` (S, S) for each pair, and their means over pairs.
+    """How much S samples differ: `distance` and `disagreement` (S, S) of each pair, and their means over pairs.
 
-    `distance` is Wasserstein-2 (not squared) between the clouds that two samples have in the feature space `space`;
-    `disagreement` is the share of images that two samples answer differently. Both are zero on the diagonal. The
-    effective numbers of samples are by their weights alone, 1/Σ ω², and by how alike their answers are; see
-    `effective_samples`.
+    `distance` is Wasserstein-2 (not squared) between the clouds of two samples in the feature space `space`.
+    `disagreement` is the share of images that two samples answer differently. Both are zero on the diagonal.
+    `effective_by_weights` is the effective number of samples by their weights alone, 1/Σ ω², and `effective_by_answers`
+    also takes into account how often samples answer alike; see `effective_samples`.
     """
 
     space: str
@@ -36,7 +36,7 @@ class Diversity(Record):
 
 
 def measure_diversity(posterior: Posterior, views: Tensor) -> Diversity:
-    """The diversity of the samples on at most 100 of the test-time views, uint8 (N, 3, H, W), spread evenly over them.
+    """The diversity of the samples on at most 100 of the test-time views, uint8 (N, 3, H, W), which are spread evenly.
 
     The space is that in which the method repels: `image` for methods that prompt the image tower, `text` (a point per
     class) for those that learn text only.

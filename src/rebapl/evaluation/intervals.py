@@ -1,13 +1,13 @@
-"""How far scores would move if other test images had been drawn from where these came from.
+"""How far scores would move if other test images had been drawn from the same source.
 
     accuracy            Wilson's interval for the share of right answers, which holds near 100 %, too
     ECE                 see `calibration_interval`
     other scores        score ± z·σ, σ the standard deviation of the score over bootstrap samples of the images
     mean over seeds     mean ± t·s/√n, t of Student's distribution with n − 1 degrees of freedom; see `mean_interval`
 
-The bootstrap draws images with replacement. For the same number of images it draws the same ones each time, so that
-the resampled scores of two posteriors on the same images can be subtracted: the standard deviation of the differences
-is the paired standard error. None of these errors says how much another seed of the training would change.
+The bootstrap draws images with replacement. For the same number of images it always draws the same ones, so that the
+resampled scores of two posteriors on the same images can be subtracted: the standard deviation of the differences is
+the paired standard error. Only the mean over seeds shows how much another seed of the training would change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rebapl.randomness import generator
 
 DRAWS = 1000
 _AT_ONCE = 4_000_000
-"""How many numbers the counts of one portion of draws hold."""
+"""The largest number of values in one portion of draws, which has a value for each draw and image."""
 
 
 class Interval(NamedTuple):
@@ -53,9 +53,10 @@ def around(score: float, resampled: Tensor, least: float = 0.0, most: float = ma
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Student's interval for the mean that two or more independent values, which are about normal, are drawn around.
+    """Student's interval for the mean of the distribution from which two or more independent values were drawn.
 
-    t is 12.7 for two values, 4.30 for three and 2.26 for ten: the fewer there are, the less their spread tells.
+    The distribution is taken to be normal. t is 12.7 for two values, 4.30 for three and 2.26 for ten: the fewer values
+    there are, the less their spread tells.
 
     >>> [round(end, 2) for end in mean_interval([1.0, 2.0, 3.0])]
     [-0.48, 4.48]
@@ -66,18 +67,18 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def calibration_interval(confidence: Tensor, right: Tensor, draws: int = DRAWS) -> Interval:
-    """The interval, in percent, of the ECE that endlessly many images would have in the same 15 bins.
+    """The interval, in percent, for the ECE that infinitely many images would have in the same 15 bins.
 
-    confidence (N,), right (N,). Let S_b = 1/N Σ_{n in b} (right_n − confidence_n) and μ_b = E S_b. ECE = ‖S‖₁ is the
-    score, and ‖μ‖₁ is what it estimates. Since chance makes every |S_b| larger on average, E‖S‖₁ ≥ ‖μ‖₁: with few
-    images ECE is too high, and far above 0 even for a calibrated predictor. So the two ends differ:
+    confidence (N,), right (N,). Let S_b = 1/N Σ_{n in b} (right_n − confidence_n) and μ_b = E S_b. The score is
+    ECE = ‖S‖₁, and it estimates ‖μ‖₁. Since chance makes every |S_b| larger on average, E‖S‖₁ ≥ ‖μ‖₁: with few images
+    ECE is too high, and far above 0 even for a calibrated predictor. So each end has its own formula:
 
         upper   ‖S‖₁ + z·σ, since ‖μ‖₁ ≤ E‖S‖₁;   σ: the standard deviation of ‖S*‖₁ over bootstrap samples S*
         lower   ‖S‖₁ − q,   since ‖S‖₁ − ‖μ‖₁ ≤ ‖S − μ‖₁;   q: the larger of the 97.5 % quantiles of ‖S* − S‖₁ and of
                 the ECE of a calibrated predictor that has these confidences
 
-    Each end is passed in about 2.5 % of cases at most. The lower end is above 0 only if a calibrated predictor would
-    have so large an ECE in fewer than 2.5 % of cases; this holds for any number of images.
+    ‖μ‖₁ lies beyond each end in about 2.5 % of cases at most. The lower end is above 0 only if a calibrated predictor
+    would have an ECE this large in fewer than 2.5 % of cases; this holds for any number of images.
     """
     gaps = _gaps(confidence, right.double())
     drawn = torch.cat([counts.double() @ gaps for counts in _counts(len(right), draws)]) / len(right)
@@ -89,7 +90,7 @@ def calibration_interval(confidence: Tensor, right: Tensor, draws: int = DRAWS) 
 
 
 def _calibrated(confidence: Tensor, draws: int) -> Iterator[Tensor]:
-    """ECE, as a share, of answers that are right as often as they claim: portions of shape (some draws,)."""
+    """ECE, as a share, of drawn answers that are right as often as their confidence: portions (some draws,)."""
     stream, bins = generator(0, "calibrated"), _bins(confidence)
     for size in _portions(len(confidence), draws):
         right = torch.rand(size, len(confidence), generator=stream) < confidence
@@ -131,6 +132,6 @@ def _counts(images: int, draws: int) -> Iterator[Tensor]:
 
 
 def _portions(images: int, draws: int) -> Iterator[int]:
-    """How many draws at a time, each with a number for every image, fit into memory."""
-    each = max(1, _AT_ONCE // images)
-    return (min(each, draws - first) for first in range(0, draws, each))
+    """The sizes of portions of draws that fit into memory; see `_AT_ONCE`."""
+    size = max(1, _AT_ONCE // images)
+    return (min(size, draws - first) for first in range(0, draws, size))

@@ -1,4 +1,4 @@
-"""How well an uncertainty tells outside images (of other classes, or of another data set) from those of the trained
+"""How well an outside score tells outside images (of other classes, or of another data set) from images of the trained
 classes."""
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from rebapl.errors import UserError
 from rebapl.posterior import UNCERTAINTIES, Prediction
 
 OF_ONE_SAMPLE = ("max-probability", "entropy")
-"""The uncertainties that a sample has by itself; the others compare samples."""
+"""The uncertainties of a single sample; the others compare samples."""
 
 
 def outside_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
-    """AUROC, FPR95 and AUPR, in percent, from the uncertainties of N inside and M outside images, (N,) and (M,).
+    """AUROC, FPR95 and AUPR, in percent, from the outside scores (N,) of inside images and (M,) of outside images.
 
-    AUROC is the probability that, of an outside and an inside image, the outside one is the more uncertain; a tie
-    counts as one half. FPR95 is the share of outside images that pass as inside images when the threshold lets at least
-    95 % of the inside images pass. AUPR is the area under precision and recall with the outside images as what is to be
-    found, summed as average precision; by chance it is their share.
+    AUROC is the probability that, of an outside and an inside image, the outside one has the higher score; a tie counts
+    as one half. FPR95 is the share of outside images that pass as inside images if the threshold lets at least 95 % of
+    the inside images pass. AUPR is the area under the curve of precision over recall, computed as average precision,
+    with the outside images as positives; a score by chance has their share.
     """
     if len(inside) == 0 or len(outside) == 0:
         raise UserError("images of both kinds are needed, inside and outside")
@@ -37,12 +37,10 @@ def outside_scores(inside: Tensor, outside: Tensor) -> dict[str, float]:
 
 
 def all_outside_scores(inside: Prediction, outside: Prediction) -> dict[str, dict[str, Any]]:
-    """The `outside_scores` by outside score: how well each tells outside images from those of the classes.
+    """The `outside_scores` of each outside score, by its name.
 
-    Both predictions must be among the same class names, those of the training.
-
-    A single sample has some of these uncertainties, too (`OF_ONE_SAMPLE`). For these, `per_sample` has the scores of
-    each sample alone.
+    Both predictions must be among the same class names, those of the training. A single sample has some of these
+    uncertainties, too (`OF_ONE_SAMPLE`). For these, `per_sample` has the `outside_scores` of each sample alone.
     """
     if inside.class_names != outside.class_names:
         raise UserError("inside and outside images are compared among the same class names: bind the posterior once")
@@ -50,13 +48,13 @@ def all_outside_scores(inside: Prediction, outside: Prediction) -> dict[str, dic
     scores: dict[str, dict[str, Any]] = {
         by: {**outside_scores(inside.outside_score(by), outside.outside_score(by))} for by in names
     }
-    pairs = list(zip(_alone(inside), _alone(outside), strict=True))
+    pairs = list(zip(_by_sample(inside), _by_sample(outside), strict=True))
     for by in OF_ONE_SAMPLE:
         scores[by]["per_sample"] = [outside_scores(a.uncertainty(by), b.uncertainty(by)) for a, b in pairs]
     return scores
 
 
-def _alone(prediction: Prediction) -> list[Prediction]:
-    """The prediction of each sample by itself."""
-    one = torch.ones(1)
-    return [replace(prediction, probabilities=p, per_sample=p[None], weights=one) for p in prediction.per_sample]
+def _by_sample(prediction: Prediction) -> list[Prediction]:
+    """The prediction of each sample alone."""
+    weight = torch.ones(1)
+    return [replace(prediction, probabilities=p, per_sample=p[None], weights=weight) for p in prediction.per_sample]

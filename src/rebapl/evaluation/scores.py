@@ -6,7 +6,7 @@ With confidence c_n = max p(·|x_n) and right_n = [argmax p(·|x_n) = y_n]:
     ECE     Σ_b |B_b|/N · |mean right − mean confidence in B_b|              B_b: 15 bins of equal width, or mass
     AURC    1/N Σ_k (errors among the k surest) / k                          surest first
 
-Images of equal confidence have no order. Where an order is needed, each of them counts as right as they are on average.
+Images of equal confidence have no order. Where an order is needed, right_n of each of them is replaced by their mean.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rebapl.errors import unknown
 from rebapl.numbers import harmonic_mean
 
 HM_CONVENTIONS = ("of-averages", "average")
-"""How the harmonic mean over several data sets is taken: of the two averages, or as the average of each one's own."""
+"""The harmonic mean over several data sets: of the two average accuracies, or the average over the data sets."""
 
 Z = 1.959963984540054
-"""The standard normal lies between −Z and Z in 95 of 100 cases."""
+"""A standard normal number lies between −Z and Z with probability 0.95."""
 
 ECE_BINS = 15
 
 
 Score = Callable[[Tensor, Tensor], float]
-"""score(probabilities (N, C) in float32, labels (N,)): a number."""
+"""A function of probabilities (N, C) in float32 and labels (N,) that returns a number."""
 
 
 def scores(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
@@ -57,7 +57,7 @@ def negative_log_likelihood(probabilities: Tensor, labels: Tensor) -> float:
 
 
 def confidence_and_right(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The confidence (N,), and which answers are right (N,)."""
+    """The confidence (N,), and booleans (N,) for which answers are right."""
     confidence, answers = probabilities.max(-1)
     return confidence, answers == labels
 
@@ -69,7 +69,7 @@ def aurc(probabilities: Tensor, labels: Tensor) -> float:
 
 
 def proportion_interval(count: int, total: int) -> tuple[float, float]:
-    """Wilson's interval for the share that `count` of `total` stand for, which covers it in 95 of 100 cases.
+    """Wilson's interval at level 0.95 for a probability, when `count` of `total` cases had the event.
 
     With p = count/total, n = total and z = 1.96 it is (p + z²/2n ± z·√(p(1−p)/n + z²/4n²)) / (1 + z²/n).
 
@@ -97,13 +97,13 @@ def brier(probabilities: Tensor, labels: Tensor) -> float:
 def calibration_error(confidence: Tensor, right: Tensor, bins: int = ECE_BINS) -> float:
     """The calibration error with bins of equal width, from confidence (N,) and right (N,).
 
-    A bin holds its lower edge; the last one holds both, and what a rounded average of certain samples has above 1.
+    A bin includes its lower edge. The last bin also includes 1, and values a little above 1, which rounding can give.
 
     >>> round(calibration_error(torch.tensor([0.95, 0.95]), torch.tensor([True, False])), 6)
     0.45
     """
-    inside = confidence_bins(confidence, bins)
-    gaps = torch.zeros(bins, dtype=torch.float64).index_add(0, inside, right.double() - confidence.double())
+    bin_of_image = confidence_bins(confidence, bins)
+    gaps = torch.zeros(bins, dtype=torch.float64).index_add(0, bin_of_image, right.double() - confidence.double())
     return gaps.abs().sum().item() / len(confidence)
 
 
@@ -113,7 +113,7 @@ def confidence_bins(confidence: Tensor, bins: int = ECE_BINS) -> Tensor:
 
 
 class Bin(NamedTuple):
-    """The images whose confidence is in one bin: their mean confidence, the share answered right, and how many."""
+    """The images whose confidence is in one bin: their mean confidence, the share answered right, and their number."""
 
     confidence: float
     accuracy: float
@@ -126,13 +126,13 @@ def reliability(confidence: Tensor, right: Tensor, bins: int = ECE_BINS) -> list
     >>> reliability(torch.tensor([0.25, 0.75, 0.75]), torch.tensor([True, True, False]))
     [Bin(confidence=0.25, accuracy=1.0, images=1), Bin(confidence=0.75, accuracy=0.5, images=2)]
     """
-    inside = confidence_bins(confidence, bins)
-    found = []
-    for number in inside.unique().tolist():
-        here = inside == number
-        means = confidence[here].double().mean().item(), right[here].double().mean().item()
-        found.append(Bin(*means, int(here.sum())))
-    return found
+    bin_of_image = confidence_bins(confidence, bins)
+    filled = []
+    for number in bin_of_image.unique().tolist():
+        inside = bin_of_image == number
+        means = confidence[inside].double().mean().item(), right[inside].double().mean().item()
+        filled.append(Bin(*means, int(inside.sum())))
+    return filled
 
 
 def adaptive_calibration_error(confidence: Tensor, right: Tensor, bins: int = ECE_BINS) -> float:
@@ -161,7 +161,7 @@ def risk_by_coverage(uncertainty: Tensor, right: Tensor) -> Tensor:
 
 
 def _right_in_order(values: Tensor, right: Tensor) -> Tensor:
-    """right (N,) in ascending order of values (N,), averaged over those of equal value."""
+    """right (N,) in ascending order of values (N,), averaged over images of equal value."""
     _, block, sizes = values.unique(sorted=True, return_inverse=True, return_counts=True)
     sums = torch.zeros(len(sizes), dtype=torch.float64).index_add(0, block, right.double())
     return (sums / sizes).repeat_interleave(sizes)
@@ -170,12 +170,12 @@ def _right_in_order(values: Tensor, right: Tensor) -> Tensor:
 SCORES: dict[str, Score] = {
     "accuracy": accuracy,
     "nll": negative_log_likelihood,
-    "ece": lambda *given: 100 * calibration_error(*confidence_and_right(*given)),
-    "adaptive_ece": lambda *given: 100 * adaptive_calibration_error(*confidence_and_right(*given)),
+    "ece": lambda *arguments: 100 * calibration_error(*confidence_and_right(*arguments)),
+    "adaptive_ece": lambda *arguments: 100 * adaptive_calibration_error(*confidence_and_right(*arguments)),
     "brier": brier,
     "aurc": aurc,
 }
-"""The scores of predicted probabilities. Another one is another entry: `evaluate` and `results.json` have it then."""
+"""The scores of predicted probabilities, by name. `evaluate` and `results.json` also have every score that you add."""
 
 
 def base_novel_accuracies(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
@@ -185,7 +185,7 @@ def base_novel_accuracies(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, f
 
 
 def base_novel_scores(base: Mapping[str, float], novel: Mapping[str, float]) -> dict[str, float]:
-    """One row of the base-to-novel table: both accuracies, their harmonic mean, mean NLL and ECE of the two."""
+    """One row of the base-to-novel table: both accuracies, their harmonic mean, and the means of both NLLs and ECEs."""
     means = {name: (base[name] + novel[name]) / 2 for name in ("nll", "ece")}
     return {**base_novel_accuracies({"base": base, "novel": novel}), **means}
 
@@ -195,8 +195,8 @@ def average_over_data(
 ) -> dict[str, float | None]:
     """The average over data sets of the scores of one seed; None for a score that some data set does not have.
 
-    `hm`, where there are base and novel classes, follows the given convention of `HM_CONVENTIONS`. The values of both
-    conventions are in `hm of-averages` and `hm average`.
+    If there are base and novel classes, `hm` follows the `convention`, one of `HM_CONVENTIONS`, and `hm of-averages`
+    and `hm average` have the values of both.
 
     >>> scores = [{"base": 60.0, "novel": 30.0, "hm": 40.0}, {"base": 80.0, "novel": 80.0, "hm": 80.0}]
     >>> {name: round(value, 2) for name, value in average_over_data(scores).items()}
@@ -215,6 +215,6 @@ def average_over_data(
 
 
 def check_hm_convention(name: str) -> None:
-    """Refuses a name that is no convention of the harmonic mean."""
+    """Refuse a name that is not in `HM_CONVENTIONS`."""
     if name not in HM_CONVENTIONS:
         raise unknown("convention of --hm", name, HM_CONVENTIONS)

@@ -1,4 +1,4 @@
-"""Scores of a posterior on a task: on its test parts, on outside images, and of how much its samples differ."""
+"""Scores of a posterior on a task: on its test parts and on outside images, and how much its samples differ."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from rebapl.data.corruptions import Corruption
 
 Predicted = Callable[[int, int], None]
-"""Called now and then with the number of images that are predicted, and with the number of all images."""
+"""A function that is called now and then with the number of images predicted so far, and the number of all images."""
 
 
 SHOWN = {"images": "{:.0f}", "accuracy": "{:.1f} %", "nll": "{:.3f}", "ece": "{:.1f} %", "brier": "{:.3f}"}
-"""The scores that the table has, and how they are written."""
+"""The scores in the printed table, and their formats."""
 
 
 class ScoredPart(dict[str, Any]):
@@ -64,19 +64,19 @@ class Evaluation(ScoredPart):
     """The scores of a posterior by test part; printed, it is a short table.
 
     >>> scores = ScoredPart(images=9, accuracy=60.0, nll=0.5, ece=2.0, brier=0.5)
-    >>> found = Evaluation(base=scores, novel=ScoredPart(scores, accuracy=30.0))
-    >>> found
+    >>> evaluation = Evaluation(base=scores, novel=ScoredPart(scores, accuracy=30.0))
+    >>> evaluation
            images  accuracy    nll    ece  brier
     base        9    60.0 %  0.500  2.0 %  0.500
     novel       9    30.0 %  0.500  2.0 %  0.500
     harmonic mean of the accuracies: 40.0 %
-    >>> found.base.accuracy, found.harmonic_mean
+    >>> evaluation.base.accuracy, evaluation.harmonic_mean
     (60.0, 40.0)
     """
 
     @property
     def harmonic_mean(self) -> float | None:
-        """That of the accuracies on base and novel classes; None where not both were scored."""
+        """The harmonic mean of the accuracies on base and novel classes; None if one of them was not scored."""
         both = {"base", "novel"} <= self.keys()
         return harmonic_mean(self["base"]["accuracy"], self["novel"]["accuracy"]) if both else None
 
@@ -97,45 +97,46 @@ class Evaluation(ScoredPart):
 def evaluate(
     posterior: Posterior, task: Task, parts: Iterable[str] | None = None, progress: Predicted | None = None
 ) -> Evaluation:
-    """Scores the posterior on all test parts of a task, or on the named `parts`: name → accuracy, nll, ece …
+    """Score the posterior on all test parts of a task, or on the named `parts`: name → accuracy, nll, ece …
 
     The scores are those of `prediction_scores`. A part of another data set is predicted as a transfer, with the
     settings that the method's authors change for that data set. These (`target_settings`) and the name of the part's
-    own `split` file are kept with its scores. Where the task has validation images that are not tested on, a
+    own `split` file are stored with its scores. If the task has validation images that are not test images, a
     `temperature` is fitted on them, and `tempered_nll` and `tempered_ece` are the scores with it. `progress` counts
-    the images of both.
+    test and validation images.
     """
-    scored = Evaluation()
-    wanted = {name: task.tests[name] for name in (task.tests if parts is None else parts)}
-    fitting = bool(wanted) and task.protocol != "selection" and bool(task.val.items)
-    total = sum(len(part.items) for part in [*wanted.values(), *([task.val] if fitting else [])])
+    evaluation = Evaluation()
+    tests = {name: task.tests[name] for name in (task.tests if parts is None else parts)}
+    fitting = bool(tests) and task.protocol != "selection" and bool(task.val.items)
+    total = sum(len(part.items) for part in [*tests.values(), *([task.val] if fitting else [])])
     done = 0
 
     def predicted(part: Part) -> Prediction:
         nonlocal done
         before = done
         done += len(part.items)
-        moved = None if progress is None else lambda images: progress(before + images, total)
-        return predict_part(bound_to(posterior, task, part), part, moved)
+        count = None if progress is None else lambda images: progress(before + images, total)
+        return predict_part(bound_to(posterior, task, part), part, count)
 
     temperature = fit_temperature(predicted(task.val).probabilities, part_labels(task.val)) if fitting else None
-    for name, part in wanted.items():
+    for name, part in tests.items():
         prediction, labels = predicted(part), part_labels(part)
-        found = prediction_scores(prediction, labels)
+        of_part = prediction_scores(prediction, labels)
         if temperature is not None:
-            softer = scores(tempered(prediction.probabilities, temperature), labels)
-            found |= {"temperature": temperature, "tempered_nll": softer["nll"], "tempered_ece": softer["ece"]}
+            at_temperature = scores(tempered(prediction.probabilities, temperature), labels)
+            of_part["temperature"] = temperature
+            of_part |= {f"tempered_{score}": at_temperature[score] for score in ("nll", "ece")}
         about = {"target_settings": _changed_for(posterior, task, part), "split": part.split}
-        scored[name] = ScoredPart(found, **{key: value for key, value in about.items() if value})
-    return scored
+        evaluation[name] = ScoredPart(of_part, **{key: value for key, value in about.items() if value})
+    return evaluation
 
 
 def prediction_scores(prediction: Prediction, labels: torch.Tensor) -> dict[str, Any]:
     """All scores of a prediction against labels (N,).
 
-    They are the `scores` of the averaged probabilities, the mean entropies and mutual information in nats, the share of
-    images (in percent) that two different samples answer differently and the total variation between their
-    probabilities, both averaged over pairs, and in `per_sample` the `scores` of each sample alone.
+    They are the `scores` of the averaged probabilities; the mean entropies and mutual information in nats; the share of
+    images, in percent, that two samples answer differently, and the total variation between their probabilities, both
+    averaged over pairs of samples; and in `per_sample` the `scores` of each sample alone.
     """
     answers = prediction.per_sample.argmax(-1)
     return {
@@ -151,12 +152,11 @@ def prediction_scores(prediction: Prediction, labels: torch.Tensor) -> dict[str,
 
 
 def bound_to(posterior: Posterior, task: Task, part: Part) -> Posterior:
-    """The posterior for the class names of a part; as a transfer where the part is of another data set."""
+    """The posterior bound to the class names of a part; as a transfer if the part is of another data set."""
     if part.dataset is task.dataset:
         return posterior.bind(part.class_names, part.dataset.template)
-    about, changed = posterior.about, _changed_for(posterior, task, part)
-    learner = posterior.learner
-    if changed:
+    about, learner = posterior.about, posterior.learner
+    if changed := _changed_for(posterior, task, part):
         learner = build_learner(
             about["method"],
             learner.encoder,
@@ -174,9 +174,9 @@ def predict_part(
     progress: Callable[[int], None] | None = None,
     corruption: Corruption | None = None,
 ) -> Prediction:
-    """Predicts all images of a part, a portion of them at a time. The posterior must be bound to the part already.
+    """Predict all images of a part, one portion at a time. The posterior must be bound to the part already.
 
-    `progress` is called with the number of images done. A `corruption` spoils the views first.
+    `progress` is called with the number of images done. A `corruption`, if there is one, changes the views first.
     """
 
     def views() -> Iterator[torch.Tensor]:
@@ -191,11 +191,11 @@ def predict_part(
 
 
 def part_views(posterior: Posterior, part: Part, corruption: Corruption | None = None) -> torch.Tensor:
-    """The test-time views, uint8 (N, 3, H, W), of a part, as the posterior's backbone wants them.
+    """The test-time views, uint8 (N, 3, H, W), of a part, as the posterior's backbone needs them.
 
-    A posterior that sees images through the frozen tower alone gets their features (N, e), which may be kept from
-    before; see `features_of`. One that averages over several views of an image needs its pixels. A `corruption` spoils
-    the views.
+    A posterior that uses only the frozen features of images gets these features (N, e), which may be stored already;
+    see `features_of`. A posterior that averages over several views of an image needs its pixels. A `corruption`, if
+    there is one, changes the views first.
     """
     learner, data = posterior.learner, LabelledImages(part.dataset, part.items, corruption)
     if part.dataset.features is not None:
@@ -215,7 +215,7 @@ def target_settings(
 ) -> dict[str, Any]:
     """The settings that a method's authors change when it was trained on `source` and predicts on `target`.
 
-    A setting that the user chose instead of the published one is not changed.
+    If the user chose another value than the published one, this setting is not changed.
 
     >>> target_settings("mmrl++", {"mix": 0.9, "consistency": 0.1}, "cross-dataset", "imagenet", "eurosat")
     {'mix': 0.3}
@@ -226,15 +226,15 @@ def target_settings(
     before, after = (published(method, protocol, data)[0] for data in (source, target))
     changed = {}
     for key in sorted(before.keys() | after.keys()):
-        was, becomes = (each.get(key, defaults[key]) for each in (before, after))
-        if was != becomes and settings.get(key, defaults[key]) == was:
-            changed[key] = becomes
+        old, new = (recipe.get(key, defaults[key]) for recipe in (before, after))
+        if old != new and settings.get(key, defaults[key]) == old:
+            changed[key] = new
     return changed
 
 
 def _changed_for(posterior: Posterior, task: Task, part: Part) -> dict[str, Any]:
     about = posterior.about
-    if part.dataset is task.dataset or about.get("method") not in METHODS:  # a learner that nobody registered
+    if part.dataset is task.dataset or about.get("method") not in METHODS:  # a learner that is not registered
         return {}
     return target_settings(
         about["method"], about["method_settings"], task.protocol, task.dataset.name, part.dataset.name
@@ -242,11 +242,11 @@ def _changed_for(posterior: Posterior, task: Task, part: Part) -> dict[str, Any]
 
 
 FITTED = ("weights", "temperature", "threshold", "conformal", "outside")
-"""What can be fitted on validation images, in this order: NAME by `Posterior.fit_NAME`."""
+"""The names of what can be fitted on validation images, in this order; NAME is fitted by `Posterior.fit_NAME`."""
 
 
 def fit_on_validation(posterior: Posterior, task: Task, fits: Mapping[str, Mapping[str, Any]]) -> Posterior:
-    """Fit what is named in `fits`, one of `FITTED` each, with its arguments, on the task's validation images."""
+    """The posterior after the `fits` (name in `FITTED` → its arguments) on the task's validation images."""
     if not fits:
         return posterior
     if not task.val.items:
@@ -265,12 +265,12 @@ def fit_on_validation(posterior: Posterior, task: Task, fits: Mapping[str, Mappi
 def score_outside(
     posterior: Posterior, task: Task, outside: Iterable[str], root: Path | None = None
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """How well uncertainties tell outside images from test images of the trained classes.
+    """How well outside scores tell outside images from test images of the trained classes: the `all_outside_scores`.
 
-    For each name in `outside`, it has the `all_outside_scores`. A name is that of a test part of the task with other
-    classes (`novel`), or of another data set. A data set that is read from files lies below `root`, and NAME=FILE takes
-    another split file. It may also be a folder of images without classes, all of which are taken, or `noise`, see
-    `noise_images`. All images are predicted among the trained class names.
+    A name in `outside` is that of a test part of the task with other classes (`novel`), or of another data set. A data
+    set that is read from files lies in the folder `root`, and NAME=FILE takes another split file. A name may also be a
+    folder of images without classes, which are all taken, or `noise`, see `noise_images`. All images are predicted
+    among the trained class names.
     """
     others = {name: outside_part(name, task, root) for name in outside}
     inside = trained_part(task)
@@ -278,7 +278,7 @@ def score_outside(
     features, labels = part_features(bound, task.train), part_labels(task.train)
     banks = {}
     for by, kind in FEATURE_SCORES.items():
-        with contextlib.suppress(UserError):  # with one image of each class, some cannot be had
+        with contextlib.suppress(UserError):  # `mahalanobis` needs two different images of a class
             banks[by] = kind.keep(features, labels)
 
     def scored(part: Part) -> Prediction:
@@ -291,7 +291,7 @@ def score_outside(
 
 
 def part_features(posterior: Posterior, part: Part) -> torch.Tensor:
-    """The frozen image features (N, e) of a part, whatever the method; see `features_of`."""
+    """The frozen image features (N, e) of a part, for any method; see `features_of`."""
     return features_of(posterior.learner.encoder, LabelledImages(part.dataset, part.items))
 
 
@@ -322,7 +322,7 @@ def outside_part(outside: str, task: Task, root: Path | None = None) -> Part:
 
 
 def diversity_on_test(posterior: Posterior, task: Task) -> Diversity:
-    """The diversity of the samples on at most 100 test images of the first test part, that of the trained classes."""
+    """The diversity of the samples on at most 100 images of the first test part, which has the trained classes."""
     part = next(iter(task.tests.values()), None)
     if part is None:
         raise UserError("there are no test images to compare samples on: this task learns from every image")

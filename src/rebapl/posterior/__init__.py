@@ -1,4 +1,4 @@
-"""Posteriors: samples in memory and on disk, and predictions of all samples together, with their uncertainty."""
+"""Posteriors: samples in memory and on disk, and predictions by all samples together, with their uncertainty."""
 
 from rebapl.posterior.conformal import choose_conformal, choose_cross_conformal
 from rebapl.posterior.fitting import choose_threshold, has_collapsed, stacking_weights

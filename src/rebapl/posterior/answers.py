@@ -1,7 +1,7 @@
-"""Answers for any number of image files: read, predicted and given a portion at a time.
+"""Answers for any number of image files, which are read and predicted one portion at a time.
 
-Threads read the next images while those before them are predicted. At each moment it waits for one of three things, and
-what it waits for most is what limits the pace: see `Pace`.
+Threads read the next images while the images before them are predicted. At each moment the prediction waits for one of
+three things. The thing that it waits for longest limits its pace; see `Pace`.
 """
 
 from __future__ import annotations
@@ -29,26 +29,27 @@ from rebapl.posterior.prediction import NO_SETS, NO_THRESHOLD, Average, check_av
 from rebapl.posterior.records import Record, head_of, record_of_broken
 
 CPU_PORTION = 32
-"""Images in a portion on a CPU, where larger passes are not quicker."""
+"""The number of images in a portion on a CPU, where larger passes are not quicker."""
 
 DECODING, MODEL, WRITING = "decoding", "the model", "writing"
-"""What is waited for: images that are read and resized, their passes, and records that are made and written."""
+"""What a prediction may wait for: reading and resizing images, passes through the model, making and writing records."""
 
-Given = TypeVar("Given")
-Named = TypeVar("Named")
+Item = TypeVar("Item")
+Label = TypeVar("Label")
 
 RECENT = 8
-"""The number of portions, the latest ones, by which the pace is judged."""
+"""The pace is measured over this number of latest portions."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """The question that is put for every image.
+    """The question that a posterior answers for every image.
 
-    The answer is one of `class_names`, in the words of `template` (None: those of the training), and the `top`
-    likeliest classes are listed. `average` is what is averaged over samples (None: as in training). With `abstain`, the
-    answer is None above the posterior's thresholds, and with `sets` there are prediction sets (None: where the
-    posterior has them for these class names). With `strict`, an image that cannot be read is an error.
+    The answer is one of `class_names`, put into the words of `template` (None: the names and the template of the
+    training), and the `top` likeliest classes are listed. `average` says whether probabilities or logits are averaged
+    over samples (None: as in the training). With `abstain`, the answer is None for an image above one of the
+    posterior's thresholds. With `sets`, each record has a prediction set. Both may be None: then thresholds and sets
+    are used if the posterior has them for these class names. With `strict`, an image that cannot be read is an error.
     """
 
     class_names: list[str] | None = None
@@ -60,9 +61,9 @@ class Question:
     strict: bool = False
 
     def put_to(self, posterior: Posterior) -> tuple[Posterior, Question]:
-        """The posterior bound to the class names, and the question with nothing left open, so that it is plain data.
+        """The posterior bound to the class names, and the question with every None replaced by the value in use.
 
-        What the posterior cannot answer is refused.
+        A question that the posterior cannot answer is refused.
         """
         learner = posterior.learner
         if self.template is not None and not learner.reads_template(learner.config):
@@ -81,17 +82,17 @@ class Question:
         abstain = has_threshold if self.abstain is None else self.abstain
         sets = has_sets if self.sets is None else self.sets
         if bound.folds and not sets:
-            bound = replace(bound, folds=())  # which only sets compare images by, and which cost passes of their own
+            bound = replace(bound, folds=())  # only prediction sets need the folds, and each fold costs passes
         return bound, replace(self, top=top, average=average, abstain=abstain, sets=sets)
 
     def head(self, bound: Posterior) -> Record:
-        """What stands at the head of the records, where this question was put to a posterior."""
+        """The head of the records (see `head_of`), for the posterior that `put_to` returned."""
         conformal, temperature = bound.conformal if self.sets else None, bound.temperature_for(self.average)
         return head_of(bound.class_names, str(self.average), len(bound), conformal, temperature)
 
 
 class Pace:
-    """What a prediction has waited for lately, and how many images it answers a second.
+    """Measures what a prediction has waited for lately, and how many images it answers per second.
 
     >>> ticks = iter([0.0, 0.0, 4.0, 5.0])
     >>> pace = Pace(lambda: next(ticks))
@@ -108,25 +109,26 @@ class Pace:
         self._recent: deque[tuple[int, dict[str, float]]] = deque([(0, dict(self._seconds))], maxlen=RECENT + 1)
 
     def waits_for(self, part: str) -> None:
-        """From now on it waits for this."""
+        """Note that the prediction waits for this part from now on."""
         now = self._clock()
         self._seconds[self._part] += now - self._since
         self._since, self._part = now, part
 
     def answered(self, images: int) -> None:
-        """A portion with this number of images is answered."""
+        """Note that a portion with this number of images is answered."""
         self.waits_for(self._part)
         self._images += images
         self._recent.append((self._images, dict(self._seconds)))
 
     def said(self) -> str:
-        """What limits it and how quick it is, in words; nothing before the first portion."""
-        (images, before), (answered, now) = self._recent[0], self._recent[-1]
-        spent = {part: now[part] - before[part] for part in now}
-        if answered == images or not any(spent.values()):
+        """What limits the prediction and how quick it is, in words; empty before the first portion."""
+        (images_before, seconds_before), (images, seconds) = self._recent[0], self._recent[-1]
+        spent = {part: seconds[part] - seconds_before[part] for part in seconds}
+        if images == images_before or not any(spent.values()):
             return ""
-        limit, pace = max(spent, key=spent.__getitem__), (answered - images) / sum(spent.values())
-        return f"limited by {limit}: {pace:.0f} images/s" if pace >= 10 else f"limited by {limit}: {pace:.1f} images/s"
+        limit, pace = max(spent, key=spent.__getitem__), (images - images_before) / sum(spent.values())
+        digits = 0 if pace >= 10 else 1
+        return f"limited by {limit}: {pace:.{digits}f} images/s"
 
 
 def answer_files(
@@ -136,23 +138,23 @@ def answer_files(
     pace: Pace | None = None,
     shards: Iterable[int] | None = None,
 ) -> Iterator[list[Record]]:
-    """Give the records of image files, or of stored features, in their order, a portion at a time.
+    """Yield the records of image files, or of stored features, in their order, one portion at a time.
 
     Only a few portions are in memory. The numbers are those of `Posterior.predict`, up to rounding. A file that cannot
-    be read has a record with the `error`; if the question is `strict`, it is raised instead, after the portions before
-    it were given. Of stored features, those in some of their `shards` are taken, or all. They are refused by a
-    posterior whose method needs the images themselves, or that has another backbone. `pace` hears what the stream
-    waits for.
+    be read has a record with the `error`; if the question is `strict`, the error is raised instead, after the portions
+    before that file. `shards` selects some of the shards of stored features; None takes all. Stored features are
+    refused if the posterior's method needs the images themselves, or if they come from another backbone. `pace`
+    measures what the prediction waits for.
     """
-    bound, asked = (question or Question()).put_to(posterior)
+    bound, resolved = (question or Question()).put_to(posterior)
     encoder, pace = bound.learner.encoder, pace or Pace()
 
     def read(file: Path) -> tuple[str, Tensor | None, str]:
-        """The name of a file and its view, or None and why it cannot be read."""
+        """The name of a file, its view or None, and the reason why it could not be read (empty if it could)."""
         try:
             return str(file), encoder.preprocessing.centre(read_image(file)), ""
         except UnreadableImageError as error:
-            if asked.strict:
+            if resolved.strict:
                 raise
             return str(file), None, error.reason
 
@@ -163,26 +165,26 @@ def answer_files(
         size = (CPU_PORTION if encoder.device.type == "cpu" else CHUNK) * bound.device_count
         portions = read_ahead(read, files, size, pace)
 
-    def answered() -> Iterator[list[Record]]:
+    def answers() -> Iterator[list[Record]]:
         for portion, passed in bound.portion_passes(portions):
             pace.waits_for(WRITING)
-            names = [name for name, why in portion if not why]
-            prediction = bound.predict_passes(passed, names, asked.average)
-            records = iter(prediction.records(asked.top, asked.abstain, asked.sets))
+            readable = [name for name, reason in portion if not reason]
+            prediction = bound.predict_passes(passed, readable, resolved.average)
+            records = iter(prediction.records(resolved.top, resolved.abstain, resolved.sets))
             pace.answered(len(portion))
-            yield [record_of_broken(name, why) if why else next(records) for name, why in portion]
+            yield [record_of_broken(name, reason) if reason else next(records) for name, reason in portion]
             pace.waits_for(MODEL)
 
-    yield from by_one_torch_thread(answered()) if encoder.device.type == "cuda" else answered()
+    yield from by_one_torch_thread(answers()) if encoder.device.type == "cuda" else answers()
 
 
 def read_ahead(
-    read: Callable[[Given], tuple[Named, Tensor | None, str]], items: Iterable[Given], size: int, pace: Pace
-) -> Iterator[tuple[list[tuple[Named, str]], Tensor]]:
-    """Read images in threads, which are `size` images ahead, and give a portion of as many at a time.
+    read: Callable[[Item], tuple[Label, Tensor | None, str]], items: Iterable[Item], size: int, pace: Pace
+) -> Iterator[tuple[list[tuple[Label, str]], Tensor]]:
+    """Read images in threads, which are `size` images ahead, and yield portions of `size` images.
 
-    A portion has what each image is called, with why it cannot be read or nothing, and the views of the others. `read`
-    gives what an image is called and its view, or None and why it cannot be read.
+    `read` turns an item into its label, its view or None, and the reason why it could not be read (empty if it could).
+    A portion has the label and this reason for every image, and the views (n, 3, H, W) of those that could be read.
     """
     images = mapped_ahead(read, items, size)
     while True:
@@ -192,13 +194,13 @@ def read_ahead(
         if not portion:
             return
         views = [view for _, view, _ in portion if view is not None]
-        yield [(named, why) for named, _, why in portion], stacked(views) if views else torch.empty(0)
+        yield [(label, reason) for label, _, reason in portion], stacked(views) if views else torch.empty(0)
 
 
 def _read_features(
     stored: Iterable[tuple[list[str], Tensor]], pace: Pace
 ) -> Iterator[tuple[list[tuple[str, str]], Tensor]]:
-    """Portions of stored features and their names, in the form that `read_ahead` gives images."""
+    """Portions of stored features and their names, in the same form as the portions of `read_ahead`."""
     pace.waits_for(DECODING)
     for names, features in stored:
         pace.waits_for(MODEL)
@@ -206,11 +208,11 @@ def _read_features(
         pace.waits_for(DECODING)
 
 
-def by_one_torch_thread(portions: Iterator[list[Given]]) -> Iterator[list[Given]]:
-    """The same portions, for work beside a GPU: what little torch computes on the CPU is not shared among threads.
+def by_one_torch_thread(portions: Iterator[list[Item]]) -> Iterator[list[Item]]:
+    """The same portions, each computed while torch uses a single CPU thread; meant for work on a GPU.
 
-    The cores are busy decoding, and a share of the work would wait until its core is free. Whoever takes
-    the portions has all of torch's threads between them.
+    There the CPU cores are busy decoding images, and work that torch divides among threads would wait for a free core.
+    Between two portions, torch has all of its threads again.
     """
     while True:
         before = torch.get_num_threads()

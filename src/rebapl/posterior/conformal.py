@@ -1,30 +1,32 @@
-"""Prediction sets hold the classes that an image may have, the right one among them as often as a level says.
+"""Prediction sets: classes that an image may have, with the right class among them as often as a level promises.
 
 This is conformal prediction with one of the `SET_SCORES` s(x, c) of the averaged probabilities. Let s_1 … s_n be the
-scores of the right classes y_i of n held-out images. A class c is in the set of x if s(x, c) ≤ q_c, and the likeliest
-class always is, so that no set is empty; this can only make the right class more frequent. With weights w_ic of the
-held-out images and v_c of the new one,
+scores of the right classes y_i of n held-out images. A class c is in the set of x if s(x, c) ≤ q_c. The likeliest
+class is in every set, so that no set is empty; this can only put the right class into more sets. With weights w_ic of
+the held-out images and v_c of the new one,
 
     q_c = the smallest s with  Σ_i w_ic·[s_i ≤ s] ≥ level·(Σ_i w_ic + v_c),        ∞ if there is none
 
     kind            w_ic             v_c     the right class is in the set with probability ≥ level
     all classes     1                1       over all images: q is the ⌈(n + 1)·level⌉-th smallest score
     by class        [y_i = c]        1       over the images of each class (Vovk, 2012)
-    ratios          r(y_i)           r(c)    over images among which each class c is r(c) times as frequent as among the
-                                             held-out ones, the same otherwise (Podkopaev and Ramdas, 2021)
+    ratios          r(y_i)           r(c)    over new images of which each class c is r(c) times as frequent as in the
+                                             held-out images and looks the same (Podkopaev and Ramdas, 2021)
 
-Each holds over the draw of the held-out images and a new one, with any number of them and with ties, however wrong the
-probabilities are, if nothing was trained or fitted on the held-out images.
+Each promise is over the draw of the held-out images and one new image. It holds for any number of held-out images, with
+ties and however wrong the probabilities are, if nothing was trained or fitted on the held-out images.
 
-**Folds.** `cross_conformal_sets` takes K trainings, each of which held out a part of the images, and lets each held-out
-image be compared with a new one by the same training (Vovk, 2015; CV+ of Barber et al., 2021). With α = 1 − level,
+**Folds.** With K trainings that each held out a part (a fold) of the images, `cross_conformal_sets` compares each
+held-out image with a new image by the training that held it out (Vovk, 2015; CV+ of Barber et al., 2021). k(i) is the
+training that held out image i, and α = 1 − level. The set
 
     set(x) = {c : #{i : s_i < s_k(i)(x, c)} < level·(n + 1)}
 
 holds the right class with probability ≥ 1 − 2α − min(2(1 − 1/K)/(n/K + 1), (1 − K/n)/(K + 1)), whatever the trainings
-do, and with one training (K = 1) with probability ≥ 1 − α; in practice it is near 1 − α for any K. This needs the
-answers of all K trainings for every new image: the posterior that `rebapl learn --set-level` makes keeps them as its
-`folds`. Scores of folds together with one training on all images would hold no such promise.
+do, and with one training (K = 1) with probability ≥ 1 − α. In practice the probability is near 1 − α for any K. The
+second term of the minimum is proven for folds of equal size only, so other folds have the first term alone. Every new
+image needs the answers of all K trainings, so the posterior that `rebapl learn --set-level` makes keeps these trainings
+as its `folds`. Comparing the scores of folds with those of one training on all images would promise nothing.
 """
 
 from __future__ import annotations
@@ -52,10 +54,10 @@ def choose_conformal(
     """Choose prediction sets of a level on held-out images with labels (N,) that nothing was trained or fitted on.
 
     `by_class` keeps the level for each class. A class with too few held-out images is then in every set. `ratios` (C,)
-    says how many times as frequent each class is among new images as among these.
+    has, for each class, its share of the new images divided by its share of the held-out images.
     """
     if len(labels) != len(prediction):
-        raise UserError(f"{len(labels)} labels for {len(prediction)} images: as many are needed")
+        raise UserError(f"{len(labels)} labels for {len(prediction)} images: one label per image is needed")
     check_level(level, len(labels), score)
     if by_class and ratios is not None:
         raise UserError("sets that keep the level for each class keep it at any ratios: give by_class or ratios")
@@ -65,8 +67,8 @@ def choose_conformal(
     if by_class:
         limits = [_limit(scores, (labels == label).double(), 1.0, level) for label in classes]
     elif ratios is not None:
-        given = _checked(ratios, len(classes))
-        limits = [_limit(scores, given[labels], given[label].item(), level) for label in classes]
+        by_label = _checked_ratios(ratios, len(classes))
+        limits = [_limit(scores, by_label[labels], by_label[label].item(), level) for label in classes]
     else:
         limits = [_limit(scores, torch.ones_like(scores), 1.0, level)]
     if all(limit is None for limit in limits):
@@ -80,9 +82,10 @@ def choose_conformal(
 def choose_cross_conformal(
     predictions: Sequence[Prediction], labels: Sequence[Tensor], level: float = 0.9, *, score: str = "probability"
 ) -> Conformal:
-    """Choose sets by trainings that held out a part of the images each: their predictions for it, and its labels (n_k).
+    """Choose sets by several trainings, each of which held out a part of the images.
 
-    The probabilities must have no temperature that was fitted on these images.
+    `predictions` has the prediction of each training for the part that it held out, and `labels` the labels (n_k,) of
+    these images. The probabilities must have no temperature that was fitted on these images.
     """
     images, first = sum(map(len, labels)), predictions[0]
     check_level(level, images, score)
@@ -92,21 +95,21 @@ def choose_cross_conformal(
     )
     names = tuple(first.class_names)
     chosen = Conformal(level, None, first.average, names, images=images, size=0.0, score=score, folds=folds)
-    # A held-out image has the answer of the one training that did not see it, which stands for all of them here.
+    # Only the training that did not see a held-out image has an answer for it, so this answer stands for all trainings.
     own_answers = (replace(each, by_fold=each.probabilities.expand(len(folds), -1, -1)) for each in predictions)
     size = sum(int(each.sets(chosen).sum()) for each in own_answers) / images
     return replace(chosen, size=size)
 
 
 def _limit(scores: Tensor, weights: Tensor, own: float, level: float) -> float | None:
-    """q for scores (n,) with weights (n,); None if a class must be in every set."""
+    """q_c for scores (n,) with weights w (n,) and v_c = `own`; None for ∞, which puts the class into every set."""
     ordered, order = scores.sort()
-    reached = weights[order].cumsum(0) >= (level - 1e-12) * (weights.sum() + own)  # whole but for rounding is whole
+    reached = weights[order].cumsum(0) >= (level - 1e-12) * (weights.sum() + own)  # a sum may be rounded down
     return ordered[int(reached.int().argmax())].item() if bool(reached.any()) else None
 
 
-def _checked(ratios: Sequence[float], classes: int) -> Tensor:
-    given = torch.as_tensor(ratios, dtype=torch.float64)
-    if given.shape != (classes,) or not bool((given.isfinite() & (given >= 0)).all()) or not bool(given.any()):
+def _checked_ratios(ratios: Sequence[float], classes: int) -> Tensor:
+    values = torch.as_tensor(ratios, dtype=torch.float64)
+    if values.shape != (classes,) or not bool((values.isfinite() & (values >= 0)).all()) or not bool(values.any()):
         raise UserError(f"ratios are one number for each of the {classes} classes, at least 0 and not all 0")
-    return given
+    return values

@@ -1,12 +1,12 @@
-"""A posterior for programs that know nothing of rebapl. The ending of the file says in which form it is written.
+"""Export of a posterior to programs that do not use rebapl. The ending of the file decides its format.
 
 `.safetensors` and `.npy` hold a matrix with an embedding per class, for pipelines that compute
 
     softmax(logit_scale · image_features @ text_features.T)
 
-with the frozen model. A temperature that was fitted divides the logit_scale that is written. Only posteriors that
-predict in this way can be written so; `class_embeddings` tries it out. `.onnx` and `.pt2` hold the whole predictor, the
-image tower and all samples in one graph.
+with the frozen model. If a temperature was fitted, the logit_scale in the file is divided by it. Only posteriors that
+predict in this way can be written in these formats; `class_embeddings` checks it. `.onnx` and `.pt2` hold the whole
+predictor: the image tower and all samples in one graph.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from rebapl.posterior.posterior import Posterior
 
 TOLERANCE = 1e-4
-"""By how much cosines may differ from those of a posterior that is written as a matrix."""
+"""The largest difference allowed between the posterior's cosines and those computed from its class embeddings."""
 
 INPUT, OUTPUTS = "pixels", ("probabilities", "per_sample")
 """Preprocessed images (N, 3, H, W), float32; probabilities of all samples together (N, C) and of each (S, N, C)."""
 
 
 def write_export(posterior: Posterior, path: Path) -> Path:
-    """Write a posterior in the form that the ending of `path` says, for the class names that it is bound to."""
+    """Write a posterior, with the class names that it is bound to, in the format that the ending of `path` names."""
     check_form(path)
     if posterior.learner.encoder.dtype != torch.float32:
         raise UserError("a posterior is exported in float32: load it on the CPU, or with dtype=torch.float32")
@@ -58,7 +58,7 @@ def write_export(posterior: Posterior, path: Path) -> Path:
 def class_embeddings(posterior: Posterior) -> Tensor:
     """The text features (S, C, e) of every sample, if its logits are logit_scale · image_features @ text.T + bias.
 
-    This is tried on two images of noise. A `UserError` says that a posterior predicts otherwise.
+    This is checked on two images of noise. A posterior that predicts otherwise is refused with a `UserError`.
     """
     encoder, stream = posterior.learner.encoder, torch.Generator().manual_seed(0)
     side = encoder.preprocessing.crop
@@ -69,7 +69,7 @@ def class_embeddings(posterior: Posterior) -> Tensor:
     try:
         (text,) = posterior.passes.clouds(views, "text")
         expected = encoder.logits(image, text)
-    except (UserError, RuntimeError):  # it has no text features of its own, or others for every image
+    except (UserError, RuntimeError):  # the method has no text features of its own, or different ones for each image
         pass
     if expected.shape != logits.shape or bool((expected - logits).abs().max() > TOLERANCE * encoder.logit_scale):
         raise UserError(
@@ -82,7 +82,7 @@ def class_embeddings(posterior: Posterior) -> Tensor:
 
 
 def check_form(path: Path) -> None:
-    """Refuse a file whose ending is none of `FORMS`, and one that needs a package that is not installed."""
+    """Refuse a file whose ending is not in `FORMS`, and a format that needs a package that is not installed."""
     if path.suffix not in FORMS:
         raise UserError(f"{path}: the ending says what is written, and it is one of {', '.join(FORMS)}")
     if path.suffix == ".onnx" and not all(find_spec(name) for name in ("onnx", "onnxscript")):
@@ -98,15 +98,18 @@ class Predictor(nn.Module):
     def __init__(self, posterior: Posterior) -> None:
         super().__init__()
         self.learner, self.average = posterior.learner, posterior.average
-        self.model = posterior.learner.encoder.model  # so that its weights are known as those of a module
+        self.model = posterior.learner.encoder.model  # registers the backbone's weights as parameters of this module
         self.samples, self.weights = unstacked(posterior.samples, len(posterior)), posterior.weights
         self.temperature = posterior.temperature_for()
         with torch.no_grad():
             self.classes = encode_classes(self.learner, self.samples)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        frozen, pairs = self.learner.frozen(pixels), zip(self.samples, self.classes, strict=True)
-        logits = [points_at(self.learner, sample, frozen, classes, ("logits",))["logits"] for sample, classes in pairs]
+        frozen = self.learner.frozen(pixels)
+        logits = [
+            points_at(self.learner, sample, frozen, classes, ("logits",))["logits"]
+            for sample, classes in zip(self.samples, self.classes, strict=True)
+        ]
         return averaged(torch.stack(logits), self.weights, self.average, self.temperature)
 
 
@@ -141,9 +144,9 @@ def _write_pt2(posterior: Posterior, path: Path) -> None:
 
 
 def _write_onnx(posterior: Posterior, path: Path) -> None:
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of packages that nobody needs here
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it reports missing packages that are not needed here
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what the exporter does inside
+        warnings.simplefilter("ignore")  # about the exporter's own code
         written = torch.onnx.export(_program(posterior), dynamo=True, output_names=list(OUTPUTS), verbose=False)
     assert written is not None
     written.model.metadata_props.update(_as_texts(_about(posterior)))
@@ -160,7 +163,7 @@ def _program(posterior: Posterior) -> torch.export.ExportedProgram:
             return torch.export.export(
                 Predictor(posterior).eval(), (torch.zeros(2, 3, side, side),), dynamic_shapes=shapes
             )
-    except Exception as error:  # whatever stands in the way of a graph makes torch raise
+    except Exception as error:  # torch raises many kinds of errors when it cannot make a graph
         raise UserError(
             f"a posterior of '{posterior.learner.method}' with its settings is no graph for any number of images "
             f"({type(error).__name__}). Methods that have other texts for every image cannot be exported: cocoop, app, "
@@ -169,16 +172,16 @@ def _program(posterior: Posterior) -> torch.export.ExportedProgram:
 
 
 def _mean(samples: Tensor, weights: Tensor) -> Tensor:
-    """The weighted mean (C, e) of the samples' text features (S, C, e), made as long as these are on average.
+    """The direction of the weighted mean (C, e) of text features (S, C, e), with the weighted mean of their lengths.
 
-    Text features have length 1. The weights of a linear head are text features to the classifier, of any length.
+    Text features of prompts have length 1. A linear head has its weight vectors here, which may have any length.
     """
     lengths = torch.einsum("s,sc->c", weights, samples.norm(dim=-1))
     return lengths[:, None] * F.normalize(torch.einsum("s,sce->ce", weights, samples), dim=-1)
 
 
 def _about(posterior: Posterior) -> dict[str, Any]:
-    """What a program needs to know beside the numbers."""
+    """The facts that a program needs to use the numbers in the file."""
     learner = posterior.learner
     preprocessing = learner.encoder.preprocessing
     return {

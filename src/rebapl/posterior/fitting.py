@@ -1,20 +1,20 @@
-"""What held-out images decide: when to say "I don't know", and how samples are weighted.
+"""Choices that are made on held-out images: when to say "I don't know", and the weights of the samples.
 
 **A threshold** on an uncertainty; see `choose_threshold` and `rebapl.posterior.selective`.
 
-**Weights** of samples are fitted by log-likelihood stacking (Yao et al., 2018), held near uniform weights:
+**Weights** of samples are fitted by log-likelihood stacking (Yao et al., 2018) with a prior towards uniform weights:
 
     max over ω of  F(ω) = 1/N · Σ_n log Σ_s ω_s p_s(y_n|x_n) + α/N · Σ_s log ω_s,    ω ≥ 0, Σ ω = 1
 
-The second term is a Dirichlet(1 + α) prior: it counts as α more images that each of the S samples alone explains, so
-that a few images cannot give one sample all the weight, and many images still decide. α = 0 is plain stacking. F is
-concave. It is solved by expectation maximisation from uniform weights: with the mean responsibilities
+The second term is a Dirichlet(1 + α) prior: for each of the S samples it acts like α more images that only this sample
+explains. So a few images cannot give one sample all the weight, and many images still decide. α = 0 is plain stacking.
+F is concave. It is maximised by expectation maximisation, which starts with uniform weights and repeats
 
     g_s = 1/N · Σ_n p_s(y_n|x_n) / Σ_t ω_t p_t(y_n|x_n),    ω_s ← (ω_s · g_s + α/N) / (1 + S·α/N)
 
-never lowers F. The gradient is d_s = g_s + α/(N·ω_s), and Σ ω d = 1 + S·α/N, so no weights have more than
-F(ω) + max_s d_s − 1 − S·α/N: the loop ends when that is within `GAP`. Samples that are nearly alike take longer:
-without a prior, at most log(S)/`STEPS` lacks after `STEPS` steps.
+No step lowers F. The gradient of F is d_s = g_s + α/(N·ω_s), and Σ ω d = 1 + S·α/N, so the maximum of F is at most
+F(ω) + max_s d_s − 1 − S·α/N. The loop ends when this bound is within `GAP` of F(ω). It takes longer when samples are
+nearly alike: without a prior, F is at most log(S)/`STEPS` below its maximum after `STEPS` steps.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from rebapl.posterior.prediction import Prediction, Threshold
 from rebapl.posterior.selective import CONFIDENCE, answered_within, check_promise
 
 GAP = 1e-7
-"""Nats of mean log-likelihood that the answer may lack."""
+"""How far below its maximum F may be at the end, in nats."""
 
 STEPS = 100_000
 
 PRIOR = 1.0
-"""α: the number of images that each sample is taken to explain alone, before any image is seen."""
+"""α: for each sample, the number of images that only it explains, which the prior adds to the held-out images."""
 
 COLLAPSED = 1.5
-"""Fewer effective samples than this, of more than two, are hardly an average any more."""
+"""If more than two samples have fewer effective samples than this, one of them decides nearly alone."""
 
 
 @dataclass(frozen=True)
 class EarlierWeights:
-    """Sample weights that others have replaced: by what, and when (UTC, ISO 8601)."""
+    """Sample weights that were replaced: what they were replaced by, and when (UTC, ISO 8601)."""
 
     __pydantic_config__ = {"extra": "forbid"}
     weights: tuple[float, ...]
@@ -65,16 +65,18 @@ def choose_threshold(
 ) -> Threshold:
     """Choose a threshold on the uncertainty `by`, on validation images with labels (N,) that nothing was trained on.
 
-    With `risk`, it is the highest threshold that promises, with this `confidence`, that at most that share of the
+    With `risk`, it is the highest threshold that promises, with this `confidence`, that at most the share `risk` of the
     answers to new images is wrong; see `rebapl.posterior.selective`. With confidence 0 nothing is promised, and the
-    risk is kept on these images only. With `coverage`, it is the lowest threshold that answers at least that share of
-    the images; with both, the risk is kept and at most that share, rounded up to whole images, is answered. Images of
-    equal uncertainty are answered together or not at all.
+    risk is kept on these images only. With `coverage`, it is the lowest threshold at which at least this share of the
+    images is answered. With both, the risk is kept, and at most the share `coverage`, rounded up to whole images, is
+    answered. Images of equal uncertainty are answered together or not at all.
     """
     if risk is None and coverage is None:
         raise UserError("choose a threshold by risk or by coverage: give one of them, or both")
     if len(labels) != len(prediction) or len(labels) == 0:
-        raise UserError(f"{len(labels)} labels for {len(prediction)} images: as many are needed, and at least one")
+        raise UserError(
+            f"{len(labels)} labels for {len(prediction)} images: one label per image is needed, and at least one"
+        )
     doubt, wrong, names = prediction.uncertainty(by), prediction.labels != labels, prediction.class_names
     return threshold_on(doubt, wrong, by, names, prediction.average, risk, coverage, confidence)
 
@@ -89,7 +91,7 @@ def threshold_on(
     coverage: float | None,
     confidence: float,
 ) -> Threshold:
-    """As `choose_threshold`, from the uncertainties (N,) named `by` and which answers are wrong (N,) alone."""
+    """As `choose_threshold`, from uncertainties (N,) of the kind `by` and booleans (N,) for which answers are wrong."""
     if coverage is not None and not 0 < coverage <= 1:
         raise UserError(f"coverage = {coverage}: the share of images to answer is above 0 and at most 1")
     images, ordered = len(wrong), uncertainty.sort().values
@@ -122,7 +124,7 @@ def threshold_on(
 def stacking_weights(log_probabilities: Tensor, labels: Tensor, prior: float = PRIOR) -> Tensor:
     """Weights (S,), float32, from log-probabilities (S, N, C) and labels (N,) that no sample was trained on.
 
-    `prior` is α, at least 0: the larger, the nearer the weights stay to uniform ones.
+    `prior` is α, at least 0: the larger it is, the nearer the weights stay to uniform ones.
 
     >>> surely = torch.tensor([[[0.9, 0.1]], [[0.2, 0.8]]]).log()
     >>> for prior in (0.0, 1.0):
@@ -138,7 +140,7 @@ def stacking_weights(log_probabilities: Tensor, labels: Tensor, prior: float = P
             f"{tuple(log_probabilities.shape)} and {tuple(labels.shape)}"
         )
     right = log_probabilities.double().gather(2, labels.expand(len(log_probabilities), -1)[..., None])[..., 0]
-    (weights,) = deque(expectation_maximisation(right, prior), maxlen=1)
+    (weights,) = deque(expectation_maximisation(right, prior), maxlen=1)  # those after the last step
     weights = weights.float()
     return weights / weights.sum()
 
@@ -152,8 +154,8 @@ def expectation_maximisation(right: Tensor, prior: float = PRIOR) -> Iterator[Te
     """Uniform weights (S,), then those after each step, from log-likelihoods (S, N) of the right answers."""
     weights = torch.full((len(right),), 1 / len(right), dtype=right.dtype)
     yield weights
-    # A factor common to all samples of an image drops out of g, so the best sample's likelihood may become 1; an
-    # image that is impossible for all of them says nothing about their weights.
+    # A factor that all samples share for an image cancels in g, so each image is scaled such that its best sample has
+    # likelihood 1. An image that is impossible for every sample says nothing about the weights, and is left out.
     best = right.amax(0)
     likelihood = (right - best).exp()[:, best > -torch.inf]
     if likelihood.shape[1] == 0:

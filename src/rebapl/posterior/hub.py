@@ -1,6 +1,6 @@
 """Posteriors on the Hugging Face hub: a repository holds the folder of a posterior, and a model card.
 
-The card says what the posterior is, how to use it, its scores, limits and licence; `model_card.md` has its text.
+The card says what the posterior is, how to use it, its scores, limits and licence. Its template is `model_card.md`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def write_for_hub(
     """Write the folder that is uploaded: the posterior, and its card as `README.md`. See `Posterior.push_to_hub`."""
     name = posterior.learner.encoder.name if backbone is None else backbone
     if not is_hub_id(repository, revision=False):
-        raise UserError(f"'{repository}' is no name of a repository: write somebody/name, as in 'somebody/digits'")
+        raise UserError(f"'{repository}' is not the name of a repository: write somebody/name, as in 'somebody/digits'")
     if name != "mini" and not is_hub_id(name, revision=False):
         raise UserError(
             f"others cannot load the backbone '{name}': give the hub id where they find it (backbone='somebody/clip', "
@@ -67,7 +67,7 @@ def upload(folder: Path, repository: str, private: bool) -> str:
         ).oid
     except UserError:
         raise
-    except Exception as error:  # whatever the connection, the token or the hub makes the library raise
+    except Exception as error:  # the library raises many kinds of errors for the connection, the token and the hub
         raise UserError(
             f"nothing could be uploaded to '{repository}' ({one_line(error)}): `hf auth login` stores the token "
             f"that the hub asks for"
@@ -82,7 +82,7 @@ def _card(
     scores: Mapping[str, Mapping[str, Any]],
     facts: Mapping[str, object],
 ) -> str:
-    """The text of the card: metadata in YAML, which the hub reads, and Markdown for people."""
+    """The text of the card: metadata in YAML for the hub, and Markdown for people."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("rebapl", "posterior")
@@ -109,8 +109,8 @@ def _metadata(
 
     data = posterior.about.get("data")
     results = [
-        EvalResult(TASK, data, f"{data}: {part}", metric, round(float(found[metric]), 4), dataset_config=part)
-        for part, found in (scores.items() if data else ())
+        EvalResult(TASK, data, f"{data}: {part}", metric, round(float(of_part[metric]), 4), dataset_config=part)
+        for part, of_part in (scores.items() if data else ())
         for metric in SCORES
     ]
     return ModelCardData(
@@ -125,5 +125,5 @@ def _metadata(
 
 
 def _cell(value: object) -> str:
-    """A value in a table. One that is None was not recorded."""
+    """The text of a value in a Markdown table."""
     return "not recorded" if value is None else printable(str(value)).replace("|", "\\|")

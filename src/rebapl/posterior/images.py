@@ -1,4 +1,4 @@
-"""Images in whatever form a person has them: in memory, as files and folders, in lists, or named through a pipe."""
+"""Images in every form that a person may have them: in memory, as files and folders, in lists, or named by a pipe."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from rebapl.files import read_csv, read_lines
 Source = str | Path | Image.Image | np.ndarray | Tensor
 Images = Source | Sequence[Source]
 Picture = Callable[[], Image.Image]
-"""Reads or converts a picture when it is called."""
+"""A function that reads or converts a picture when it is called."""
 
 PATH_COLUMNS = ("path", "image")
-"""The column of a CSV list that holds the paths: that of data sets, or that of `rebapl predict`."""
+"""The accepted names for the column of paths in a CSV list: `path` as in data sets, `image` as in `rebapl predict`."""
 
 
 def read_images(
     images: Images, preprocessing: Preprocessing, at_once: int = AT_ONCE
 ) -> tuple[list[str], Iterator[Tensor]]:
-    """Give the names (N) of images, and their test-time views in portions of uint8 (n, 3, H, W), n ≤ `at_once`.
+    """Return the names (N) of images, and their test-time views in portions of uint8 (n, 3, H, W), n ≤ `at_once`.
 
-    Images are a file or a folder (searched to the bottom, in the order of paths), an image of Pillow, a sequence of
-    these, an array uint8 (N, H, W, 3) or (H, W, 3), or a tensor uint8 (N, 3, H, W) or (3, H, W).
-    Files and images of Pillow are turned upright as their EXIF orientation says; arrays and tensors have none. All
-    are resized and cropped as the backbone wants, by threads that are a portion ahead. The first that cannot be read is
-    named in the error.
+    Images are a file or a folder (with all folders inside it, in the order of paths), an image of Pillow, an array
+    uint8 (N, H, W, 3) or (H, W, 3), a tensor uint8 (N, 3, H, W) or (3, H, W), or a sequence of these. Files and images
+    of Pillow are turned upright by their EXIF orientation; arrays and tensors have none. All images are resized and
+    cropped for the backbone, by threads that work one portion ahead. An error names the first image that cannot be
+    read.
     """
-    pictures = _named(images)
+    pictures = _named_pictures(images)
     if not pictures:
         raise UserError("no images were given: at least one is needed")
 
@@ -67,24 +67,25 @@ def read_images(
     return [name for name, _ in pictures], portions()
 
 
-def _named(images: Images) -> list[tuple[str, Picture]]:
-    """Each picture with its name, or with its number where it has none. None of them is read yet."""
-    found: list[tuple[str, Picture]] = []
-    sources = [images] if isinstance(images, str | Path | Image.Image | np.ndarray | Tensor) else images
+def _named_pictures(images: Images) -> list[tuple[str, Picture]]:
+    """Each picture with its name, or with its number if it has no name. No picture is read yet."""
+    pictures: list[tuple[str, Picture]] = []
+    one_source = isinstance(images, str | Path | Image.Image | np.ndarray | Tensor)
+    sources = [images] if one_source or not isinstance(images, Iterable) else images
     for index, source in enumerate(sources):
         if isinstance(source, str | Path):
-            found += [(str(file), partial(read_image, file)) for file in ImageFiles([Path(source)])]
+            pictures += [(str(file), partial(read_image, file)) for file in ImageFiles([Path(source)])]
         elif isinstance(source, Image.Image):
-            name = str(getattr(source, "filename", "")) or f"image {len(found)}"
-            found.append((name, partial(_upright, source, name)))
+            name = str(getattr(source, "filename", "")) or f"image {len(pictures)}"
+            pictures.append((name, partial(_upright, source, name)))
         elif isinstance(source, np.ndarray | Tensor):
-            arrays = enumerate(_channels_last(source), start=len(found))
-            found += [(f"image {number}", partial(_of_array, array)) for number, array in arrays]
+            arrays = enumerate(_channels_last(source), start=len(pictures))
+            pictures += [(f"image {number}", partial(_of_array, array)) for number, array in arrays]
         else:
             raise UserError(
                 f"image {index} is a {type(source).__name__}: give files, folders, images of Pillow, or arrays"
             )
-    return found
+    return pictures
 
 
 def _upright(image: Image.Image, name: str) -> Image.Image:
@@ -113,11 +114,12 @@ def _channels_last(images: np.ndarray | Tensor) -> np.ndarray:
 
 
 class ImageFiles:
-    """The images in `paths` (files, folders to their bottom, tar archives), in `lists`, and in lines that are `piped`.
+    """The image files in `paths` (files, folders with all folders inside, tar archives), `lists` and `piped` lines.
 
-    Going through it gives them in this order, and finds the files of a folder when it gets there. `known` is how many
-    there are without those piped. `passed_over` counts what in folders is not called an image, see `walk_images`.
-    A path that is not there is refused, unless it stands in a list or is piped: reading the image will say so.
+    Iterating over it yields the files in this order; a folder is searched when the iteration reaches it. `known` is the
+    number of images in paths and lists, without the piped ones. `passed_over` counts the files in folders that are not
+    images by their names; see `walk_images`. A path that does not exist is refused, unless it comes from a list or from
+    the pipe: these paths fail when the image is read.
     """
 
     def __init__(self, paths: Sequence[Path], lists: Sequence[Path] = (), piped: Iterable[str] = ()) -> None:
@@ -129,13 +131,13 @@ class ImageFiles:
             if not path.exists():
                 raise UserError(f"{printable(str(path))}: no such image or folder")
         for file in lists:
-            named = read_list(file)
-            if not any(path.exists() for path in named):
+            listed = read_list(file)
+            if not any(path.exists() for path in listed):
                 raise UserError(
-                    f"{printable(str(file))}: none of the {len(named)} paths in it is there; they are taken from "
+                    f"{printable(str(file))}: none of the {len(listed)} paths in it is there; they are taken from "
                     "the folder of the list"
                 )
-        self.known = sum(1 for _ in self._found(self.passed_over))
+        self.known = sum(1 for _ in self._files(self.passed_over))
         if paths and not lists and not self.known:
             others = f"there are {self.said_of_others()}" if self.passed_over else "it is empty"
             raise UserError(
@@ -145,24 +147,24 @@ class ImageFiles:
 
     def __iter__(self) -> Iterator[Path]:
         lines = (line.strip() for line in self.piped)
-        return chain(self._found(Counter()), _all_below((Path(line) for line in lines if line), Counter()))
+        return chain(self._files(Counter()), _all_below((Path(line) for line in lines if line), Counter()))
 
-    def _found(self, passed_over: Counter[str]) -> Iterator[Path]:
+    def _files(self, passed_over: Counter[str]) -> Iterator[Path]:
         return _all_below(chain(self.paths, *map(read_list, self.lists)), passed_over)
 
     def said_of_others(self) -> str:
-        """The number of files in folders that are not called images, by their endings; nothing if there are none."""
+        """A text with the numbers of `passed_over` files by their endings; empty if there are none."""
         return said_of_endings(self.passed_over)
 
 
 def read_list(file: Path) -> list[Path]:
-    """The paths in a list, taken from the folder of the list.
+    """The paths in a list. Relative paths start from the folder of the list.
 
-    It has one path per line. If it ends in .csv, it has a first line with column names, and the paths stand in the
-    column `path` or `image`. A list may name any file that you may read, also outside of its folder.
+    A list has one path per line. A list that ends in .csv begins with a line of column names, and its paths are in the
+    column `path` or `image`. A list may name any file that you may read, also outside its folder.
     """
     if file.suffix.lower() != ".csv":
-        named = read_lines(file)
+        names = read_lines(file)
     else:
         header, *rows = read_csv(file) or [[]]
         column = next((header.index(each) for each in PATH_COLUMNS if each in header), None)
@@ -171,10 +173,10 @@ def read_list(file: Path) -> list[Path]:
                 f"{printable(str(file))} must begin with a line of column names, one of them "
                 f"{' or '.join(PATH_COLUMNS)}"
             )
-        named = [name for row in rows if column < len(row) and (name := row[column].strip())]
-    if not named:
+        names = [name for row in rows if column < len(row) and (name := row[column].strip())]
+    if not names:
         raise UserError(f"{printable(str(file))} lists no images")
-    return [file.parent / name for name in named]
+    return [file.parent / name for name in names]
 
 
 def _all_below(paths: Iterable[Path], passed_over: Counter[str]) -> Iterator[Path]:

@@ -1,21 +1,22 @@
-"""What belongs to none of the classes: scores of images, and a threshold with a promise.
+"""Images that belong to none of the classes: scores that find them, and a threshold with a promise.
 
-Each score is higher for images that belong less. Beside the `UNCERTAINTIES` of a prediction there are two of the logits
-z_s of the samples, with weights ω and the backbone's logit scale a,
+Every score is higher for images that are less likely to belong to the classes. The `UNCERTAINTIES` of a prediction are
+such scores. Two more are computed from the logits z_s of the samples, with weights ω and the backbone's logit scale a,
 
     energy         −Σ_s ω_s log Σ_c exp z_s,c                                  (Liu et al., 2020, at temperature 1)
     mcm            1 − max_c softmax_c(Σ_s ω_s z_s,c / a)                      (Ming et al., 2022, at temperature 1)
 
-and two of the frozen normalised image features f, which compare an image with the training images:
+and two from the frozen normalised image features f, by comparing an image with the training images:
 
     neighbours     ‖f − f_(k)‖, f_(k) the k-th nearest of a training image; k = 3 is ours   (Sun et al., 2022)
     mahalanobis    min_c (f − μ_c)ᵀ Σ⁻¹ (f − μ_c)                                           (Lee et al., 2018)
 
-μ_c are the means of the classes, and Σ is the covariance around them of all classes together, which is shrunk after
-Ledoit and Wolf (2004), because there are far fewer training images than features, and never flat in a direction (10⁻⁶
-of the mean variance is added); that it is shrunk is ours.
-`energy` and `mcm` do not depend on the temperature of the probabilities. They need logits that are scaled products of
-features (`Learner.logits_are_products`), of one view of an image: the energy of log-probabilities is 0 for every image.
+μ_c are the means of the classes, and Σ is the covariance around these means, shared by all classes. It is shrunk after
+Ledoit and Wolf (2004), because there are far fewer training images than features; the shrinkage is ours. 10⁻⁶ of the
+mean variance is added to its diagonal, so that Σ can always be inverted.
+`energy` and `mcm` do not depend on the temperature of the probabilities. They need logits of a single view of an image
+that are scaled products of features (`Learner.logits_are_products`): the energy of log-probabilities, for example, is 0
+for every image.
 
 **The threshold** is an order statistic. Let s_1 … s_n be the scores of n held-out images of the classes, and
 k = ⌈(n + 1)(1 − rate)⌉:
@@ -23,7 +24,7 @@ k = ⌈(n + 1)(1 − rate)⌉:
     value = the k-th smallest of s_1 … s_n,        "none of these" where s(x) > value
 
 If a new image of the classes is drawn as the held-out ones were, it is called "none of these" with probability ≤ rate,
-over the draw of all n + 1 images, for any number of them and also with ties. Nothing is promised of how many images of
+over the draw of all n + 1 images. This holds for any n and with ties. There is no promise about how many images of
 other things are found.
 """
 
@@ -47,13 +48,13 @@ RATE = 0.05
 FLOOR = 1e-6
 
 Bank = Mapping[str, Tensor]
-"""What a score keeps of the training images."""
+"""The tensors, computed from the training images, that a feature score compares new images with."""
 
 
 @dataclass(frozen=True)
 class FeatureScore:
-    """A score of image features: `keep` makes what it needs from those (M, e) of training images and their labels (M,),
-    and `score` maps features (N, e) to scores (N,)."""
+    """A score of image features. `keep` computes its bank from the features (M, e) and labels (M,) of the training
+    images, and `score` maps features (N, e) and this bank to scores (N,)."""
 
     keep: Callable[[Tensor, Tensor], dict[str, Tensor]]
     score: Callable[[Tensor, Bank], Tensor]
@@ -62,8 +63,8 @@ class FeatureScore:
 def logit_scores(logits: Tensor, weights: Tensor, scale: float) -> dict[str, Tensor]:
     """The scores (N,) of samples' logits (S, N, C), by name.
 
-    >>> found = logit_scores(torch.tensor([[[100.0, 80.0]]]), torch.ones(1), scale=100.0)
-    >>> {name: round(score.item(), 3) for name, score in found.items()}  # 1 − 1 / (1 + e^(0.8 − 1))
+    >>> scores = logit_scores(torch.tensor([[[100.0, 80.0]]]), torch.ones(1), scale=100.0)
+    >>> {name: round(score.item(), 3) for name, score in scores.items()}  # 1 − 1 / (1 + e^(0.8 − 1))
     {'energy': -100.0, 'mcm': 0.45}
     """
     cosines = torch.einsum("s,snc->nc", weights, logits) / scale
@@ -113,9 +114,9 @@ OUTSIDE_SCORES = (*UNCERTAINTIES, *LOGIT_SCORES, *FEATURE_SCORES)
 
 
 def check_outside(by: str, rate: float, images: int, products: bool = True) -> None:
-    """Refuse a score that is none, and a rate that is none or that so few held-out images cannot promise.
+    """Refuse an unknown score, and a rate that is not between 0 and 1 or needs more held-out images than these.
 
-    `products` says whether the logits are such that `energy` and `mcm` can be had; otherwise these are refused, too.
+    If `products` is false, the logits are not scaled products of features, and `energy` and `mcm` are refused, too.
     """
     if by not in OUTSIDE_SCORES:
         raise unknown("outside score", by, OUTSIDE_SCORES)

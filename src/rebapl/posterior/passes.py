@@ -2,11 +2,11 @@
 
 `Passes` works on one device and `Spread` on several.
 
-On a GPU, passes of the same number of images are captured as a CUDA graph and replayed. So that there are few such
-numbers, the images of a pass are filled up to a power of two; the answers of the filling are thrown away. A pass is
-begun when its images have been copied to pinned memory, and they travel while the GPU still works on those before them.
-Its logits come back to pinned memory in the same way. A posterior waits only where an answer is asked for, or where
-`IN_FLIGHT` passes are begun already.
+On a GPU, a pass is captured as a CUDA graph for each number of images, and replayed. To keep these numbers few, a pass
+is filled up with black images to a power of two, and their answers are thrown away. A pass begins when its images have
+been copied to pinned memory. They travel to the GPU while it still works on the images before them, and the logits come
+back to pinned memory in the same way. The CPU waits only where an answer is needed, or where `IN_FLIGHT` passes have
+begun and have not ended.
 """
 
 from __future__ import annotations
@@ -31,35 +31,36 @@ from rebapl.learners import Learner
 from rebapl.posterior.per_sample import AtSamples
 
 CHUNK = AT_ONCE
-"""Images in one pass; as many as are encoded at once where features are kept, so that these are the same to the bit."""
+"""The number of images in one pass. Stored features are encoded in passes of the same size, and so agree to the bit."""
 
 IN_FLIGHT = 4
-"""Passes that are begun at most before the first of them has ended; their images are in pinned memory."""
+"""The largest number of passes that have begun and not ended; their images are in pinned memory."""
 
 COMPILED_FROM = 200_000
-"""The layers of passes of `CHUNK` images are compiled after this number of images, counted for each sample.
+"""The layers of passes of `CHUNK` images are compiled after this number of images times samples.
 
 Compiling costs some ten seconds, about half of what these passes took on an H200, and saves a quarter of the time from
-then on. Whoever knows that many more will come asks earlier: `with compiling(): …`.
+then on. A caller who knows that many more images will come can compile earlier: `with compiling(): …`.
 """
 
 LARGEST = 2000
-"""A pass of more layers than this is not captured: it keeps a GPU busy anyway, and its graph would be large.
+"""A pass through more layers than this is not captured: it keeps a GPU busy anyway, and its graph would be large.
 
-Each call of the learner, of one sample or of several at once, counts as a walk through the image tower.
+Each call of the learner, for one sample or for several at once, counts as one walk through the image tower.
 """
 
-Given = TypeVar("Given")
+Label = TypeVar("Label")
 
 Finish = Callable[[], Tensor]
-"""Waits for a pass that is begun, and gives the logits (S, n, C), float32 on the CPU."""
+"""Waits for a pass that has begun, and returns its logits (S, n, C), float32 on the CPU."""
 
 
 class Passes:
     """The passes of S = `count` stacked `samples` through a bound learner, on the device of its backbone.
 
-    What they share is computed when it is first needed, and again if samples are changed in place or the backbone is
-    moved. Threads may ask at the same time. All memory is freed with this object; a copy of it begins anew.
+    What the passes share is computed when it is first needed, and again if samples are changed in place or the backbone
+    is moved. Several threads may use it at the same time. All memory is freed with this object; a copy of it starts
+    without any.
     """
 
     def __init__(self, learner: Learner, samples: Mapping[str, Tensor], count: int) -> None:
@@ -68,8 +69,8 @@ class Passes:
         self._ready: AtSamples | None = None
         self._state: object = None
         self._capturing: Capturing | None = None
-        self._large = set[str]()  # the kinds of passes that are not captured
-        self._full = 0  # images in passes of CHUNK
+        self._large = set[str]()  # the kinds of passes that are too large to be captured
+        self._full = 0  # the number of images so far in passes of CHUNK images
         self._in_flight: deque[torch.cuda.Event] = deque()
         self._sending: torch.cuda.Stream | None = None
         self._working: torch.cuda.Stream | None = None
@@ -88,7 +89,7 @@ class Passes:
         begun = [self._begin(chunk) for chunk in views.split(CHUNK)]
         return lambda: torch.cat([finish() for finish in begun], dim=1)
 
-    @torch.inference_mode(False)  # kept tensors must serve callers in either mode
+    @torch.inference_mode(False)  # the encoded texts are used later, by callers in either mode
     @torch.no_grad()
     def clouds(self, views: Tensor, *spaces: str) -> list[Tensor]:
         """The points (S, n, d) of every sample in feature spaces, for a few views.
@@ -96,30 +97,29 @@ class Passes:
         n is the number of views, or of classes in a space such as `text`; see `AtSamples.points`.
         """
         with self._lock:
-            found = self._made_ready().points(views.to(self.device), spaces)
-            return [found[space].cpu() for space in spaces]
+            points = self._current_samples().points(views.to(self.device), spaces)
+            return [points[space].cpu() for space in spaces]
 
-    @torch.inference_mode(False)  # kept tensors must serve callers in either mode
+    @torch.inference_mode(False)  # the encoded texts are used later, by callers in either mode
     @torch.no_grad()
     def _begin(self, views: Tensor) -> Finish:
-        """The same for one pass."""
-        gpu = self.device.type == "cuda"
+        """Begin one pass of at most `CHUNK` views."""
         with self._lock, current(self.device):
-            if gpu:
+            if self.device.type == "cuda":
                 self._take_turn()
-            samples, count = self._made_ready(), len(views)
+            samples, count = self._current_samples(), len(views)
             if self._capturing is None:
-                logits = samples.points(self._sent(views, count), ("logits",))["logits"]
+                logits = samples.points(self._send(views, count), ("logits",))["logits"]
             else:
                 size = filled_up(count)
                 self._full += size if size == CHUNK else 0
                 earned = size == CHUNK and self._full * self.count >= COMPILED_FROM
                 with compiling(earned or is_compiling()):
-                    logits = self._replayed(samples, self._capturing, self._sent(views, size))
-            return self._fetched(logits, count)
+                    logits = self._replay(samples, self._capturing, self._send(views, size))
+            return self._fetch(logits, count)
 
     def _take_turn(self) -> None:
-        """Wait until few enough passes are begun, and for those begun on another stream: they share their memory."""
+        """Wait until fewer than `IN_FLIGHT` passes run, and for passes on another stream, which use the same memory."""
         while len(self._in_flight) >= IN_FLIGHT:
             self._in_flight.popleft().synchronize()
         stream = torch.cuda.current_stream()
@@ -127,8 +127,8 @@ class Passes:
             stream.wait_stream(self._working)
         self._working = stream
 
-    def _made_ready(self) -> AtSamples:
-        """The samples with the texts encoded: those that are there, unless something has changed."""
+    def _current_samples(self) -> AtSamples:
+        """The samples with their texts encoded; they are encoded again only if something has changed."""
         encoder = self.learner.encoder
         stacks = [
             (name, stack.data_ptr(), None if stack.is_inference() else stack._version)
@@ -136,7 +136,7 @@ class Passes:
         ]
         state = encoder.device, encoder.dtype, self.learner.training, stacks
         if self._ready is None or self._state != state:
-            self._ready = self._capturing = None  # their memory is free for the next
+            self._ready = self._capturing = None  # frees their memory before new memory is taken
             on_device = {name: stack.to(self.device) for name, stack in self.samples.items()}
             with compiling(False):  # texts are encoded once
                 self._ready = AtSamples(self.learner, on_device, self.count)
@@ -145,8 +145,8 @@ class Passes:
             self._large.clear()
         return self._ready
 
-    def _replayed(self, samples: AtSamples, capturing: Capturing, pixels: Tensor) -> Tensor:
-        """The logits of a pass, which the next one of this posterior may overwrite."""
+    def _replay(self, samples: AtSamples, capturing: Capturing, pixels: Tensor) -> Tensor:
+        """The logits of a pass, which the next pass of this posterior may overwrite."""
 
         def answer(pixels: Tensor) -> Tensor:
             return samples.points(pixels, ("logits",))["logits"]
@@ -160,11 +160,11 @@ class Passes:
             self._large.add(kind)
         return logits
 
-    def _sent(self, views: Tensor, size: int) -> Tensor:
+    def _send(self, views: Tensor, size: int) -> Tensor:
         """Views on the device, filled up to `size` images."""
         if self.device.type != "cuda" or views.device.type == "cuda":
-            return _filled(views, size).to(self.device)
-        pinned = _filled(views, size, pinned=True)
+            return _fill_up(views, size).to(self.device)
+        pinned = _fill_up(views, size, pinned=True)
         if self._sending is None:
             self._sending = torch.cuda.Stream()
         with torch.cuda.stream(self._sending):
@@ -174,11 +174,11 @@ class Passes:
         pixels.record_stream(working)
         return pixels
 
-    def _fetched(self, logits: Tensor, count: int) -> Finish:
-        """Let the logits of the first `count` images come back."""
+    def _fetch(self, logits: Tensor, count: int) -> Finish:
+        """Begin to copy the logits of the first `count` images back to the CPU."""
         if self.device.type != "cuda":
-            fetched = logits[:, :count].cpu().clone()  # captured passes overwrite theirs
-            return lambda: fetched
+            on_cpu = logits[:, :count].cpu().clone()  # the next captured pass overwrites `logits`
+            return lambda: on_cpu
         pinned = torch.empty(logits.shape, pin_memory=True)
         pinned.copy_(logits, non_blocking=True)
         ended = torch.cuda.Event()
@@ -193,16 +193,16 @@ class Passes:
 
 
 class Spread:
-    """As `Passes`, but with one learner for each device: the same posterior, on copies of its backbone.
+    """As `Passes`, with one learner for each device: the same posterior on copies of its backbone.
 
-    Images are split over the devices, because then nothing is computed twice. Where there are fewer images than
-    devices, the samples are split instead. The numbers are those of one device, up to rounding.
+    Images are split over the devices, because then nothing is computed twice. If there are fewer images than devices,
+    the samples are split instead. The numbers are those of one device, up to rounding.
     """
 
     def __init__(self, learners: Sequence[Learner], samples: Mapping[str, Tensor], count: int) -> None:
         self.learners, self.samples, self.count = learners, samples, count
         self._whole = [Passes(learner, samples, count) for learner in learners]
-        self._threads = [ThreadPoolExecutor(1) for _ in learners]  # they end with this object
+        self._threads = [ThreadPoolExecutor(1) for _ in learners]  # the threads end with this object
 
     def __reduce__(self) -> Any:
         return Spread, (self.learners, self.samples, self.count)
@@ -210,15 +210,15 @@ class Spread:
     def begin(self, views: Tensor) -> Finish:
         """Begin the passes of views uint8 (n, 3, H, W), on all devices; see `Passes.begin`."""
         if len(views) < len(self.learners) and self.count > 1:
-            by, given = 0, [(passes, views) for passes in self._shares]
+            dim, work = 0, [(passes, views) for passes in self._shares]
         else:
-            each = min(CHUNK, math.ceil(len(views) / len(self.learners)) or 1)
-            by, given = 1, list(zip(cycle(self._whole), views.split(each), strict=False))
+            size = min(CHUNK, math.ceil(len(views) / len(self.learners)) or 1)
+            dim, work = 1, list(zip(cycle(self._whole), views.split(size), strict=False))
         begun = [
-            thread.submit(copy_context().run, passes.begin, some)  # it says whether to compile
-            for thread, (passes, some) in zip(cycle(self._threads), given, strict=False)
+            thread.submit(copy_context().run, passes.begin, some)  # the context says whether to compile
+            for thread, (passes, some) in zip(cycle(self._threads), work, strict=False)
         ]
-        return lambda: torch.cat([each.result()() for each in begun], dim=by)
+        return lambda: torch.cat([future.result()() for future in begun], dim=dim)
 
     def clouds(self, views: Tensor, *spaces: str) -> list[Tensor]:
         """As `Passes.clouds`, on the first device."""
@@ -226,7 +226,7 @@ class Spread:
 
     @cached_property
     def _shares(self) -> list[Passes]:
-        """The samples in nearly equal shares, one for each device as far as they go."""
+        """The samples in nearly equal shares, one per device, or one per sample if there are fewer samples."""
         shares, first = [], 0
         for index, learner in enumerate(self.learners):
             last = self.count * (index + 1) // len(self.learners)
@@ -238,7 +238,7 @@ class Spread:
 
 
 def filled_up(images: int) -> int:
-    """How many images a pass is filled up to: the next power of two.
+    """The number of images that a pass is filled up to: the next power of two.
 
     >>> [filled_up(images) for images in (1, 3, 200, 256)]
     [1, 4, 256, 256]
@@ -246,13 +246,13 @@ def filled_up(images: int) -> int:
     return 1 << (images - 1).bit_length()
 
 
-def _filled(views: Tensor, size: int, pinned: bool = False) -> Tensor:
-    """The views and, behind them, black ones up to `size`; in pinned memory on the CPU if that is asked for."""
+def _fill_up(views: Tensor, size: int, pinned: bool = False) -> Tensor:
+    """The views followed by black images, `size` in all; in pinned memory on the CPU if `pinned`."""
     if len(views) == size and not pinned:
         return views
     device = "cpu" if pinned else views.device
     filled = torch.empty((size, *views.shape[1:]), dtype=views.dtype, device=device, pin_memory=pinned)
-    if pinned:  # by numpy: torch would share the copy among threads, and cores may be busy with the next images
+    if pinned:  # by numpy: torch would divide the copy among threads, whose cores may be busy decoding the next images
         filled.numpy()[: len(views)] = views.numpy()
     else:
         filled[: len(views)] = views
@@ -261,24 +261,29 @@ def _filled(views: Tensor, size: int, pinned: bool = False) -> Tensor:
 
 
 def in_order(
-    portions: Iterable[tuple[Given, Tensor]], begin: Callable[[Tensor], Finish], ahead: int
-) -> Iterator[tuple[Given, Tensor]]:
-    """The logits of portions of views in their order, each asked for when the `ahead` portions after it are begun.
+    portions: Iterable[tuple[Label, Tensor]], begin: Callable[[Tensor], Finish], ahead: int
+) -> Iterator[tuple[Label, Tensor]]:
+    """The logits of portions (label, views), in their order and with their labels.
 
-    Each portion comes with something that is given back beside its logits. If there is an error in a portion, those
-    before it are given first.
+    The logits of a portion are waited for when the `ahead` portions after it have begun. If a portion fails, the
+    portions before it are yielded first, and then its error is raised.
     """
-    begun: deque[tuple[Given, Finish]] = deque()
-    error = None
-    try:
-        for given, views in portions:
-            begun.append((given, begin(views)))
+    begun: deque[tuple[Label, Finish]] = deque()
+    error: Exception | None = None
+    remaining = iter(portions)
+    while error is None:
+        try:
+            label, views = next(remaining)
+            begun.append((label, begin(views)))
+        except StopIteration:
+            break
+        except Exception as raised:
+            error = raised
+        else:
             if len(begun) > ahead:
                 earlier, finish = begun.popleft()
                 yield earlier, finish()
-    except Exception as raised:
-        error = raised
-    for given, finish in begun:
-        yield given, finish()
+    for label, finish in begun:
+        yield label, finish()
     if error is not None:
         raise error

@@ -1,10 +1,10 @@
-"""What each sample of a posterior gives for images: its logits, or its points in a feature space.
+"""The output of each sample of a posterior for images: its logits, or its points in a feature space.
 
-All samples go through one learner, and each part is computed as rarely as it can be. What depends on the images alone
-(`Learner.frozen`) is computed once for all samples, so a method that learns text only sees each image once. Text
-features are computed once per sample. What needs both an image and a sample is computed sample by sample. On a GPU,
-methods whose samples each walk through the image tower may take a group of samples in one mapped call: each layer then
-sees the images of all of them as one batch.
+All samples go through one learner, and nothing is computed more often than necessary. The part that depends on the
+images alone (`Learner.frozen`) is computed once for all samples, so a method that learns only text sees each image
+once. Text features are computed once per sample. The part that needs both an image and a sample is computed sample by
+sample. On a GPU, methods whose samples each walk through the image tower may take a group of samples in one mapped
+call: each layer then sees the images of the whole group as one batch.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from rebapl.errors import UserError, first_line
 from rebapl.learners import Learner
 
 MAPPED_BYTES = 512 * 2**20
-"""Working memory of one call that is mapped over samples; as many samples go together as fit into it.
+"""Working memory of one call that is mapped over samples; it limits how many samples go into one call.
 
-More would fit, but mapping pays only while one sample's pass leaves a GPU idle, which is so for few images.
+A GPU has room for more, but mapping pays only while one sample's pass leaves the GPU idle, as it does for few images.
 """
 
 WORKING_COPIES = 16
-"""A layer's working memory in units of the states it is given: attention, four times the width, sums."""
+"""A layer's working memory in multiples of its input states: attention, four times the width, sums."""
 
 Sample = Mapping[str, Tensor]
 """The values of a learner's parameters by name."""
 
 Classes = Mapping[str, Tensor]
-"""What `Learner.encode_classes` gives at one sample; those of all samples have the same names and shapes."""
+"""The result of `Learner.encode_classes` at one sample; all samples have the same names and shapes in it."""
 
 
 def unstacked(stacks: Mapping[str, Tensor], count: int) -> list[Sample]:
-    """The samples of stacks (S, …), S = `count`; without parameters, each is empty."""
+    """The samples of stacks (S, …), S = `count`; a learner without parameters has empty samples."""
     return [{name: stack[index] for name, stack in stacks.items()} for index in range(count)]
 
 
 class _Methods(nn.Module):
-    """Makes every method of a learner callable through `forward`, which `functional_call` needs."""
+    """Calls any method of a learner through `forward`, because `functional_call` can call only `forward`."""
 
     def __init__(self, learner: Learner) -> None:
         super().__init__()
@@ -55,18 +55,18 @@ class _Methods(nn.Module):
 
 
 def call_at(learner: Learner, sample: Sample, method: str, *arguments: Any) -> Any:
-    """`learner.method(*arguments)`, as if the learner's parameters were the sample's.
+    """`learner.method(*arguments)` with the sample's values in the place of the learner's parameters.
 
-    They are replaced while it runs, so threads may not share a learner; each takes a `Learner.twin`.
+    The parameters are replaced during the call, so threads must not share a learner; each takes a `Learner.twin`.
     """
     parameters = {f"learner.{name}": tensor for name, tensor in sample.items()}
     return torch.func.functional_call(_Methods(learner), parameters, (method, *arguments))
 
 
 def encode_classes(learner: Learner, samples: Sequence[Sample]) -> list[Classes]:
-    """What `Learner.encode_classes` gives at each sample.
+    """The result of `Learner.encode_classes` at each sample.
 
-    (One mapped call for all was tried: to map the many small operations costs more than to repeat them.)
+    (One mapped call for all samples was tried: mapping the many small operations costs more than repeating them.)
     """
     return [call_at(learner, sample, "encode_classes") for sample in samples]
 
@@ -74,15 +74,15 @@ def encode_classes(learner: Learner, samples: Sequence[Sample]) -> list[Classes]
 def points_at(
     learner: Learner, sample: Sample, frozen: Any, classes: Classes, spaces: Sequence[str]
 ) -> dict[str, Tensor]:
-    """The points (n, d) of a sample in the named feature spaces; `frozen` is what `Learner.frozen` gave for images."""
+    """The points (n, d) of a sample in the named feature spaces; `frozen` is the result of `Learner.frozen`."""
     output = call_at(learner, sample, "respond", frozen, classes)
     return {space: output.cloud(space) for space in spaces}
 
 
 class _AsOneBatch(torch.autograd.Function):
-    """`layer(hidden, positions)`. In a call mapped over samples, their sequences become one batch of the layer.
+    """`layer(hidden, positions)`. In a call mapped over samples, the sequences of all samples form one batch.
 
-    So a layer never learns that it is mapped: attention, and a layer that is compiled, run as they do otherwise.
+    So the layer itself is never mapped: attention and compiled layers run as they do without mapping.
     """
 
     @staticmethod
@@ -91,14 +91,14 @@ class _AsOneBatch(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Nothing is kept: predictions have no gradients."""
+        """Save nothing: predictions need no gradients."""
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], hidden: Tensor, positions: Tensor | None, layer: Layer
     ) -> tuple[Tensor, int]:
         def as_one(tensor: Tensor, dim: int | None) -> Tensor:
-            """(S, B, …) as (S·B, …); what all samples share is repeated."""
+            """(S, B, …) as (S·B, …); a tensor that all samples share is repeated for each."""
             of_samples = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
             return of_samples.flatten(0, 1)
 
@@ -122,10 +122,10 @@ def for_mapping(learner: Learner) -> Learner:
 
 
 class AtSamples:
-    """A learner at each of S = `count` stacked samples, one after the other or some of them in one mapped call.
+    """A learner at each of S = `count` stacked samples, which run one after the other or in groups in mapped calls.
 
-    The texts of the class names are encoded here, once. A learner that cannot be mapped, say because its numbers decide
-    what it does, takes one sample after the other from then on, and a warning says so once.
+    The texts of the class names are encoded here, once. If a learner cannot be mapped, for example because its code
+    branches on the values of tensors, a warning says so once, and its samples then run one after the other.
     """
 
     def __init__(self, learner: Learner, stacks: Mapping[str, Tensor], count: int) -> None:
@@ -134,40 +134,40 @@ class AtSamples:
         self.classes = encode_classes(self.learner, self.samples)
         self.mappable = bool(stacks)
         self.calls = 0
-        """How many calls have seen images so far, of one sample or of several at once."""
+        """The number of calls with images so far, each for one sample or for several at once."""
 
     def points(self, views: Tensor, spaces: Sequence[str], together: int | None = None) -> dict[str, Tensor]:
         """The points (S, n, d) of every sample in each named feature space, float32, `logits` (S, B, C) among them.
 
         `views` are uint8 (B, 3, H, W) on the learner's device; n is B, or C if the space has a row per class. One pass
-        per sample serves all spaces. `together` samples go into one mapped call, by default as many as pay.
+        per sample serves all spaces. One mapped call takes `together` samples (default: see `samples_together`).
         """
         frozen = self.learner.frozen(self.learner.encoder.preprocessing.normalize(views))
         together = min(samples_together(frozen) if together is None else together, len(self.samples))
-        found = self._mapped(frozen, spaces, together) if together > 1 and self.mappable else None
-        if found is None:
+        stacked = self._mapped(frozen, spaces, together) if together > 1 and self.mappable else None
+        if stacked is None:
             self.calls += len(self.samples)
-            each = [
+            per_sample = [
                 points_at(self.learner, sample, frozen, classes, spaces)
                 for sample, classes in zip(self.samples, self.classes, strict=True)
             ]
-            found = {space: torch.stack([points[space] for points in each]) for space in spaces}
-        return {space: points.float() for space, points in found.items()}
+            stacked = {space: torch.stack([points[space] for points in per_sample]) for space in spaces}
+        return {space: points.float() for space, points in stacked.items()}
 
     def _mapped(self, frozen: Any, spaces: Sequence[str], together: int) -> dict[str, Tensor] | None:
-        """The same by mapped calls of `together` samples each; None where that cannot be done."""
+        """The points of every sample by mapped calls of `together` samples; None if the learner cannot be mapped."""
 
-        def one(sample: dict[str, Tensor], classes: dict[str, Tensor]) -> dict[str, Tensor]:
+        def points_of(sample: dict[str, Tensor], classes: dict[str, Tensor]) -> dict[str, Tensor]:
             return points_at(self._for_mapping, sample, frozen, classes, spaces)
 
         classes = {name: torch.stack([each[name] for each in self.classes]) for name in self.classes[0]}
         try:
-            # What is random in evaluation mode is the same for all samples, see `Learner.noise_stream`.
-            mapped = torch.func.vmap(one, chunk_size=together, randomness="same")
-            found: dict[str, Tensor] = mapped(dict(self.stacks), classes)
+            # Random numbers in evaluation mode are the same for all samples, see `Learner.noise_stream`.
+            mapped = torch.func.vmap(points_of, chunk_size=together, randomness="same")
+            points: dict[str, Tensor] = mapped(dict(self.stacks), classes)
         except UserError:
             raise
-        except Exception as error:  # whatever stands in the way makes torch raise; any other error comes again
+        except Exception as error:  # torch raises many kinds of errors here; one with another cause is raised again
             self.mappable = False
             warnings.warn(
                 "several samples cannot go into one call and are taken one after the other, which is slower "
@@ -177,7 +177,7 @@ class AtSamples:
             )
             return None
         self.calls += -(-len(self.samples) // together)
-        return found
+        return points
 
     @cached_property
     def _for_mapping(self) -> Learner:
@@ -185,10 +185,10 @@ class AtSamples:
 
 
 def samples_together(frozen: Tensor | States) -> int:
-    """How many samples one call may be mapped over; 1 if mapping gains nothing.
+    """The number of samples in one mapped call; 1 if mapping gains nothing.
 
-    Mapping gains nothing for methods whose image features are complete in `frozen`, nor without a GPU: there the
-    samples are as quick one after another. Otherwise the passes of all mapped samples fit into `MAPPED_BYTES`.
+    Mapping gains nothing for methods whose image features are complete in `frozen`, and nothing on a CPU, where the
+    samples are as quick one after another. Otherwise as many samples go together as fit into `MAPPED_BYTES`.
     """
     if not isinstance(frozen, States) or frozen.hidden.device.type == "cpu":
         return 1

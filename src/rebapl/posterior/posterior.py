@@ -1,6 +1,6 @@
 """Samples of a learner's parameters, and prediction by all of them together.
 
-p(y|x) = Σ_s ω_s p(y|x, θ_s), the ω uniform unless said otherwise: probabilities are averaged.
+p(y|x) = Σ_s ω_s p(y|x, θ_s): probabilities are averaged, with uniform weights ω unless others were fitted.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from rebapl.posterior.temperature import Temperature, fit_temperature, text_fact
 from rebapl.posterior.views import mean_over_views, several_views
 from rebapl.wording import number_of
 
-Given = TypeVar("Given")
+Label = TypeVar("Label")
 
 NOTHING_CHOSEN: dict[str, Any] = {**dict.fromkeys(CHOICES), "bank": {}, "folds": ()}
-"""What was chosen for certain probabilities, and does not stay with others."""
+"""The fields that hold only for the probabilities they were chosen for, each with its empty value."""
 
 
 class Passed(NamedTuple):
-    """What the passes of N images gave: the samples' logits (S, N, C), and what was chosen needs beside them.
+    """The results of the passes of N images: the samples' logits (S, N, C), and two tensors that choices may need.
 
-    `features` (N, e) are frozen image features, by which "none of these" may be told, and `by_fold` (K, N, C) the
-    probabilities by the posteriors of folds; None where nothing needs them.
+    `features` (N, e) are the frozen image features, which an outside score may need, and `by_fold` (K, N, C) the
+    probabilities by the posteriors of the folds, which prediction sets may need. They are None if nothing needs them.
     """
 
     logits: Tensor
@@ -56,7 +56,7 @@ class Passed(NamedTuple):
 
     @classmethod
     def joined(cls, portions: Sequence[Passed]) -> Passed:
-        """Those of several portions as one."""
+        """The results of several portions as one."""
         logits, features, by_fold = zip(*portions, strict=True)
         rows = None if features[0] is None else torch.cat(features)
         return cls(torch.cat(logits, dim=1), rows, None if by_fold[0] is None else torch.cat(by_fold, dim=1))
@@ -66,14 +66,14 @@ class Passed(NamedTuple):
 class Posterior:
     """Stacked samples of the parameters of `learner`: name → (S, …), with weights (S,) that sum to one.
 
-    `about` says how it was made: the class names and the template of the training, the method and the inference with
-    all their settings, the seed and the data set.
-    `threshold` says when to answer "I don't know"; see `fit_threshold`.
-    `earlier_weights` are those that others have replaced, oldest first.
-    `conformal` says which classes are in the set of an image; see `fit_conformal`.
+    `about` describes how it was made: the class names and the template of the training, the method and the inference
+    with all their settings, the seed and the data set.
+    `threshold` decides when to answer "I don't know"; see `fit_threshold`.
+    `earlier_weights` are weights that were replaced, oldest first.
+    `conformal` decides which classes are in the prediction set of an image; see `fit_conformal`.
     `temperature` softens or sharpens the probabilities; see `fit_temperature`.
-    `outside` says when to answer "none of these", and `bank` is what its score keeps of the training images; see
-    `fit_outside`.
+    `outside` decides when to answer "none of these", and `bank` has the tensors of the training images that its score
+    compares new images with; see `fit_outside`.
     """
 
     learner: Learner
@@ -87,13 +87,13 @@ class Posterior:
     outside: Outside | None = None
     bank: Bank = field(default_factory=dict)
     folds: tuple[Posterior, ...] = field(default=(), compare=False)
-    """The posteriors that each held out a part of the training images, by which `conformal` compares images."""
+    """Posteriors that each held out a part of the training images; `conformal` compares new images with these parts."""
     copies: tuple[DualEncoder, ...] = field(default=(), compare=False)
-    """Its backbone on further devices, which share the work; see `spread`."""
+    """Copies of its backbone on further devices, which share the work; see `spread`."""
 
     def __post_init__(self) -> None:
         weights = torch.as_tensor(self.weights, dtype=torch.float32, device="cpu").detach()
-        object.__setattr__(self, "weights", weights)  # as the logits they are multiplied with, however they were given
+        object.__setattr__(self, "weights", weights)  # float32 on the CPU, as the logits that they are multiplied with
         if weights.ndim != 1:
             raise UserError(f"weights are one number per sample; got shape {tuple(weights.shape)}")
         check_weights(weights.tolist())
@@ -103,7 +103,7 @@ class Posterior:
 
     @cached_property
     def passes(self) -> Passes | Spread:
-        """How images go through the backbone. It keeps the encoded class names, and belongs to this posterior alone."""
+        """The passes of images through the backbone. They keep the encoded class names of this posterior alone."""
         if not self.copies:
             return Passes(self.learner, self.samples, len(self))
         learners = [self.learner, *(self._learner_on(encoder) for encoder in self.copies)]
@@ -115,7 +115,7 @@ class Posterior:
     ) -> Posterior:
         """Make a posterior of samples with equal weights. Each sample has values of the learner's parameters by name.
 
-        What `about` does not say is taken from the learner: its method and settings, its class names and template.
+        Entries missing from `about` are taken from the learner: its method and settings, its class names and template.
         """
         if not samples:
             raise UserError("a posterior needs at least one sample")
@@ -137,8 +137,8 @@ class Posterior:
 
         The repository is made if it does not exist, and the commit is returned:
         `load_posterior("hf://somebody/digits@COMMIT")` reads exactly these files. `scores` is the result of
-        `evaluate`, and `facts` are further rows for the card's table. `backbone` is the hub id of the
-        backbone, which is needed where it was loaded from a folder: the backbone itself is not uploaded.
+        `evaluate`, and `facts` are further rows for the card's table. The backbone is not uploaded. If it was loaded
+        from a folder, give its hub id as `backbone`.
         """
         from rebapl.posterior.hub import upload, write_for_hub
 
@@ -147,9 +147,9 @@ class Posterior:
             return upload(write_for_hub(self, Path(temporary) / "posterior", repository, **card), repository, private)
 
     def export(self, path: Path | str) -> Path:
-        """Write it for programs that know nothing of rebapl, for the class names that it is bound to.
+        """Write it for programs that do not use rebapl, with the class names that it is bound to.
 
-        The ending of `path` says what is written. `.safetensors` and `.npy` hold class embeddings, for methods that
+        The ending of `path` decides the format. `.safetensors` and `.npy` hold class embeddings, for methods that
         learn text only. `.onnx` and `.pt2` hold the whole predictor with all samples.
         """
         from rebapl.posterior.export import write_export
@@ -167,17 +167,17 @@ class Posterior:
 
     @property
     def average(self) -> Average:
-        """What predictions average by default, probabilities or logits: a setting of the inference that made this."""
+        """Whether predictions average probabilities or logits by default: a setting of the inference."""
         return self.about.get("inference", {}).get("average", "probabilities")
 
     @property
     def views(self) -> int:
-        """How many views of an image an answer averages over: a setting of the inference, see `with_views`."""
+        """The number of views of each image that are averaged: a setting of the inference; see `with_views`."""
         return self.about.get("inference", {}).get("views", 1)
 
     @property
     def logits_are_products(self) -> bool:
-        """Whether logits are scaled products of features, so that `energy` and `mcm` can be had; see `Learner`."""
+        """Whether logits are scaled products of features, as `energy` and `mcm` need them; see `Learner`."""
         return self.learner.logits_are_products and self.views == 1
 
     @property
@@ -186,15 +186,15 @@ class Posterior:
 
     @property
     def device_count(self) -> int:
-        """How many devices share the work; see `spread`."""
+        """The number of devices that share the work; see `spread`."""
         return 1 + len(self.copies)
 
     def bind(self, class_names: Sequence[str], template: str | None = None, transfer: bool = False) -> Posterior:
-        """The same samples for other class names; itself if nothing changes, with the texts that it has encoded.
+        """The same samples for other class names. If nothing changes, itself, with the texts that it has encoded.
 
-        `transfer` says that the images are of another data set. The threshold, the prediction sets and the temperature
-        are kept only if the template and `transfer` stay the same. They know by themselves for which class names they
-        hold, and a temperature serves others as well, see `temperature_for`.
+        `transfer` means that the images are of another data set. The thresholds, the prediction sets and the
+        temperature are kept only if the template and `transfer` stay the same. Thresholds and sets act only for the
+        class names that they were chosen for; a temperature acts for others as well, see `temperature_for`.
         """
         alike = template in (None, self.learner.template) and transfer == self.learner.transfer
         if alike and clean_class_names(class_names) == self.class_names:
@@ -203,7 +203,7 @@ class Posterior:
         return replace(self, learner=bound, **({} if alike else NOTHING_CHOSEN))
 
     def among(self, class_names: Sequence[str] | None = None, template: str | None = None) -> Posterior:
-        """The posterior that answers among other class names, which must differ; where nothing is given, itself."""
+        """The posterior that answers among other class names, without repeats; itself if no argument is given."""
         if class_names is None and template is None:
             return self
         bound = self.bind(self.class_names if class_names is None else class_names, template)
@@ -214,22 +214,23 @@ class Posterior:
     def to(self, device: str | torch.device, dtype: Dtype | None = None) -> Posterior:
         """The same posterior on another device, with a copy of the backbone there. If nothing changes, itself.
 
-        The backbone computes in the same type as here, or in `dtype`: `auto` takes the quickest that suits the device.
+        The backbone computes in the same type as here, or in `dtype`: `auto` takes the quickest type that suits the
+        device.
         """
         encoder = self.learner.encoder.to(device, dtype)
         return self if encoder is self.learner.encoder and not self.copies else self._on(encoder)
 
     def _on(self, encoder: DualEncoder) -> Posterior:
-        """The same posterior on this copy of its backbone, which its folds share."""
+        """The same posterior, with its folds, on this copy of its backbone."""
         samples = {name: stack.to(encoder.device) for name, stack in self.samples.items()}
-        folds = tuple(each._on(encoder) for each in self.folds)
+        folds = tuple(fold._on(encoder) for fold in self.folds)
         return replace(self, learner=self._learner_on(encoder), samples=samples, folds=folds, copies=())
 
     def spread(self, devices: Sequence[str | torch.device]) -> Posterior:
         """The same posterior, predicting on several devices at once, such as `["cuda:0", "cuda:1"]`.
 
-        Each has a copy of the backbone, computing in the same type as here. Images are split over the devices; where
-        there are fewer images than devices, the samples are. The numbers are the same up to rounding.
+        Each device has a copy of the backbone, which computes in the same type as here. Images are split over the
+        devices; if there are fewer images than devices, the samples are. The numbers are the same up to rounding.
         """
         if not devices:
             raise UserError("to spread a posterior, name at least one device")
@@ -237,15 +238,15 @@ class Posterior:
         return replace(first, copies=tuple(first.learner.encoder.to(device) for device in devices[1:]))
 
     def _learner_on(self, encoder: DualEncoder) -> Learner:
-        """The learner on another copy of its backbone, bound as it is."""
-        old = self.learner
-        if encoder is old.encoder:
-            return old
-        learned = type(old)(encoder, old.config).bind(self.about["class_names"], self.about["template"])
-        values = old.state_dict()
-        learned.shape_like({name: value.shape for name, value in values.items()})
-        learned.load_state_dict(values)
-        return learned.bind(old.class_names, old.template, old.transfer).train(old.training)
+        """The learner on another copy of its backbone, bound to the same class names."""
+        own = self.learner
+        if encoder is own.encoder:
+            return own
+        copied = type(own)(encoder, own.config).bind(self.about["class_names"], self.about["template"])
+        values = own.state_dict()
+        copied.shape_like({name: value.shape for name, value in values.items()})
+        copied.load_state_dict(values)
+        return copied.bind(own.class_names, own.template, own.transfer).train(own.training)
 
     def sample(self, index: int) -> Posterior:
         """One of the samples as a posterior of its own."""
@@ -258,33 +259,33 @@ class Posterior:
         portions = [views] if isinstance(views, Tensor) else views
         return torch.cat([logits for _, logits in self._portion_logits((None, each) for each in portions)], dim=1)
 
-    def _portion_logits(self, portions: Iterable[tuple[Given, Tensor]]) -> Iterator[tuple[Given, Tensor]]:
-        """The logits of portions of views, one portion after the other, each with whatever came beside its views.
+    def _portion_logits(self, portions: Iterable[tuple[Label, Tensor]]) -> Iterator[tuple[Label, Tensor]]:
+        """The logits of portions (label, views), one portion after the other, with their labels.
 
-        On a GPU, the portion after it is asked for first, so that the GPU has work while this one is looked at.
+        On a GPU, the next portion begins before a portion is yielded, so that the GPU has work in the meantime.
         """
         begin = self.passes.begin if self.views == 1 else self._begin_several
         return in_order(portions, begin, 0 if self.learner.encoder.device.type == "cpu" and not self.copies else 1)
 
-    def portion_passes(self, portions: Iterable[tuple[Given, Tensor]]) -> Iterator[tuple[Given, Passed]]:
-        """Whatever came beside each portion of views, and what its passes gave."""
-        both = (((given, self._beside(views)), views) for given, views in portions)
-        return ((given, Passed(logits, *beside)) for (given, beside), logits in self._portion_logits(both))
+    def portion_passes(self, portions: Iterable[tuple[Label, Tensor]]) -> Iterator[tuple[Label, Passed]]:
+        """The results of the passes of portions (label, views), with their labels."""
+        extended = (((label, self._features_and_folds(views)), views) for label, views in portions)
+        return ((label, Passed(logits, *extra)) for (label, extra), logits in self._portion_logits(extended))
 
-    def _beside(self, views: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """The features and the answers of folds for views, as far as what was chosen needs them."""
-        told, sets, names = self.outside, self.conformal, self.class_names
-        by_features = told is not None and told.by in FEATURE_SCORES and told.suits(names, told.average)
+    def _features_and_folds(self, views: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """`Passed.features` and `Passed.by_fold` for views, each None if no choice for these class names needs it."""
+        outside, sets, names = self.outside, self.conformal, self.class_names
+        by_features = outside is not None and outside.by in FEATURE_SCORES and outside.suits(names, outside.average)
         features = self.image_features(views) if by_features else None
         if sets is None or not self.folds or not sets.suits(names, sets.average):
             return features, None
-        alone = self.views == 1 and takes_features(self.learner)  # one pass of an image then serves all folds
-        seen = self.image_features(views) if alone else views
-        answers = [averaged(each.sample_logits(seen), each.weights, sets.average)[0] for each in self.folds]
+        shared = self.views == 1 and takes_features(self.learner)  # one pass of an image then serves all folds
+        images = self.image_features(views) if shared else views
+        answers = [averaged(fold.sample_logits(images), fold.weights, sets.average)[0] for fold in self.folds]
         return features, torch.stack(answers)
 
     def _begin_several(self, views: Tensor) -> Finish:
-        """Begin the passes of several versions of these views."""
+        """Begin the passes of `self.views` versions of each image."""
         if not len(views):
             return self.passes.begin(views)
         finish = self.passes.begin(torch.cat(several_views(views, self.views)))
@@ -300,7 +301,8 @@ class Posterior:
     ) -> Prediction:
         """Predict images (a file, a folder, pictures or uint8 arrays, see `read_images`) with all samples together.
 
-        `class_names` and `template` replace those that it is bound to. A portion of the images is in memory at a time.
+        `class_names` and `template` replace those that it is bound to. Only one portion of the images is in memory at a
+        time.
         """
         check_average(average or self.average)
         names, views = read_images(images, self.learner.encoder.preprocessing, CHUNK * self.device_count)
@@ -314,30 +316,30 @@ class Posterior:
         average: Average | None = None,
         names: Sequence[str] | None = None,
     ) -> Prediction:
-        """Predict test-time views, uint8 (N, 3, H, W), or portions of them, which are resized and cropped already."""
+        """Predict test-time views, uint8 (N, 3, H, W), or portions of them: images that are resized and cropped."""
         portions = [views] if isinstance(views, Tensor) else views
-        passed = Passed.joined([each for _, each in self.portion_passes((None, each) for each in portions)])
+        passed = Passed.joined([of_portion for _, of_portion in self.portion_passes((None, each) for each in portions)])
         names = [f"image {index}" for index in range(passed.logits.shape[1])] if names is None else names
         return self.predict_passes(passed, names, average)
 
     def predict_portions(
         self, portions: Iterable[tuple[Sequence[str], Tensor]], average: Average | None = None
     ) -> Iterator[Prediction]:
-        """Predict any number of images: portions of names (n) and views (n, 3, H, W), one after the other.
+        """Predict any number of images in portions: names (n) and views (n, 3, H, W).
 
-        Each is what `predict_views` gives for these views.
+        For each portion, it yields the prediction that `predict_views` returns for these views.
         """
         return (self.predict_passes(passed, names, average) for names, passed in self.portion_passes(portions))
 
     def image_features(self, views: Tensor) -> Tensor:
-        """The frozen, normalised features (N, e) of views (N, 3, H, W); those that are stored stay as they are."""
+        """The frozen, normalised features (N, e) of views (N, 3, H, W); stored features (N, e) stay unchanged."""
         if views.ndim == 2:
             return views.float().cpu()
         encoder, portions = self.learner.encoder, views.split(CHUNK) if len(views) else ()
         return torch.cat([torch.empty(0, encoder.joint_width), *(encode(encoder, some) for some in portions)])
 
     def predict_passes(self, passed: Passed, names: Sequence[str], average: Average | None = None) -> Prediction:
-        """The prediction that follows from what the passes of the images with these names gave."""
+        """The prediction for the images with these names, from the results of their passes."""
         average = average or self.average
         tau, chosen = self.temperature_for(average), self.chosen_for(average)
         together, per_sample = averaged(passed.logits, self.weights, average, tau)
@@ -366,7 +368,7 @@ class Posterior:
         )
 
     def chosen_for(self, average: Average | None = None) -> dict[str, Any]:
-        """Its `threshold`, `conformal` and `outside`, those that were chosen for its class names and this averaging."""
+        """Those of `threshold`, `conformal` and `outside` that were chosen for its class names and this averaging."""
         choices = {"threshold": self.threshold, "conformal": self.conformal, "outside": self.outside}
         return {
             name: choice
@@ -377,9 +379,8 @@ class Posterior:
     def temperature_for(self, average: Average | None = None) -> float:
         """The temperature of predictions among the class names that it is bound to, with this averaging.
 
-        1 where none was fitted for the averaging. For class names that it was not fitted with, the temperature is
-        scaled by the distances of their texts, if there are texts that do not depend on the image; see
-        `rebapl.posterior.temperature`.
+        It is 1 if none was fitted for this averaging. For class names that it was not fitted with, the temperature is
+        scaled by the distances of their texts, if these do not depend on the image; see `rebapl.posterior.temperature`.
         """
         fitted = self.temperature
         if fitted is None or fitted.average != (average or self.average):
@@ -388,12 +389,12 @@ class Posterior:
 
     @cached_property
     def _text_factor(self) -> float:
-        """γ of the class names that it is bound to: 1 where the temperature was fitted with all of them."""
+        """γ of the class names that it is bound to: 1 if the temperature was fitted with all of them."""
         assert self.temperature is not None
         return text_factor(self.learner, self.samples, self.weights, self.temperature.class_names)
 
     def said_of_temperature(self, average: Average | None = None) -> str:
-        """The temperature of its probabilities in words; nothing where none was fitted."""
+        """The temperature of its probabilities in words; empty if none was fitted."""
         fitted, now = self.temperature, self.temperature_for(average)
         if fitted is None or fitted.average != (average or self.average):
             return ""
@@ -403,20 +404,20 @@ class Posterior:
     def fingerprint(self) -> str:
         """A checksum of the backbone, the method with its settings, the samples, their weights and the number of views.
 
-        Class names, template, averaging, temperature and thresholds are not in it.
+        It does not depend on class names, template, averaging, temperature and thresholds.
         """
         learner = self.learner
         about = (learner.encoder.fingerprint, learner.method, learner.config.plain(), self.weights.tolist(), self.views)
-        found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+        checksum = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
         for name in sorted(self.samples):
-            found.update(name.encode() + self.samples[name].detach().cpu().contiguous().numpy().tobytes())
-        return found.hexdigest()
+            checksum.update(name.encode() + self.samples[name].detach().cpu().contiguous().numpy().tobytes())
+        return checksum.hexdigest()
 
     def with_weights(self, weights: Tensor, why: str = "weights given by hand") -> Posterior:
-        """The same samples weighted otherwise; the present weights join `earlier_weights`, with the reason `why`.
+        """The same samples with other weights; the present ones are added to `earlier_weights`, with the reason `why`.
 
-        A temperature, thresholds and prediction sets do not stay: they were chosen for other probabilities. Weights
-        that are the present ones change nothing.
+        The temperature, thresholds and prediction sets are removed, because they were chosen for other probabilities.
+        If the weights equal the present ones, nothing changes.
         """
         changed = replace(self, weights=weights, **NOTHING_CHOSEN)
         if torch.equal(changed.weights, self.weights):
@@ -426,7 +427,7 @@ class Posterior:
         return replace(changed, earlier_weights=(*self.earlier_weights, earlier))
 
     def answers_as(self, other: Posterior) -> bool:
-        """Whether it answers as another one with the same samples: by its weights, its views and its temperature."""
+        """Whether it has the weights, views and temperature of another posterior, which has the same samples."""
         own, theirs = (
             (each.weights.tolist(), each.views, each.temperature and replace(each.temperature, images=0))
             for each in (self, other)
@@ -436,7 +437,7 @@ class Posterior:
     def with_views(self, count: int) -> Posterior:
         """The same posterior, whose answers average over `count` views of each image; see `rebapl.posterior.views`.
 
-        A temperature, thresholds and prediction sets do not stay, unless that is the number already.
+        If this changes the number of views, the temperature, thresholds and prediction sets are removed.
         """
         if count < 1:
             raise UserError(f"views = {count}: an answer needs at least one view of an image")
@@ -446,29 +447,29 @@ class Posterior:
         return replace(self, about={**self.about, "inference": inference}, **NOTHING_CHOSEN)
 
     def with_uniform_weights(self) -> Posterior:
-        """All samples weighted alike, as they were before any fit; see `with_weights`."""
+        """The same samples with equal weights, as before any fit; see `with_weights`."""
         return self.with_weights(torch.full((len(self),), 1 / len(self)), "uniform weights")
 
     def fit_weights(self, views: Tensor, labels: Tensor, prior: float = PRIOR) -> Posterior:
-        """Weighted so that held-out labels (N,) of views (N, 3, H, W) are likely; see `stacking_weights`."""
+        """The same samples with weights that make held-out labels (N,) of views likely; see `stacking_weights`."""
         log_probabilities = self.sample_logits(views).log_softmax(-1)
         weights = stacking_weights(log_probabilities, labels, prior)
         return self.with_weights(weights, f"stacking on {len(labels)} images, prior {prior:g}")
 
     def with_temperature(self, value: float) -> Posterior:
-        """The same posterior at a temperature that is given by hand; 1 undoes every fit.
+        """The same posterior at this temperature, whatever was fitted; 1 removes a fitted temperature.
 
-        Thresholds and prediction sets do not stay: they were chosen for other probabilities. A temperature that is the
-        present one changes nothing.
+        Thresholds and prediction sets are removed, because they were chosen for other probabilities. If `value` is the
+        present temperature, nothing changes.
         """
         if not 0 < value < math.inf:
             raise UserError(f"temperature = {value}: it is a number above 0, and 1 changes nothing")
         return self._at(Temperature(value, self.average, tuple(self.class_names), images=0))
 
     def fit_temperature(self, views: Tensor, labels: Tensor, prior: float = TEMPERATURE_PRIOR) -> Posterior:
-        """At the temperature at which held-out labels (N,) of views (N, 3, H, W) are likely, held near 1 by `prior`.
+        """The same posterior at the temperature that makes held-out labels (N,) of views likely, with a prior near 1.
 
-        See `rebapl.posterior.temperature`. Thresholds and prediction sets do not stay, as in `with_temperature`.
+        See `rebapl.posterior.temperature`. Thresholds and prediction sets are removed, as by `with_temperature`.
         """
         probabilities = replace(self, temperature=None).predict_views(views).probabilities
         tau = fit_temperature(probabilities, labels, prior)
@@ -502,8 +503,8 @@ class Posterior:
     ) -> Posterior:
         """The same posterior with a threshold of "none of these", chosen on held-out views of the classes.
 
-        At most the share `rate` of images like these is then called so; see `rebapl.posterior.outside`. A score of
-        features needs `train`: views and labels of training images.
+        An image like these is then called "none of these" with probability ≤ `rate`; see `rebapl.posterior.outside`.
+        The scores of image features need `train`: the views and labels of training images.
         """
         check_outside(by, rate, len(views), self.logits_are_products)
         bank: Bank = {}
@@ -533,10 +534,10 @@ def load_posterior(
 ) -> Posterior:
     """Load a posterior from its folder, from the folder of a run, or from the Hugging Face hub.
 
-    `hf://somebody/digits` is a repository of the hub; `@` and a branch, a tag or a commit may follow. It is checked
-    that the posterior is whole and fits the backbone. The backbone is loaded by the name in the manifest, on `device`
-    and computing in `dtype` (`auto`: bfloat16 on a GPU that has it, float32 elsewhere). `encoder` replaces it: the
-    backbone itself, or the name that it is loaded by now.
+    `hf://somebody/digits` is a repository of the hub; `@` and a branch, a tag or a commit may follow. A posterior that
+    is incomplete or does not fit the backbone is refused. The backbone is loaded by the name in the manifest, on
+    `device`, and computes in `dtype` (`auto`: bfloat16 on a GPU that has it, float32 elsewhere). `encoder` is the
+    backbone itself, or another name to load it by.
     """
-    found = read_posterior(source, encoder, device, dtype)
-    return Posterior(**{**found, "folds": tuple(Posterior(**each) for each in found["folds"])})
+    stored = read_posterior(source, encoder, device, dtype)
+    return Posterior(**{**stored, "folds": tuple(Posterior(**fold) for fold in stored["folds"])})

@@ -1,20 +1,20 @@
-"""What a posterior predicts for images: averaged probabilities, and how sure it is of them.
+"""The prediction of a posterior for images: averaged probabilities, and measures of how sure it is of them.
 
 With samples' probabilities p_s(c|x), weights ω and H[p] = −Σ_c p_c log p_c in nats:
 
     average           p = Σ_s ω_s p_s               or, with average="logits", p = softmax(Σ_s ω_s z_s)
-    temperature       p^(1/τ) and p_s^(1/τ), normalised, in the place of p and p_s: see `rebapl.posterior.temperature`
+    temperature       p^(1/τ) and p_s^(1/τ), normalised, replace p and p_s: see `rebapl.posterior.temperature`
     predictive        H[p]                          all uncertainty
-    expected          Σ_s ω_s H[p_s]                what samples themselves are unsure of: ambiguous images
-    mutual            H[Σ_s ω_s p_s] − Σ_s ω_s H[p_s] ≥ 0        what they disagree about: unfamiliar images
+    expected          Σ_s ω_s H[p_s]                how unsure each sample is by itself: high for ambiguous images
+    mutual            H[Σ_s ω_s p_s] − Σ_s ω_s H[p_s] ≥ 0        how much samples disagree: high for unfamiliar images
     disagreement      1 − Σ_c v_c²,   v_c = Σ_s ω_s·[argmax p_s = c]      the probability that two samples, drawn
                                                                        by their weights, give different answers
 
 The interval of a class at level 1 − α goes from the smallest p_s at or below which samples of weight ≥ α/2 lie to the
-largest at or above which samples of weight ≥ α/2 lie. With few samples (all ω ≥ α/2) that is from the least to the
-greatest. It says how far samples differ. Where the averaged probability lies outside (a few samples differ greatly, or
-logits are averaged), that end is moved to it, so that an interval contains the probability it is shown beside. One
-sample has no interval: both ends are its probability, and the command line shows none.
+largest p_s at or above which samples of weight ≥ α/2 lie. With few samples (all ω ≥ α/2), these are the smallest and
+the largest p_s. It shows how far samples differ. If the averaged probability lies outside the interval (because a few
+samples differ greatly, or logits are averaged), the nearer end is moved to it. One sample has no interval: both ends
+are its probability, and the command line shows no interval.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ NO_SETS = (
 
 
 class _HoldsFor:
-    """A choice on held-out images, which holds only for the averaging and the class names that it was made with."""
+    """A choice made on held-out images. It holds only for the averaging and the class names that it was made with."""
 
-    __pydantic_config__ = pydantic.ConfigDict(allow_inf_nan=False, extra="forbid")  # for what is read from a file
+    __pydantic_config__ = pydantic.ConfigDict(allow_inf_nan=False, extra="forbid")  # checks choices read from a file
     average: str
     class_names: tuple[str, ...]
 
@@ -70,9 +70,9 @@ class _HoldsFor:
 class Threshold(_HoldsFor):
     """Answer "I don't know" where the uncertainty named `by` is above `value`.
 
-    It was chosen on `images` held-out images: `coverage` is the share of them that it answers, and `risk` the share of
-    these answers that are wrong. On new images the share of wrong answers is at most `promised`, with this
-    `confidence`; where nothing was promised, they are None and 0. See `rebapl.posterior.selective`.
+    It was chosen on `images` held-out images: `coverage` is the share of them that is answered, and `risk` the share of
+    these answers that is wrong. With this `confidence`, at most the share `promised` of the answers to new images is
+    wrong. If nothing was promised, `promised` is None and `confidence` is 0. See `rebapl.posterior.selective`.
     """
 
     by: Annotated[str, pydantic.AfterValidator(lambda by: check_uncertainty(by))]
@@ -87,7 +87,7 @@ class Threshold(_HoldsFor):
 
     @property
     def promise(self) -> str:
-        """What it promises of images that are drawn as the held-out ones were, and what is to be expected, in words."""
+        """Its promise and its expectation, in words, for new images that are drawn as the held-out ones were."""
         answered = round(self.coverage * self.images)
         expected = f"Expectation: {100 * expected_risk(round(self.risk * answered), answered):.1f} %"
         if self.promised is None:
@@ -100,13 +100,13 @@ class Threshold(_HoldsFor):
 
 @dataclass(frozen=True)
 class Conformal(_HoldsFor):
-    """Prediction sets of a level: the classes whose `score` is at most the `quantile`, and the likeliest in any case.
+    """Prediction sets of a level: the classes whose `score` is at most the `quantile`, and always the likeliest class.
 
-    The quantile is one number, or one for each class; None puts a class into every set. They were chosen on `images`
+    The quantile is one number, or one for each class; None puts a class into every set. It was chosen on `images`
     held-out images, whose sets have `size` classes on average; see `rebapl.posterior.conformal`.
 
-    Where trainings held out a part of the images each, `folds` has the scores of the right classes of each part, and
-    there is no quantile: a new image is compared with each part by the training that held it out.
+    If several trainings held out a part of the images each, `folds` has the scores of the right classes of each part,
+    and there is no quantile: a new image is compared with each part by the training that held it out.
     """
 
     level: Annotated[float, pydantic.Field(gt=0, lt=1)]
@@ -126,11 +126,13 @@ class Conformal(_HoldsFor):
 
     @property
     def promised(self) -> float:
-        """How often, at least, the right class of an image like the held-out ones is in its set."""
+        """The lowest probability that the right class of an image like the held-out ones is in its set."""
         folds, images = len(self.folds), self.images
         if folds < 2:
             return self.level
-        loss = min(2 * (1 - 1 / folds) / (images / folds + 1), (1 - folds / images) / (folds + 1))
+        loss = 2 * (1 - 1 / folds) / (images / folds + 1)
+        if len(set(map(len, self.folds))) == 1:  # the other bound is proven for folds of equal size only
+            loss = min(loss, (1 - folds / images) / (folds + 1))
         return max(0.0, 1 - 2 * (1 - self.level) - loss)
 
 
@@ -138,8 +140,8 @@ class Conformal(_HoldsFor):
 class Outside(_HoldsFor):
     """Answer "none of these" where the outside score named `by` is above `value`.
 
-    It was chosen on `images` held-out images of the classes, so that at most the share `rate` of such images is called
-    so; see `rebapl.posterior.outside`.
+    It was chosen on `images` held-out images of the classes: a new image of the classes is called "none of these" with
+    probability ≤ `rate`; see `rebapl.posterior.outside`.
     """
 
     by: str
@@ -161,10 +163,10 @@ class Top(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """Probabilities (N, C) of N images (`names`) among C classes, with those of each sample (S, N, C).
+    """The averaged probabilities (N, C) of N images (`names`) among C classes, and those of each sample (S, N, C).
 
-    `prediction[3]` and `prediction[:10]` are predictions of these images alone, and a loop goes through the images.
-    `to_pandas()` and `to_dict()` give the answers as plain values.
+    `prediction[3]` and `prediction[:10]` are predictions of these images alone, and a loop yields one image at a time.
+    `to_pandas()` and `to_dict()` return the answers as plain values.
     """
 
     class_names: list[str]
@@ -174,15 +176,15 @@ class Prediction:
     weights: Tensor
     average: str = "probabilities"
     threshold: Threshold | None = None
-    """The posterior's, where it was chosen for these class names and this averaging."""
+    """The posterior's threshold of "I don't know", if it was chosen for these class names and this averaging."""
     conformal: Conformal | None = None
-    """The same of its prediction sets."""
+    """The posterior's prediction sets, if they were chosen for these class names and this averaging."""
     temperature: float = 1.0
-    """That of the probabilities here, those of each sample among them."""
+    """The temperature that both the averaged probabilities and those of each sample have."""
     outside: Outside | None = None
-    """The posterior's threshold of "none of these", where it was chosen for these class names and this averaging."""
+    """The posterior's threshold of "none of these", if it was chosen for these class names and this averaging."""
     scores: Mapping[str, Tensor] = field(default_factory=dict)
-    """The outside scores (N,) that probabilities do not give: those of logits, and of features where `outside` does."""
+    """The outside scores (N,) that need more than probabilities: of logits, and of features if `outside` uses them."""
     by_fold: Tensor | None = None
     """Probabilities (K, N, C) by each of the K trainings whose held-out images `conformal` was chosen on."""
 
@@ -210,20 +212,21 @@ class Prediction:
     def __repr__(self) -> str:
         images, samples = number_of(len(self), "image"), number_of(len(self.weights), "sample")
         first = [
-            f"{printable(each['image'])}: {said(each)} {each['top'][0]['probability']:.2f}"
-            for each in self[:1].records(top=1)
+            f"{printable(record['image'])}: {said(record)} {record['top'][0]['probability']:.2f}"
+            for record in self[:1].records(top=1)
         ]
         more = ["…"] if len(self) > 1 else []
         return f"Prediction({', '.join([images, f'{len(self.class_names)} classes', samples, *first, *more])})"
 
     def _repr_html_(self) -> str:
-        """A small table for notebooks, of the first images."""
+        """A small table of the first images, which notebooks show."""
         head = "".join(f"<th>{title}</th>" for title in ("image", "answer", "probability", "interval", "disagreement"))
         rows = []
-        for each in self[:SHOWN].records(top=1):
-            (best,) = each["top"]
+        for record in self[:SHOWN].records(top=1):
+            (best,) = record["top"]
             interval = "–" if best["low"] is None else f"{best['low']:.3f} … {best['high']:.3f}"
-            cells = (each["image"], said(each), f"{best['probability']:.3f}", interval, f"{each['disagreement']:.3f}")
+            probability, disagreement = f"{best['probability']:.3f}", f"{record['disagreement']:.3f}"
+            cells = (record["image"], said(record), probability, interval, disagreement)
             rows.append("".join(f"<td>{escape(printable(cell))}</td>" for cell in cells))
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         more = f"<p>… and {len(self) - SHOWN} more images</p>" if len(self) > SHOWN else ""
@@ -232,48 +235,55 @@ class Prediction:
     def records(self, top: int = 3, abstain: bool | None = None, sets: bool | None = None) -> list[Record]:
         """A dictionary of plain values per image, unrounded: image, answer, the measures and the `top` classes.
 
-        Where it should not answer, `answer` is None, and `outside` says whether that is because the image belongs to
-        none of the classes. It abstains by the posterior's thresholds if they were chosen for these class names;
-        `abstain=False` answers always. There are prediction sets where the posterior has them for
-        these class names; `sets=False` leaves them out.
+        If the posterior should not answer, `answer` is None, and `outside` is true if that is because the image belongs
+        to none of the classes. The posterior's thresholds decide this, if they were chosen for these class names;
+        `abstain=False` answers always. There are prediction sets if the posterior has them for these class names;
+        `sets=False` leaves them out.
         """
         abstain = (self.threshold or self.outside) is not None if abstain is None else abstain
         sets = self.conformal is not None if sets is None else sets
-        alone = len(self.weights) == 1
+        one_sample = len(self.weights) == 1
         nothing: list[Any] = [None] * len(self)
-        unsure, strange, kept_classes = nothing, nothing, nothing
+        unsure, outside, set_classes = nothing, nothing, nothing
         if abstain and (self.threshold is not None or self.outside is None):
             unsure = self.unsure().tolist()
         if abstain and self.outside is not None:
-            strange = self.none_of_these().tolist()
+            outside = self.none_of_these().tolist()
         if sets:
             order = self.probabilities.argsort(dim=-1, descending=True, stable=True)
             pairs = zip(order.tolist(), self.sets().gather(1, order).tolist(), strict=True)
-            kept_classes = [[self.class_names[c] for c, keep in zip(*row, strict=True) if keep] for row in pairs]
+            set_classes = [[self.class_names[c] for c, inside in zip(*row, strict=True) if inside] for row in pairs]
         measures = (self.predictive_entropy, self.expected_entropy, self.mutual_information, self.disagreement)
-        measured = zip(*(values.tolist() for values in measures), strict=True)
+        measures_by_image = zip(*(values.tolist() for values in measures), strict=True)
         best = [part.tolist() for part in self.top(top)]
         records = []
-        for name, doubt, alien, numbers, kept, *ranked in zip(
-            self.names, unsure, strange, measured, kept_classes, *best, strict=True
+        for name, is_unsure, is_outside, numbers, in_set, *ranked in zip(
+            self.names, unsure, outside, measures_by_image, set_classes, *best, strict=True
         ):
             classes = [
                 {
                     "class": self.class_names[label],
                     "probability": probability,
-                    "low": None if alone else low,
-                    "high": None if alone else high,
+                    "low": None if one_sample else low,
+                    "high": None if one_sample else high,
                 }
                 for label, probability, low, high in zip(*ranked, strict=True)
             ]
-            answer = None if doubt or alien else classes[0]["class"]
-            of_image = {"image": as_text(name), "answer": answer, "outside": alien}
-            of_image |= dict(zip(MEASURES, numbers, strict=True))
-            records.append({**of_image, "set": kept, "top": classes, "error": None})
+            records.append(
+                {
+                    "image": as_text(name),
+                    "answer": None if is_unsure or is_outside else classes[0]["class"],
+                    "outside": is_outside,
+                    **dict(zip(MEASURES, numbers, strict=True)),
+                    "set": in_set,
+                    "top": classes,
+                    "error": None,
+                }
+            )
         return records
 
     def to_dict(self, top: int = 3, abstain: bool | None = None) -> dict[str, Any]:
-        """All `records`, with the class names, the averaging and the level of the intervals: what JSON output has."""
+        """The content of JSON output: all `records`, with the class names, the averaging and the level of intervals."""
         head = head_of(self.class_names, self.average, len(self.weights), self.conformal, self.temperature)
         return {**head, "images": self.records(top, abstain)}
 
@@ -288,9 +298,10 @@ class Prediction:
         return pandas.DataFrame(rows, columns=columns(top))
 
     def tempered(self, temperature: float) -> Prediction:
-        """The same order of classes, with softer probabilities if the temperature is above 1, and sharper ones below.
+        """The same prediction with softer probabilities if the temperature is above 1, and sharper ones if it is below.
 
-        It comes on top of the temperature that the probabilities have already. 1 changes nothing.
+        The order of the classes stays. The temperature that the probabilities have already is multiplied by this one.
+        1 changes nothing.
         """
         if temperature == 1:
             return self
@@ -308,7 +319,7 @@ class Prediction:
 
     @property
     def predictive_entropy(self) -> Tensor:
-        """H[p] (N,) of the probabilities given here."""
+        """H[p] (N,) of the averaged probabilities."""
         return entropy(self.probabilities)
 
     @property
@@ -318,7 +329,7 @@ class Prediction:
 
     @property
     def mutual_information(self) -> Tensor:
-        """H[Σ ω p_s] − Σ ω H[p_s] (N,), also where logits were averaged."""
+        """H[Σ ω p_s] − Σ ω H[p_s] (N,), even if logits were averaged."""
         mixture = torch.einsum("s,snc->nc", self.weights, self.per_sample)
         return (entropy(mixture) - self.expected_entropy).clamp_min(0)
 
@@ -330,37 +341,37 @@ class Prediction:
         return (1 - votes.square().sum(-1)).clamp_min(0)
 
     def uncertainty(self, by: str = "max-probability") -> Tensor:
-        """One of `UNCERTAINTIES` by name (N,): the higher, the less sure."""
+        """One of `UNCERTAINTIES` by name (N,): the higher it is, the less sure the answer."""
         return UNCERTAINTIES[check_uncertainty(by)](self)
 
     def interval(self, level: float = LEVEL) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends (N, C) of the samples' probabilities, wide enough for the averaged one."""
+        """Lower and upper ends (N, C) of the samples' probabilities, which enclose the averaged probabilities."""
         return _interval(self.per_sample, self.weights, self.probabilities, level)
 
     def top(self, k: int = 3, level: float = LEVEL) -> Top:
         """The k likeliest classes, all if there are fewer."""
         if k < 1:
             raise UserError(f"top {k}: ask for at least one class")
-        # Stable, so that of equal ones the first is that of `labels`.
+        # The sort is stable, so that among equal probabilities the first class is the one in `labels`.
         probabilities, labels = (x[:, :k] for x in self.probabilities.sort(dim=-1, descending=True, stable=True))
         per_sample = self.per_sample.gather(2, labels.expand(len(self.weights), -1, -1))
         return Top(labels, probabilities, *_interval(per_sample, self.weights, probabilities, level))
 
     def unsure(self, threshold: Threshold | None = None) -> Tensor:
-        """For which images (N,) to say "I don't know", by the threshold given or by the posterior's own."""
+        """Booleans (N,): the images to answer with "I don't know", by this threshold or by the posterior's own."""
         threshold = threshold or self.threshold
         if threshold is None:
             raise UserError(NO_THRESHOLD)
         return self.uncertainty(threshold.by) > threshold.value
 
     def outside_score(self, by: str) -> Tensor:
-        """One of `OUTSIDE_SCORES` by name (N,): the higher, the less an image belongs to any of the classes."""
+        """One of `OUTSIDE_SCORES` by name (N,): the higher it is, the less an image belongs to any of the classes."""
         if by not in self.scores and by not in UNCERTAINTIES:
             raise unknown("outside score of this prediction", by, [*UNCERTAINTIES, *self.scores])
         return self.scores[by] if by in self.scores else self.uncertainty(by)
 
     def none_of_these(self) -> Tensor:
-        """Which images (N,) belong to none of the classes, by the posterior's threshold."""
+        """Booleans (N,): the images that belong to none of the classes, by the posterior's threshold."""
         if self.outside is None:
             raise UserError(
                 "no threshold of 'none of these' was chosen for these class names, this template and this averaging: "
@@ -369,9 +380,9 @@ class Prediction:
         return self.outside_score(self.outside.by) > self.outside.value
 
     def sets(self, conformal: Conformal | None = None) -> Tensor:
-        """Which classes are in the prediction set of each image, booleans (N, C), by these sets or by the posterior's.
+        """Booleans (N, C): the classes in the prediction set of each image, by `conformal` or by the posterior's sets.
 
-        The likeliest class always is.
+        The likeliest class is in every set.
         """
         conformal = conformal or self.conformal
         if conformal is None:
@@ -381,12 +392,12 @@ class Prediction:
         if conformal.folds:
             if self.by_fold is None:
                 raise UserError("these sets compare images by the trainings of folds: predict with their posterior")
-            held_out = torch.tensor([value for each in conformal.folds for value in each], dtype=torch.float64)
-            folds = torch.tensor([number for number, each in enumerate(conformal.folds) for _ in each])
+            held_out = torch.tensor([value for fold in conformal.folds for value in fold], dtype=torch.float64)
+            folds = torch.tensor([number for number, fold in enumerate(conformal.folds) for _ in fold])
             new = torch.stack([score(probabilities).double() for probabilities in self.by_fold])
             return cross_conformal_sets(held_out, folds, new, conformal.level) | likeliest
-        given = conformal.quantile if isinstance(conformal.quantile, tuple) else (conformal.quantile,)
-        limits = torch.tensor([math.inf if limit is None else limit for limit in given], dtype=torch.float64)
+        quantiles = conformal.quantile if isinstance(conformal.quantile, tuple) else (conformal.quantile,)
+        limits = torch.tensor([math.inf if limit is None else limit for limit in quantiles], dtype=torch.float64)
         return (score(self.probabilities).double() <= limits) | likeliest
 
 
@@ -396,11 +407,11 @@ UNCERTAINTIES: dict[str, Callable[[Prediction], Tensor]] = {
     "mutual-information": lambda prediction: prediction.mutual_information,
     "disagreement": lambda prediction: prediction.disagreement,
 }
-"""By name, higher where less sure: 1 − max_c p_c, H[p], mutual information, disagreement."""
+"""Functions by name: 1 − max_c p_c, H[p], mutual information, disagreement. Less sure answers have higher values."""
 
 
 def check_uncertainty(by: str) -> str:
-    """Refuse a name that is no uncertainty."""
+    """Refuse a name that is not in `UNCERTAINTIES`."""
     if by not in UNCERTAINTIES:
         raise unknown("uncertainty", by, UNCERTAINTIES)
     return by
@@ -409,7 +420,7 @@ def check_uncertainty(by: str) -> str:
 def averaged(
     logits: Tensor, weights: Tensor, average: str = "probabilities", temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """The probabilities of all samples together (N, C) and of each (S, N, C), from their logits (S, N, C)."""
+    """The probabilities averaged over samples (N, C) and those of each sample (S, N, C), from logits (S, N, C)."""
     check_average(average)
     per_sample = logits.softmax(-1)
     if average == "probabilities":
@@ -422,13 +433,13 @@ def averaged(
 
 
 def check_average(average: str) -> None:
-    """Refuse a name that is no way of averaging."""
+    """Refuse a name that is not in `Average`."""
     if average not in get_args(Average):
         raise unknown("average", str(average), get_args(Average))
 
 
 def _interval(per_sample: Tensor, weights: Tensor, probabilities: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """Lower and upper ends (N, C) of probabilities (S, N, C), wide enough for the averaged ones (N, C)."""
+    """Lower and upper ends (N, C) of samples' probabilities (S, N, C), which enclose the averaged ones (N, C)."""
     if not 0 < level < 1:
         raise UserError(f"level = {level}: the level of an interval is between 0 and 1")
     tail = (1 - level) / 2

@@ -1,13 +1,13 @@
-"""What is said of each image: a record of plain values, and the same as a flat row for tables.
+"""The record of each image: a dictionary of plain values, which tables show as a flat row.
 
-    image               the path or name that was given
-    answer              the likeliest class; None where the posterior should not answer
-    outside             whether there is no answer because the image belongs to none of the classes; None where no
-                        threshold for that was fitted, or where it should answer always
+    image               the path or name of the image
+    answer              the likeliest class; None if the posterior should not answer
+    outside             whether there is no answer because the image belongs to none of the classes; None if no
+                        threshold for this was fitted, or if the posterior should always answer
     entropy, expected_entropy, mutual_information, disagreement        see `Prediction`
-    set                 the classes of the prediction set, likeliest first; None where no sets were fitted or asked for
+    set                 the classes of the prediction set, likeliest first; None if no sets were fitted or requested
     top                 the likeliest classes: class, probability, and the ends low and high of its interval
-    error               why the image could not be read, and then all else is None; None otherwise
+    error               the reason why the image could not be read, and then the other values are None; None otherwise
 
 A flat row has the likeliest classes in columns numbered from 1: class_1, probability_1, low_1, high_1, class_2 …, and
 the names of a set in one column, with "; " between them.
@@ -32,16 +32,16 @@ UNSURE, NONE_OF_THESE = "I don't know", "none of these"
 
 
 def said(record: Record) -> str:
-    """The answer of a record in words, which has one, or says why not."""
+    """The answer of a record, or words for why it has no answer."""
     return (NONE_OF_THESE if record["outside"] else UNSURE) if record["answer"] is None else str(record["answer"])
 
 
 def head_of(
     class_names: Sequence[str], average: str, samples: int, conformal: Conformal | None, temperature: float
 ) -> Record:
-    """What stands at the head of records: class names, averaging, temperature, level of intervals, number of samples.
+    """The head of the records: class names, averaging, temperature, level of intervals and number of samples.
 
-    If there are prediction sets, their level, score and quantile, too.
+    If there are prediction sets, it also has their level, score and quantile.
     """
     sets = None if conformal is None else {key: getattr(conformal, key) for key in ("level", "score", "quantile")}
     return {
@@ -61,7 +61,7 @@ def record_of_broken(name: str, error: str) -> Record:
 
 
 def as_text(name: str) -> str:
-    r"""A name that is valid text: bytes of a file's name that are none become escapes.
+    r"""The name as valid text: bytes of a file name that are not valid text become escapes.
 
     >>> print(as_text("caf\udce9.png"))
     caf\udce9.png
@@ -89,7 +89,7 @@ def columns(top: int) -> list[str]:
 def row_of(record: Record, top: int) -> list[Any]:
     """The values of `columns(top)`."""
     best: Sequence[Record] = record["top"] or [dict.fromkeys(RANKED)] * top
-    ranked = [each[key] for each in best for key in RANKED]
-    kept = None if record["set"] is None else "; ".join(record["set"])
+    ranked = [of_class[key] for of_class in best for key in RANKED]
+    names = None if record["set"] is None else "; ".join(record["set"])
     plain = [record[key] for key in ("image", "answer", "outside", *MEASURES)]
-    return [*plain, kept, *ranked, record["error"]]
+    return [*plain, names, *ranked, record["error"]]

@@ -1,23 +1,24 @@
 """How many of the surest answers may be given while at most a share r of them, the risk, is wrong.
 
-Images are held out and sorted, the surest first, and W_j of the j surest are answered wrongly. Let R_j be the share of
-wrong answers among all images, seen or not, that are at least as sure as the j-th. A choice with a promise keeps
+The held-out images are sorted, the surest first, and W_j of the j surest are answered wrongly. Let R_j be the share of
+wrong answers among all images, held out or new, that are at least as sure as the j-th. A choice with a promise keeps
 
     P(R_j > r for the chosen j) ≤ δ = 1 − confidence
 
-over the draw of the held-out images, which are to be drawn as new ones will be. The bound is the binomial tail of
-Geifman and El-Yaniv (Selective classification for deep neural networks, 2017): where R_j > r, errors as few as W_j have
+over the draw of the held-out images, if new images are drawn in the same way. The bound is the binomial tail of Geifman
+and El-Yaniv (Selective classification for deep neural networks, 2017): if R_j > r, the probability of W_j errors or
+fewer is at most
 
     p_j = Σ_{i ≤ W_j} C(j, i) r^i (1 − r)^(j−i)
 
-as their probability at most. Many j are tried. Instead of dividing δ among them they are tested in a fixed order
-(Angelopoulos et al., Learn then test, 2021): from `first_tested` on upwards, each at the whole δ, until p_j > δ. For a
-wrong choice, the first j with R_j > r would have to pass, and that happens with probability δ at most. This assumes
-that R_j does not fall as less sure images are added: then the j-th image is wrong with probability R_j or more, too.
+Many j are tried. Instead of dividing δ among them, they are tested in a fixed order (Angelopoulos et al., Learn then
+test, 2021): upwards from `first_tested`, each at the whole δ, until p_j > δ. A choice can only be wrong if the first j
+with R_j > r passes its test, and that happens with probability δ at most. This assumes that R_j does not fall as less
+sure images are added: then the j-th image, too, is wrong with probability R_j or more.
 
-Without a promise (confidence 0) the most images are answered with W_j ≤ r·j. That is what was seen where it was chosen:
-new images have more wrong answers more often than fewer. With (W_j + 1)/(j + 1), see `expected_risk`, this is allowed
-for.
+Without a promise (confidence 0), as many images are answered as W_j ≤ r·j allows. This risk was measured on the images
+that it was chosen on, so new images have more wrong answers more often than fewer. The estimate (W_j + 1)/(j + 1)
+allows for this; see `expected_risk`.
 """
 
 from __future__ import annotations
@@ -31,19 +32,20 @@ from torch import Tensor
 from rebapl.errors import UserError
 
 CONFIDENCE = 0.9
-"""A promised risk is kept in nine of ten cases, or more."""
+"""A promised risk is kept in at least nine of ten cases."""
 
 FROM = 0.15
-"""The share of the images with which the tests begin at least: a single wrong answer among the very surest, as a wrong
-label makes, would end them otherwise."""
+"""The tests begin with at least this share of the images. Otherwise a single wrong answer among the very surest, for
+example because of a wrong label, would end them."""
 
 
 def answered_within(
     uncertainty: Tensor, wrong: Tensor, risk: float, confidence: float = CONFIDENCE, most: int | None = None
 ) -> int:
-    """How many of N images, at most `most`, are answered within the risk; 0 if there is no such number above 0.
+    """The number of N images, at most `most`, that may be answered within the risk; 0 if none may be.
 
-    uncertainty (N,), and which answers are wrong (N,). Images of equal uncertainty are answered together or not at all.
+    uncertainty (N,), and booleans (N,) for which answers are wrong. Images of equal uncertainty are answered together
+    or not at all.
 
     >>> doubt, wrong = torch.linspace(0, 1, 100), torch.arange(100) >= 80
     >>> [answered_within(doubt, wrong, 0.05, confidence) for confidence in (0, 0.9, 0.95)]
@@ -65,7 +67,7 @@ def answered_within(
 
 
 def first_tested(risk: float, confidence: float, images: int) -> int:
-    """The number of answers that is tested first: where none is wrong, the fewest that allow a promise, (1 − r)^j ≤ δ.
+    """The number of answers that is tested first: the fewest that allow a promise if none is wrong, (1 − r)^j ≤ δ.
 
     It is at least the share `FROM` of the images. It is more than `images` if these are too few for a promise.
 
@@ -77,7 +79,7 @@ def first_tested(risk: float, confidence: float, images: int) -> int:
 
 
 def expected_risk(wrong: int, answered: int) -> float:
-    """The share of wrong answers to expect on new images, where a threshold was chosen on these.
+    """The share of wrong answers to expect on new images, if `wrong` of `answered` answers were wrong on held-out ones.
 
     >>> expected_risk(0, 19), expected_risk(1, 39)
     (0.05, 0.05)
@@ -86,7 +88,7 @@ def expected_risk(wrong: int, answered: int) -> float:
 
 
 def check_risk(risk: float, confidence: float) -> None:
-    """Refuse a risk and a confidence that are none."""
+    """Refuse a risk or a confidence that is out of range."""
     if not 0 <= risk < 1:
         raise UserError(f"risk = {risk}: the share of wrong answers allowed is at least 0 and below 1")
     if not 0 <= confidence < 1:
@@ -94,7 +96,7 @@ def check_risk(risk: float, confidence: float) -> None:
 
 
 def check_promise(risk: float, confidence: float, images: int) -> None:
-    """Refuse to promise a risk where so few images cannot, however right their answers are."""
+    """Refuse a risk that cannot be promised with this number of images, even if all of their answers are right."""
     check_risk(risk, confidence)
     if confidence > 0 and (needed := first_tested(risk, confidence, images)) > images:
         why = "no number of images can" if risk == 0 else f"that takes {needed} right answers or more"

@@ -1,8 +1,8 @@
 """A posterior on disk: a folder with `posterior.json` and `samples.safetensors`, and the one way to load it.
 
-The first file, the manifest, says what is needed to use the second: backbone, method, class names, every setting of
-the method and of the inference, versions, and the checksums of both files. So if a default changes later, a posterior
-still predicts the same. Only learnable parameters are stored, never the backbone, and never as a pickle.
+The first file, the manifest, has everything that is needed to use the second: backbone, method, class names, every
+setting of the method and of the inference, versions, and the checksums of both files. So if a default changes later, a
+posterior still predicts the same. Only learnable parameters are stored, never the backbone, and never as a pickle.
 """
 
 from __future__ import annotations
@@ -40,21 +40,22 @@ if TYPE_CHECKING:
 FORMAT = 2
 MANIFEST, SAMPLES = "posterior.json", "samples.safetensors"
 BANK = "outside.safetensors"
-"""What the score of "none of these" keeps of the training images; it is there only if that was fitted by features."""
+"""The tensors that "none of these" compares images with; the file exists only if its score uses image features."""
 FOLDS = "folds.safetensors"
-"""The samples of the posteriors that prediction sets compare images by; it is there only for sets of folds."""
+"""The samples of the posterior's folds. The file exists only if prediction sets compare images by folds."""
 INSIDE = "posterior"
-"""The folder of the posterior inside the folder of a run."""
+"""The name of the posterior's folder inside the folder of a run."""
 ESTIMATE = "estimate"
-"""The folder inside that of a run in which `rebapl learn` measures it; while it is there, nothing is fitted yet."""
+"""The name of the folder inside a run's folder in which `rebapl learn` measures the run. While it exists, nothing is
+fitted yet."""
 
 _REMOTE = re.compile(r"hf:/+([^@]+)(?:@(.+))?")  # one slash is enough: a `Path` has no double slashes
 
 CHOICES = ("threshold", "conformal", "temperature", "outside")
-"""What may have been chosen on held-out images, in the manifest as in the posterior."""
+"""The choices made on held-out images, by their names in the manifest and in the posterior."""
 
 WEIGHT_TOLERANCE = 1e-4
-"""By how much the sum of weights may differ from one."""
+"""The largest difference allowed between one and the sum of the weights."""
 
 
 def check_weights(weights: list[float]) -> list[float]:
@@ -73,7 +74,7 @@ class Backbone(Settings):
 
 
 class HowSampled(Settings):
-    """What a prediction reads of the settings of the inference; the others are kept as they are."""
+    """The settings of the inference that a prediction uses; all other settings are stored unchecked."""
 
     model_config = ConfigDict(extra="allow")
     average: Average = "probabilities"
@@ -109,8 +110,8 @@ def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | Non
     """Write a posterior to a folder, whole or not at all. An older posterior in that folder is replaced.
 
     If the folder holds the same samples already, because only weights, a temperature, a threshold or prediction sets
-    are new, only `posterior.json` is written. `backbone` is the name that the backbone is loaded by later, if that is
-    another one.
+    are new, only `posterior.json` is written. `backbone` is the name to load the backbone by later, if it differs from
+    the name that it was loaded by.
     """
     folder = Path(folder)
     if folder.exists() and not (folder / MANIFEST).is_file() and (not folder.is_dir() or any(folder.iterdir())):
@@ -119,8 +120,8 @@ def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | Non
     for name, stack in samples.items():
         if not all_finite(stack):
             raise UserError(f"samples of '{name}' hold numbers that are not finite: nothing is saved")
-    beside = _beside_samples(posterior)
-    same = all(_content(folder / name) == beside.get(name) for name in (BANK, FOLDS))
+    further = _further_files(posterior)
+    same = all(_content(folder / name) == further.get(name) for name in (BANK, FOLDS))
     old = _content(folder / SAMPLES) if same else None
     if old is not None and old == save(samples):
         write_json(folder / MANIFEST, _manifest(posterior, sha256(folder / SAMPLES), backbone))
@@ -129,10 +130,10 @@ def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | Non
         path = temporary / SAMPLES
         try:
             save_file(samples, path)  # straight to the disk, without a copy of all samples in memory
-        except SafetensorError:  # it does not say in a form of its own what the system refused, and this does
+        except SafetensorError:  # hides the system's error, such as a full disk; writing the bytes raises it as OSError
             path.write_bytes(save(samples))
-        path.chmod(0o644)  # the library lets nobody else read it
-        for name, content in beside.items():
+        path.chmod(0o644)  # safetensors makes the file readable for its owner alone
+        for name, content in further.items():
             (temporary / name).write_bytes(content)
         write_json(temporary / MANIFEST, _manifest(posterior, sha256(path), backbone))
     return folder
@@ -141,7 +142,7 @@ def save_posterior(posterior: Posterior, folder: Path | str, backbone: str | Non
 def read_posterior(
     source: Path | str, encoder: DualEncoder | str | None, device: str | torch.device, dtype: Dtype
 ) -> dict[str, Any]:
-    """The arguments of `Posterior`, read from where it is stored; see `load_posterior`."""
+    """The arguments of `Posterior` for a stored posterior; see `load_posterior`."""
     folder = _find(source)
     manifest = read_manifest(folder)
     path, samples = folder / MANIFEST, folder / SAMPLES
@@ -165,50 +166,49 @@ def read_posterior(
 
     try:
         learner = built()
-    except (UserError, TypeError) as error:  # settings that this version does not know, or of another type
-        wrote = f"install the one that wrote it ({manifest.versions.get('rebapl')})"
+    except (UserError, TypeError) as error:  # settings that this version does not have, or of another type
+        advice = f"install the one that wrote it ({manifest.versions.get('rebapl')})"
         if method not in METHODS:
-            wrote = "install the package or import the module that registers this method"
+            advice = "install the package or import the module that registers this method"
         raise UserError(
-            f"{path} cannot be used by this version of rebapl ({error}): {wrote}, or train the posterior again"
+            f"{path} cannot be used by this version of rebapl ({error}): {advice}, or train the posterior again"
         ) from error
     weights, about = torch.tensor(manifest.weights), about_learner(learner)
     stacks = _fitted(_tensors(samples), learner, len(weights), method, samples)
     about = {key: entries[key] for key in about} | {"method_settings": about["method_settings"]}
     folds: dict[str, dict[str, Tensor]] = {}
-    for name, stack in _beside(folder / FOLDS, manifest.folds_sha256, "prediction sets").items():
+    for name, stack in _further_tensors(folder / FOLDS, manifest.folds_sha256, "prediction sets").items():
         number, _, parameter = name.partition(":")
         folds.setdefault(number, {})[parameter] = stack
-    each_of_folds = []
+    fold_arguments = []
     for number in sorted(folds, key=int):
-        own, count = built(), len(next(iter(folds[number].values())))
-        fitted = _fitted(folds[number], own, count, method, folder / FOLDS)
-        if manifest.conformal is not None:  # whose class names may stand in another order
-            own = own.bind(manifest.conformal.class_names, manifest.template)
-        each_of_folds.append(
-            {"learner": own, "samples": fitted, "weights": torch.full((count,), 1 / count), "about": about}
-        )
+        of_fold, count = built(), len(next(iter(folds[number].values())))
+        fold_stacks = _fitted(folds[number], of_fold, count, method, folder / FOLDS)
+        if manifest.conformal is not None:  # its class names may have another order than those of the training
+            of_fold = of_fold.bind(manifest.conformal.class_names, manifest.template)
+        uniform = torch.full((count,), 1 / count)
+        fold_arguments.append({"learner": of_fold, "samples": fold_stacks, "weights": uniform, "about": about})
     return {
         "learner": learner,
         "samples": stacks,
         "weights": weights,
         "about": about,
         "earlier_weights": tuple(manifest.earlier_weights),
-        "bank": _beside(folder / BANK, manifest.outside_sha256, "'none of these'"),
-        "folds": each_of_folds,
+        "bank": _further_tensors(folder / BANK, manifest.outside_sha256, "'none of these'"),
+        "folds": fold_arguments,
         **{name: getattr(manifest, name) for name in CHOICES},
     }
 
 
 def _find(source: Path | str) -> Path:
-    """The folder of a posterior: the one given, the one inside the folder of a run, or one fetched from the hub."""
+    """The folder of a posterior: `source` itself, the folder inside it for a run, or a folder fetched from the hub."""
     if remote := _REMOTE.fullmatch(str(source)):
         return _fetch(*remote.groups())
     folder = Path(source).expanduser()
     if folder.is_file():
         raise UserError(f"{folder} is a file: give the folder of a posterior, which holds {MANIFEST} and {SAMPLES}")
-    for each in (folder, folder / INSIDE):
-        finish_replacement(each)
+    for candidate in (folder, folder / INSIDE):
+        finish_replacement(candidate)
     if (folder / INSIDE).is_dir():
         return folder / INSIDE
     if not folder.exists():
@@ -228,17 +228,17 @@ def _fetch(name: str, revision: str | None = None) -> Path:
     """
     from huggingface_hub import HfApi, snapshot_download
 
-    asked: dict[str, Any] = {"revision": revision, "allow_patterns": [MANIFEST, SAMPLES, BANK, FOLDS]}
+    request: dict[str, Any] = {"revision": revision, "allow_patterns": [MANIFEST, SAMPLES, BANK, FOLDS]}
     try:
-        try:  # asked first, for a few seconds: `snapshot_download` itself may ask for half a minute
+        try:  # a quick test of the connection, since `snapshot_download` itself may wait for half a minute
             HfApi().model_info(name, revision=revision, timeout=HUB_SECONDS)
         except Exception:
             with contextlib.suppress(Exception):
-                return Path(snapshot_download(name, local_files_only=True, **asked))
+                return Path(snapshot_download(name, local_files_only=True, **request))
             raise
-        # By the name that was asked for, which the cache notes: by its commit it would not be found without the hub.
-        return Path(snapshot_download(name, **asked))
-    except Exception as error:  # whatever the connection, the hub or the cache makes the library raise
+        # The requested revision, not the commit it stands for: the cache finds the files by it when the hub is away.
+        return Path(snapshot_download(name, **request))
+    except Exception as error:  # the library raises many kinds of errors for the connection, the hub and the cache
         part = "" if revision is None else f"revision '{revision}' of "
         raise UserError(
             f"posterior '{name}': {part}it could not be fetched from the hub, and was not fetched before "
@@ -247,14 +247,14 @@ def _fetch(name: str, revision: str | None = None) -> Path:
 
 
 def one_line(error: Exception) -> str:
-    """An error of the hub's library, which may have many lines."""
+    """An error of the hub's library, whose message may have many lines, as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def is_stored(posterior: Posterior, folder: Path) -> bool:
-    """Whether a folder holds what `save_posterior` wrote of this posterior, and nobody changed it since.
+    """Whether a folder holds this posterior as `save_posterior` writes it.
 
-    It compares what `posterior.json` says, weights and thresholds among it, not the samples, which nobody changes.
+    Only `posterior.json` is compared, with its weights and thresholds, and not the samples, which never change.
     """
     if not (folder / MANIFEST).is_file():
         return False
@@ -263,7 +263,7 @@ def is_stored(posterior: Posterior, folder: Path) -> bool:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read `posterior.json`. It is refused if its format is another one, if it was edited, or if an entry is wrong."""
+    """Read `posterior.json`. It is refused if it has another format, if it was edited, or if an entry is wrong."""
     path = folder / MANIFEST
     content = read_json(path, "a posterior")
     written_as = content.get("format")
@@ -286,7 +286,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def about_learner(learner: Learner) -> dict[str, Any]:
-    """The entries of `Posterior.about`, and of the manifest, as a learner has them whose samples were made by hand."""
+    """The entries of `Posterior.about`, and of the manifest, for samples of this learner that were made by hand."""
     return {
         "method": learner.method,
         "method_settings": learner.config.plain(),
@@ -300,21 +300,21 @@ def about_learner(learner: Learner) -> dict[str, Any]:
 
 
 def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = None) -> dict[str, Any]:
-    """The manifest of a posterior, with the checksum of the samples' file and that of itself."""
+    """The manifest of a posterior, with the checksums of the other files and of itself."""
     learner = posterior.learner
     if learner.method is None:
         raise UserError(
             f"{type(learner).__name__} is not registered, so nobody could find it when the posterior is read: decorate "
             'the class with @rebapl.register("NAME", SettingsClass) and make the posterior again'
         )
-    own = about_learner(learner)
-    about = {**own, **posterior.about, "method": learner.method}
+    defaults = about_learner(learner)
+    about = {**defaults, **posterior.about, "method": learner.method}
     about["method_settings"] = METHODS.find(learner.method).settings(about["method_settings"]).plain()
     chosen = {
-        name: asdict(choice) if (choice := getattr(posterior, name)) is not None and _as_read(posterior) else None
+        name: asdict(choice) if (choice := getattr(posterior, name)) is not None and _keeps_choices(posterior) else None
         for name in CHOICES
     }
-    sums = {name: hashlib.sha256(content).hexdigest() for name, content in _beside_samples(posterior).items()}
+    checksums = {name: hashlib.sha256(content).hexdigest() for name, content in _further_files(posterior).items()}
     packages = ("torch", "transformers", "safetensors")
     content = {
         "format": FORMAT,
@@ -322,9 +322,9 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
         "weights": posterior.weights.tolist(),
         "earlier_weights": [asdict(each) for each in posterior.earlier_weights],
         **chosen,
-        "outside_sha256": sums.get(BANK),
-        "folds_sha256": sums.get(FOLDS),
-        **{key: about[key] for key in own},
+        "outside_sha256": checksums.get(BANK),
+        "folds_sha256": checksums.get(FOLDS),
+        **{key: about[key] for key in defaults},
         "versions": {
             "rebapl": __version__,
             "python": platform.python_version(),
@@ -335,8 +335,8 @@ def _manifest(posterior: Posterior, samples_sha256: str, backbone: str | None = 
     return {**content, "sha256": content_sha256(content)}
 
 
-def _as_read(posterior: Posterior) -> bool:
-    """Whether what was chosen on held-out images was chosen for the texts with which it would be read back."""
+def _keeps_choices(posterior: Posterior) -> bool:
+    """Whether the choices made on held-out images hold for the template with which the posterior is loaded later."""
     learner = posterior.learner
     return not learner.transfer and learner.template == posterior.about.get("template", learner.template)
 
@@ -345,17 +345,17 @@ def _content(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-def _beside_samples(posterior: Posterior) -> dict[str, bytes]:
-    """The files beside the samples, by name: what "none of these" and prediction sets compare images with.
+def _further_files(posterior: Posterior) -> dict[str, bytes]:
+    """The contents of `BANK` and `FOLDS`, by name, with which "none of these" and prediction sets compare images.
 
-    In that of the folds a stack is named `NUMBER:PARAMETER`; the samples of a fold are weighted alike.
+    In `FOLDS`, a stack has the name `NUMBER:PARAMETER`; the samples of a fold have equal weights.
     """
-    if not _as_read(posterior):
+    if not _keeps_choices(posterior):
         return {}
     numbered = enumerate(posterior.folds)
     folds = {f"{number}:{name}": stack for number, fold in numbered for name, stack in fold.samples.items()}
     if any(not torch.equal(fold.weights, torch.full_like(fold.weights, 1 / len(fold))) for fold in posterior.folds):
-        raise UserError("the samples of a fold are weighted alike in the file: take its weights away first")
+        raise UserError("the samples of a fold must have equal weights to be saved: use its with_uniform_weights()")
     return {
         name: save({key: stack.detach().cpu().contiguous() for key, stack in tensors.items()})
         for name, tensors in {BANK: posterior.bank, FOLDS: folds}.items()
@@ -363,8 +363,8 @@ def _beside_samples(posterior: Posterior) -> dict[str, bytes]:
     }
 
 
-def _beside(path: Path, checksum: str | None, what: str) -> dict[str, Tensor]:
-    """The tensors of a file beside the samples, which must be as the manifest says; nothing where it names none."""
+def _further_tensors(path: Path, checksum: str | None, what: str) -> dict[str, Tensor]:
+    """The tensors of `BANK` or `FOLDS`, which must have the manifest's checksum; empty if the manifest has none."""
     if checksum is None:
         return {}
     if not path.is_file() or sha256(path) != checksum:
@@ -374,21 +374,24 @@ def _beside(path: Path, checksum: str | None, what: str) -> dict[str, Tensor]:
 
 def _tensors(path: Path) -> dict[str, Tensor]:
     try:
-        # Cloned, so that they lie in memory as those saved did: where a tensor begins decides how sums are rounded.
+        # Cloned, so that each tensor is aligned in memory as it was when saved: the alignment decides how sums round.
         return {name: stack.clone() for name, stack in load_file(path).items()}
     except SafetensorError as error:
         raise UserError(f"{path} cannot be read ({error}): train the posterior again") from error
 
 
 def _fitted(stacked: dict[str, Tensor], learner: Learner, count: int, method: str, path: Path) -> dict[str, Tensor]:
-    """The stacks of `count` samples, which must be finite and fit the learner's parameters; it takes the first."""
+    """The stacks of `count` samples, which must be finite and fit the learner's parameters.
+
+    The learner takes the shapes of the samples, and the values of the first.
+    """
     learner.shape_like({name: stack.shape[1:] for name, stack in stacked.items()})
     expected = {name: (count, *value.shape) for name, value in learner.named_parameters()}
     for name in sorted(expected.keys() | stacked.keys()):
-        found = stacked.get(name, torch.empty(0))
-        if tuple(found.shape) != expected.get(name) or found.dtype != torch.float32 or not all_finite(found):
+        stack = stacked.get(name, torch.empty(0))
+        if tuple(stack.shape) != expected.get(name) or stack.dtype != torch.float32 or not all_finite(stack):
             raise UserError(
-                f"{path} does not hold {count} samples of method '{method}': '{name}' has shape {tuple(found.shape)}, "
+                f"{path} does not hold {count} samples of method '{method}': '{name}' has shape {tuple(stack.shape)}, "
                 f"and finite numbers in float32 of shape {expected.get(name, 'none')} are needed; train the posterior "
                 "again"
             )

@@ -2,30 +2,30 @@
 
     p_τ(c) ∝ p(c)^(1/τ),    β = 1/τ = argmin of  −Σ_n log p_τ(y_n|x_n) + κ·(β − log β − 1)
 
-p are the probabilities of all samples together. The first term is convex in β. The second is a prior towards τ = 1:
-minus the logarithm of the Gamma density of β with shape 1 + κ and rate κ, whose mode is 1, up to a constant. It is
+p are the probabilities of all samples together. The first term is convex in β. The second is a prior towards τ = 1: up
+to a constant, it is minus the logarithm of the Gamma density of β with shape 1 + κ and rate κ, whose mode is 1. It is
 convex, too, so there is one minimum. Near τ = 1 it weighs as much as κ images whose log p(c) varies by one nat (in
-standard deviation) among the classes; a few images cannot move τ far, and many images still decide. κ = 0 is plain
+standard deviation) among the classes: a few images cannot move τ far, and many images still decide. κ = 0 is plain
 temperature scaling.
 
 How `PRIOR` was chosen: `python tools/temperature_prior.py` fits τ on n = 4, 8, 16, 32 and 64 images, drawn 50 times,
 for posteriors on the tasks that come with the package, and takes the κ in {0, 1, 2, 4 … 256} with the lowest NLL on the
-images that are left, on average over posteriors, draws and n.
+remaining images, on average over posteriors, draws and n.
 
-**Class names that the temperature was not fitted for.** Prompts that were learned for some classes push the texts of
-other classes apart, and their answers become too sure. Distance-aware calibration (Wang et al., Open-Vocabulary
-Calibration for Fine-tuned CLIP, 2024) divides the logits by more where that happened:
+**Class names that the temperature was not fitted for.** Prompts that were learned for some classes may push the texts
+of other classes apart, and answers among these become too sure. Distance-aware calibration (Wang et al.,
+Open-Vocabulary Calibration for Fine-tuned CLIP, 2024) divides their logits by more:
 
     τ' = τ / γ,    γ = min(1, exp(−(D − D_0)))
 
-D_i is the mean distance from the text features of class i to the k nearest ones of the classes with which τ was fitted,
-D the mean of the D_i, and D_0 is the same with the frozen text features. *Published*: the form of γ by class, exp(−D_i)
-/ exp(−D_0i), Euclidean distances of normalised features, and γ_i = 1 for a class that is among the fitted ones. *Ours*:
-k = 10 (or as many as there are), the mean over samples by their weights, and one γ for a set of class names, the
-geometric mean over its classes, where the authors take that of each image's likeliest class; and γ is at most 1. So an
-answer says one temperature, all images are softened alike, and no class is answered more surely because nobody trained
-it: on the tasks that come with the package, texts of new classes often move nearer, and without this bound they were
-answered too surely.
+D_i is the mean distance from the text features of class i to the k nearest text features of the classes that τ was
+fitted with. D is the mean of the D_i, and D_0 is the same with the frozen text features. *Published*: the form of γ by
+class, exp(−D_i) / exp(−D_0i), Euclidean distances of normalised features, and γ_i = 1 for a class that τ was fitted
+with. *Ours*: k = 10 (or as many as there are), the mean of log γ over samples by their weights, one γ for all class
+names, which is the geometric mean over the classes (the authors take the γ of each image's likeliest class), and the
+bound γ ≤ 1. So an answer has one temperature, all images are softened equally, and answers among new classes are never
+sharpened: on the tasks that come with the package, texts of new classes often move nearer, and without this bound their
+answers were too sure.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from rebapl.posterior.per_sample import encode_classes, unstacked
 from rebapl.wording import number_of
 
 RANGE = (0.05, 20.0)
-"""The least and the greatest β = 1/τ."""
+"""The smallest and the largest β = 1/τ."""
 
 PRIOR = 8.0
-"""κ: how strongly a temperature that users get is held near 1. A score, which compares posteriors, has none."""
+"""κ: how strongly the temperature of a posterior is held near 1. Scores that compare posteriors at τ have κ = 0."""
 
 NEAREST = 10
-"""k: the class names that a new one is compared with."""
+"""k: the number of class names that a new class name is compared with."""
 
 
 @dataclass(frozen=True)
 class Temperature:
     """τ, which was fitted on `images` held-out images of the classes `class_names`, for this averaging.
 
-    `images` is 0 where it was given by hand. For other class names, see `distance_factor`.
+    `images` is 0 if it was set by hand. For other class names, see `distance_factor`.
     """
 
     __pydantic_config__ = pydantic.ConfigDict(allow_inf_nan=False, extra="forbid")
@@ -92,13 +92,16 @@ def fit_temperature(probabilities: Tensor, labels: Tensor, prior: float = 0.0) -
     1.23
     """
     if len(labels) == 0 or len(labels) != len(probabilities):
-        raise UserError(f"{len(labels)} labels for {len(probabilities)} images: as many are needed, and at least one")
+        raise UserError(
+            f"{len(labels)} labels for {len(probabilities)} images: one label per image is needed, and at least one"
+        )
     if not 0 <= prior < math.inf:
         raise UserError(f"prior = {prior}: how strongly the temperature is held near 1 is a number, at least 0")
-    logs, each = _logs(probabilities), prior / len(labels)
+    logs, prior_per_image = _logs(probabilities), prior / len(labels)
 
     def loss(beta: float) -> float:
-        return torch.nn.functional.cross_entropy(beta * logs, labels).item() + each * (beta - math.log(beta))
+        fit = torch.nn.functional.cross_entropy(beta * logs, labels).item()
+        return fit + prior_per_image * (beta - math.log(beta))
 
     return 1 / float(scipy.optimize.minimize_scalar(loss, bounds=RANGE, method="bounded", options={"xatol": 1e-4}).x)
 
@@ -106,35 +109,35 @@ def fit_temperature(probabilities: Tensor, labels: Tensor, prior: float = 0.0) -
 def text_factor(learner: Learner, samples: Mapping[str, Tensor], weights: Tensor, fitted: Sequence[str]) -> float:
     """γ of the class names that a learner is bound to, for stacked samples with weights (S,).
 
-    1 if the temperature was fitted with all of them, and where each image has texts of its own.
+    It is 1 if the temperature was `fitted` with all of these class names, and if texts depend on the image.
     """
     known = torch.tensor([name in fitted for name in learner.class_names])
     if bool(known.all()):
         return 1.0
     on_device = {name: stack.to(learner.encoder.device) for name, stack in samples.items()}
-    each, clouds, frozen = unstacked(on_device, len(weights)), [], []
+    by_sample, clouds, frozen = unstacked(on_device, len(weights)), [], []
     for bound in (learner.bind(fitted), learner.twin()):
         with torch.no_grad():
-            texts = [classes.get("text") for classes in encode_classes(bound, each)]
-        untouched = bound.frozen_cloud("text", None)
-        if untouched is None or any(text is None or text.ndim != 2 for text in texts):
+            texts = [classes.get("text") for classes in encode_classes(bound, by_sample)]
+        frozen_texts = bound.frozen_cloud("text", None)
+        if frozen_texts is None or any(text is None or text.ndim != 2 for text in texts):
             return 1.0
         clouds.append(torch.stack([_directions(text) for text in texts if text is not None]))
-        frozen.append(_directions(untouched))
-    factors = distance_factor(clouds[0], clouds[1], known, (frozen[0], frozen[1]))
-    return min(1.0, (weights @ factors).exp().item())
+        frozen.append(_directions(frozen_texts))
+    log_factors = distance_factor(clouds[0], clouds[1], known, (frozen[0], frozen[1]))
+    return min(1.0, (weights @ log_factors).exp().item())
 
 
 def _directions(texts: Tensor) -> Tensor:
-    """Text features (C, e) of length 1: those of a head have the length that it answers with."""
+    """Text features (C, e) scaled to length 1; the weight vectors of a head have other lengths."""
     return torch.nn.functional.normalize(texts.float().cpu(), dim=-1)
 
 
-def distance_factor(fitted: Tensor, asked: Tensor, known: Tensor, frozen: tuple[Tensor, Tensor]) -> Tensor:
-    """log γ (S,) of each sample, for the text features (S, F, e) of fitted classes and (S, C, e) of those asked for.
+def distance_factor(fitted: Tensor, bound: Tensor, known: Tensor, frozen: tuple[Tensor, Tensor]) -> Tensor:
+    """log γ (S,) of each sample, from text features (S, F, e) of the fitted classes and (S, C, e) of the bound ones.
 
-    `known` (C,) says which of the latter are among the fitted. `frozen` are the same features (F, e) and (C, e) without
-    anything learned.
+    `known` (C,) marks the bound classes that are among the fitted ones. `frozen` has the features (F, e) and (C, e) of
+    the same classes by the frozen backbone.
 
     >>> near, far = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
     >>> distance_factor(near[None], far[None], torch.tensor([False]), (near, near)).exp()  # e^(−√2)
@@ -142,11 +145,11 @@ def distance_factor(fitted: Tensor, asked: Tensor, known: Tensor, frozen: tuple[
     """
 
     def nearest(of: Tensor, to: Tensor) -> Tensor:
-        # By differences: by products, which is quicker, equal points would be some way apart.
+        # From differences of points: from their products, which is quicker, equal points would be some way apart.
         distances = torch.cdist(of, to, compute_mode="donot_use_mm_for_euclid_dist")
         return distances.sort(dim=-1).values[..., :NEAREST].mean(-1).masked_fill(known, 0.0).mean(-1)
 
-    return nearest(frozen[1], frozen[0]) - nearest(asked, fitted)
+    return nearest(frozen[1], frozen[0]) - nearest(bound, fitted)
 
 
 def _logs(probabilities: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
-"""Test-time augmentation: the answer to an image is the mean of those to several views of it.
+"""Test-time augmentation: the answer to an image is the mean of the answers to several views of it.
 
     p(y|x, θ_s) = 1/V Σ_v p(y | view_v(x), θ_s)
 
-The first view is the image as the backbone sees it, the others are crops of it that are enlarged again: boxes of at
-least half its area, as in training (`random_box`). The V − 1 boxes are drawn once, from a fixed seed, and are the same
-for every image, so that an answer does not depend on what else is asked. Nothing is mirrored: a mirrored letter is
-another one. An answer costs V times the passes of the image tower; texts are encoded once.
+The first view is the image as the backbone sees it. The others are crops of this view, enlarged to its size: boxes of
+at least half its area, drawn as in training (`random_box`). The V − 1 boxes are drawn once, from a fixed seed, and are
+the same for every image, so that an answer does not depend on the other images. Nothing is mirrored, because a mirrored
+letter is another letter. An answer costs V times the passes of the image tower; texts are encoded once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rebapl.errors import UserError
 from rebapl.randomness import python_random
 
 LEAST = 0.5
-"""The smallest share of the area that a crop has: less of a small picture may not show the thing at all."""
+"""The smallest share of the area in a crop. A smaller crop of a small picture may not show the object at all."""
 
 
 def check_views(count: int, pixels: bool) -> None:
@@ -36,16 +36,16 @@ def several_views(views: Tensor, count: int) -> list[Tensor]:
     """`count` versions of test-time views, uint8 (N, 3, H, W): themselves, and crops of the same size."""
     check_views(count, pixels=views.ndim == 4)
     height, width = views.shape[-2:]
-    found, rng = [views], python_random(0, "views")
+    versions, rng = [views], python_random(0, "views")
     for _ in range(count - 1):
         left, top, right, bottom = random_box(width, height, (LEAST, 1.0), rng)
         crop = views[..., top:bottom, left:right].float()
         larger = F.interpolate(crop, size=(height, width), mode="bicubic", align_corners=False)
-        found.append(larger.round().clamp(0, 255).to(views.dtype))
-    return found
+        versions.append(larger.round().clamp(0, 255).to(views.dtype))
+    return versions
 
 
 def mean_over_views(logits: Tensor, count: int) -> Tensor:
-    """log of the mean probabilities (S, N, C), from the logits (S, count·N, C) of one version after the other."""
-    each = logits.float().log_softmax(-1).unflatten(1, (count, -1))
-    return each.logsumexp(1) - math.log(count)
+    """log of the mean probabilities (S, N, C), from logits (S, count·N, C): all of the first version, then the next."""
+    by_version = logits.float().log_softmax(-1).unflatten(1, (count, -1))
+    return by_version.logsumexp(1) - math.log(count)
