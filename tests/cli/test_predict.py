@@ -22,7 +22,7 @@ from small_shards import rows_of, save_small
 from typer.testing import CliRunner
 
 from rebapl.cli.commands import app, main
-from rebapl.cli.evaluate import _say_weights
+from rebapl.cli.evaluate import _print_weights
 from rebapl.cli.options import parse_fit
 from rebapl.data.task import load_task
 from rebapl.errors import UserError
@@ -271,7 +271,7 @@ def test_fitted_weights_are_shown_and_can_be_undone(run: Path, capsys: pytest.Ca
     assert undone.earlier_weights[-1].weights == tuple(weights.tolist())
     with pytest.raises(UserError, match="give one of them"):
         rebapl("evaluate", run, "--uniform-weights", "--fit-weights")
-    _say_weights(run, torch.tensor([0.99, 0.005, 0.005]))
+    _print_weights(run, torch.tensor([0.99, 0.005, 0.005]))
     assert "almost all weight is on one of 3 samples" in capsys.readouterr().err
 
 

@@ -80,7 +80,8 @@ def described(command: Command) -> Command:
     >>> greet.__doc__, greet.__annotations__["loud"].__metadata__[0].help
     ('Greet somebody.', 'Raise your voice.')
     """
-    command.__doc__, _, listed = (inspect.getdoc(command) or "").partition("\n\nParameters:\n")
+    about, _, listed = (inspect.getdoc(command) or "").partition("\n\nParameters:\n")
+    command.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in about.split("\n\n"))
     helps = {name: " ".join(text.split()) for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", listed, re.M)}
     hints = get_type_hints(command, include_extras=True)
     for name, parameter in inspect.signature(command).parameters.items():
