@@ -40,7 +40,8 @@ def reproduce(
         list_: Name what can be made, and stop.
         dry_run: List the runs that are needed, which of them are done, and which data are missing; do nothing.
         suite: paper (ViT-B/16 on the real data), mini (embedded tasks, on two cores), or photo (your own backbone).
-        data: Use only these data sets of the suite, separated by commas.
+        data: Use only these data sets of the suite, separated by commas; in the suite photo also your own images, by
+            their paths.
         methods: Use these methods, separated by commas; any method can be named.
         inference: Preset to use in the rows of ReBaPL.
         seeds: Other seeds, separated by commas.
