@@ -91,7 +91,7 @@ class Case:
         return replace(self, repulsion=None if distance == "none" else distance, every=int(every or 1))
 
     def settings(self) -> dict[str, Any]:
-        """Settings for a short first cycle, whose samples are remembered, and a second one longer than any measurement."""
+        """Settings for a short first cycle, whose samples are remembered, and a long second one, which is measured."""
         settings: dict[str, Any] = {"batch": self.batch, "chains": 1, "cycles": 2, "first_epochs": 1, "epochs": 1000}
         settings |= {"sampler.exploration": 0.5, "sampler.burn_in": 0, "warmup": None}
         if self.repulsion is None:

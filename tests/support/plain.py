@@ -59,7 +59,7 @@ class PlainCLIP:
         return self.weights["text_model.embeddings.token_embedding.weight"][torch.tensor(padded)], len(ids) - 1
 
     def text(self, embeddings: Tensor, end: int, change: Change = unchanged) -> Tensor:
-        """The feature (e,), not normalised, of embeddings without positions; after all changes the end token is at `end`."""
+        """The feature (e,), not normalised, of embeddings without positions; changes move the end token to `end`."""
         x = embeddings + self.weights["text_model.embeddings.position_embedding.weight"]
         for layer in range(self.config.text_config.num_hidden_layers):
             x = change(layer, x)
